@@ -1,0 +1,102 @@
+//! From the paths a user gives to the files to open: a file, an index, a directory, a glob, or a list of these.
+#![forbid(unsafe_code)]
+
+use super::index::{Index, IndexError, MAX_INDEX_BYTES};
+use crate::{Error, Result};
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+/// Files that belong together, and the index that says so, if there is one.
+#[derive(Debug)]
+pub(super) struct FileSet {
+    pub(super) files: Vec<PathBuf>,
+    pub(super) index: Option<(PathBuf, Index)>,
+}
+
+/// What one path given by the user stands for.
+pub(super) fn resolve(path: &Path) -> Result<FileSet> {
+    if path.is_dir() {
+        return resolve_directory(path);
+    }
+    if path.extension().is_some_and(|extension| extension == "json") {
+        return resolve_index(path);
+    }
+    let pattern = path.to_str().filter(|text| text.contains(['*', '?', '[']));
+    match pattern {
+        // A name that exists means itself, whatever characters it has.
+        Some(pattern) if !path.exists() => resolve_glob(path, pattern),
+        _ => Ok(FileSet { files: vec![path.to_owned()], index: None }),
+    }
+}
+
+fn resolve_directory(directory: &Path) -> Result<FileSet> {
+    let mut files = Vec::new();
+    let mut indexes = Vec::new();
+    let list_error = |source| io_error("list", directory, source);
+    for entry in fs::read_dir(directory).map_err(list_error)? {
+        let path = entry.map_err(list_error)?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if name.ends_with(".safetensors.index.json") {
+            indexes.push(path);
+        } else if name.ends_with(".safetensors") {
+            files.push(path);
+        }
+    }
+    let standard = directory.join("model.safetensors.index.json");
+    match indexes.as_slice() {
+        [] if files.is_empty() => Err(Error::NotFound {
+            path: directory.to_owned(),
+            reason: "the directory holds no *.safetensors file".into(),
+        }),
+        [] => {
+            files.sort();
+            Ok(FileSet { files, index: None })
+        }
+        [only] => resolve_index(only),
+        several if several.contains(&standard) => resolve_index(&standard),
+        several => Err(Error::NotFound {
+            path: directory.to_owned(),
+            reason: format!("the directory holds {} indexes; name the one to load", several.len()),
+        }),
+    }
+}
+
+fn resolve_glob(path: &Path, pattern: &str) -> Result<FileSet> {
+    let not_found = |reason: String| Error::NotFound { path: path.to_owned(), reason };
+    let matches = glob::glob(pattern).map_err(|error| not_found(format!("not a valid pattern: {error}")))?;
+    let mut files = Vec::new();
+    for entry in matches {
+        let file = entry.map_err(|error| {
+            let path = error.path().to_owned();
+            io_error("list", &path, error.into())
+        })?;
+        if file.is_file() {
+            files.push(file);
+        }
+    }
+    if files.is_empty() {
+        return Err(not_found("no file matches this pattern".into()));
+    }
+    Ok(FileSet { files, index: None })
+}
+
+fn resolve_index(path: &Path) -> Result<FileSet> {
+    let invalid = |problem| Error::InvalidIndex { path: path.to_owned(), problem };
+    let file = fs::File::open(path).map_err(|source| super::open_error(path, source))?;
+    let mut text = Vec::new();
+    file.take(MAX_INDEX_BYTES + 1).read_to_end(&mut text).map_err(|source| io_error("read", path, source))?;
+    if text.len() as u64 > MAX_INDEX_BYTES {
+        return Err(invalid(IndexError::TooLarge { len: text.len() as u64 }));
+    }
+    let index = Index::parse(&text).map_err(invalid)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let files = index.files().into_iter().map(|file| folder.join(file)).collect();
+    Ok(FileSet { files, index: Some((path.to_owned(), index)) })
+}
+
+fn io_error(operation: &'static str, path: &Path, source: std::io::Error) -> Error {
+    Error::Io { operation, path: path.to_owned(), tensor: None, range: None, source }
+}

@@ -1,0 +1,225 @@
+//! What this machine offers a load, what is missing, and how to fix it.
+#![forbid(unsafe_code)]
+
+use crate::{
+    host::{device, memory, numa, read_number},
+    parallel,
+    route::{FileSystem, Probe, Unavailable, UringLane, open_direct},
+};
+use bytesize::ByteSize;
+use rustix::{
+    fs::{Mode, OFlags},
+    process::{Resource, getrlimit},
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, File},
+    path::Path,
+};
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// What was looked at.
+    pub name: String,
+    /// Whether it is as it should be.
+    pub status: Status,
+    /// What was found.
+    pub finding: String,
+    /// What would make it better; empty if nothing needs to.
+    pub fix: String,
+}
+
+/// Whether something is as it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// Loads work, but slower than they could.
+    Slower,
+    /// Loads fail.
+    Broken,
+}
+
+/// Looks at the machine and at the file systems of `paths`.
+///
+/// ```
+/// use windlass::doctor::{Status, examine};
+/// for check in examine(&["."]) {
+///     println!("{:?} {}: {}", check.status, check.name, check.finding);
+/// }
+/// ```
+pub fn examine<P: AsRef<Path>>(paths: &[P]) -> Vec<Check> {
+    let mut checks = vec![
+        kernel(),
+        io_uring(),
+        transparent_huge_pages(),
+        reserved_huge_pages(),
+        locked_memory(),
+        open_files(),
+        cores(),
+    ];
+    checks.extend(memory_limits());
+    checks.push(numa_nodes());
+    for path in paths {
+        checks.extend(path_checks(path.as_ref()));
+    }
+    checks
+}
+
+fn ok(name: &str, finding: impl Into<String>) -> Check {
+    Check { name: name.into(), status: Status::Ok, finding: finding.into(), fix: String::new() }
+}
+
+fn slower(name: &str, finding: impl Into<String>, fix: impl Into<String>) -> Check {
+    Check { name: name.into(), status: Status::Slower, finding: finding.into(), fix: fix.into() }
+}
+
+fn kernel() -> Check {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version >= (6, 5) {
+        return ok("kernel", format!("Linux {release}"));
+    }
+    let missing = match version {
+        v if v >= (6, 1) => "cannot say exactly what the page cache holds (cachestat, 6.5)",
+        v if v >= (5, 14) => "also cannot say how direct reads must be aligned (statx, 6.1)",
+        _ => "also cannot fault memory in ahead of reads (MADV_POPULATE_WRITE, 5.14)",
+    };
+    slower("kernel", format!("Linux {release} {missing}"), "use Linux 6.5 or later")
+}
+
+fn io_uring() -> Check {
+    match UringLane::new(8) {
+        Ok(_) => ok("io_uring", "rings can be made"),
+        Err(Unavailable { reason, fix }) => {
+            slower("io_uring", format!("{reason}; threads serve instead"), fix)
+        }
+    }
+}
+
+fn transparent_huge_pages() -> Check {
+    const NAME: &str = "transparent huge pages";
+    let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    let chosen = setting.split(['[', ']']).nth(1).unwrap_or("not available");
+    match chosen {
+        "always" | "madvise" => ok(NAME, chosen),
+        _ => slower(
+            NAME,
+            format!("{chosen}: first touch of memory takes 512 times as many page faults"),
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        ),
+    }
+}
+
+fn reserved_huge_pages() -> Check {
+    let free: u64 = read_number("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").unwrap_or(0);
+    ok(
+        "reserved huge pages",
+        format!("{} free; only needed for huge_pages=reserved", ByteSize(free * (2 << 20))),
+    )
+}
+
+fn locked_memory() -> Check {
+    match getrlimit(Resource::Memlock).current {
+        None => ok("locked memory", "unlimited"),
+        Some(limit) => ok("locked memory", format!("{}; rings of recent kernels need none", ByteSize(limit))),
+    }
+}
+
+fn open_files() -> Check {
+    // A checkpoint file takes two descriptors.
+    const ENOUGH: u64 = 1024;
+    match getrlimit(Resource::Nofile).current {
+        Some(limit) if limit < ENOUGH => slower(
+            "open files",
+            format!("{limit}: enough for a checkpoint of {} files", limit.saturating_sub(32) / 2),
+            "raise ulimit -n",
+        ),
+        limit => ok("open files", limit.map_or("unlimited".into(), |limit| limit.to_string())),
+    }
+}
+
+fn cores() -> Check {
+    ok("cores", parallel::cores().to_string())
+}
+
+fn memory_limits() -> Vec<Check> {
+    memory::limits()
+        .into_iter()
+        .map(|limit| {
+            let finding = format!("{} of {} available", ByteSize(limit.available), ByteSize(limit.total));
+            ok(&format!("memory: {}", limit.name), finding)
+        })
+        .collect()
+}
+
+fn numa_nodes() -> Check {
+    match numa::nodes().as_slice() {
+        [] | [_] => ok("NUMA", "one node"),
+        nodes => {
+            let listed: Vec<String> =
+                nodes.iter().map(|node| format!("node {} with {} cores", node.id, node.cpus.len())).collect();
+            slower(
+                "NUMA",
+                listed.join(", "),
+                "load with numa=near_storage, or with numa=N for the node of the process that uses the tensors",
+            )
+        }
+    }
+}
+
+/// What the file system of a path offers. Looks at the path itself if it is a file, else at a file in it.
+fn path_checks(path: &Path) -> Vec<Check> {
+    let name = |what: &str| format!("{}: {what}", path.display());
+    let broken = |finding: String, fix: &str| {
+        vec![Check { name: name("access"), status: Status::Broken, finding, fix: fix.into() }]
+    };
+    let file = match open_some_file(path) {
+        Ok(file) => file,
+        Err(error) => {
+            return broken(format!("cannot be opened: {error}"), "check the path and its permissions");
+        }
+    };
+    let filesystem = match FileSystem::of(&file) {
+        Ok(filesystem) => filesystem,
+        Err(error) => return broken(format!("statfs failed: {error}"), ""),
+    };
+    let device = rustix::fs::fstat(&file).map(|stat| stat.st_dev).unwrap_or(0);
+    let queues = match device::queues(device) {
+        0 => String::new(),
+        1 => ", one hardware queue".into(),
+        several => format!(", {several} hardware queues"),
+    };
+    let mut checks = vec![ok(&name("file system"), format!("{filesystem}{queues}"))];
+    checks.push(match open_direct(&file, filesystem) {
+        Ok(_) => ok(&name("direct reads"), "supported"),
+        Err(Unavailable { reason, fix }) => slower(&name("direct reads"), reason, fix),
+    });
+    checks.push(match Probe::find(&file) {
+        Probe::Cachestat => ok(&name("page cache"), "its contents are known exactly (cachestat)"),
+        Probe::Nowait => ok(&name("page cache"), "its contents are found by sampling (RWF_NOWAIT)"),
+        Probe::None(Unavailable { reason, fix }) => slower(&name("page cache"), reason, fix),
+    });
+    checks
+}
+
+/// A file to examine a path by. In a directory without files, a nameless new one.
+fn open_some_file(path: &Path) -> std::io::Result<File> {
+    if !path.is_dir() {
+        return File::open(path);
+    }
+    for entry in fs::read_dir(path)? {
+        let path = entry?.path();
+        if path.is_file()
+            && let Ok(file) = File::open(&path)
+        {
+            return Ok(file);
+        }
+    }
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?))
+}

@@ -1,0 +1,224 @@
+//! Everything that can go wrong, sorted by what the caller can do about it.
+#![forbid(unsafe_code)]
+
+use crate::{
+    ByteRange,
+    catalog::{index::IndexError, safetensors::HeaderError},
+    plan::PlanError,
+    route::{Route, Unavailable},
+};
+use bytesize::ByteSize;
+use std::{fmt, io, path::PathBuf};
+
+/// Result of windlass's operations.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation did not deliver.
+///
+/// Each variant's text is a sentence that names the file and, where there is one, the tensor and the offset.
+/// An operation that returns an error has delivered nothing partial under the name of a whole tensor.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nothing to load at this path.
+    #[error("{}: {reason}", path.display())]
+    NotFound {
+        /// The path as given.
+        path: PathBuf,
+        /// What was looked for.
+        reason: String,
+    },
+    /// A file is not what its format allows.
+    #[error("{}: {problem}", path.display())]
+    InvalidFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        problem: HeaderError,
+    },
+    /// A `*.index.json` is not what its format allows, or disagrees with the files it names.
+    #[error("{}: {problem}", path.display())]
+    InvalidIndex {
+        /// The index file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        problem: IndexError,
+    },
+    /// Two files hold a tensor of the same name.
+    #[error(
+        "tensor '{tensor}' is in both {} and {}; name the files to load, or load through their index",
+        first.display(), second.display()
+    )]
+    DuplicateTensor {
+        /// The name.
+        tensor: String,
+        /// The file that has it first.
+        first: PathBuf,
+        /// The file that has it again.
+        second: PathBuf,
+    },
+    /// The file ends before the tensor does, although its header was fine.
+    #[error(
+        "{} is truncated: {} needs bytes {needed} but the file ends at {file_len}; copy or download it again",
+        path.display(), Subject(tensor)
+    )]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// The tensor that is cut, if the bytes belong to one.
+        tensor: Option<String>,
+        /// The bytes of the file that were asked for.
+        needed: ByteRange,
+        /// Where the file ends now.
+        file_len: u64,
+    },
+    /// The file was replaced or rewritten since its header was read.
+    #[error("{} changed while it was being read ({change}), first noticed at {}; open it again", path.display(), Subject(tensor))]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// A tensor whose bytes can no longer be trusted, if the reading had got to one.
+        tensor: Option<String>,
+        /// What is different.
+        change: String,
+    },
+    /// The operating system refused or failed an operation.
+    #[error("{} failed on {}{}: {source}", operation, path.display(), Place { tensor, range })]
+    Io {
+        /// What was tried, such as `read`.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The tensor whose bytes were wanted, if they belong to one.
+        tensor: Option<String>,
+        /// The bytes of the file that were wanted, if it was a read.
+        range: Option<ByteRange>,
+        /// The system's own error.
+        #[source]
+        source: io::Error,
+    },
+    /// The route that the caller named cannot carry the data.
+    #[error("route {route} cannot serve {}: {why}", path.display())]
+    RouteUnavailable {
+        /// The route.
+        route: Route,
+        /// The file that it cannot serve.
+        path: PathBuf,
+        /// Why, and how to change that.
+        why: Unavailable,
+    },
+    /// No tensor has this name, or no name matches the pattern.
+    #[error("no tensor matches '{pattern}'{}", Hint(nearest))]
+    NoSuchTensor {
+        /// The name or pattern.
+        pattern: String,
+        /// The most similar name that exists.
+        nearest: Option<String>,
+    },
+    /// The request does not fit the tensor, or cannot be laid out.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// An option has a value that means nothing.
+    #[error("{option} cannot be '{value}': {reason}")]
+    InvalidOption {
+        /// Name of the option.
+        option: &'static str,
+        /// The value as given.
+        value: String,
+        /// What it may be.
+        reason: String,
+    },
+    /// The load would need more memory than it may have.
+    #[error("the load needs {} of memory but {limit_name} leaves {}; {fix}", ByteSize(*needed), ByteSize(*available))]
+    MemoryBudget {
+        /// Bytes that the load needs: tensors, padding and staging.
+        needed: u64,
+        /// Bytes that it may have.
+        available: u64,
+        /// What sets the limit.
+        limit_name: String,
+        /// What to do.
+        fix: String,
+    },
+    /// The operating system has no memory of the kind asked for.
+    #[error("cannot allocate {} of {kind}: {source}", ByteSize(*bytes))]
+    Allocation {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Kind of memory.
+        kind: &'static str,
+        /// The system's own error.
+        #[source]
+        source: io::Error,
+    },
+    /// What was loaded differs from what a second reading, or the digest given, says.
+    #[error("tensor '{tensor}' of {}: loaded bytes have digest {found}, expected {expected}", path.display())]
+    DigestMismatch {
+        /// The tensor.
+        tensor: String,
+        /// Its file.
+        path: PathBuf,
+        /// BLAKE3 digest expected, in hex.
+        expected: String,
+        /// BLAKE3 digest found, in hex.
+        found: String,
+    },
+    /// A manifest of digests could not be used.
+    #[error("digest manifest {}: {reason}", path.display())]
+    InvalidManifest {
+        /// The manifest.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The caller cancelled the load.
+    #[error("the load was cancelled")]
+    Cancelled,
+    /// A load was started before this process was forked off; its threads live in the parent.
+    #[error("this load was started before fork(); start it again in this process")]
+    Forked,
+    /// A promise that the code makes to itself was broken. Please report it.
+    #[error("internal error, please report it: {0}")]
+    Internal(String),
+}
+
+struct Subject<'a>(&'a Option<String>);
+
+impl fmt::Display for Subject<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(tensor) => write!(f, "tensor '{tensor}'"),
+            None => f.write_str("the read"),
+        }
+    }
+}
+
+struct Place<'a> {
+    tensor: &'a Option<String>,
+    range: &'a Option<ByteRange>,
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(range) = self.range {
+            write!(f, ", bytes {range}")?;
+        }
+        if let Some(tensor) = self.tensor {
+            write!(f, " (tensor '{tensor}')")?;
+        }
+        Ok(())
+    }
+}
+
+struct Hint<'a>(&'a Option<String>);
+
+impl fmt::Display for Hint<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(nearest) => write!(f, "; did you mean '{nearest}'?"),
+            None => Ok(()),
+        }
+    }
+}

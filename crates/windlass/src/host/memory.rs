@@ -1,0 +1,156 @@
+//! How much more memory this process may use: the machine's, and that of every cgroup it is in.
+#![forbid(unsafe_code)]
+
+use super::read_number;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// One limit on memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryLimit {
+    /// What sets it.
+    pub(crate) name: String,
+    /// Bytes that may still be allocated under it, reclaimable page cache counted as free.
+    pub(crate) available: u64,
+    /// The limit itself in bytes.
+    pub(crate) total: u64,
+}
+
+/// Every limit that applies and could be read.
+pub(crate) fn limits() -> Vec<MemoryLimit> {
+    let mut limits = Vec::new();
+    limits.extend(machine(&fs::read_to_string("/proc/meminfo").unwrap_or_default()));
+    limits.extend(cgroups(
+        &fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
+        &fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(),
+    ));
+    limits
+}
+
+fn machine(meminfo: &str) -> Option<MemoryLimit> {
+    let kib = |key: &str| -> Option<u64> {
+        let line = meminfo.lines().find(|line| line.split(':').next() == Some(key))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok()
+    };
+    Some(MemoryLimit {
+        name: "the machine's free memory".into(),
+        available: kib("MemAvailable")?.saturating_mul(1024),
+        total: kib("MemTotal")?.saturating_mul(1024),
+    })
+}
+
+/// Limits of this process's memory cgroup and of those around it, as far as they are visible.
+fn cgroups(proc_cgroup: &str, mountinfo: &str) -> Vec<MemoryLimit> {
+    let mut limits = Vec::new();
+    for line in proc_cgroup.lines() {
+        // hierarchy:controllers:path; version 2 has hierarchy 0 and no controllers.
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        let version = if controllers.is_empty() {
+            Version::V2
+        } else if controllers.split(',').any(|controller| controller == "memory") {
+            Version::V1
+        } else {
+            continue;
+        };
+        let Some((mount_point, root)) = cgroup_mount(mountinfo, version) else {
+            continue;
+        };
+        // Inside a container the mount may show only part of the hierarchy: the path counts from its root.
+        let path = Path::new(path);
+        let below = path.strip_prefix(&root).or_else(|_| path.strip_prefix("/")).unwrap_or(path);
+        let group = mount_point.join(below);
+        let ancestors = group.ancestors().take_while(|ancestor| ancestor.starts_with(&mount_point));
+        limits.extend(ancestors.filter_map(|group| group_limit(group, version)));
+    }
+    limits
+}
+
+#[derive(Clone, Copy)]
+enum Version {
+    V1,
+    V2,
+}
+
+/// Mount point, and the cgroup that is mounted there.
+fn cgroup_mount(mountinfo: &str, version: Version) -> Option<(PathBuf, PathBuf)> {
+    mountinfo.lines().find_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let mut after = after.split(' ');
+        let kind = after.next()?;
+        let options = after.nth(1)?;
+        let wanted = match version {
+            Version::V1 => kind == "cgroup" && options.split(',').any(|option| option == "memory"),
+            Version::V2 => kind == "cgroup2",
+        };
+        let mut fields = before.split(' ').skip(3);
+        let (root, mount_point) = (fields.next()?, fields.next()?);
+        wanted.then(|| (PathBuf::from(mount_point), PathBuf::from(root)))
+    })
+}
+
+fn group_limit(group: &Path, version: Version) -> Option<MemoryLimit> {
+    let (limit_file, usage_file, reclaimable_key) = match version {
+        Version::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        Version::V2 => ("memory.max", "memory.current", "inactive_file"),
+    };
+    // "max" in version 2 is no number; version 1 writes a number near 2^63 for the same.
+    let total = read_number::<u64>(group.join(limit_file)).filter(|&total| total < 1 << 60)?;
+    let used: u64 = read_number(group.join(usage_file))?;
+    let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let reclaimable = stat
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .find(|(key, _)| *key == reclaimable_key)
+        .and_then(|(_, value)| value.trim().parse().ok())
+        .unwrap_or(0);
+    Some(MemoryLimit {
+        name: format!("the cgroup limit {}", group.join(limit_file).display()),
+        available: total.saturating_sub(used.saturating_sub(reclaimable)),
+        total,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_itself_is_a_limit() {
+        let limit =
+            machine("MemTotal:       24684092 kB\nMemFree: 1 kB\nMemAvailable:   23000000 kB\n").unwrap();
+        assert_eq!(limit.available, 23_000_000 * 1024);
+        assert!(limits().iter().any(|limit| limit.total > 0), "this machine has memory");
+    }
+
+    #[test]
+    fn both_cgroup_versions_are_read_up_to_their_roots() {
+        let root = tempfile::tempdir().unwrap();
+        let mount = |name: &str| {
+            let mount = root.path().join(name);
+            fs::create_dir_all(mount.join("pod/app")).unwrap();
+            mount
+        };
+        let (v1, v2) = (mount("v1"), mount("v2"));
+        let write = |path: PathBuf, text: &str| fs::write(path, text).unwrap();
+        write(v1.join("pod/memory.limit_in_bytes"), "1000\n");
+        write(v1.join("pod/memory.usage_in_bytes"), "700\n");
+        write(v1.join("pod/memory.stat"), "cache 5\ntotal_inactive_file 200\n");
+        write(v1.join("pod/app/memory.limit_in_bytes"), "9223372036854771712\n");
+        write(v2.join("pod/app/memory.max"), "500\n");
+        write(v2.join("pod/app/memory.current"), "100\n");
+        write(v2.join("pod/memory.max"), "max\n");
+        let mountinfo = format!(
+            "30 25 0:26 / {} rw - cgroup cgroup rw,memory\n31 25 0:27 /kube {} rw shared:1 - cgroup2 cgroup2 rw\n",
+            v1.display(),
+            v2.display()
+        );
+        let found = cgroups("4:cpu,cpuacct:/\n5:memory:/pod/app\n0::/kube/pod/app\n", &mountinfo);
+        let available: Vec<u64> = found.iter().map(|limit| limit.available).collect();
+        assert_eq!(available, [500, 400], "{found:?}");
+    }
+}

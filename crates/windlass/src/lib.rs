@@ -1,0 +1,49 @@
+//! **windlass** moves tensors from storage to memory at the speed of the hardware, and reports how.
+//!
+//! ```no_run
+//! let loaded = windlass::load(&["model.safetensors"], &windlass::LoadOptions::default())?;
+//! for tensor in loaded.tensors() {
+//!     println!("{} {} {:?}: {} bytes", tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes().len());
+//! }
+//! // Which route moved how many bytes, and why it was not a better one.
+//! print!("{}", loaded.report());
+//! # Ok::<(), windlass::Error>(())
+//! ```
+//!
+//! Data flows one way: a [`Catalog`] says what a checkpoint holds, a [`plan::Plan`] which bytes go where, a
+//! [`Route`] carries them into [`memory`], and a [`Report`] says what happened.
+//!
+//! # Promises
+//! * A named route carries the data or the load fails; `auto` reports what it chose and what it could not use.
+//! * A short, truncated, changed or lying file is a typed [`Error`], never zeros and never half a tensor.
+//! * A [`Tensor`] stays valid as long as someone holds it.
+#![deny(missing_docs, unsafe_code)]
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("windlass runs on 64-bit Linux");
+
+pub mod catalog;
+pub mod doctor;
+mod dtype;
+mod error;
+mod host;
+mod load;
+pub mod memory;
+mod parallel;
+pub mod plan;
+mod report;
+pub mod route;
+mod units;
+pub mod verify;
+mod warm;
+
+pub use catalog::Catalog;
+pub use dtype::{Dtype, SizeError};
+pub use error::{Error, Result};
+pub use load::{
+    Arrival, Checkpoint, DirectIo, LoadOptions, Loaded, Loading, NumaPlacement, Progress, Tensor, load,
+};
+pub use report::{Carrier, MemoryReport, Refusal, Report, Retries, TimeReport};
+pub use route::Route;
+pub use units::{Alignment, ByteRange};
+pub use warm::WarmReport;

@@ -1,0 +1,122 @@
+//! An open checkpoint: its catalog, and its files ready to be read.
+#![forbid(unsafe_code)]
+
+use super::{LoadOptions, Loaded, Loading, mapped};
+use crate::{
+    Catalog, Result,
+    catalog::{FileId, OpenFile},
+    parallel,
+    route::{Route, SourceFile},
+    verify::{self, Manifest},
+};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// Files that are probed at the same time.
+const PARALLEL_PROBES: usize = 16;
+
+/// A checkpoint with its files open. Loads from it read the very files whose headers were checked, also if others
+/// take their names.
+///
+/// ```no_run
+/// use windlass::{Checkpoint, LoadOptions, plan::Selection};
+/// let checkpoint = Checkpoint::open(&["models/llama"])?;
+/// let options = LoadOptions { selection: Selection::all().select("*.weight"), ..LoadOptions::default() };
+/// let loaded = checkpoint.load(&options)?;
+/// print!("{}", loaded.report());
+/// # Ok::<(), windlass::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    catalog: Arc<Catalog>,
+    sources: Arc<[Arc<SourceFile>]>,
+    /// How long opening took, until a report has said so.
+    open_time: Arc<Mutex<Duration>>,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint behind `paths`; see [`Catalog::open`] for what they may be.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::open`].
+    pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self> {
+        let started = Instant::now();
+        let (catalog, files) = Catalog::open_files(paths)?;
+        let files: Vec<Arc<OpenFile>> = files.into_iter().map(Arc::new).collect();
+        let sources =
+            parallel::map(&files, PARALLEL_PROBES, |file| SourceFile::new(file.clone()).map(Arc::new))
+                .into_iter()
+                .collect::<Result<_>>()?;
+        let open_time = Arc::new(Mutex::new(started.elapsed()));
+        Ok(Self { catalog: Arc::new(catalog), sources, open_time })
+    }
+
+    /// What it holds.
+    pub fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    fn take_open_time(&self) -> Duration {
+        std::mem::take(&mut *self.open_time.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn sources(&self) -> &[Arc<SourceFile>] {
+        &self.sources
+    }
+
+    pub(crate) fn source(&self, file: FileId) -> &SourceFile {
+        &self.sources[file.index()]
+    }
+
+    /// Compares what `loaded` holds with `manifest` or, without one, with a second, plain reading of the files, and
+    /// adds the outcome to its report.
+    ///
+    /// # Errors
+    /// [`Error::DigestMismatch`](crate::Error::DigestMismatch) names the first tensor that differs;
+    /// [`Error::InvalidManifest`](crate::Error::InvalidManifest) if the manifest lacks a tensor;
+    /// [`Error::InvalidOption`](crate::Error::InvalidOption) if a tensor was loaded in part.
+    pub fn verify(&self, loaded: &mut Loaded, manifest: Option<(&Path, &Manifest)>) -> Result<()> {
+        let report = verify::check(self, loaded, manifest)?;
+        loaded.report_mut().verify = Some(report);
+        Ok(())
+    }
+
+    /// Starts to load, on threads of its own.
+    ///
+    /// Route `mapped` has nothing to do in the background: use [`Checkpoint::load`].
+    ///
+    /// # Errors
+    /// Any [`Error`](crate::Error) that can be known before the first byte moves.
+    pub fn start(&self, options: &LoadOptions) -> Result<Loading> {
+        Loading::start(self.catalog.clone(), &self.sources, options, self.take_open_time())
+    }
+
+    /// Loads, and waits for all of it.
+    ///
+    /// # Errors
+    /// Any [`Error`](crate::Error); then nothing is delivered, and all memory, threads and descriptors of this load
+    /// are gone.
+    pub fn load(&self, options: &LoadOptions) -> Result<Loaded> {
+        match options.route {
+            Route::Mapped => mapped::map(&self.catalog, &self.sources, options, self.take_open_time()),
+            _ => self.start(options)?.wait(),
+        }
+    }
+}
+
+/// Opens the checkpoint behind `paths` and loads from it.
+///
+/// ```no_run
+/// let loaded = windlass::load(&["model.safetensors"], &windlass::LoadOptions::default())?;
+/// println!("{:?}", loaded.get("lm_head.weight").map(|tensor| tensor.shape()));
+/// # Ok::<(), windlass::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`Checkpoint::open`] and [`Checkpoint::load`].
+pub fn load<P: AsRef<Path>>(paths: &[P], options: &LoadOptions) -> Result<Loaded> {
+    Checkpoint::open(paths)?.load(options)
+}

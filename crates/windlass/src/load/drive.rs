@@ -1,0 +1,303 @@
+//! Drives lanes: takes reads from the queue, and decides what each completion means. The same for every backend.
+#![forbid(unsafe_code)]
+
+use super::{
+    DirectIo,
+    job::{Job, cold_line},
+    queue::Line,
+    window::Window,
+};
+use crate::{
+    Alignment, Error,
+    report::Refusal,
+    route::{
+        Access, AnyLane, Buffer, CachedLane, Done, Lane, PreadLane, ReadOp, Route, Unavailable, UringLane,
+        residency::Residency,
+    },
+};
+use std::{
+    io, thread,
+    time::{Duration, Instant},
+};
+
+/// Reads in a row without progress before an error is final.
+const MAX_STALLS: u32 = 100;
+/// Of these, how many may be silent: no error, no bytes, and the file has not changed.
+const MAX_SILENT_STALLS: u32 = 3;
+/// Pause after the system said "try again".
+const AGAIN_PAUSE: Duration = Duration::from_millis(1);
+
+/// Serves the ring line with one ring. Where rings are refused, route `auto` goes on with `pool_threads` threads
+/// instead.
+pub(super) fn serve_ring(job: &Job, window: Window, pool_threads: usize) {
+    // Nothing cold, no ring.
+    let Some(first) = job.queue.next(Line::Ring) else {
+        return;
+    };
+    job.queue.put_back(Line::Ring, first);
+    match UringLane::new(window.max()) {
+        Ok(lane) => {
+            let lane = with_faults(job, AnyLane::Uring(Box::new(lane)));
+            drive(job, lane, window, Route::IoUring, Line::Ring);
+        }
+        Err(why) if job.route == Route::IoUring => {
+            let path = job.catalog.files().first().map(|file| file.path.clone()).unwrap_or_default();
+            job.fail(Error::RouteUnavailable { route: Route::IoUring, path, why });
+        }
+        Err(why) => {
+            job.note_refusal(Refusal { what: "io_uring".into(), path: None, why });
+            if !job.queue.give_ring_to_pool() {
+                return;
+            }
+            thread::scope(|scope| {
+                for _ in 1..pool_threads {
+                    scope.spawn(|| serve_pool(job));
+                }
+                serve_pool(job);
+            });
+        }
+    }
+}
+
+/// Serves the pool line with one thread's blocking reads.
+pub(super) fn serve_pool(job: &Job) {
+    let lane = with_faults(job, AnyLane::Pread(PreadLane::default()));
+    drive(job, lane, Window::fixed(1), Route::Threads, Line::Pool);
+}
+
+/// Copies what the page cache holds, hands the rest to the ring line, and then touches memory ahead of the reads,
+/// leaving out the first `ahead` extents.
+pub(super) fn serve_cached(job: &Job, ahead: usize) {
+    let mut lane = with_faults(job, AnyLane::Cached(CachedLane::default()));
+    let mut done = Vec::new();
+    while let Some(mut op) = job.queue.try_next(Line::Unprobed) {
+        let extent = job.extent(&op);
+        if op.source.probe().ask(op.source.buffered_file(), extent.read) == Residency::Cold {
+            if !hand_over_cold(job, op) {
+                return;
+            }
+            continue;
+        }
+        if let Buffer::Staged { slot, .. } = &mut op.buffer {
+            *slot = Some(job.slots.take());
+        }
+        let cold_access = std::mem::replace(&mut op.access, Access::Buffered);
+        aim(job, &mut op);
+        lane.push(op);
+        if let Err(error) = lane.submit_and_wait(&mut done) {
+            job.fail(Error::Internal(format!("a cached read: {error}")));
+            return;
+        }
+        for Done { op, result } in done.drain(..) {
+            if !settle_cached(job, op, result, cold_access) {
+                return;
+            }
+        }
+    }
+    while job.touch_ahead(ahead) {}
+}
+
+/// What came of a copy from the cache. `false` if the load is over.
+fn settle_cached(job: &Job, mut op: ReadOp, result: io::Result<usize>, cold_access: Access) -> bool {
+    let whole = job.extent(&op).read.len();
+    let count = match result {
+        Ok(count) => count,
+        Err(error) if is_transient(&error) => 0,
+        Err(error) => {
+            job.fail(read_error(job, &op, error));
+            return false;
+        }
+    };
+    if count as u64 == whole {
+        job.account(&mut op, Route::Cached, count, whole);
+        return complete(job, op);
+    }
+    // The cache ends here: the rest is cold. Staged extents start over rather than hold a slot while they wait.
+    match &mut op.buffer {
+        Buffer::Staged { slot, .. } => *slot = None,
+        Buffer::InPlace(_) if count > 0 => job.account(&mut op, Route::Cached, count, count as u64),
+        Buffer::InPlace(_) => {}
+    }
+    op.access = cold_access;
+    hand_over_cold(job, op)
+}
+
+/// Sends a read that the cache cannot serve to those who can. `false` if nobody may.
+fn hand_over_cold(job: &Job, op: ReadOp) -> bool {
+    if job.route == Route::Cached {
+        let offset = job.extent(&op).read.start() + op.filled;
+        let tensor = job.tensor_name(&op).map(|tensor| format!(" (tensor '{tensor}')")).unwrap_or_default();
+        let reason = format!("the page cache does not hold byte {offset}{tensor}");
+        let why = Unavailable::new(reason, "run 'windlass warm' first, or choose route auto");
+        job.fail(Error::RouteUnavailable { route: Route::Cached, path: op.source.path().to_owned(), why });
+        return false;
+    }
+    job.queue.hand_over(cold_line(&op.source), op);
+    true
+}
+
+/// Keeps a lane full until its line is empty for good or the load is over.
+fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: Line) {
+    let mut done = Vec::new();
+    loop {
+        while lane.in_flight() < window.reads().min(lane.capacity()) {
+            let idle = lane.in_flight() == 0;
+            let next = if idle { job.queue.next(line) } else { job.queue.try_next(line) };
+            let Some(mut op) = next else { break };
+            if !take_slot(job, &mut op, idle) {
+                job.queue.put_back(line, op);
+                break;
+            }
+            aim(job, &mut op);
+            lane.push(op);
+        }
+        if lane.in_flight() == 0 {
+            return;
+        }
+        if let Err(error) = lane.submit_and_wait(&mut done) {
+            job.fail(Error::Internal(format!("waiting for reads of route {route}: {error}")));
+            return;
+        }
+        let now = Instant::now();
+        for Done { op, result } in done.drain(..) {
+            window.arrived(*result.as_ref().unwrap_or(&0) as u64, now);
+            if let Some(op) = settle(job, op, result, route) {
+                lane.push(op);
+            }
+        }
+    }
+}
+
+/// Gives a staged read its slot. `false` if none is free and the caller cannot wait for one.
+fn take_slot(job: &Job, op: &mut ReadOp, may_wait: bool) -> bool {
+    match &mut op.buffer {
+        Buffer::Staged { slot: slot @ None, .. } => {
+            *slot = if may_wait { Some(job.slots.take()) } else { job.slots.try_take() };
+            slot.is_some()
+        }
+        _ => true,
+    }
+}
+
+/// Points a read at the bytes of its extent that are missing.
+fn aim(job: &Job, op: &mut ReadOp) {
+    let extent = job.extent(op);
+    if op.source.direct_refusal().is_some() {
+        op.access = Access::Buffered;
+    }
+    let block = match op.access {
+        Access::Direct => Alignment::BLOCK,
+        Access::Buffered => Alignment::BYTE,
+    };
+    // Direct reads begin again at the block that is not whole, and take whole blocks: there is room for them.
+    let start = block.down(op.filled);
+    let len = extent.read.len() - start;
+    op.offset = extent.read.start() + start;
+    op.position = start as usize;
+    op.len = block.up(len).unwrap_or(len) as usize;
+}
+
+/// What came of a read: `Some` if it must go on, `None` if it is finished or the load is over.
+fn settle(job: &Job, mut op: ReadOp, result: io::Result<usize>, route: Route) -> Option<ReadOp> {
+    if job.queue.is_stopped() {
+        return None;
+    }
+    let extent = job.extent(&op);
+    let whole = extent.read.len();
+    match result {
+        Ok(count) => {
+            let filled = (op.position as u64 + count as u64).min(whole);
+            if filled > op.filled {
+                op.stalls = 0;
+                job.account(&mut op, route, count, filled);
+            } else {
+                op.stalls += 1;
+            }
+            if op.filled == whole {
+                complete(job, op);
+                return None;
+            }
+            job.note_short_read();
+            if let Err(error) = job.check_unchanged(&op) {
+                job.fail(error);
+                return None;
+            }
+            if op.stalls > MAX_SILENT_STALLS {
+                let ended = io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the file ends early, although its length says otherwise",
+                );
+                job.fail(read_error(job, &op, ended));
+                return None;
+            }
+            if op.stalls > 0 {
+                // Some file systems end direct reads short of the last, partial block.
+                op.access = Access::Buffered;
+            }
+        }
+        Err(error) if is_transient(&error) && op.stalls < MAX_STALLS => {
+            op.stalls += 1;
+            job.note_interruption();
+            if error.kind() == io::ErrorKind::WouldBlock {
+                thread::sleep(AGAIN_PAUSE);
+            }
+        }
+        Err(error) if op.access == Access::Direct && is_refusal_of_direct(&error) => {
+            let path = op.source.path().to_owned();
+            let reason = format!("{} refused a direct read: {error}", op.source.filesystem());
+            if job.direct == DirectIo::Always || job.route == Route::IoUring {
+                let why = Unavailable::new(reason, "choose route auto or threads, or set direct to never");
+                job.fail(Error::RouteUnavailable { route: job.route, path, why });
+                return None;
+            }
+            let why = Unavailable::new(reason, "");
+            op.source.refuse_direct(why.clone());
+            job.note_refusal(Refusal { what: "direct reads".into(), path: Some(path), why });
+        }
+        Err(error) => {
+            job.fail(read_error(job, &op, error));
+            return None;
+        }
+    }
+    aim(job, &mut op);
+    Some(op)
+}
+
+fn complete(job: &Job, op: ReadOp) -> bool {
+    match job.complete(op) {
+        Ok(()) => true,
+        Err(error) => {
+            job.fail(error);
+            false
+        }
+    }
+}
+
+/// The error of a read that cannot be repeated.
+fn read_error(job: &Job, op: &ReadOp, source: io::Error) -> Error {
+    let extent = job.extent(op);
+    // A file that was cut or swapped explains most read errors better than the error does.
+    if let Err(changed) = job.check_unchanged(op) {
+        return changed;
+    }
+    let tensor = job.tensor_name(op);
+    let range = crate::ByteRange::new(extent.read.start() + op.filled, extent.read.end());
+    Error::Io { operation: "read", path: op.source.path().to_owned(), tensor, range, source }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
+}
+
+fn is_refusal_of_direct(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
+}
+
+fn with_faults(job: &Job, lane: AnyLane) -> AnyLane {
+    #[cfg(feature = "fault-injection")]
+    if let Some(faults) = &job.faults {
+        return faults.wrap(lane);
+    }
+    let _ = job;
+    lane
+}

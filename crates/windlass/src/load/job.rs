@@ -1,0 +1,432 @@
+//! What all threads of one load share, and the two things they tell it: a read ended well, or the load is over.
+#![forbid(unsafe_code)]
+
+use super::{
+    DirectIo, LoadOptions, Tensor,
+    queue::{Line, Queue},
+};
+use crate::{
+    ByteRange, Catalog, Error, Result,
+    memory::{self, Arena, Block, Fill, MemoryRequest, Slots, WriteRegion},
+    plan::{Extent, Plan, Target},
+    report::{Carrier, Refusal, Retries},
+    route::{Access, Buffer, ReadOp, Route, SourceFile, Unavailable, residency::Probe},
+};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+/// Slots for extents that cannot be read in place, besides one for each thread that copies from the cache.
+const STAGING_SLOTS: usize = 8;
+
+/// One load in progress.
+pub(super) struct Job {
+    pub(super) catalog: Arc<Catalog>,
+    pub(super) plan: Plan,
+    pub(super) route: Route,
+    pub(super) direct: DirectIo,
+    pub(super) queue: Queue,
+    pub(super) slots: Slots,
+    fills: Vec<Fill>,
+    board: Mutex<Board>,
+    posted: Condvar,
+    carriers: Mutex<Vec<Carrier>>,
+    refused: Mutex<Vec<Refusal>>,
+    tensor_bytes_done: AtomicU64,
+    tensors_done: AtomicUsize,
+    short_reads: AtomicU64,
+    interrupted_reads: AtomicU64,
+    staged_bytes: AtomicU64,
+    /// Next extent whose memory nobody has touched ahead of the reads.
+    next_to_touch: AtomicUsize,
+    #[cfg(feature = "fault-injection")]
+    pub(super) faults: Option<crate::route::fault::FaultScript>,
+}
+
+/// What the threads of a load have to say to its owner.
+#[derive(Default)]
+struct Board {
+    ready: VecDeque<Tensor>,
+    error: Option<Error>,
+    running: usize,
+}
+
+/// News of a load.
+pub(super) enum News {
+    /// These tensors are complete; none if nothing happened in time.
+    Tensors(VecDeque<Tensor>),
+    /// All threads are done, all tensors were handed out.
+    Finished,
+}
+
+impl Job {
+    /// Allocates the memory of `plan` and queues its reads. `sources` are the files by their position in the
+    /// catalog.
+    pub(super) fn new(
+        catalog: Arc<Catalog>,
+        plan: Plan,
+        sources: &[Arc<SourceFile>],
+        options: &LoadOptions,
+        memory: &MemoryRequest,
+        copiers: usize,
+    ) -> Result<Self> {
+        let staged = plan.extents().iter().filter(|extent| extent.target == Target::Staged).count();
+        let slot_count = staged.min(STAGING_SLOTS + copiers);
+        let staging_bytes = options.chunk_bytes.saturating_mul(slot_count as u64);
+        let fresh_bytes = if memory.pool.is_some() { 0 } else { plan.arena_bytes() };
+        memory::budget::check(fresh_bytes.saturating_add(staging_bytes), options.memory_budget_bytes)?;
+        let slots = Slots::new(slot_count, options.chunk_bytes as usize)?;
+        let arenas: Vec<Arc<Arena>> =
+            plan.arenas().iter().map(|&len| memory::allocate(len, memory)).collect::<Result<_>>()?;
+        let (fills, buffers) = fills_and_buffers(&plan, arenas)?;
+
+        let mut refused = Vec::new();
+        if options.direct == DirectIo::Never {
+            let why = Unavailable::new("switched off by the option direct=never", "");
+            refused.push(Refusal { what: "direct reads".into(), path: None, why });
+        }
+        let mut refused_files = vec![false; sources.len()];
+        let mut ops = Vec::with_capacity(plan.extents().len());
+        for (position, (extent, buffer)) in plan.extents().iter().zip(buffers).enumerate() {
+            let source = &sources[extent.file.index()];
+            let access = match (options.direct, source.direct_refusal()) {
+                (DirectIo::Never, _) => Access::Buffered,
+                (_, None) => Access::Direct,
+                (_, Some(why)) => {
+                    if options.direct == DirectIo::Always || options.route == Route::IoUring {
+                        let (route, path) = (options.route, source.path().to_owned());
+                        let fix = "choose route auto or threads, or set direct to never";
+                        let why = Unavailable::new(why.reason.clone(), fix);
+                        return Err(Error::RouteUnavailable { route, path, why });
+                    }
+                    if !std::mem::replace(&mut refused_files[extent.file.index()], true) {
+                        let path = Some(source.path().to_owned());
+                        refused.push(Refusal { what: "direct reads".into(), path, why: why.clone() });
+                    }
+                    Access::Buffered
+                }
+            };
+            let ring_refusal =
+                source.ring_refusal().filter(|_| matches!(options.route, Route::IoUring | Route::Auto));
+            if let Some(why) = &ring_refusal {
+                let path = source.path().to_owned();
+                if options.route == Route::IoUring {
+                    return Err(Error::RouteUnavailable { route: Route::IoUring, path, why: why.clone() });
+                }
+                let refusal = Refusal { what: "io_uring".into(), path: Some(path), why: why.clone() };
+                if !refused.contains(&refusal) {
+                    refused.push(refusal);
+                }
+            }
+            let line = match (options.route, access, source.probe()) {
+                (Route::Cached, _, Probe::None(why)) => {
+                    let (path, why) = (source.path().to_owned(), why.clone());
+                    return Err(Error::RouteUnavailable { route: Route::Cached, path, why });
+                }
+                (Route::Cached, ..) => Line::Unprobed,
+                (Route::IoUring, ..) => Line::Ring,
+                (Route::Auto, Access::Direct, Probe::Cachestat | Probe::Nowait) => Line::Unprobed,
+                (Route::Auto, Access::Direct, Probe::None(_)) => cold_line(source),
+                // Buffered reads take what is cached from the cache by themselves.
+                _ => Line::Pool,
+            };
+            let op = ReadOp {
+                extent: position,
+                source: source.clone(),
+                access,
+                buffer,
+                offset: extent.read.start(),
+                position: 0,
+                len: 0,
+                filled: 0,
+                stalls: 0,
+            };
+            ops.push((line, op));
+        }
+
+        let job = Self {
+            catalog,
+            route: options.route,
+            direct: options.direct,
+            queue: Queue::new(ops),
+            slots,
+            fills,
+            board: Mutex::default(),
+            posted: Condvar::new(),
+            carriers: Mutex::default(),
+            refused: Mutex::new(refused),
+            tensor_bytes_done: AtomicU64::new(0),
+            tensors_done: AtomicUsize::new(0),
+            short_reads: AtomicU64::new(0),
+            interrupted_reads: AtomicU64::new(0),
+            staged_bytes: AtomicU64::new(0),
+            next_to_touch: AtomicUsize::new(0),
+            #[cfg(feature = "fault-injection")]
+            faults: options.faults.clone(),
+            plan,
+        };
+        let planned = job.plan.tensors().iter().enumerate();
+        let empty = planned.filter(|(_, tensor)| tensor.place.is_empty());
+        job.post(empty.map(|(position, _)| job.tensor(position, Block::empty())).collect());
+        Ok(job)
+    }
+
+    pub(super) fn extent(&self, op: &ReadOp) -> &Extent {
+        &self.plan.extents()[op.extent]
+    }
+
+    /// The name of the tensor that a read has got to.
+    pub(super) fn tensor_name(&self, op: &ReadOp) -> Option<String> {
+        let extent = self.extent(op);
+        self.tensor_name_at(extent, extent.read.start() + op.filled)
+    }
+
+    fn tensor_name_at(&self, extent: &Extent, offset: u64) -> Option<String> {
+        let tensor = self.plan.tensor_at(extent, offset)?;
+        Some(self.catalog.tensor(tensor).name.to_string())
+    }
+
+    /// Fails if the file of a read is no longer the one whose header was read.
+    pub(super) fn check_unchanged(&self, op: &ReadOp) -> Result<()> {
+        let extent = self.extent(op);
+        op.source.check_unchanged(extent.read, |offset| self.tensor_name_at(extent, offset))
+    }
+
+    /// `op` got as far as byte `filled` of its extent, `read` bytes of it by this carrier.
+    pub(super) fn account(&self, op: &mut ReadOp, route: Route, read: usize, filled: u64) {
+        let extent = self.extent(op);
+        let window =
+            ByteRange::new(extent.read.start() + op.filled, extent.read.start() + filled).unwrap_or_default();
+        let delivered: u64 = self.plan.pieces(extent, window).map(|piece| piece.place.len()).sum();
+        op.filled = filled;
+        self.tensor_bytes_done.fetch_add(delivered, Ordering::Relaxed);
+        let mut carriers = lock(&self.carriers);
+        let carrier = match carriers.iter_mut().find(|own| (own.route, own.access) == (route, op.access)) {
+            Some(carrier) => carrier,
+            None => {
+                carriers.push(Carrier { route, access: op.access, tensor_bytes: 0, read_bytes: 0, reads: 0 });
+                let last = carriers.len() - 1;
+                &mut carriers[last]
+            }
+        };
+        carrier.tensor_bytes += delivered;
+        carrier.read_bytes += read as u64;
+        carrier.reads += 1;
+    }
+
+    /// All bytes of `op` are there: they become parts of tensors, and tensors that are whole are posted.
+    pub(super) fn complete(&self, op: ReadOp) -> Result<()> {
+        let extent = &self.plan.extents()[op.extent];
+        self.check_unchanged(&op)?;
+        let mut tensors = Vec::new();
+        let mut ready = |position, block| tensors.push(self.tensor(position, block));
+        match op.buffer {
+            Buffer::InPlace(region) => {
+                let Target::InPlace { arena, .. } = extent.target else {
+                    return Err(Error::Internal("a staged extent was read in place".into()));
+                };
+                self.fills[arena].complete(region, &mut ready)?;
+            }
+            Buffer::Staged { slot, pieces: regions } => {
+                let Some(mut slot) = slot else {
+                    return Err(Error::Internal("a staged extent has no slot".into()));
+                };
+                let staged = slot.as_mut_slice();
+                for (piece, mut region) in self.plan.pieces(extent, extent.read).zip(regions) {
+                    let place = region.as_mut_slice();
+                    let mut filled = 0;
+                    for copy in self.plan.copies(extent, piece) {
+                        let from = (copy.source.start() - extent.read.start()) as usize;
+                        let len = copy.source.len() as usize;
+                        place[filled..filled + len].copy_from_slice(&staged[from..from + len]);
+                        filled += len;
+                    }
+                    self.staged_bytes.fetch_add(filled as u64, Ordering::Relaxed);
+                    self.fills[piece.arena].complete(region, &mut ready)?;
+                }
+            }
+        }
+        self.post(tensors);
+        self.queue.finish_one();
+        Ok(())
+    }
+
+    fn tensor(&self, position: usize, block: Block) -> Tensor {
+        let planned = &self.plan.tensors()[position];
+        let entry = self.catalog.tensor(planned.tensor);
+        Tensor::new(planned.tensor, entry, &planned.shape, block)
+    }
+
+    fn post(&self, tensors: Vec<Tensor>) {
+        if !tensors.is_empty() {
+            self.tensors_done.fetch_add(tensors.len(), Ordering::Relaxed);
+            lock(&self.board).ready.extend(tensors);
+            self.posted.notify_all();
+        }
+    }
+
+    /// The load is over. The first reason given is the one that its owner sees.
+    pub(super) fn fail(&self, error: Error) {
+        tracing::debug!(%error, "load failed");
+        lock(&self.board).error.get_or_insert(error);
+        self.queue.stop();
+        self.posted.notify_all();
+    }
+
+    pub(super) fn note_short_read(&self) {
+        self.short_reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn note_interruption(&self) {
+        self.interrupted_reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Something better than what will be done is not possible.
+    pub(super) fn note_refusal(&self, refusal: Refusal) {
+        tracing::debug!(what = refusal.what, why = %refusal.why, "refused");
+        let mut refused = lock(&self.refused);
+        if !refused.contains(&refusal) {
+            refused.push(refusal);
+        }
+    }
+
+    /// Faults in the memory of one extent that no read has got to, at least `ahead` extents into the plan.
+    /// `false` if there is none left.
+    pub(super) fn touch_ahead(&self, ahead: usize) -> bool {
+        let position = ahead.saturating_add(self.next_to_touch.fetch_add(1, Ordering::Relaxed));
+        let Some(extent) = self.plan.extents().get(position) else {
+            return false;
+        };
+        if let Target::InPlace { arena, room } = extent.target {
+            self.fills[arena].touch(room);
+        }
+        !self.queue.is_stopped()
+    }
+
+    /// A thread of this load begins; it ends when the result is dropped.
+    pub(super) fn enter(self: &Arc<Self>) -> Running {
+        lock(&self.board).running += 1;
+        Running(self.clone())
+    }
+
+    /// The next news. Waits for it, but no longer than `timeout` if there is one.
+    pub(super) fn news(&self, timeout: Option<std::time::Duration>) -> Result<News> {
+        let nothing_new =
+            |board: &mut Board| board.ready.is_empty() && board.error.is_none() && board.running > 0;
+        let board = lock(&self.board);
+        let mut board = match timeout {
+            None => self.posted.wait_while(board, nothing_new).unwrap_or_else(PoisonError::into_inner),
+            Some(timeout) => {
+                let waited = self.posted.wait_timeout_while(board, timeout, nothing_new);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        if let Some(error) = board.error.take() {
+            return Err(error);
+        }
+        if board.ready.is_empty() && board.running == 0 {
+            return Ok(News::Finished);
+        }
+        Ok(News::Tensors(std::mem::take(&mut board.ready)))
+    }
+
+    pub(super) fn tensor_bytes_done(&self) -> u64 {
+        self.tensor_bytes_done.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn tensors_done(&self) -> usize {
+        self.tensors_done.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn staged_bytes(&self) -> u64 {
+        self.staged_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn retries(&self) -> Retries {
+        Retries {
+            short: self.short_reads.load(Ordering::Relaxed),
+            interrupted: self.interrupted_reads.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(super) fn carriers(&self) -> Vec<Carrier> {
+        let mut carriers = lock(&self.carriers).clone();
+        carriers.sort_by_key(|carrier| std::cmp::Reverse(carrier.tensor_bytes));
+        carriers
+    }
+
+    pub(super) fn refused(&self) -> Vec<Refusal> {
+        lock(&self.refused).clone()
+    }
+}
+
+/// Who reads what the page cache does not hold, under route `auto`.
+pub(super) fn cold_line(source: &SourceFile) -> Line {
+    if source.ring_refusal().is_none() { Line::Ring } else { Line::Pool }
+}
+
+/// A thread that works on a load. Its end is noticed however it ends.
+pub(super) struct Running(Arc<Job>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(Error::Internal("a thread of the load panicked".into()));
+        }
+        lock(&self.0.board).running -= 1;
+        self.0.posted.notify_all();
+    }
+}
+
+/// For each arena its fill, for each extent its buffer.
+fn fills_and_buffers(plan: &Plan, arenas: Vec<Arc<Arena>>) -> Result<(Vec<Fill>, Vec<Buffer>)> {
+    let mut writes: Vec<Vec<ByteRange>> = vec![Vec::new(); arenas.len()];
+    let mut tensors: Vec<Vec<(usize, ByteRange)>> = vec![Vec::new(); arenas.len()];
+    for extent in plan.extents() {
+        match extent.target {
+            Target::InPlace { arena, room } => writes[arena].push(room),
+            Target::Staged => {
+                for piece in plan.pieces(extent, extent.read) {
+                    writes[piece.arena].push(piece.place);
+                }
+            }
+        }
+    }
+    for (position, tensor) in plan.tensors().iter().enumerate() {
+        if !tensor.place.is_empty() {
+            tensors[tensor.arena].push((position, tensor.place));
+        }
+    }
+    let mut fills = Vec::with_capacity(arenas.len());
+    let mut regions: Vec<std::vec::IntoIter<WriteRegion>> = Vec::with_capacity(arenas.len());
+    for ((arena, tensors), writes) in arenas.into_iter().zip(tensors).zip(&writes) {
+        let (fill, arena_regions) = Fill::new(arena, tensors, writes)?;
+        fills.push(fill);
+        regions.push(arena_regions.into_iter());
+    }
+    // The regions come back in the order in which they were asked for above.
+    let missing = || Error::Internal("an extent has no place in its arena".into());
+    let mut next = |arena: usize| regions[arena].next().ok_or_else(missing);
+    let buffers = plan
+        .extents()
+        .iter()
+        .map(|extent| match extent.target {
+            Target::InPlace { arena, .. } => Ok(Buffer::InPlace(next(arena)?)),
+            Target::Staged => {
+                let pieces: Result<_> =
+                    plan.pieces(extent, extent.read).map(|piece| next(piece.arena)).collect();
+                Ok(Buffer::Staged { slot: None, pieces: pieces? })
+            }
+        })
+        .collect::<Result<_>>()?;
+    Ok((fills, buffers))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these locks guard is consistent between any two statements, so a panic elsewhere does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,452 @@
+//! A load in progress: its threads, its tensors as they become complete, its end.
+#![forbid(unsafe_code)]
+
+use super::{
+    LoadOptions, Loaded, NumaPlacement, Tensor, drive,
+    job::{Job, News, cold_line},
+    queue::Line,
+    window::Window,
+};
+use crate::{
+    Catalog, Error, Report, Result,
+    host::{numa, usage::Usage},
+    memory::MemoryRequest,
+    parallel,
+    plan::Plan,
+    report::{MemoryReport, Refusal, TimeReport},
+    route::{Route, SourceFile, Unavailable},
+};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+/// Loads that read no more than this run on the caller's thread: starting others would take longer.
+const INLINE_BYTES: u64 = 1 << 20;
+/// Reads in flight of such a load that names route `io_uring`.
+const INLINE_DEPTH: usize = 8;
+/// Bytes in flight that saturate a local drive: bandwidth × loaded latency of a fast NVMe.
+const LOCAL_IN_FLIGHT_BYTES: u64 = 32 << 20;
+/// The same for a server over a network.
+const REMOTE_IN_FLIGHT_BYTES: u64 = 128 << 20;
+/// Threads that copy from the page cache, at most: a few saturate memory.
+const MAX_COPIERS: usize = 8;
+/// How many times as many, at most, where that makes the device faster.
+const IN_FLIGHT_GROWTH: u64 = 8;
+/// Reads in one ring, at most.
+const MAX_DEPTH: u64 = 256;
+
+/// A load in progress, on threads of its own.
+///
+/// Iterate to get tensors as they become complete, or [`wait`](Loading::wait) for all. Dropping it cancels the
+/// load, waits for reads that the kernel already has, and frees what was not handed out.
+///
+/// ```no_run
+/// let checkpoint = windlass::Checkpoint::open(&["model.safetensors"])?;
+/// for tensor in checkpoint.start(&windlass::LoadOptions::default())? {
+///     let tensor = tensor?;
+///     println!("{} {:?}", tensor.name(), tensor.shape());
+/// }
+/// # Ok::<(), windlass::Error>(())
+/// ```
+pub struct Loading {
+    job: Arc<Job>,
+    threads: Vec<JoinHandle<()>>,
+    process: u32,
+    report: Report,
+    started: Instant,
+    usage: Usage,
+    finished: bool,
+    /// Complete, and not handed out yet.
+    arrived: VecDeque<Tensor>,
+}
+
+/// How far a load has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of tensors that have arrived.
+    pub bytes_done: u64,
+    /// Bytes of tensors in all.
+    pub bytes_total: u64,
+    /// Tensors that are complete.
+    pub tensors_done: usize,
+    /// Tensors in all.
+    pub tensors_total: usize,
+}
+
+/// What [`Loading::next_within`] found.
+#[derive(Debug)]
+pub enum Arrival {
+    /// A tensor is complete.
+    Tensor(Tensor),
+    /// None became complete in time.
+    Pending,
+    /// All tensors were handed out.
+    Finished,
+}
+
+/// How many threads of which kind.
+struct Crew {
+    copiers: usize,
+    touchers: usize,
+    rings: usize,
+    /// Reads in flight in each ring, at first and at most.
+    depth: (usize, usize),
+    pool: usize,
+}
+
+impl Loading {
+    pub(super) fn start(
+        catalog: Arc<Catalog>,
+        sources: &[Arc<SourceFile>],
+        options: &LoadOptions,
+        open_time: Duration,
+    ) -> Result<Self> {
+        let started = Instant::now();
+        let usage = Usage::now();
+        let requests = options.selection.resolve(&catalog)?;
+        let plan = Plan::new(&catalog, &requests, &options.plan_options())?;
+        let inline = plan.read_bytes() <= INLINE_BYTES;
+        let crew = if inline { Crew::ALONE } else { Crew::new(&plan, sources, options) };
+        let numa_node = numa_node(sources, options.numa)?;
+        let memory = MemoryRequest { pages: options.huge_pages, numa_node, pool: options.pool.clone() };
+        let mut report = new_report(&catalog, &plan, options, numa_node);
+        let job = Arc::new(Job::new(catalog, plan, sources, options, &memory, crew.copiers)?);
+        report.memory.staging_bytes = job.slots.total_bytes();
+        report.time.open_seconds = open_time.as_secs_f64();
+        report.time.prepare_seconds = started.elapsed().as_secs_f64();
+        let mut loading = Self {
+            job,
+            threads: Vec::new(),
+            process: std::process::id(),
+            report,
+            started,
+            usage,
+            finished: false,
+            arrived: VecDeque::new(),
+        };
+        if inline {
+            loading.run_inline();
+        } else {
+            loading.spawn_crew(&crew, sources, numa_node)?;
+        }
+        Ok(loading)
+    }
+
+    /// Does everything now, on this thread.
+    fn run_inline(&mut self) {
+        let job = &self.job;
+        let _running = job.enter();
+        match job.route {
+            Route::IoUring => drive::serve_ring(job, Window::fixed(INLINE_DEPTH), 1),
+            _ => {
+                drive::serve_cached(job, usize::MAX);
+                if job.queue.has_any(Line::Ring) {
+                    let why = format!("{} bytes are too few for a ring to pay", job.plan.read_bytes());
+                    let why = Unavailable::new(why, "");
+                    job.note_refusal(Refusal { what: "io_uring".into(), path: None, why });
+                    job.queue.give_ring_to_pool();
+                }
+                drive::serve_pool(job);
+            }
+        }
+    }
+
+    fn spawn_crew(&mut self, crew: &Crew, sources: &[Arc<SourceFile>], numa_node: Option<u32>) -> Result<()> {
+        let cpus = numa_node
+            .and_then(|id| numa::nodes().into_iter().find(|node| node.id == id))
+            .map(|node| node.cpus);
+        let ((depth, max_depth), pool) = (crew.depth, crew.pool);
+        let has = |line| self.job.queue.has_any(line);
+        let (unprobed, ring) = (has(Line::Unprobed), has(Line::Ring));
+        // What is not cached goes on to those who can read it, which may differ from file to file.
+        let cold =
+            |line| unprobed && self.job.route == Route::Auto && sources.iter().any(|s| cold_line(s) == line);
+        let (ring, pooled) = (ring || cold(Line::Ring), has(Line::Pool) || cold(Line::Pool));
+        if unprobed {
+            self.spawn(crew.copiers, "windlass-copy", &cpus, move |job| drive::serve_cached(job, depth))?;
+        } else if ring {
+            self.spawn(crew.touchers, "windlass-touch", &cpus, move |job| while job.touch_ahead(depth) {})?;
+        }
+        if ring {
+            self.spawn(crew.rings, "windlass-ring", &cpus, move |job| {
+                drive::serve_ring(job, Window::between(depth, max_depth), pool);
+            })?;
+        }
+        if pooled {
+            self.spawn(pool, "windlass-read", &cpus, drive::serve_pool)?;
+        }
+        Ok(())
+    }
+
+    fn spawn(
+        &mut self,
+        count: usize,
+        name: &str,
+        cpus: &Option<Vec<usize>>,
+        work: impl Fn(&Job) + Clone + Send + 'static,
+    ) -> Result<()> {
+        for _ in 0..count {
+            let (job, work, cpus) = (self.job.clone(), work.clone(), cpus.clone());
+            let running = job.enter();
+            let body = move || {
+                let _running = running;
+                if let Some(cpus) = cpus {
+                    run_on(&cpus);
+                }
+                work(&job);
+            };
+            let thread =
+                thread::Builder::new().name(name.into()).spawn(body).map_err(|source| Error::Io {
+                    operation: "starting a thread",
+                    path: self.job.catalog.files().first().map(|file| file.path.clone()).unwrap_or_default(),
+                    tensor: None,
+                    range: None,
+                    source,
+                })?;
+            self.threads.push(thread);
+        }
+        Ok(())
+    }
+
+    /// The next tensor to become complete, waiting no longer than `timeout`.
+    ///
+    /// # Errors
+    /// Whatever ended the load. After an error there are no more tensors.
+    pub fn next_within(&mut self, timeout: Duration) -> Result<Arrival> {
+        self.advance(Some(timeout))
+    }
+
+    fn advance(&mut self, timeout: Option<Duration>) -> Result<Arrival> {
+        if self.process != std::process::id() {
+            return Err(Error::Forked);
+        }
+        if let Some(tensor) = self.arrived.pop_front() {
+            return Ok(Arrival::Tensor(tensor));
+        }
+        if self.finished {
+            return Ok(Arrival::Finished);
+        }
+        match self.job.news(timeout) {
+            Ok(News::Tensors(tensors)) => {
+                self.arrived = tensors;
+                Ok(self.arrived.pop_front().map_or(Arrival::Pending, Arrival::Tensor))
+            }
+            Ok(News::Finished) => {
+                self.finish();
+                let (done, total) = (self.job.tensors_done(), self.job.plan.tensors().len());
+                if done < total {
+                    return Err(Error::Internal(format!("{done} of {total} tensors became complete")));
+                }
+                Ok(Arrival::Finished)
+            }
+            Err(error) => {
+                self.finish();
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits for all tensors that were not handed out yet.
+    ///
+    /// # Errors
+    /// Whatever ended the load.
+    pub fn wait(mut self) -> Result<Loaded> {
+        let mut tensors = Vec::with_capacity(self.job.plan.tensors().len());
+        loop {
+            match self.advance(None)? {
+                Arrival::Tensor(tensor) => tensors.push(tensor),
+                Arrival::Pending => {}
+                Arrival::Finished => return Ok(self.into_loaded(tensors)),
+            }
+        }
+    }
+
+    /// Puts `tensors`, taken from this load, into the order of the checkpoint and adds the report.
+    pub fn into_loaded(self, tensors: Vec<Tensor>) -> Loaded {
+        let report = self.report();
+        Loaded::new(tensors, report)
+    }
+
+    /// Ends the load early. Tensors that were handed out stay valid.
+    pub fn cancel(&mut self) {
+        if !self.finished {
+            self.arrived.clear();
+            self.job.fail(Error::Cancelled);
+        }
+    }
+
+    /// How far the load has got.
+    pub fn progress(&self) -> Progress {
+        Progress {
+            bytes_done: self.job.tensor_bytes_done(),
+            bytes_total: self.report.tensor_bytes,
+            tensors_done: self.job.tensors_done(),
+            tensors_total: self.report.tensors,
+        }
+    }
+
+    /// What the load has done so far; the whole truth once all tensors were handed out.
+    pub fn report(&self) -> Report {
+        let mut report = self.report.clone();
+        report.carriers = self.job.carriers();
+        report.read_bytes = report.carriers.iter().map(|carrier| carrier.read_bytes).sum();
+        report.refused = self.job.refused();
+        report.retries = self.job.retries();
+        report.staged_bytes = self.job.staged_bytes();
+        if !self.finished {
+            self.stop_clock(&mut report.time);
+        }
+        report
+    }
+
+    fn stop_clock(&self, time: &mut TimeReport) {
+        let usage = Usage::now();
+        let seconds = self.started.elapsed().as_secs_f64();
+        time.transfer_seconds = seconds - time.prepare_seconds;
+        time.total_seconds = time.open_seconds + seconds;
+        time.cpu_seconds = usage.cpu.saturating_sub(self.usage.cpu).as_secs_f64();
+        time.page_faults = usage.page_faults.saturating_sub(self.usage.page_faults);
+    }
+
+    /// Waits for the threads and stops the clock.
+    fn finish(&mut self) {
+        if self.finished {
+            return;
+        }
+        for thread in self.threads.drain(..) {
+            // A panic was already reported through the job.
+            let _ = thread.join();
+        }
+        let mut time = self.report.time;
+        self.stop_clock(&mut time);
+        self.report.time = time;
+        self.finished = true;
+    }
+}
+
+impl Iterator for Loading {
+    type Item = Result<Tensor>;
+
+    fn next(&mut self) -> Option<Result<Tensor>> {
+        loop {
+            match self.advance(None) {
+                Ok(Arrival::Tensor(tensor)) => return Some(Ok(tensor)),
+                Ok(Arrival::Pending) => {}
+                Ok(Arrival::Finished) => return None,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // A child of fork has neither the threads nor a consistent copy of what they were doing.
+            std::mem::forget(self.threads.drain(..).collect::<Vec<_>>());
+            return;
+        }
+        self.cancel();
+        self.finish();
+    }
+}
+
+impl std::fmt::Debug for Loading {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loading").field("progress", &self.progress()).finish_non_exhaustive()
+    }
+}
+
+impl Crew {
+    /// For what the caller's thread does by itself.
+    const ALONE: Self = Self { copiers: 1, touchers: 0, rings: 1, depth: (1, 1), pool: 1 };
+
+    fn new(plan: &Plan, sources: &[Arc<SourceFile>], options: &LoadOptions) -> Self {
+        let cores = parallel::cores();
+        let used: Vec<&Arc<SourceFile>> = {
+            let mut files: Vec<_> = plan.extents().iter().map(|extent| extent.file).collect();
+            files.dedup();
+            files.into_iter().map(|file| &sources[file.index()]).collect()
+        };
+        let remote = used.iter().any(|source| source.filesystem().is_remote());
+        let in_flight = options.in_flight_bytes.unwrap_or(if remote {
+            REMOTE_IN_FLIGHT_BYTES
+        } else {
+            LOCAL_IN_FLIGHT_BYTES
+        });
+        let depth = (in_flight / options.chunk_bytes.max(1)).clamp(1, MAX_DEPTH);
+        // A number that the caller gave is not second-guessed.
+        let max_depth = if options.in_flight_bytes.is_some() { depth } else { depth * IN_FLIGHT_GROWTH };
+        let buffered = options.direct == super::DirectIo::Never
+            || used.iter().any(|source| source.direct_refusal().is_some());
+        // Blocking direct reads only wait; buffered ones of a local file also copy, on a core each.
+        let pool = if buffered && !remote { cores.clamp(2, 4) } else { depth as usize };
+        let copiers = cores.min(MAX_COPIERS).max(if cores > 1 { 2 } else { 1 });
+        let many_queues = used.iter().any(|source| crate::host::device::queues(source.device()) > 1);
+        let rings = options.rings.unwrap_or(if cores >= 8 && many_queues { 2 } else { 1 });
+        Self {
+            copiers: options.threads.unwrap_or(copiers),
+            touchers: if options.pool.is_some() { 0 } else { copiers.min(2) },
+            rings,
+            depth: ((depth as usize).div_ceil(rings), (max_depth.min(MAX_DEPTH) as usize).div_ceil(rings)),
+            pool: options.threads.unwrap_or(pool),
+        }
+    }
+}
+
+fn new_report(catalog: &Catalog, plan: &Plan, options: &LoadOptions, numa_node: Option<u32>) -> Report {
+    let mut files: Vec<_> = plan.extents().iter().map(|extent| extent.file).collect();
+    files.dedup();
+    Report {
+        version: env!("CARGO_PKG_VERSION").into(),
+        route: options.route,
+        files: files.len(),
+        tensors: plan.tensors().len(),
+        tensor_bytes: plan.tensor_bytes(),
+        read_bytes: 0,
+        staged_bytes: 0,
+        carriers: Vec::new(),
+        refused: Vec::new(),
+        retries: Default::default(),
+        memory: MemoryReport {
+            layout: options.layout,
+            arenas: plan.arenas().len(),
+            arena_bytes: plan.arena_bytes(),
+            staging_bytes: 0,
+            huge_pages: options.huge_pages,
+            pooled: options.pool.is_some(),
+            numa_node,
+        },
+        time: TimeReport::default(),
+        verify: None,
+        notes: catalog.notes().to_vec(),
+    }
+}
+
+/// The node that `placement` stands for on this machine.
+fn numa_node(sources: &[Arc<SourceFile>], placement: NumaPlacement) -> Result<Option<u32>> {
+    match placement {
+        NumaPlacement::Unbound => Ok(None),
+        NumaPlacement::NearStorage => {
+            Ok(sources.first().and_then(|source| numa::node_of_device(source.device())))
+        }
+        NumaPlacement::Node(id) if numa::nodes().iter().any(|node| node.id == id) => Ok(Some(id)),
+        NumaPlacement::Node(id) => Err(Error::InvalidOption {
+            option: "numa",
+            value: id.to_string(),
+            reason: "this machine has no such node".into(),
+        }),
+    }
+}
+
+/// Keeps this thread on `cpus`. Best effort: a container may forbid it.
+fn run_on(cpus: &[usize]) {
+    let mut set = rustix::thread::CpuSet::new();
+    for &cpu in cpus.iter().filter(|&&cpu| cpu < rustix::thread::CpuSet::MAX_CPU) {
+        set.set(cpu);
+    }
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}

@@ -1,0 +1,20 @@
+//! Loading: from a checkpoint and options to tensors and a report.
+//!
+//! [`Checkpoint::load`] is the door. `loading` plans, allocates and starts threads; each drives a lane (`drive`)
+//! with reads from the `queue`, as many at once as its `window` says; `job` turns finished reads into tensors. `mapped` is the route without reads.
+#![forbid(unsafe_code)]
+
+mod checkpoint;
+mod drive;
+mod job;
+mod loading;
+mod mapped;
+mod options;
+mod queue;
+mod tensor;
+mod window;
+
+pub use checkpoint::{Checkpoint, load};
+pub use loading::{Arrival, Loading, Progress};
+pub use options::{DirectIo, LoadOptions, NumaPlacement};
+pub use tensor::{Loaded, Tensor};

@@ -1,0 +1,256 @@
+//! What a caller can ask of a load.
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "fault-injection")]
+use crate::route::fault::FaultScript;
+use crate::{
+    Error, Result,
+    memory::{HugePages, MemoryPool},
+    plan::{Layout, PlanOptions, Selection},
+    route::Route,
+};
+use bytesize::ByteSize;
+use serde::{Deserialize, Serialize};
+use std::str::FromStr;
+
+/// Whether reads go past the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DirectIo {
+    /// Where the file system allows it. Route `io_uring` requires it.
+    #[default]
+    Auto,
+    /// Always; an error where the file system refuses.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// Which NUMA node arenas come from and lanes run on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NumaPlacement {
+    /// Wherever the kernel puts them.
+    #[default]
+    Unbound,
+    /// The node that the first file's drive hangs off, if it has one.
+    NearStorage,
+    /// This node.
+    Node(u32),
+}
+
+/// How to load. The default is right for almost everyone.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Which way the bytes take.
+    pub route: Route,
+    /// Whether reads go past the page cache.
+    pub direct: DirectIo,
+    /// Which tensors, and which parts of them.
+    pub selection: Selection,
+    /// How tensors share memory.
+    pub layout: Layout,
+    /// Longest single read in bytes; a multiple of 4096.
+    pub chunk_bytes: u64,
+    /// Unwanted bytes between two wanted ranges that are read along rather than skipped.
+    pub coalesce_gap_bytes: u64,
+    /// Bytes in flight to one device. Default: 32 MiB, 128 MiB for network file systems, and more where rings find
+    /// that this makes the device faster.
+    pub in_flight_bytes: Option<u64>,
+    /// Rings of route `io_uring`. Default: one, or two if there are eight cores and the device has several queues.
+    pub rings: Option<usize>,
+    /// Threads of route `threads` and of copies from the page cache. Default: by cores and by bytes in flight.
+    pub threads: Option<usize>,
+    /// Kind of pages that arenas are made of.
+    pub huge_pages: HugePages,
+    /// NUMA placement of arenas and lanes.
+    pub numa: NumaPlacement,
+    /// Memory to take arenas from, already touched.
+    pub pool: Option<MemoryPool>,
+    /// Most bytes that the load may allocate, tensors and staging together.
+    pub memory_budget_bytes: Option<u64>,
+    /// With route `mapped`: read everything in at once rather than on first touch.
+    pub populate: bool,
+    /// Faults to inject into the lanes.
+    #[cfg(feature = "fault-injection")]
+    pub faults: Option<FaultScript>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        let PlanOptions { layout, chunk_bytes, coalesce_gap_bytes, .. } = PlanOptions::default();
+        Self {
+            route: Route::Auto,
+            direct: DirectIo::Auto,
+            selection: Selection::all(),
+            layout,
+            chunk_bytes,
+            coalesce_gap_bytes,
+            in_flight_bytes: None,
+            rings: None,
+            threads: None,
+            huge_pages: HugePages::default(),
+            numa: NumaPlacement::default(),
+            pool: None,
+            memory_budget_bytes: None,
+            populate: false,
+            #[cfg(feature = "fault-injection")]
+            faults: None,
+        }
+    }
+}
+
+impl LoadOptions {
+    /// The defaults, changed by the environment: `WINDLASS_ROUTE`, `WINDLASS_DIRECT`, `WINDLASS_LAYOUT`,
+    /// `WINDLASS_CHUNK`, `WINDLASS_COALESCE_GAP`, `WINDLASS_IN_FLIGHT`, `WINDLASS_RINGS`, `WINDLASS_THREADS`,
+    /// `WINDLASS_HUGE_PAGES`, `WINDLASS_NUMA`, `WINDLASS_MEMORY_BUDGET`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] names the variable.
+    pub fn from_env() -> Result<Self> {
+        let mut options = Self::default();
+        for (variable, option) in VARIABLES {
+            if let Ok(value) = std::env::var(variable) {
+                options.set(option, &value).map_err(|error| match error {
+                    Error::InvalidOption { value, reason, .. } => {
+                        Error::InvalidOption { option: variable, value, reason }
+                    }
+                    other => other,
+                })?;
+            }
+        }
+        Ok(options)
+    }
+
+    /// Sets an option by its name, from text: what environment variables, flags and Python arguments share.
+    ///
+    /// ```
+    /// use windlass::{LoadOptions, Route};
+    /// let mut options = LoadOptions::default();
+    /// options.set("route", "threads")?;
+    /// options.set("memory_budget", "8GiB")?;
+    /// assert_eq!(options.route, Route::Threads);
+    /// assert_eq!(options.memory_budget_bytes, Some(8 << 30));
+    /// # Ok::<(), windlass::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] if there is no such option or it cannot have this value.
+    pub fn set(&mut self, option: &str, value: &str) -> Result<()> {
+        match option {
+            "route" => self.route = value.parse()?,
+            "direct" => self.direct = named("direct", value)?,
+            "layout" => self.layout = named("layout", value)?,
+            "chunk" => self.chunk_bytes = bytes("chunk", value)?,
+            "coalesce_gap" => self.coalesce_gap_bytes = bytes("coalesce_gap", value)?,
+            "in_flight" => self.in_flight_bytes = Some(bytes("in_flight", value)?),
+            "rings" => self.rings = Some(count("rings", value)?),
+            "threads" => self.threads = Some(count("threads", value)?),
+            "huge_pages" => self.huge_pages = named("huge_pages", value)?,
+            "numa" => {
+                self.numa = match value {
+                    "unbound" => NumaPlacement::Unbound,
+                    "near_storage" => NumaPlacement::NearStorage,
+                    node => NumaPlacement::Node(node.parse().map_err(|_| Error::InvalidOption {
+                        option: "numa",
+                        value: value.to_owned(),
+                        reason: "it is unbound, near_storage or the number of a node".into(),
+                    })?),
+                }
+            }
+            "memory_budget" => self.memory_budget_bytes = Some(bytes("memory_budget", value)?),
+            _ => {
+                let known: Vec<&str> = VARIABLES.iter().map(|(_, option)| *option).collect();
+                return Err(Error::InvalidOption {
+                    option: "option",
+                    value: option.to_owned(),
+                    reason: format!("the options are {}", known.join(", ")),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn plan_options(&self) -> PlanOptions {
+        PlanOptions {
+            layout: self.layout,
+            chunk_bytes: self.chunk_bytes,
+            coalesce_gap_bytes: self.coalesce_gap_bytes,
+            ..PlanOptions::default()
+        }
+    }
+}
+
+/// Environment variables and the options that they set.
+const VARIABLES: [(&str, &str); 11] = [
+    ("WINDLASS_ROUTE", "route"),
+    ("WINDLASS_DIRECT", "direct"),
+    ("WINDLASS_LAYOUT", "layout"),
+    ("WINDLASS_CHUNK", "chunk"),
+    ("WINDLASS_COALESCE_GAP", "coalesce_gap"),
+    ("WINDLASS_IN_FLIGHT", "in_flight"),
+    ("WINDLASS_RINGS", "rings"),
+    ("WINDLASS_THREADS", "threads"),
+    ("WINDLASS_HUGE_PAGES", "huge_pages"),
+    ("WINDLASS_NUMA", "numa"),
+    ("WINDLASS_MEMORY_BUDGET", "memory_budget"),
+];
+
+/// A value of an enum, by its serialised name.
+fn named<T: for<'de> Deserialize<'de>>(option: &'static str, value: &str) -> Result<T> {
+    let text = serde::de::value::StrDeserializer::<serde::de::value::Error>::new(value);
+    T::deserialize(text).map_err(|error| Error::InvalidOption {
+        option,
+        value: value.to_owned(),
+        reason: error.to_string(),
+    })
+}
+
+/// A size such as `4194304`, `4MiB` or `1.5 GB`.
+fn bytes(option: &'static str, value: &str) -> Result<u64> {
+    ByteSize::from_str(value).map(|size| size.as_u64()).map_err(|_| Error::InvalidOption {
+        option,
+        value: value.to_owned(),
+        reason: "it is a size such as 4194304, 4MiB or 8GB".into(),
+    })
+}
+
+fn count(option: &'static str, value: &str) -> Result<usize> {
+    match value.parse() {
+        Ok(count @ 1..=256) => Ok(count),
+        _ => Err(Error::InvalidOption {
+            option,
+            value: value.to_owned(),
+            reason: "it is a number from 1 to 256".into(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variable_names_an_option_and_bad_values_say_what_is_allowed() {
+        for (_, option) in VARIABLES {
+            let error = LoadOptions::default().set(option, "nonsense!").unwrap_err();
+            assert!(error.to_string().starts_with(&format!("{option} cannot be 'nonsense!'")), "{error}");
+        }
+        let error = LoadOptions::default().set("rout", "x").unwrap_err();
+        assert!(error.to_string().contains("memory_budget"), "{error}");
+    }
+
+    #[test]
+    fn values_are_read() {
+        let mut options = LoadOptions::default();
+        for (option, value) in
+            [("direct", "never"), ("layout", "packed"), ("numa", "1"), ("huge_pages", "reserved")]
+        {
+            options.set(option, value).unwrap();
+        }
+        assert_eq!(options.direct, DirectIo::Never);
+        assert_eq!(options.layout, Layout::Packed);
+        assert_eq!(options.numa, NumaPlacement::Node(1));
+        assert_eq!(options.huge_pages, HugePages::Reserved);
+    }
+}

@@ -1,0 +1,138 @@
+//! Which read is next. One lock, taken once an extent: at 4 MiB each it is never contended.
+#![forbid(unsafe_code)]
+
+use crate::route::ReadOp;
+use std::{
+    collections::VecDeque,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+};
+
+/// Reads that wait, and how many are not finished in all.
+#[derive(Debug)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// Who a waiting read is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    /// Whoever copies from the page cache: nobody knows yet whether it is cached.
+    Unprobed,
+    /// A ring.
+    Ring,
+    /// The thread pool.
+    Pool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    unprobed: VecDeque<ReadOp>,
+    ring: VecDeque<ReadOp>,
+    pool: VecDeque<ReadOp>,
+    unfinished: usize,
+    stopped: bool,
+    no_ring: bool,
+}
+
+impl State {
+    fn line(&mut self, line: Line) -> &mut VecDeque<ReadOp> {
+        match line {
+            Line::Unprobed => &mut self.unprobed,
+            Line::Ring if self.no_ring => &mut self.pool,
+            Line::Ring => &mut self.ring,
+            Line::Pool => &mut self.pool,
+        }
+    }
+}
+
+impl Queue {
+    pub(super) fn new(ops: impl IntoIterator<Item = (Line, ReadOp)>) -> Self {
+        let mut state = State::default();
+        for (line, op) in ops {
+            state.unfinished += 1;
+            state.line(line).push_back(op);
+        }
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// The next read of a line, if there is one now.
+    pub(super) fn try_next(&self, line: Line) -> Option<ReadOp> {
+        let mut state = self.state();
+        if state.stopped { None } else { state.line(line).pop_front() }
+    }
+
+    /// The next read of a line. Waits while others may still add one; `None` once nobody will.
+    pub(super) fn next(&self, line: Line) -> Option<ReadOp> {
+        let mut state = self.state();
+        loop {
+            if state.stopped {
+                return None;
+            }
+            if let Some(op) = state.line(line).pop_front() {
+                return Some(op);
+            }
+            if state.unfinished == 0 {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Moves a read that was taken to the end of a line.
+    pub(super) fn hand_over(&self, line: Line, op: ReadOp) {
+        self.state().line(line).push_back(op);
+        self.changed.notify_all();
+    }
+
+    /// Puts a read that was taken back to the front of its line.
+    pub(super) fn put_back(&self, line: Line, op: ReadOp) {
+        self.state().line(line).push_front(op);
+        self.changed.notify_all();
+    }
+
+    /// One read that was taken is finished.
+    pub(super) fn finish_one(&self) {
+        let mut state = self.state();
+        state.unfinished = state.unfinished.saturating_sub(1);
+        if state.unfinished == 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// There will be no ring: what waits or will wait for one is the pool's. `true` for the first who says so.
+    pub(super) fn give_ring_to_pool(&self) -> bool {
+        let mut state = self.state();
+        let waiting = std::mem::take(&mut state.ring);
+        state.pool.extend(waiting);
+        self.changed.notify_all();
+        !std::mem::replace(&mut state.no_ring, true)
+    }
+
+    /// Nobody gets another read.
+    pub(super) fn stop(&self) {
+        let dropped = {
+            let mut state = self.state();
+            state.stopped = true;
+            let State { unprobed, ring, pool, .. } = &mut *state;
+            [std::mem::take(unprobed), std::mem::take(ring), std::mem::take(pool)]
+        };
+        self.changed.notify_all();
+        drop(dropped);
+    }
+
+    /// Whether any read waits in a line.
+    pub(super) fn has_any(&self, line: Line) -> bool {
+        !self.state().line(line).is_empty()
+    }
+
+    /// Whether [`Queue::stop`] was called.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state().stopped
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change leaves the state consistent, so a panic elsewhere does not spoil it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

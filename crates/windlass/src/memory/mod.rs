@@ -1,0 +1,70 @@
+//! Where tensors live. [`allocate`] makes an arena of the kind asked for; `arena` is the contract between those
+//! who write it and those who read it; `mapping` is the only place that maps memory.
+
+mod arena;
+pub(crate) mod budget;
+mod mapping;
+mod pool;
+mod slot;
+
+pub use arena::Block;
+pub(crate) use arena::{Arena, Fill, WriteRegion};
+pub use pool::MemoryPool;
+pub(crate) use slot::{Slot, Slots};
+
+use crate::{Error, Result};
+use arena::Backing;
+use mapping::{Mapping, Pages};
+use serde::{Deserialize, Serialize};
+use std::{fs::File, sync::Arc};
+
+/// What pages arenas are made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum HugePages {
+    /// Transparent huge pages, asked for by `madvise`. The kernel gives small pages where it has no huge one.
+    #[default]
+    Transparent,
+    /// The system's reserve (`vm.nr_hugepages`). An error if the reserve is too small.
+    Reserved,
+    /// Small pages only, unless the system's own policy differs.
+    Never,
+}
+
+/// The memory that a load asks for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MemoryRequest {
+    pub(crate) pages: HugePages,
+    pub(crate) numa_node: Option<u32>,
+    pub(crate) pool: Option<MemoryPool>,
+}
+
+/// An arena of `len` bytes, zeroed unless it comes from a pool.
+pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> {
+    let len = len as usize;
+    if let Some(pool) = &request.pool {
+        return Ok(Arena::new(Backing::Pooled(pool.take(len)?), len));
+    }
+    let (pages, kind) = match request.pages {
+        HugePages::Transparent => (Pages::TransparentHuge, "memory"),
+        HugePages::Reserved => (Pages::ReservedHuge, "reserved huge pages"),
+        HugePages::Never => (Pages::Default, "memory"),
+    };
+    let failed = |kind| move |source| Error::Allocation { bytes: len as u64, kind, source };
+    let mapping = Mapping::anonymous(len, pages).map_err(failed(kind))?;
+    if let Some(node) = request.numa_node {
+        mapping.bind(node).map_err(failed("memory of that NUMA node"))?;
+    }
+    Ok(Arena::new(Backing::Own(mapping), len))
+}
+
+/// An arena that is a private view of the first `len` bytes of a file.
+pub(crate) fn map_file(file: &File, len: u64) -> Result<Arc<Arena>> {
+    let mapping = Mapping::of_file(file, len as usize).map_err(|source| Error::Allocation {
+        bytes: len,
+        kind: "address space for a file",
+        source,
+    })?;
+    Ok(Arena::new(Backing::File(mapping), len as usize))
+}

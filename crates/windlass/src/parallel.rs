@@ -1,0 +1,54 @@
+//! The one way this crate does many small things at once.
+#![forbid(unsafe_code)]
+
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+/// Calls `work` for each item on up to `threads` threads; answers in the order of the items.
+pub(crate) fn map<T: Send, I: Sync>(items: &[I], threads: usize, work: impl Fn(&I) -> T + Sync) -> Vec<T> {
+    if items.len() <= 1 || threads <= 1 {
+        return items.iter().map(work).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let take_some = || {
+        let mut answers = Vec::new();
+        loop {
+            let position = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(position) else {
+                return answers;
+            };
+            answers.push((position, work(item)));
+        }
+    };
+    let mut answers: Vec<(usize, T)> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..items.len().min(threads)).map(|_| scope.spawn(take_some)).collect();
+        // A panic is a bug; it goes on in this thread rather than as a missing answer.
+        workers
+            .into_iter()
+            .flat_map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    answers.sort_by_key(|(position, _)| *position);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+/// Cores that this process may use. Asked once: the answer takes a walk through the cgroups.
+pub(crate) fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn answers_keep_the_order_of_the_items() {
+        let items: Vec<usize> = (0..1000).collect();
+        assert_eq!(super::map(&items, 7, |item| item * 2), (0..2000).step_by(2).collect::<Vec<_>>());
+        assert!(super::map(&[] as &[usize], 7, |item| *item).is_empty());
+    }
+}

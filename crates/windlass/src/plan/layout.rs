@@ -1,0 +1,171 @@
+//! Where each tensor lies: which arena, at which offset, and whether it can be read there directly.
+#![forbid(unsafe_code)]
+
+use super::{Layout, PlanError, PlanOptions, PlannedTensor, slice::Runs};
+use crate::{
+    Alignment, ByteRange,
+    catalog::{FileId, TensorId},
+};
+use std::{collections::BTreeMap, ops::Range};
+
+/// Tensors of this many bytes get an arena of their own under [`Layout::Tensor`].
+const LARGE_TENSOR_BYTES: u64 = 1 << 20;
+/// Smaller ones share arenas of at most this many bytes.
+const SHARED_ARENA_BYTES: u64 = 16 << 20;
+/// Under [`Layout::Packed`], shorter regions are staged: the padding to whole blocks would outweigh the copy.
+const PACKED_REGION_BYTES: u64 = 256 << 10;
+/// Alignment of tensors that are copied into place: a cache line, the widest vector load.
+const COPIED_ALIGNMENT: Alignment = match Alignment::new(64) {
+    Some(alignment) => alignment,
+    None => Alignment::BYTE,
+};
+
+/// A tensor to lay out.
+pub(super) struct Wanted {
+    pub(super) tensor: TensorId,
+    pub(super) file: FileId,
+    pub(super) alignment: u64,
+    pub(super) shape: Box<[u64]>,
+    pub(super) runs: Runs,
+}
+
+/// Tensors with their places.
+pub(super) struct LaidOut {
+    pub(super) arenas: Vec<u64>,
+    /// Read in place first, then staged, then empty; file order within each.
+    pub(super) tensors: Vec<PlannedTensor>,
+    /// Positions of the staged ones in `tensors`.
+    pub(super) staged: Range<usize>,
+    pub(super) regions: Vec<Region>,
+}
+
+/// Neighbouring tensors of one file that keep their distances in memory.
+pub(super) struct Region {
+    pub(super) file: FileId,
+    /// From the first byte of the first tensor to the last byte of the last.
+    pub(super) wanted: ByteRange,
+    pub(super) arena: usize,
+    /// Where the block that holds the first byte goes.
+    pub(super) offset: u64,
+    /// Its tensors, as positions in [`LaidOut::tensors`].
+    pub(super) tensors: Range<usize>,
+}
+
+pub(super) fn lay_out(mut wanted: Vec<Wanted>, options: &PlanOptions) -> Result<LaidOut, PlanError> {
+    wanted.sort_by_key(|tensor| (tensor.file, tensor.runs.span()));
+    let (filled, empty): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|tensor| tensor.runs.count() > 0);
+    let (in_place, mut staged): (Vec<_>, Vec<_>) = filled.into_iter().partition(can_be_read_in_place);
+
+    let mut groups = group(in_place, options);
+    if options.layout == Layout::Packed {
+        let (long, short): (Vec<_>, Vec<_>) =
+            groups.into_iter().partition(|group| group.wanted.len() >= PACKED_REGION_BYTES);
+        groups = long;
+        staged.extend(short.into_iter().flat_map(|group| group.tensors));
+        staged.sort_by_key(|tensor| (tensor.file, tensor.runs.span()));
+    }
+
+    let mut arenas = Arenas { layout: options.layout, lengths: Vec::new(), current: BTreeMap::new() };
+    let mut tensors = Vec::new();
+    let mut regions = Vec::new();
+    for Group { file, wanted, tensors: members } in groups {
+        let hull = wanted.aligned_hull(options.block).ok_or(PlanError::TooLarge)?;
+        let (arena, offset) = arenas.allocate(file, hull.len(), options.block)?;
+        let first = tensors.len();
+        for member in members {
+            let start = member.runs.get(0).start() - hull.start() + offset;
+            tensors.push(placed(member, arena, start)?);
+        }
+        regions.push(Region { file, wanted, arena, offset, tensors: first..tensors.len() });
+    }
+    let first_staged = tensors.len();
+    for tensor in staged {
+        let (arena, offset) = arenas.allocate(tensor.file, tensor.runs.total_len(), COPIED_ALIGNMENT)?;
+        tensors.push(placed(tensor, arena, offset)?);
+    }
+    let staged = first_staged..tensors.len();
+    for tensor in empty {
+        tensors.push(placed(tensor, 0, 0)?);
+    }
+    let round_up = |len| options.block.up(len).ok_or(PlanError::TooLarge);
+    let arenas = arenas.lengths.into_iter().map(round_up).collect::<Result<_, _>>()?;
+    Ok(LaidOut { arenas, tensors, staged, regions })
+}
+
+/// One run of bytes, where the elements are aligned in memory if they are in the file.
+fn can_be_read_in_place(tensor: &Wanted) -> bool {
+    tensor.runs.count() == 1 && tensor.runs.get(0).start().is_multiple_of(tensor.alignment)
+}
+
+fn placed(wanted: Wanted, arena: usize, start: u64) -> Result<PlannedTensor, PlanError> {
+    let Wanted { tensor, file, shape, runs, .. } = wanted;
+    let place = ByteRange::at(start, runs.total_len()).ok_or(PlanError::TooLarge)?;
+    Ok(PlannedTensor { tensor, shape, arena, place, runs, file })
+}
+
+struct Group {
+    file: FileId,
+    wanted: ByteRange,
+    tensors: Vec<Wanted>,
+}
+
+/// Neighbours that are read as one region: near enough in the file, and allowed to share memory.
+fn group(tensors: Vec<Wanted>, options: &PlanOptions) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for tensor in tensors {
+        let bytes = tensor.runs.get(0);
+        if let Some(group) = groups.last_mut()
+            && group.file == tensor.file
+            && let Some(gap) = bytes.start().checked_sub(group.wanted.end())
+            && let Some(joined) = ByteRange::new(group.wanted.start(), bytes.end())
+            && match options.layout {
+                Layout::File => gap <= options.coalesce_gap_bytes,
+                Layout::Packed => gap == 0,
+                Layout::Tensor => {
+                    // A large tensor is alone in its group.
+                    let only_small = group.tensors.len() > 1 || group.wanted.len() < LARGE_TENSOR_BYTES;
+                    only_small
+                        && bytes.len() < LARGE_TENSOR_BYTES
+                        && gap <= options.coalesce_gap_bytes
+                        && joined.len() <= SHARED_ARENA_BYTES
+                }
+            }
+        {
+            group.wanted = joined;
+            group.tensors.push(tensor);
+        } else {
+            groups.push(Group { file: tensor.file, wanted: bytes, tensors: vec![tensor] });
+        }
+    }
+    groups
+}
+
+/// Hands out places in arenas that grow as needed.
+struct Arenas {
+    layout: Layout,
+    lengths: Vec<u64>,
+    /// The arena that takes the next allocation of each file; under [`Layout::Packed`], of all files.
+    current: BTreeMap<Option<FileId>, usize>,
+}
+
+impl Arenas {
+    /// `len` bytes at a multiple of `alignment`.
+    fn allocate(&mut self, file: FileId, len: u64, alignment: Alignment) -> Result<(usize, u64), PlanError> {
+        let owner = (self.layout != Layout::Packed).then_some(file);
+        let alone = self.layout == Layout::Tensor && len >= LARGE_TENSOR_BYTES;
+        let current = self.current.get(&owner).copied().filter(|&arena| {
+            let fits = self.lengths[arena].saturating_add(len) <= SHARED_ARENA_BYTES;
+            !alone && (self.layout != Layout::Tensor || fits)
+        });
+        let arena = current.unwrap_or_else(|| {
+            self.lengths.push(0);
+            self.lengths.len() - 1
+        });
+        if !alone {
+            self.current.insert(owner, arena);
+        }
+        let offset = alignment.up(self.lengths[arena]).ok_or(PlanError::TooLarge)?;
+        self.lengths[arena] = offset.checked_add(len).ok_or(PlanError::TooLarge)?;
+        Ok((arena, offset))
+    }
+}

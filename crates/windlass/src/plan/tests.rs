@@ -1,0 +1,237 @@
+//! Properties of plans: every wanted byte is delivered exactly once, to the right place, by reads that the
+//! hardware can do.
+
+use super::*;
+use crate::{Dtype, catalog::safetensors::Header};
+use proptest::prelude::*;
+use std::path::Path;
+
+/// A safetensors file: the catalog that describes it, and its bytes.
+fn model(tensors: &[(Dtype, Vec<u64>)], padding: usize) -> (Catalog, Vec<u8>) {
+    let mut offset = 0;
+    let mut entries = Vec::new();
+    for (i, (dtype, shape)) in tensors.iter().enumerate() {
+        let end = offset + dtype.size_of(shape).unwrap();
+        entries.push(format!(
+            r#""t{i}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{offset},{end}]}}"#
+        ));
+        offset = end;
+    }
+    let text = format!("{{{}}}{}", entries.join(","), " ".repeat(padding));
+    let data_start = 8 + text.len();
+    let file: Vec<u8> = (0..data_start as u64 + offset).map(|i| ((i * 31) >> 3) as u8 ^ i as u8).collect();
+    let header = Header::parse(text.as_bytes(), file.len() as u64).unwrap();
+    (Catalog::from_header(Path::new("model.safetensors"), file.len() as u64, header).unwrap(), file)
+}
+
+/// Does what an executor does, with `Vec`s for arenas.
+fn execute(plan: &Plan, file: &[u8]) -> Vec<Vec<Option<u8>>> {
+    let mut arenas: Vec<Vec<Option<u8>>> =
+        plan.arenas().iter().map(|&len| vec![None; len as usize]).collect();
+    let mut put = |arena: usize, offset: u64, byte: u8| {
+        let cell = &mut arenas[arena][offset as usize];
+        assert_eq!(cell.replace(byte), None, "byte {offset} of arena {arena} is written twice");
+    };
+    for extent in plan.extents() {
+        match extent.target {
+            Target::InPlace { arena, room } => {
+                for i in 0..extent.read.len() {
+                    put(arena, room.start() + i, file[(extent.read.start() + i) as usize]);
+                }
+            }
+            Target::Staged => {
+                for piece in plan.pieces(extent, extent.read) {
+                    let mut copied = 0;
+                    for copy in plan.copies(extent, piece) {
+                        assert!(extent.read.contains(copy.source));
+                        assert_eq!(copy.destination, piece.place.start() + copied);
+                        copied += copy.source.len();
+                        for i in 0..copy.source.len() {
+                            put(piece.arena, copy.destination + i, file[(copy.source.start() + i) as usize]);
+                        }
+                    }
+                    assert_eq!(copied, piece.place.len());
+                }
+            }
+        }
+    }
+    arenas
+}
+
+fn check(plan: &Plan, catalog: &Catalog, file: &[u8], requests: &[TensorRequest], options: &PlanOptions) {
+    let block = options.block;
+    for extent in plan.extents() {
+        assert!(block.divides(extent.read.start()));
+        assert!(block.divides(extent.read.end()) || extent.read.end() == file.len() as u64);
+        assert!(extent.read.len() <= options.chunk_bytes && extent.read.contains(extent.wanted));
+        assert!(!extent.wanted.is_empty());
+        if let Target::InPlace { arena, room } = extent.target {
+            assert!(block.divides(room.start()) && block.divides(room.len()));
+            assert!(room.len() >= extent.read.len() && room.end() <= plan.arenas()[arena]);
+        }
+    }
+    let arenas = execute(plan, file);
+    assert_eq!(plan.tensors().len(), requests.len());
+    let mut delivered = 0;
+    for request in requests {
+        let planned = plan.tensors().iter().find(|planned| planned.tensor == request.tensor).unwrap();
+        let entry = catalog.tensor(request.tensor);
+        let runs = Runs::new(entry.bytes.start(), entry.dtype, &entry.shape, &request.slice).unwrap();
+        let expected: Vec<u8> = (0..runs.count())
+            .flat_map(|i| &file[runs.get(i).start() as usize..runs.get(i).end() as usize])
+            .copied()
+            .collect();
+        assert_eq!(planned.place.len(), expected.len() as u64);
+        if expected.is_empty() {
+            continue;
+        }
+        assert_eq!(planned.place.start() % entry.dtype.alignment(), 0, "{} is misaligned", entry.name);
+        let place = planned.place.start() as usize..planned.place.end() as usize;
+        let found: Vec<Option<u8>> = arenas[planned.arena][place].to_vec();
+        assert_eq!(found, expected.into_iter().map(Some).collect::<Vec<_>>(), "tensor {}", entry.name);
+        delivered += planned.place.len();
+    }
+    assert_eq!(plan.tensor_bytes(), delivered);
+    let pieces: u64 = plan
+        .extents()
+        .iter()
+        .flat_map(|extent| plan.pieces(extent, extent.read))
+        .map(|piece| piece.place.len())
+        .sum();
+    assert_eq!(pieces, delivered, "the pieces of all extents are the tensors");
+}
+
+fn dtype() -> impl Strategy<Value = Dtype> {
+    prop::sample::select(&Dtype::ALL[..])
+}
+
+prop_compose! {
+    fn tensor()(dtype in dtype(), shape in prop::collection::vec(0..24u64, 0..4)) -> (Dtype, Vec<u64>) {
+        let mut shape = shape;
+        if dtype.bits() < 8 {
+            // Whole bytes, as a valid file has.
+            shape.push(4);
+        }
+        (dtype, shape)
+    }
+}
+
+prop_compose! {
+    fn options()(
+        layout in prop::sample::select(&[Layout::File, Layout::Packed, Layout::Tensor][..]),
+        block_shift in 0..9u32,
+        blocks_a_chunk in 1..9u64,
+        coalesce_gap_bytes in prop::sample::select(&[0u64, 1, 100, 5000][..]),
+    ) -> PlanOptions {
+        let block = Alignment::new(8 << block_shift).unwrap();
+        PlanOptions { layout, block, chunk_bytes: block.bytes() * blocks_a_chunk, coalesce_gap_bytes }
+    }
+}
+
+/// For each tensor: leave it out, or take the part that these fractions cut from each dimension.
+type Wish = Option<Vec<(f64, f64)>>;
+
+fn wishes(tensors: usize) -> impl Strategy<Value = Vec<Wish>> {
+    let cut = prop::collection::vec((0.0..1.0f64, 0.0..1.0f64), 0..4);
+    prop::collection::vec(prop::option::weighted(0.8, cut), tensors)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else { 512 }))]
+
+    #[test]
+    fn every_wanted_byte_arrives_once_and_in_place(
+        (tensors, wishes) in prop::collection::vec(tensor(), 0..12)
+            .prop_flat_map(|tensors| { let count = tensors.len(); (Just(tensors), wishes(count)) }),
+        padding in 0..70usize,
+        options in options(),
+    ) {
+        let (catalog, file) = model(&tensors, padding);
+        let mut requests = Vec::new();
+        for (id, wish) in catalog.ids().zip(wishes) {
+            let Some(cut) = wish else { continue };
+            let entry = catalog.tensor(id);
+            let ranges = cut.iter().zip(&*entry.shape).map(|((a, b), &size)| {
+                let (a, b) = ((a * (size + 1) as f64) as u64, (b * (size + 1) as f64) as u64);
+                a.min(b)..a.max(b)
+            });
+            let slice = TensorSlice::new(ranges.collect());
+            match Plan::new(&catalog, &[TensorRequest { tensor: id, slice: slice.clone() }], &options) {
+                Ok(_) => requests.push(TensorRequest { tensor: id, slice }),
+                Err(error) => prop_assert!(
+                    entry.dtype.bits() < 8 && matches!(error, PlanError::Slice { problem: SliceError::PartialByte, .. }),
+                    "{}", error
+                ),
+            }
+        }
+        let plan = Plan::new(&catalog, &requests, &options).unwrap();
+        check(&plan, &catalog, &file, &requests, &options);
+    }
+}
+
+#[test]
+fn neighbouring_tensors_are_read_in_one_extent() {
+    let (catalog, file) = model(&vec![(Dtype::F32, vec![64]); 100], 0);
+    let requests: Vec<_> = catalog.ids().map(TensorRequest::whole).collect();
+    let plan = Plan::new(&catalog, &requests, &PlanOptions::default()).unwrap();
+    assert_eq!(plan.extents().len(), 1);
+    assert_eq!(plan.arenas().len(), 1);
+    check(&plan, &catalog, &file, &requests, &PlanOptions::default());
+}
+
+#[test]
+fn gaps_beyond_the_limit_are_skipped() {
+    let (catalog, _) =
+        model(&[(Dtype::U8, vec![10_000]), (Dtype::U8, vec![500_000]), (Dtype::U8, vec![10_000])], 0);
+    let requests: Vec<_> = catalog.ids().step_by(2).map(TensorRequest::whole).collect();
+    let skipping = Plan::new(&catalog, &requests, &PlanOptions::default()).unwrap();
+    assert_eq!(skipping.extents().len(), 2);
+    assert!(skipping.read_bytes() < 40_000);
+    let reading_through = PlanOptions { coalesce_gap_bytes: 1 << 20, ..PlanOptions::default() };
+    assert_eq!(Plan::new(&catalog, &requests, &reading_through).unwrap().extents().len(), 1);
+}
+
+#[test]
+fn a_column_of_a_matrix_reads_only_its_part_of_each_row() {
+    let rows_of_1_mib = (Dtype::U8, vec![8, 1 << 20]);
+    let (catalog, _) = model(&[rows_of_1_mib], 0);
+    let tensor = catalog.ids().next().unwrap();
+    let slice = TensorSlice::new(vec![0..8, 0..4096]);
+    let plan = Plan::new(&catalog, &[TensorRequest { tensor, slice }], &PlanOptions::default()).unwrap();
+    assert_eq!(plan.extents().len(), 8);
+    assert!(plan.read_bytes() <= 8 * 3 * 4096, "{} bytes are read", plan.read_bytes());
+    assert_eq!(plan.tensor_bytes(), 8 * 4096);
+}
+
+#[test]
+fn misaligned_elements_are_staged_and_land_aligned() {
+    // A header of odd length, which the format allows, puts every element at an odd address.
+    let (catalog, file) = model(&[(Dtype::F64, vec![100])], 1);
+    let misaligned = catalog.tensors()[0].bytes.start() % 8 != 0;
+    let (catalog, file) = if misaligned { (catalog, file) } else { model(&[(Dtype::F64, vec![100])], 2) };
+    let requests: Vec<_> = catalog.ids().map(TensorRequest::whole).collect();
+    let plan = Plan::new(&catalog, &requests, &PlanOptions::default()).unwrap();
+    assert!(plan.is_staged());
+    check(&plan, &catalog, &file, &requests, &PlanOptions::default());
+}
+
+#[test]
+fn a_tensor_requested_twice_is_refused() {
+    let (catalog, _) = model(&[(Dtype::U8, vec![1])], 0);
+    let id = catalog.ids().next().unwrap();
+    let requests = [TensorRequest::whole(id), TensorRequest::whole(id)];
+    assert!(matches!(
+        Plan::new(&catalog, &requests, &PlanOptions::default()),
+        Err(PlanError::RequestedTwice { tensor }) if tensor == "t0"
+    ));
+}
+
+#[test]
+fn large_tensors_get_their_own_arena_when_asked() {
+    let (catalog, _) =
+        model(&[(Dtype::U8, vec![3 << 20]), (Dtype::U8, vec![10]), (Dtype::U8, vec![2 << 20])], 0);
+    let requests: Vec<_> = catalog.ids().map(TensorRequest::whole).collect();
+    let options = PlanOptions { layout: Layout::Tensor, ..PlanOptions::default() };
+    let plan = Plan::new(&catalog, &requests, &options).unwrap();
+    assert_eq!(plan.arenas().len(), 3);
+}

@@ -1,0 +1,245 @@
+//! What a load did: the route of every byte, and why it was not a better one.
+#![forbid(unsafe_code)]
+
+use crate::{
+    memory::HugePages,
+    plan::Layout,
+    route::{Access, Route, Unavailable},
+    verify::VerifyReport,
+};
+use bytesize::ByteSize;
+use serde::{Deserialize, Serialize};
+use std::{fmt, path::PathBuf};
+
+/// What one load did.
+///
+/// The bytes of [`Report::carriers`] add up to [`Report::tensor_bytes`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// Version of windlass.
+    pub version: String,
+    /// The route that was asked for.
+    pub route: Route,
+    /// Files that were read.
+    pub files: usize,
+    /// Tensors that were delivered.
+    pub tensors: usize,
+    /// Bytes of these tensors.
+    pub tensor_bytes: u64,
+    /// Bytes that were read: the tensors, gaps read along, and padding to whole blocks.
+    pub read_bytes: u64,
+    /// Bytes of tensors that passed through a staging slot rather than being read in place.
+    pub staged_bytes: u64,
+    /// Which route moved how much.
+    pub carriers: Vec<Carrier>,
+    /// Routes that would have been better, and why they were not used.
+    pub refused: Vec<Refusal>,
+    /// Reads that had to be repeated.
+    pub retries: Retries,
+    /// Memory that the load took.
+    pub memory: MemoryReport,
+    /// Where the time went.
+    pub time: TimeReport,
+    /// How a verification went, if there was one.
+    pub verify: Option<VerifyReport>,
+    /// What else the caller should know.
+    pub notes: Vec<String>,
+}
+
+/// One route's share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carrier {
+    /// The route.
+    pub route: Route,
+    /// Whether it went past the page cache or through it.
+    pub access: Access,
+    /// Bytes of tensors that it delivered.
+    pub tensor_bytes: u64,
+    /// Bytes that it read.
+    pub read_bytes: u64,
+    /// Reads that it made.
+    pub reads: u64,
+}
+
+/// A route that was not used for some or all bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// What was refused, such as `io_uring` or `direct reads`.
+    pub what: String,
+    /// The file that it was refused for; `None` if for all.
+    pub path: Option<PathBuf>,
+    /// Why, and what would change it.
+    #[serde(flatten)]
+    pub why: Unavailable,
+}
+
+/// Reads that had to be repeated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retries {
+    /// Reads that returned fewer bytes than asked.
+    pub short: u64,
+    /// Reads that were interrupted or told to try again.
+    pub interrupted: u64,
+}
+
+/// Memory that a load took.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// How tensors share memory.
+    pub layout: Layout,
+    /// Arenas that hold them.
+    pub arenas: usize,
+    /// Bytes of these: tensors, gaps, padding.
+    pub arena_bytes: u64,
+    /// Bytes of staging slots, freed when the load ended.
+    pub staging_bytes: u64,
+    /// Kind of pages.
+    pub huge_pages: HugePages,
+    /// Whether the arenas come from a pool of memory that was touched before.
+    pub pooled: bool,
+    /// The NUMA node that they were bound to, if any.
+    pub numa_node: Option<u32>,
+}
+
+/// Where the time of a load went, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TimeReport {
+    /// Finding the files and reading their headers. Counted in the first load from a checkpoint; 0 in later ones.
+    pub open_seconds: f64,
+    /// Planning and allocating address space.
+    pub prepare_seconds: f64,
+    /// From the first read to the last.
+    pub transfer_seconds: f64,
+    /// All of these.
+    pub total_seconds: f64,
+    /// CPU time of the whole process meanwhile, user and system.
+    pub cpu_seconds: f64,
+    /// Page faults of the whole process meanwhile.
+    pub page_faults: u64,
+}
+
+impl Report {
+    /// Bytes of tensors per second over the whole load.
+    pub fn bytes_per_second(&self) -> f64 {
+        if self.time.total_seconds > 0.0 { self.tensor_bytes as f64 / self.time.total_seconds } else { 0.0 }
+    }
+
+    /// Adds a later load of the same checkpoint: sums what can be summed, and keeps each refusal and note once.
+    pub fn merge(&mut self, later: &Self) {
+        self.files = self.files.max(later.files);
+        self.tensors += later.tensors;
+        self.tensor_bytes += later.tensor_bytes;
+        self.read_bytes += later.read_bytes;
+        self.staged_bytes += later.staged_bytes;
+        for carrier in &later.carriers {
+            match self
+                .carriers
+                .iter_mut()
+                .find(|own| (own.route, own.access) == (carrier.route, carrier.access))
+            {
+                Some(own) => {
+                    own.tensor_bytes += carrier.tensor_bytes;
+                    own.read_bytes += carrier.read_bytes;
+                    own.reads += carrier.reads;
+                }
+                None => self.carriers.push(carrier.clone()),
+            }
+        }
+        add_new(&mut self.refused, &later.refused);
+        add_new(&mut self.notes, &later.notes);
+        self.retries.short += later.retries.short;
+        self.retries.interrupted += later.retries.interrupted;
+        self.memory.arenas += later.memory.arenas;
+        self.memory.arena_bytes += later.memory.arena_bytes;
+        self.memory.staging_bytes = self.memory.staging_bytes.max(later.memory.staging_bytes);
+        self.time.open_seconds += later.time.open_seconds;
+        self.time.prepare_seconds += later.time.prepare_seconds;
+        self.time.transfer_seconds += later.time.transfer_seconds;
+        self.time.total_seconds += later.time.total_seconds;
+        self.time.cpu_seconds += later.time.cpu_seconds;
+        self.time.page_faults += later.time.page_faults;
+    }
+}
+
+fn add_new<T: PartialEq + Clone>(own: &mut Vec<T>, later: &[T]) {
+    for item in later {
+        if !own.contains(item) {
+            own.push(item.clone());
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    /// Several lines of text for people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} tensors, {} from {} {} in {:.3} s ({}/s)",
+            self.tensors,
+            ByteSize(self.tensor_bytes),
+            self.files,
+            if self.files == 1 { "file" } else { "files" },
+            self.time.total_seconds,
+            ByteSize(self.bytes_per_second() as u64),
+        )?;
+        for carrier in &self.carriers {
+            let share = 100.0 * carrier.tensor_bytes as f64 / self.tensor_bytes.max(1) as f64;
+            writeln!(
+                f,
+                "  {:<9} {:<8} {:>10} {share:5.1} %  ({} reads of {} in all)",
+                carrier.route,
+                carrier.access,
+                ByteSize(carrier.tensor_bytes).to_string(),
+                carrier.reads,
+                ByteSize(carrier.read_bytes),
+            )?;
+        }
+        for refusal in &self.refused {
+            write!(f, "  not used: {}", refusal.what)?;
+            if let Some(path) = &refusal.path {
+                write!(f, " on {}", path.display())?;
+            }
+            writeln!(f, ": {}", refusal.why)?;
+        }
+        writeln!(
+            f,
+            "  memory    {} in {} {}{}, staging {}",
+            ByteSize(self.memory.arena_bytes),
+            self.memory.arenas,
+            if self.memory.arenas == 1 { "arena" } else { "arenas" },
+            if self.memory.pooled { " from the pool" } else { "" },
+            ByteSize(self.memory.staging_bytes),
+        )?;
+        writeln!(
+            f,
+            "  time      open {:.3} s, prepare {:.3} s, transfer {:.3} s; CPU {:.3} s, {} page faults",
+            self.time.open_seconds,
+            self.time.prepare_seconds,
+            self.time.transfer_seconds,
+            self.time.cpu_seconds,
+            self.time.page_faults,
+        )?;
+        if self.retries != Retries::default() {
+            writeln!(
+                f,
+                "  retries   {} short, {} interrupted",
+                self.retries.short, self.retries.interrupted
+            )?;
+        }
+        if let Some(verify) = &self.verify {
+            writeln!(
+                f,
+                "  verified  {} tensors, {} against {} in {:.3} s",
+                verify.tensors,
+                ByteSize(verify.bytes),
+                verify.against,
+                verify.seconds,
+            )?;
+        }
+        for note in &self.notes {
+            writeln!(f, "  note: {note}")?;
+        }
+        Ok(())
+    }
+}

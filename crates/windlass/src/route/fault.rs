@@ -1,0 +1,100 @@
+//! A lane that fails on purpose: the test bench of everything that handles completions.
+//!
+//! Only with the feature `fault-injection`. Whatever a fault withholds from the caller is overwritten with a
+//! pattern first, so that code which believes a failed read delivers wrong bytes, not right ones by luck.
+#![forbid(unsafe_code)]
+
+use super::{AnyLane, Done, Lane, ReadOp};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// What happens to one read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Only this many bytes arrive; 0 looks like the end of the file.
+    Short(usize),
+    /// The read fails with this `errno`.
+    Errno(i32),
+    /// The read takes this much longer.
+    Delay(Duration),
+}
+
+/// Decides the fault of each read, by its number (counted over all lanes, from 0) and its offset in the file.
+#[derive(Clone)]
+pub struct FaultScript {
+    decide: Arc<dyn Fn(u64, u64) -> Option<Fault> + Send + Sync>,
+    reads: Arc<AtomicU64>,
+}
+
+impl FaultScript {
+    /// A script that asks `decide(number, offset)` for each read.
+    pub fn new(decide: impl Fn(u64, u64) -> Option<Fault> + Send + Sync + 'static) -> Self {
+        Self { decide: Arc::new(decide), reads: Arc::default() }
+    }
+
+    /// Reads that were made under this script.
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn wrap(&self, lane: AnyLane) -> AnyLane {
+        AnyLane::Faulty(Box::new(FaultyLane { lane, script: self.clone() }))
+    }
+}
+
+impl std::fmt::Debug for FaultScript {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FaultScript").field("reads", &self.reads()).finish_non_exhaustive()
+    }
+}
+
+/// Another lane, with faults.
+pub(crate) struct FaultyLane {
+    lane: AnyLane,
+    script: FaultScript,
+}
+
+impl Lane for FaultyLane {
+    fn capacity(&self) -> usize {
+        self.lane.capacity()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.lane.in_flight()
+    }
+
+    fn push(&mut self, op: ReadOp) {
+        self.lane.push(op);
+    }
+
+    fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        let before = done.len();
+        self.lane.submit_and_wait(done)?;
+        for Done { op, result } in &mut done[before..] {
+            let number = self.script.reads.fetch_add(1, Ordering::Relaxed);
+            let Some(fault) = (self.script.decide)(number, op.offset) else {
+                continue;
+            };
+            let (kept, outcome) = match (&fault, &*result) {
+                (Fault::Delay(time), _) => {
+                    std::thread::sleep(*time);
+                    continue;
+                }
+                (Fault::Short(limit), Ok(count)) => (*count.min(limit), Ok(*count.min(limit))),
+                (Fault::Errno(errno), _) => (0, Err(io::Error::from_raw_os_error(*errno))),
+                (Fault::Short(_), Err(_)) => continue,
+            };
+            if let Ok(target) = op.target() {
+                target[kept..].fill(0xA5);
+            }
+            *result = outcome;
+        }
+        Ok(())
+    }
+}

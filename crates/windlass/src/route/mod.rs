@@ -1,0 +1,238 @@
+//! How bytes move from a file to memory.
+//!
+//! `source` opens files and finds out what each can do; `residency` says what the page cache holds; one file a
+//! backend (`uring`, `threads`, `cached`) implements [`Lane`]. What to do with a completion is not decided here
+//! but in `load::drive`, once for all backends.
+
+mod cached;
+#[cfg(feature = "fault-injection")]
+pub mod fault;
+mod filesystem;
+pub(crate) mod residency;
+mod source;
+mod threads;
+mod uring;
+
+pub(crate) use cached::CachedLane;
+pub(crate) use filesystem::FileSystem;
+pub(crate) use residency::Probe;
+pub(crate) use source::{SourceFile, open_direct};
+pub(crate) use threads::PreadLane;
+pub(crate) use uring::UringLane;
+
+use crate::memory::{Slot, WriteRegion};
+use serde::{Deserialize, Serialize};
+use std::{fmt, io, str::FromStr, sync::Arc};
+
+/// A way for bytes to get from storage to memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Route {
+    /// The best one for each extent: `cached` for what the page cache holds; for the rest `io_uring`, or `threads`
+    /// where that is refused. Never `mapped`.
+    #[default]
+    Auto,
+    /// Asynchronous reads through an io_uring, past the page cache.
+    IoUring,
+    /// A pool of threads that call `pread`, past the page cache where the file system allows it.
+    Threads,
+    /// Copies of what the page cache holds. Fails where it does not hold the data.
+    Cached,
+    /// A private mapping of the file: nothing is read until it is touched.
+    Mapped,
+}
+
+impl Route {
+    /// Every route.
+    pub const ALL: [Self; 5] = [Self::Auto, Self::IoUring, Self::Threads, Self::Cached, Self::Mapped];
+
+    /// The name that options, reports and messages use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::IoUring => "io_uring",
+            Self::Threads => "threads",
+            Self::Cached => "cached",
+            Self::Mapped => "mapped",
+        }
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Route {
+    type Err = crate::Error;
+
+    fn from_str(name: &str) -> crate::Result<Self> {
+        Self::ALL.into_iter().find(|route| route.name() == name).ok_or_else(|| crate::Error::InvalidOption {
+            option: "route",
+            value: name.to_owned(),
+            reason: format!("it is one of {}", Self::ALL.map(Self::name).join(", ")),
+        })
+    }
+}
+
+/// Whether reads pass through the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Past the page cache (`O_DIRECT`).
+    Direct,
+    /// Through the page cache.
+    Buffered,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Direct => "direct",
+            Self::Buffered => "buffered",
+        })
+    }
+}
+
+/// Why a route, or a part of one, cannot be used, and what would change that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unavailable {
+    /// What is in the way.
+    pub reason: String,
+    /// What to do about it; empty if nothing can be done.
+    pub fix: String,
+}
+
+impl Unavailable {
+    pub(crate) fn new(reason: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { reason: reason.into(), fix: fix.into() }
+    }
+}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)?;
+        if !self.fix.is_empty() {
+            write!(f, " ({})", self.fix)?;
+        }
+        Ok(())
+    }
+}
+
+/// A read on its way: it owns the memory that it fills, so nobody else can touch that meanwhile.
+#[derive(Debug)]
+pub(crate) struct ReadOp {
+    /// Position of the extent in the plan.
+    pub(crate) extent: usize,
+    pub(crate) source: Arc<SourceFile>,
+    pub(crate) access: Access,
+    pub(crate) buffer: Buffer,
+    /// Offset in the file of the next read.
+    pub(crate) offset: u64,
+    /// Where in the buffer its first byte goes.
+    pub(crate) position: usize,
+    /// Bytes to read. May go past the end of the file: direct reads take whole blocks.
+    pub(crate) len: usize,
+    /// Bytes of the extent that are there, counted from its start.
+    pub(crate) filled: u64,
+    /// Reads in a row that made no progress.
+    pub(crate) stalls: u32,
+}
+
+/// The memory of a [`ReadOp`].
+#[derive(Debug)]
+pub(crate) enum Buffer {
+    /// The final place.
+    InPlace(WriteRegion),
+    /// A staging slot, once one was taken, and the final places of its pieces.
+    Staged { slot: Option<Slot>, pieces: Vec<WriteRegion> },
+}
+
+impl ReadOp {
+    /// The memory that the next read fills.
+    pub(crate) fn target(&mut self) -> io::Result<&mut [u8]> {
+        let bytes = match &mut self.buffer {
+            Buffer::InPlace(region) => region.as_mut_slice(),
+            Buffer::Staged { slot: Some(slot), .. } => slot.as_mut_slice(),
+            Buffer::Staged { slot: None, .. } => &mut [],
+        };
+        let end = self.position.checked_add(self.len);
+        end.and_then(|end| bytes.get_mut(self.position..end))
+            .ok_or_else(|| io::Error::other("a read does not fit its buffer"))
+    }
+}
+
+/// A read that ended: how many bytes came, or why none did.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) op: ReadOp,
+    pub(crate) result: io::Result<usize>,
+}
+
+/// A queue of reads with one owner. Reads complete in any order.
+pub(crate) trait Lane {
+    /// Reads that may be in flight at once.
+    fn capacity(&self) -> usize;
+
+    /// Reads that were pushed and have not come back.
+    fn in_flight(&self) -> usize;
+
+    /// Takes a read on. Only while `in_flight() < capacity()`.
+    fn push(&mut self, op: ReadOp);
+
+    /// Waits until at least one read is done and appends those that are. Returns at once if none is in flight.
+    fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()>;
+}
+
+/// Any backend: an enum rather than `dyn`, so that the hot path is a jump.
+pub(crate) enum AnyLane {
+    Uring(Box<UringLane>),
+    Pread(PreadLane),
+    Cached(CachedLane),
+    #[cfg(feature = "fault-injection")]
+    Faulty(Box<fault::FaultyLane>),
+}
+
+impl Lane for AnyLane {
+    fn capacity(&self) -> usize {
+        match self {
+            Self::Uring(lane) => lane.capacity(),
+            Self::Pread(lane) => lane.capacity(),
+            Self::Cached(lane) => lane.capacity(),
+            #[cfg(feature = "fault-injection")]
+            Self::Faulty(lane) => lane.capacity(),
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        match self {
+            Self::Uring(lane) => lane.in_flight(),
+            Self::Pread(lane) => lane.in_flight(),
+            Self::Cached(lane) => lane.in_flight(),
+            #[cfg(feature = "fault-injection")]
+            Self::Faulty(lane) => lane.in_flight(),
+        }
+    }
+
+    fn push(&mut self, op: ReadOp) {
+        match self {
+            Self::Uring(lane) => lane.push(op),
+            Self::Pread(lane) => lane.push(op),
+            Self::Cached(lane) => lane.push(op),
+            #[cfg(feature = "fault-injection")]
+            Self::Faulty(lane) => lane.push(op),
+        }
+    }
+
+    fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        match self {
+            Self::Uring(lane) => lane.submit_and_wait(done),
+            Self::Pread(lane) => lane.submit_and_wait(done),
+            Self::Cached(lane) => lane.submit_and_wait(done),
+            #[cfg(feature = "fault-injection")]
+            Self::Faulty(lane) => lane.submit_and_wait(done),
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! A file as a source of bytes: its descriptors, what they can do, and whether it is still the same file.
+#![forbid(unsafe_code)]
+
+use super::{
+    Unavailable,
+    filesystem::{FileSystem, FileSystemKind},
+    residency::Probe,
+};
+use crate::{
+    Alignment, ByteRange, Error, Result,
+    catalog::{FileIdentity, OpenFile},
+};
+use rustix::{
+    fs::{AtFlags, Mode, OFlags, StatxFlags},
+    io::Errno,
+};
+use std::{
+    fs::File,
+    io,
+    os::fd::AsRawFd,
+    path::Path,
+    sync::{Arc, OnceLock},
+};
+
+/// One open file of a checkpoint.
+#[derive(Debug)]
+pub(crate) struct SourceFile {
+    open: Arc<OpenFile>,
+    filesystem: FileSystem,
+    direct: Result<File, Unavailable>,
+    /// Set when a direct read was refused although opening was not.
+    direct_failed: OnceLock<Unavailable>,
+    probe: Probe,
+}
+
+/// `STATX_DIOALIGN`, Linux 6.1.
+const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
+
+impl SourceFile {
+    /// Finds out what can be done with an open file.
+    pub(crate) fn new(open: Arc<OpenFile>) -> Result<Self> {
+        let filesystem = FileSystem::of(&open.file).map_err(|source| open.io_error("statfs", source))?;
+        let direct = open_direct(&open.file, filesystem);
+        let probe = Probe::find(&open.file);
+        Ok(Self { open, filesystem, direct, direct_failed: OnceLock::new(), probe })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.open.path
+    }
+
+    pub(crate) fn filesystem(&self) -> FileSystem {
+        self.filesystem
+    }
+
+    pub(crate) fn probe(&self) -> &Probe {
+        &self.probe
+    }
+
+    /// The device that the file lies on.
+    pub(crate) fn device(&self) -> u64 {
+        self.open.identity.device()
+    }
+
+    /// Length in bytes when the header was read.
+    pub(crate) fn len(&self) -> u64 {
+        self.open.identity.len()
+    }
+
+    /// Bytes that the page cache holds, if that can be known.
+    pub(crate) fn cached_bytes(&self) -> Option<u64> {
+        self.probe.cached_bytes(&self.open.file, self.len())
+    }
+
+    pub(crate) fn buffered_file(&self) -> &File {
+        &self.open.file
+    }
+
+    /// The descriptor for direct reads.
+    pub(crate) fn direct_file(&self) -> io::Result<&File> {
+        self.direct.as_ref().map_err(|why| io::Error::new(io::ErrorKind::Unsupported, why.to_string()))
+    }
+
+    /// Why direct reads cannot be used, or nothing if they can.
+    pub(crate) fn direct_refusal(&self) -> Option<&Unavailable> {
+        self.direct_failed.get().or(self.direct.as_ref().err())
+    }
+
+    /// Why rings cannot be used, or nothing if they can.
+    pub(crate) fn ring_refusal(&self) -> Option<Unavailable> {
+        // See docs/decisions/0002-no-io-uring-on-fuse.md.
+        (self.filesystem.kind == FileSystemKind::Fuse).then(|| {
+            let reason = "on FUSE, the kernel continues short asynchronous reads at a wrong offset";
+            Unavailable::new(reason, "choose route auto or threads")
+        })
+    }
+
+    /// A direct read was refused: from now on this file is read through the page cache.
+    pub(crate) fn refuse_direct(&self, why: Unavailable) {
+        let _ = self.direct_failed.set(why);
+    }
+
+    /// Fails if the file is no longer what it was when its header was read. `needed` are the bytes at stake,
+    /// `tensor_at` gives the tensor that holds one of them.
+    pub(crate) fn check_unchanged(
+        &self,
+        needed: ByteRange,
+        tensor_at: impl FnOnce(u64) -> Option<String>,
+    ) -> Result<()> {
+        let now = FileIdentity::of(&self.open.file).map_err(|source| self.open.io_error("stat", source))?;
+        let Some(change) = self.open.identity.change(&now) else { return Ok(()) };
+        let (path, file_len) = (self.open.path.clone(), now.len());
+        Err(if file_len < needed.end() {
+            let tensor = tensor_at(file_len.max(needed.start()));
+            Error::Truncated { path, tensor, needed, file_len }
+        } else {
+            Error::Changed { path, tensor: tensor_at(needed.start()), change }
+        })
+    }
+}
+
+impl OpenFile {
+    fn io_error(&self, operation: &'static str, source: io::Error) -> Error {
+        Error::Io { operation, path: self.path.clone(), tensor: None, range: None, source }
+    }
+}
+
+/// A second descriptor of an open file for direct reads, or why there is none.
+pub(crate) fn open_direct(file: &File, filesystem: FileSystem) -> Result<File, Unavailable> {
+    if filesystem.kind == FileSystemKind::Memory {
+        let reason = format!("the file lives in memory ({filesystem}), there is nothing to bypass");
+        return Err(Unavailable::new(reason, ""));
+    }
+    // Through the first descriptor rather than the path: the same file for certain.
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT;
+    let direct = File::from(rustix::fs::open(link, flags, Mode::empty()).map_err(|error| match error {
+        Errno::INVAL | Errno::OPNOTSUPP => {
+            Unavailable::new(format!("{filesystem} does not support O_DIRECT for this file"), "")
+        }
+        Errno::MFILE | Errno::NFILE => {
+            Unavailable::new("no file descriptor is left for it", "raise ulimit -n")
+        }
+        Errno::NOENT => {
+            Unavailable::new("/proc is not mounted, so the file cannot be opened again", "mount /proc")
+        }
+        error => Unavailable::new(format!("opening with O_DIRECT failed: {error}"), ""),
+    })?);
+    check_alignment(&direct, filesystem)?;
+    Ok(direct)
+}
+
+/// Direct reads of whole blocks into block-aligned memory must be allowed.
+fn check_alignment(direct: &File, filesystem: FileSystem) -> Result<(), Unavailable> {
+    let stat = rustix::fs::statx(direct, c"", AtFlags::EMPTY_PATH, STATX_DIOALIGN);
+    match stat {
+        Ok(stat) if StatxFlags::from_bits_retain(stat.stx_mask).contains(STATX_DIOALIGN) => {
+            let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
+            let block = Alignment::BLOCK.bytes();
+            if offset == 0 {
+                let reason = format!(
+                    "{filesystem} supports no direct reads of this file (encrypted, journaled or inline data)"
+                );
+                Err(Unavailable::new(reason, ""))
+            } else if u64::from(memory) > block || u64::from(offset) > block {
+                let needed = memory.max(offset);
+                Err(Unavailable::new(
+                    format!("{filesystem} needs direct reads aligned to {needed} bytes, more than {block}"),
+                    "",
+                ))
+            } else {
+                Ok(())
+            }
+        }
+        // The file system does not say. Only a read tells; see `refuse_direct`.
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,89 @@
+//! Brings a checkpoint's files into the page cache, for programs that map them.
+#![forbid(unsafe_code)]
+
+use crate::{ByteRange, Checkpoint, Error, Result, parallel, route::SourceFile};
+use serde::{Deserialize, Serialize};
+use std::{io, os::unix::fs::FileExt, sync::Arc, time::Instant};
+
+/// Bytes that are probed and read together.
+const PART_BYTES: u64 = 8 << 20;
+/// Bytes that one read brings in: larger ones spill from the processor's cache.
+const STEP_BYTES: usize = 1 << 20;
+/// Threads: buffered reads copy, so more than this only contend.
+const MAX_THREADS: usize = 8;
+
+/// What [`Checkpoint::warm`] did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WarmReport {
+    /// Files.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes that were read; the rest was cached before.
+    pub read_bytes: u64,
+    /// Bytes that the page cache holds now, if the system says. Fewer than `bytes` if memory is short.
+    pub cached_bytes: Option<u64>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+pub(crate) fn warm(sources: &[Arc<SourceFile>], progress: impl Fn(u64) + Sync) -> Result<WarmReport> {
+    let started = Instant::now();
+    let mut parts = Vec::new();
+    for source in sources {
+        let starts = (0..source.len()).step_by(PART_BYTES as usize);
+        let ends = |start: u64| source.len().min(start + PART_BYTES);
+        parts.extend(starts.filter_map(|start| Some((source, ByteRange::new(start, ends(start))?))));
+    }
+    let threads = parallel::cores().clamp(2, MAX_THREADS);
+    let read: Vec<Result<u64>> = parallel::map(&parts, threads, |(source, part)| {
+        let read = read_in(source, *part);
+        progress(part.len());
+        read
+    });
+    Ok(WarmReport {
+        files: sources.len(),
+        bytes: sources.iter().map(|source| source.len()).sum(),
+        read_bytes: read.into_iter().sum::<Result<u64>>()?,
+        cached_bytes: sources.iter().map(|source| source.cached_bytes()).sum(),
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}
+
+/// Reads what is not cached of `part`; returns how many bytes that were.
+fn read_in(source: &SourceFile, part: ByteRange) -> Result<u64> {
+    let file = source.buffered_file();
+    let mut buffer = vec![0; STEP_BYTES];
+    let mut read = 0;
+    let mut offset = part.start();
+    while offset < part.end() {
+        let len = STEP_BYTES.min((part.end() - offset) as usize);
+        let step = ByteRange::at(offset, len as u64).unwrap_or(part);
+        offset += len as u64;
+        if source.probe().is_whole(file, step) {
+            continue;
+        }
+        file.read_exact_at(&mut buffer[..len], step.start()).map_err(|error| {
+            source.check_unchanged(step, |_| None).err().unwrap_or_else(|| Error::Io {
+                operation: "read",
+                path: source.path().to_owned(),
+                tensor: None,
+                range: Some(step),
+                source: io::Error::other(error),
+            })
+        })?;
+        read += len as u64;
+    }
+    Ok(read)
+}
+
+impl Checkpoint {
+    /// Reads the files into the page cache, on several threads, leaving out what it holds already. Calls
+    /// `progress` with bytes done since the last call, from any thread.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Truncated`] or [`Error::Changed`].
+    pub fn warm(&self, progress: impl Fn(u64) + Sync) -> Result<WarmReport> {
+        warm(self.sources(), progress)
+    }
+}
