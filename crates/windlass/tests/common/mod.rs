@@ -1,0 +1,114 @@
+//! What several tests share: models on disk, and what must be left behind after a load.
+#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+use windlass::{Dtype, Loaded};
+
+/// One tensor of a test model.
+#[derive(Clone, Debug)]
+pub struct TestTensor {
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<u64>,
+}
+
+pub fn tensor(name: &str, dtype: Dtype, shape: &[u64]) -> TestTensor {
+    TestTensor { name: name.into(), dtype, shape: shape.to_vec() }
+}
+
+/// Writes a safetensors file whose byte `i` is a function of `i` and `seed`; `padding` blanks follow the header.
+pub fn write_model(path: &Path, tensors: &[TestTensor], padding: usize, seed: u64) -> Vec<u8> {
+    let mut offset = 0;
+    let mut entries = Vec::new();
+    for TestTensor { name, dtype, shape } in tensors {
+        let end = offset + dtype.size_of(shape).unwrap();
+        entries.push(format!(
+            r#"{}:{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{offset},{end}]}}"#,
+            serde_json::to_string(name).unwrap()
+        ));
+        offset = end;
+    }
+    let text = format!("{{{}}}{}", entries.join(","), " ".repeat(padding));
+    let mut file = (text.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(text.as_bytes());
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    while (file.len() as u64) < 8 + text.len() as u64 + offset {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let left = 8 + text.len() + offset as usize - file.len();
+        file.extend_from_slice(&state.to_le_bytes()[..left.min(8)]);
+    }
+    fs::write(path, &file).unwrap();
+    file
+}
+
+/// The bytes of a tensor, read from the file by the reference crate.
+pub fn expected(file: &[u8], name: &str) -> Vec<u8> {
+    let reference = safetensors::SafeTensors::deserialize(file).unwrap();
+    reference.tensor(name).unwrap().data().to_vec()
+}
+
+/// Fails unless `loaded` is exactly the tensors of `file`.
+pub fn assert_is_file(loaded: &Loaded, file: &[u8]) {
+    let reference = safetensors::SafeTensors::deserialize(file).unwrap();
+    assert_eq!(loaded.tensors().len(), reference.len());
+    for (name, view) in reference.tensors() {
+        let tensor = loaded.get(&name).unwrap_or_else(|| panic!("{name} is missing"));
+        let shape: Vec<u64> = view.shape().iter().map(|&dim| dim as u64).collect();
+        assert_eq!(tensor.shape(), shape, "{name}");
+        assert_eq!(tensor.dtype().to_string(), view.dtype().to_string(), "{name}");
+        assert!(tensor.bytes() == view.data(), "{name} has other bytes");
+    }
+}
+
+/// A model with every dtype, sizes from nothing to several chunks, and tensors at odd offsets.
+pub fn mixed_model(directory: &Path) -> (PathBuf, Vec<u8>) {
+    let mut tensors: Vec<TestTensor> =
+        Dtype::ALL.iter().map(|&dtype| tensor(&format!("small.{dtype}"), dtype, &[3, 8])).collect();
+    tensors.push(tensor("empty", Dtype::F32, &[0, 7]));
+    tensors.push(tensor("scalar", Dtype::F64, &[]));
+    tensors.push(tensor("large", Dtype::Bf16, &[1500, 2048]));
+    tensors.push(tensor("odd", Dtype::U8, &[999_983]));
+    tensors.push(tensor("misaligned", Dtype::F32, &[300_000]));
+    tensors.push(tensor("tail", Dtype::I16, &[77]));
+    let path = directory.join("mixed.safetensors");
+    let file = write_model(&path, &tensors, 3, 7);
+    (path, file)
+}
+
+/// Descriptors, threads and memory mappings of this process: what a load must not leave behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    pub descriptors: usize,
+    pub threads: usize,
+    pub mapped_kib: u64,
+}
+
+impl Footprint {
+    pub fn now() -> Self {
+        let count = |path: &str| fs::read_dir(path).unwrap().count();
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let size = status.lines().find(|line| line.starts_with("VmSize:")).unwrap();
+        Self {
+            descriptors: count("/proc/self/fd"),
+            threads: count("/proc/self/task"),
+            mapped_kib: size.split_whitespace().nth(1).unwrap().parse().unwrap(),
+        }
+    }
+}
+
+/// Drops a file from the page cache.
+pub fn make_cold(path: &Path) {
+    let file = fs::File::open(path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+/// Brings a file into the page cache.
+pub fn make_warm(path: &Path) {
+    fs::read(path).unwrap();
+}

@@ -1,0 +1,354 @@
+//! One suite that every route must pass: the bytes are the file's, whatever is asked and however the file is cached.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+mod common;
+
+use common::{assert_is_file, expected, make_cold, make_warm, mixed_model, tensor, write_model};
+use std::{fs, path::Path};
+use windlass::{
+    Arrival, Checkpoint, DirectIo, Dtype, Error, LoadOptions, Route,
+    memory::{HugePages, MemoryPool},
+    plan::{Layout, Selection, TensorSlice},
+    route::Access,
+};
+
+/// Every way to move bytes to private memory, with what must carry them on a cold file of a disk.
+fn routes() -> Vec<(LoadOptions, Route)> {
+    let with = |route, direct| LoadOptions { route, direct, ..LoadOptions::default() };
+    vec![
+        (with(Route::Auto, DirectIo::Auto), Route::IoUring),
+        (with(Route::IoUring, DirectIo::Auto), Route::IoUring),
+        (with(Route::IoUring, DirectIo::Never), Route::IoUring),
+        (with(Route::Threads, DirectIo::Always), Route::Threads),
+        (with(Route::Threads, DirectIo::Never), Route::Threads),
+        (with(Route::Auto, DirectIo::Never), Route::Threads),
+    ]
+}
+
+/// Tests that need a disk put their files here, since `/tmp` may be memory.
+fn disk() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+#[test]
+fn every_route_delivers_the_file_in_every_layout() {
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    for (options, carrier) in routes() {
+        for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
+            for chunk_bytes in [4096, 64 << 10, 4 << 20] {
+                make_cold(&path);
+                let options = LoadOptions { layout, chunk_bytes, ..options.clone() };
+                let loaded = windlass::load(&[&path], &options).unwrap();
+                assert_is_file(&loaded, &file);
+                let report = loaded.report();
+                let moved: u64 = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
+                assert_eq!(moved, report.tensor_bytes, "{report:?}");
+                if options.route != Route::Auto {
+                    assert!(report.carriers.iter().all(|own| own.route == carrier), "{report}");
+                }
+                if options.direct == DirectIo::Never {
+                    assert!(report.carriers.iter().all(|own| own.access == Access::Buffered), "{report}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_warm_file_is_copied_from_the_cache_and_a_cold_one_is_not_cached() {
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    make_cold(&path);
+    let cold = windlass::load(&[&path], &LoadOptions::default()).unwrap();
+    assert_is_file(&cold, &file);
+    let direct: u64 = sum(&cold, Route::IoUring);
+    assert!(direct * 10 > cold.report().tensor_bytes * 9, "{}", cold.report());
+
+    make_warm(&path);
+    for route in [Route::Auto, Route::Cached] {
+        let warm = windlass::load(&[&path], &LoadOptions { route, ..LoadOptions::default() }).unwrap();
+        assert_is_file(&warm, &file);
+        assert_eq!(sum(&warm, Route::Cached), warm.report().tensor_bytes, "{}", warm.report());
+    }
+}
+
+/// Brings these bytes into the page cache, and only these.
+fn warm_part(path: &Path, start: u64, len: usize) {
+    let file = fs::File::open(path).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut vec![0; len], start).unwrap();
+}
+
+fn sum(loaded: &windlass::Loaded, route: Route) -> u64 {
+    loaded.report().carriers.iter().filter(|own| own.route == route).map(|own| own.tensor_bytes).sum()
+}
+
+#[test]
+fn a_half_cached_file_takes_each_half_by_its_own_route() {
+    let directory = disk();
+    let path = directory.path().join("half.safetensors");
+    let file =
+        write_model(&path, &[tensor("a", Dtype::U8, &[16 << 20]), tensor("b", Dtype::U8, &[16 << 20])], 0, 1);
+    make_cold(&path);
+    warm_part(&path, 0, file.len() / 2);
+    for layout in [Layout::File, Layout::Packed] {
+        let loaded = windlass::load(&[&path], &LoadOptions { layout, ..LoadOptions::default() }).unwrap();
+        assert_is_file(&loaded, &file);
+        let (cached, direct) = (sum(&loaded, Route::Cached), sum(&loaded, Route::IoUring));
+        assert!(cached >= 12 << 20 && direct >= 4 << 20, "{}", loaded.report());
+    }
+}
+
+#[test]
+fn the_route_cached_fails_on_a_cold_file_and_names_the_tensor() {
+    let directory = disk();
+    let (path, _) = mixed_model(directory.path());
+    make_cold(&path);
+    let options = LoadOptions { route: Route::Cached, ..LoadOptions::default() };
+    match windlass::load(&[&path], &options).unwrap_err() {
+        Error::RouteUnavailable { route: Route::Cached, path: at, why } => {
+            assert_eq!(at, path);
+            assert!(why.reason.contains("tensor '") && why.fix.contains("windlass warm"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn memory_file_systems_are_copied_and_direct_reads_refused() {
+    let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
+        eprintln!("skipped: no /dev/shm");
+        return;
+    };
+    let (path, file) = mixed_model(directory.path());
+    let loaded = windlass::load(&[&path], &LoadOptions::default()).unwrap();
+    assert_is_file(&loaded, &file);
+    let refused = &loaded.report().refused;
+    assert!(
+        refused.iter().any(|own| own.what == "direct reads" && own.why.reason.contains("tmpfs")),
+        "{refused:?}"
+    );
+    assert_eq!(sum(&loaded, Route::Threads), loaded.report().tensor_bytes);
+    for options in [
+        LoadOptions { route: Route::IoUring, ..LoadOptions::default() },
+        LoadOptions { direct: DirectIo::Always, ..LoadOptions::default() },
+        LoadOptions { route: Route::Cached, ..LoadOptions::default() },
+    ] {
+        let error = windlass::load(&[&path], &options).unwrap_err();
+        assert!(matches!(error, Error::RouteUnavailable { .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn mapped_tensors_are_the_file_and_outlive_everything() {
+    let directory = disk();
+    let path = directory.path().join("mapped.safetensors");
+    let tensors =
+        [tensor("a", Dtype::F32, &[100, 100]), tensor("b", Dtype::U8, &[5]), tensor("c", Dtype::F32, &[0])];
+    let file = write_model(&path, &tensors, 1, 3);
+    for populate in [false, true] {
+        let options = LoadOptions { route: Route::Mapped, populate, ..LoadOptions::default() };
+        match windlass::load(&[&path], &options) {
+            Ok(loaded) => assert_is_file(&loaded, &file),
+            // The header's length decides whether the floats are aligned.
+            Err(Error::RouteUnavailable { route: Route::Mapped, why, .. }) => {
+                assert!(why.reason.contains("misaligned"), "{why}");
+                continue;
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+        let kept = windlass::load(&[&path], &options).unwrap().get("a").unwrap().clone();
+        assert_eq!(kept.bytes(), expected(&file, "a"));
+    }
+}
+
+#[test]
+fn slices_are_those_parts_and_only_their_bytes_are_read() {
+    let directory = disk();
+    let path = directory.path().join("sliced.safetensors");
+    let file =
+        write_model(&path, &[tensor("m", Dtype::U16, &[512, 4096]), tensor("v", Dtype::F32, &[1000])], 0, 5);
+    let whole = expected(&file, "m");
+    let row = 4096 * 2;
+    for (options, _) in routes() {
+        for (ranges, shape) in [
+            (vec![100..200], [100u64, 4096]),
+            (vec![0..512, 1024..1040], [512, 16]),
+            (vec![7..9, 0..4096], [2, 4096]),
+            (vec![511..512, 4095..4096], [1, 1]),
+            (vec![5..5], [0, 4096]),
+        ] {
+            make_cold(&path);
+            let selection = Selection::all().select("m").slice("m", TensorSlice::new(ranges.clone()));
+            let loaded = windlass::load(&[&path], &LoadOptions { selection, ..options.clone() }).unwrap();
+            let tensor = loaded.get("m").unwrap();
+            assert_eq!(tensor.shape(), shape);
+            let columns = ranges.get(1).cloned().unwrap_or(0..4096);
+            let part: Vec<u8> = (ranges[0].start..ranges[0].end)
+                .flat_map(|r| {
+                    let start = r as usize * row;
+                    whole[start + columns.start as usize * 2..start + columns.end as usize * 2].to_vec()
+                })
+                .collect();
+            assert!(tensor.bytes() == part, "{ranges:?} by {:?}", options.route);
+        }
+    }
+    let selection = Selection::all().select("m").slice("m", TensorSlice::new(vec![0..8]));
+    let loaded = windlass::load(&[&path], &LoadOptions { selection, ..LoadOptions::default() }).unwrap();
+    assert!(loaded.report().read_bytes <= 8 * row as u64 + 8192, "{}", loaded.report());
+}
+
+#[test]
+fn selections_choose_and_unknown_names_are_errors() {
+    let directory = disk();
+    let (path, _) = mixed_model(directory.path());
+    let names = |selection: Selection| -> Vec<String> {
+        let loaded = windlass::load(&[&path], &LoadOptions { selection, ..LoadOptions::default() }).unwrap();
+        loaded.tensors().iter().map(|tensor| tensor.name().to_owned()).collect()
+    };
+    assert_eq!(names(Selection::all().select("scalar").select("od*")), ["scalar", "odd"]);
+    assert_eq!(names(Selection::all().exclude("small.*").exclude("large")).len(), 5);
+    assert_eq!(names(Selection::all().filter(|tensor| tensor.dtype == Dtype::F64)), ["small.F64", "scalar"]);
+    let selection = Selection::all().select("larg");
+    match windlass::load(&[&path], &LoadOptions { selection, ..LoadOptions::default() }).unwrap_err() {
+        Error::NoSuchTensor { pattern, nearest } => {
+            assert_eq!((pattern.as_str(), nearest.as_deref()), ("larg", Some("large")));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn tensors_arrive_one_by_one_and_the_progress_adds_up() {
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    make_cold(&path);
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    let mut loading = checkpoint.start(&LoadOptions { chunk_bytes: 4096, ..LoadOptions::default() }).unwrap();
+    let mut tensors = Vec::new();
+    while let Arrival::Tensor(tensor) = loading.next_within(std::time::Duration::from_secs(60)).unwrap() {
+        assert!(
+            tensor.bytes() == expected(&file, tensor.name()),
+            "{} arrived with other bytes",
+            tensor.name()
+        );
+        tensors.push(tensor);
+    }
+    let progress = loading.progress();
+    assert_eq!(progress.bytes_done, progress.bytes_total);
+    assert_eq!(progress.tensors_done, progress.tensors_total);
+    assert_is_file(&loading.into_loaded(tensors), &file);
+}
+
+#[test]
+fn pooled_and_huge_and_bound_memory_hold_the_same_bytes() {
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    let pool = MemoryPool::new(64 << 20).unwrap();
+    let pooled = LoadOptions { pool: Some(pool.clone()), ..LoadOptions::default() };
+    for _ in 0..3 {
+        let loaded = windlass::load(&[&path], &pooled).unwrap();
+        assert_is_file(&loaded, &file);
+        assert!(pool.free_bytes() < pool.capacity_bytes());
+    }
+    assert_eq!(pool.free_bytes(), pool.capacity_bytes(), "dropped tensors give their memory back");
+    let bound = LoadOptions { numa: windlass::NumaPlacement::Node(0), ..LoadOptions::default() };
+    for options in [bound, LoadOptions { huge_pages: HugePages::Never, ..LoadOptions::default() }] {
+        assert_is_file(&windlass::load(&[&path], &options).unwrap(), &file);
+    }
+    let no_node = LoadOptions { numa: windlass::NumaPlacement::Node(999), ..LoadOptions::default() };
+    assert!(matches!(windlass::load(&[&path], &no_node), Err(Error::InvalidOption { option: "numa", .. })));
+}
+
+#[test]
+fn a_load_beyond_its_budget_is_refused_before_it_allocates() {
+    let directory = disk();
+    let (path, _) = mixed_model(directory.path());
+    let options = LoadOptions { memory_budget_bytes: Some(1 << 20), ..LoadOptions::default() };
+    match windlass::load(&[&path], &options).unwrap_err() {
+        Error::MemoryBudget { needed, available, limit_name, .. } => {
+            assert!(needed > 8 << 20);
+            assert_eq!(available, 1 << 20);
+            assert_eq!(limit_name, "the memory budget");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn sharded_checkpoints_load_by_index_directory_glob_and_list() {
+    let directory = disk();
+    let shard = |i: usize| directory.path().join(format!("model-{i:05}-of-00003.safetensors"));
+    let mut weight_map = serde_json::Map::new();
+    let mut files = Vec::new();
+    for i in 1..=3 {
+        let name = format!("layers.{i}.weight");
+        files.push((
+            name.clone(),
+            write_model(&shard(i), &[tensor(&name, Dtype::F32, &[i as u64 * 1000])], 0, i as u64),
+        ));
+        weight_map.insert(name, shard(i).file_name().unwrap().to_str().unwrap().into());
+    }
+    let index = directory.path().join("model.safetensors.index.json");
+    let check = |paths: &[&Path]| {
+        let loaded = windlass::load(paths, &LoadOptions::default()).unwrap();
+        assert_eq!(loaded.tensors().len(), 3);
+        for (name, file) in &files {
+            assert!(loaded.get(name).unwrap().bytes() == expected(file, name));
+        }
+        assert_eq!(loaded.report().files, 3);
+    };
+    check(&[directory.path()]);
+    fs::write(&index, serde_json::json!({ "weight_map": weight_map }).to_string()).unwrap();
+    check(&[directory.path()]);
+    check(&[&index]);
+    check(&[&directory.path().join("model-*.safetensors")]);
+    check(&[&shard(1), &shard(3), &shard(2)]);
+
+    let twice = windlass::load(&[&shard(1), &shard(1)], &LoadOptions::default()).unwrap_err();
+    assert!(matches!(twice, Error::DuplicateTensor { .. }), "{twice:?}");
+    weight_map.insert("missing".into(), "model-00001-of-00003.safetensors".into());
+    fs::write(&index, serde_json::json!({ "weight_map": weight_map }).to_string()).unwrap();
+    let missing = windlass::load(&[&index], &LoadOptions::default()).unwrap_err();
+    assert!(
+        matches!(&missing, Error::InvalidIndex { .. }) && missing.to_string().contains("'missing'"),
+        "{missing:?}"
+    );
+    fs::remove_file(shard(2)).unwrap();
+    let gone = windlass::load(&[&index], &LoadOptions::default()).unwrap_err();
+    assert!(matches!(gone, Error::NotFound { .. }), "{gone:?}");
+}
+
+#[test]
+fn small_loads_report_why_no_ring_was_used() {
+    let directory = disk();
+    let path = directory.path().join("small.safetensors");
+    let file = write_model(&path, &[tensor("a", Dtype::U8, &[900_000])], 0, 1);
+    make_cold(&path);
+    let loaded = windlass::load(&[&path], &LoadOptions::default()).unwrap();
+    assert_is_file(&loaded, &file);
+    assert!(loaded.report().refused.iter().any(|own| own.what == "io_uring"), "{}", loaded.report());
+}
+
+#[test]
+fn memory_of_dropped_tensors_returns_while_others_live() {
+    let directory = disk();
+    let path = directory.path().join("big.safetensors");
+    write_model(&path, &[tensor("small", Dtype::U8, &[1000]), tensor("big", Dtype::U8, &[64 << 20])], 0, 1);
+    let resident = || -> u64 {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap().to_owned();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+    };
+    let loaded = windlass::load(&[&path], &LoadOptions::default()).unwrap();
+    let with_all = resident();
+    let small = loaded.get("small").unwrap().clone();
+    drop(loaded);
+    let with_small = resident();
+    assert!(
+        with_all.saturating_sub(with_small) > 48 << 20,
+        "{with_all} → {with_small}: the big tensor stayed"
+    );
+    assert_eq!(small.bytes().len(), 1000);
+}
