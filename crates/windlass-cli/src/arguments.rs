@@ -1,0 +1,173 @@
+//! What can be typed.
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Moves tensors between storage and memory at the speed of the hardware, and reports how.
+#[derive(Debug, Parser)]
+#[command(name = "windlass", version, max_term_width = 100, after_long_help = EXIT_CODES)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  something else failed
+  2  the command line or an option makes no sense
+  3  a file, a tensor or a pattern's match does not exist
+  4  the data is wrong: invalid, truncated or changed file, different digest
+  5  the system refused or failed an operation
+  6  the named route cannot carry the data
+  7  not enough memory
+
+Environment:
+  WINDLASS_ROUTE and the like set the options of load; flags win. WINDLASS_LOG=debug tells more.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show what a checkpoint holds: its tensors as a tree, their types, shapes and sizes
+    Inspect(Inspect),
+    /// Load a checkpoint into memory and report how
+    Load(Box<Load>),
+    /// Check a checkpoint's structure and digest every tensor
+    Verify(Verify),
+    /// Bring a checkpoint into the page cache, for programs that map it
+    Warm(Warm),
+    /// Examine this machine: what loads can use, what is missing, how to fix it
+    Doctor(Doctor),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write those of all subcommands
+    Man {
+        /// Write a page for windlass and one for each subcommand into this directory
+        #[arg(long, value_name = "DIR")]
+        directory: Option<PathBuf>,
+    },
+}
+
+/// A checkpoint.
+#[derive(Debug, Args)]
+pub(crate) struct Paths {
+    /// Safetensors files, *.safetensors.index.json files, directories that hold either, or glob patterns
+    #[arg(required = true, value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Inspect {
+    #[command(flatten)]
+    pub(crate) paths: Paths,
+    /// Show every tensor, also where numbered neighbours are alike
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Load {
+    #[command(flatten)]
+    pub(crate) paths: Paths,
+    /// Which way the bytes take: auto, io_uring, threads, cached or mapped
+    #[arg(long, value_name = "ROUTE")]
+    pub(crate) route: Option<String>,
+    /// Whether reads go past the page cache: auto, always or never
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) direct: Option<String>,
+    /// Only tensors of this name, or whose names match this glob pattern; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) select: Vec<String>,
+    /// Not the tensors of this name, or whose names match this glob pattern; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) exclude: Vec<String>,
+    /// How tensors share memory: file, packed or tensor
+    #[arg(long, value_name = "LAYOUT")]
+    pub(crate) layout: Option<String>,
+    /// Compare what was loaded with a second, plain reading of the files
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Compare what was loaded with a manifest that 'windlass verify --save' wrote
+    #[arg(long, value_name = "MANIFEST")]
+    pub(crate) manifest: Option<PathBuf>,
+    /// Print the whole report rather than its first line
+    #[arg(long)]
+    pub(crate) report: bool,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) tuning: Tuning,
+}
+
+/// Options that few need.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Tuning")]
+pub(crate) struct Tuning {
+    /// Longest single read, such as 4MiB
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) chunk: Option<String>,
+    /// Unwanted bytes between two wanted ranges that are read along rather than skipped
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) coalesce_gap: Option<String>,
+    /// Bytes in flight to one device
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) in_flight: Option<String>,
+    /// Rings of route io_uring
+    #[arg(long, value_name = "N")]
+    pub(crate) rings: Option<String>,
+    /// Threads of route threads and of copies from the page cache
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<String>,
+    /// Kind of pages: transparent, reserved or never
+    #[arg(long, value_name = "KIND")]
+    pub(crate) huge_pages: Option<String>,
+    /// NUMA node of memory and threads: unbound, near_storage or a number
+    #[arg(long, value_name = "NODE")]
+    pub(crate) numa: Option<String>,
+    /// Most memory that the load may take, such as 8GiB
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory_budget: Option<String>,
+    /// With route mapped: read everything in at once
+    #[arg(long)]
+    pub(crate) populate: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Verify {
+    #[command(flatten)]
+    pub(crate) paths: Paths,
+    /// Write the digests to this file
+    #[arg(long, value_name = "MANIFEST")]
+    pub(crate) save: Option<PathBuf>,
+    /// Compare with the digests in this file
+    #[arg(long, value_name = "MANIFEST")]
+    pub(crate) against: Option<PathBuf>,
+    /// Print the digests as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Warm {
+    #[command(flatten)]
+    pub(crate) paths: Paths,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Files or directories whose file systems to examine
+    #[arg(value_name = "PATH", default_value = ".")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

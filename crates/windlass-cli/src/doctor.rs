@@ -1,0 +1,31 @@
+//! `windlass doctor`.
+
+use crate::{arguments, failure::Failure, output};
+use std::fmt::Write;
+use windlass::doctor::{Check, Status, examine};
+
+pub(crate) fn run(arguments: &arguments::Doctor) -> Result<(), Failure> {
+    let checks = examine(&arguments.paths);
+    if arguments.json {
+        output::write_json(&checks)?;
+    } else {
+        output::write(as_text(&checks).as_bytes())?;
+    }
+    if checks.iter().any(|check| check.status == Status::Broken) { Err(Failure::Broken) } else { Ok(()) }
+}
+
+fn as_text(checks: &[Check]) -> String {
+    let mut text = String::new();
+    for Check { name, status, finding, fix } in checks {
+        let mark = match status {
+            Status::Ok => "ok    ",
+            Status::Slower => "slower",
+            Status::Broken => "broken",
+        };
+        let _ = writeln!(text, "{mark}  {name}: {finding}");
+        if !fix.is_empty() {
+            let _ = writeln!(text, "        to fix: {fix}");
+        }
+    }
+    text
+}

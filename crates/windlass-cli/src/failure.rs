@@ -1,0 +1,67 @@
+//! Errors as people and scripts see them: a sentence on standard error, and an exit code.
+
+use std::{io, process::ExitCode};
+use windlass::Error;
+
+/// Why a command did not do what it was asked.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The library refused.
+    Windlass(Error),
+    /// What was found is not what was expected; the details are printed already.
+    Different(String),
+    /// Something on this machine keeps loads from working; the details are printed already.
+    Broken,
+    /// Standard output could not be written.
+    Output(io::Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Windlass(error)
+    }
+}
+
+impl Failure {
+    pub(crate) fn output(error: impl Into<io::Error>) -> Self {
+        Self::Output(error.into())
+    }
+
+    /// Says what happened and what to return.
+    pub(crate) fn report(self) -> ExitCode {
+        let (message, code) = match self {
+            // Whoever reads our output has seen enough: no error, as for other filters.
+            Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+            Self::Output(error) => (format!("cannot write the output: {error}"), 5),
+            Self::Different(what) => (what, 4),
+            Self::Broken => ("loads cannot work here; see above".into(), 1),
+            Self::Windlass(error) => {
+                let code = exit_code(&error);
+                (error.to_string(), code)
+            }
+        };
+        #[allow(clippy::print_stderr)]
+        {
+            eprintln!("windlass: {message}");
+        }
+        ExitCode::from(code)
+    }
+}
+
+fn exit_code(error: &Error) -> u8 {
+    match error {
+        Error::InvalidOption { .. } | Error::Plan(_) => 2,
+        Error::NotFound { .. } | Error::NoSuchTensor { .. } => 3,
+        Error::InvalidFile { .. }
+        | Error::InvalidIndex { .. }
+        | Error::InvalidManifest { .. }
+        | Error::DuplicateTensor { .. }
+        | Error::Truncated { .. }
+        | Error::Changed { .. }
+        | Error::DigestMismatch { .. } => 4,
+        Error::Io { .. } => 5,
+        Error::RouteUnavailable { .. } => 6,
+        Error::MemoryBudget { .. } | Error::Allocation { .. } => 7,
+        _ => 1,
+    }
+}

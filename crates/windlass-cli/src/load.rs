@@ -1,0 +1,78 @@
+//! `windlass load`.
+
+use crate::{arguments, failure::Failure, output};
+use std::time::Duration;
+use windlass::{Arrival, Checkpoint, LoadOptions, Loaded, Route, plan::Selection, verify::Manifest};
+
+/// Time between two looks at the progress.
+const TICK: Duration = Duration::from_millis(50);
+
+pub(crate) fn run(arguments: &arguments::Load) -> Result<(), Failure> {
+    let options = options(arguments)?;
+    let manifest = match &arguments.manifest {
+        Some(path) => Some((path.as_path(), Manifest::read(path)?)),
+        None => None,
+    };
+    let checkpoint = Checkpoint::open(&arguments.paths.paths)?;
+    let mut loaded = load(&checkpoint, &options)?;
+    if arguments.verify || manifest.is_some() {
+        checkpoint.verify(&mut loaded, manifest.as_ref().map(|(path, manifest)| (*path, manifest)))?;
+    }
+    if arguments.json {
+        return output::write_json(loaded.report());
+    }
+    let text = loaded.report().to_string();
+    let shown = if arguments.report { text.as_str() } else { text.lines().next().unwrap_or_default() };
+    output::write(format!("{}\n", shown.trim_end()).as_bytes())
+}
+
+fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> windlass::Result<Loaded> {
+    if options.route == Route::Mapped {
+        return checkpoint.load(options);
+    }
+    let mut loading = checkpoint.start(options)?;
+    let bar = output::progress_bar(loading.progress().bytes_total);
+    let mut tensors = Vec::new();
+    loop {
+        let arrival = loading.next_within(TICK);
+        bar.set_position(loading.progress().bytes_done);
+        match arrival {
+            Ok(Arrival::Tensor(tensor)) => tensors.push(tensor),
+            Ok(Arrival::Pending) => {}
+            Ok(Arrival::Finished) => break,
+            Err(error) => {
+                bar.finish_and_clear();
+                return Err(error);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    Ok(loading.into_loaded(tensors))
+}
+
+fn options(arguments: &arguments::Load) -> windlass::Result<LoadOptions> {
+    let mut options = LoadOptions::from_env()?;
+    let tuning = &arguments.tuning;
+    let named = [
+        ("route", &arguments.route),
+        ("direct", &arguments.direct),
+        ("layout", &arguments.layout),
+        ("chunk", &tuning.chunk),
+        ("coalesce_gap", &tuning.coalesce_gap),
+        ("in_flight", &tuning.in_flight),
+        ("rings", &tuning.rings),
+        ("threads", &tuning.threads),
+        ("huge_pages", &tuning.huge_pages),
+        ("numa", &tuning.numa),
+        ("memory_budget", &tuning.memory_budget),
+    ];
+    for (name, value) in named {
+        if let Some(value) = value {
+            options.set(name, value)?;
+        }
+    }
+    options.populate = tuning.populate;
+    let selected = arguments.select.iter().fold(Selection::all(), |selection, glob| selection.select(glob));
+    options.selection = arguments.exclude.iter().fold(selected, |selection, glob| selection.exclude(glob));
+    Ok(options)
+}

@@ -1,0 +1,54 @@
+//! The `windlass` command.
+//!
+//! `arguments` says what can be typed; each subcommand has its file; `failure` turns errors into messages and exit
+//! codes. Results go to standard output, everything else to standard error.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod doctor;
+mod failure;
+mod inspect;
+mod load;
+mod output;
+mod tree;
+mod verify;
+mod warm;
+
+use arguments::{Arguments, Command};
+use clap::{CommandFactory, Parser};
+use failure::Failure;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("WINDLASS_LOG").unwrap_or_default();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run(arguments.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Load(arguments) => load::run(&arguments),
+        Command::Verify(arguments) => verify::run(&arguments),
+        Command::Warm(arguments) => warm::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "windlass", &mut script);
+            output::write(&script)
+        }
+        Command::Man { directory: Some(directory) } => {
+            std::fs::create_dir_all(&directory).map_err(Failure::output)?;
+            clap_mangen::generate_to(Arguments::command(), directory).map_err(Failure::output)
+        }
+        Command::Man { directory: None } => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(Arguments::command()).render(&mut page).map_err(Failure::output)?;
+            output::write(&page)
+        }
+    }
+}

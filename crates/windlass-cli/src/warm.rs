@@ -1,0 +1,32 @@
+//! `windlass warm`.
+
+use crate::{arguments, failure::Failure, output};
+use bytesize::ByteSize;
+use windlass::Checkpoint;
+
+pub(crate) fn run(arguments: &arguments::Warm) -> Result<(), Failure> {
+    let checkpoint = Checkpoint::open(&arguments.paths.paths)?;
+    let bar = output::progress_bar(checkpoint.catalog().files().iter().map(|file| file.len).sum());
+    let report = checkpoint.warm(|bytes| bar.inc(bytes));
+    bar.finish_and_clear();
+    let report = report?;
+    if arguments.json {
+        return output::write_json(&report);
+    }
+    let cached = match report.cached_bytes {
+        Some(cached) if cached < report.bytes => {
+            format!("the page cache kept only {}: there is too little memory for more", ByteSize(cached))
+        }
+        Some(_) => "all of it is in the page cache".into(),
+        None => "the system does not say what the page cache kept".into(),
+    };
+    let text = format!(
+        "{} in {} files: {} read, {} cached before, in {:.3} s; {cached}\n",
+        ByteSize(report.bytes),
+        report.files,
+        ByteSize(report.read_bytes),
+        ByteSize(report.bytes - report.read_bytes),
+        report.seconds,
+    );
+    output::write(text.as_bytes())
+}
