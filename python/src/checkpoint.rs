@@ -1,0 +1,100 @@
+//! Open checkpoints.
+
+use crate::{
+    error::IntoPython, loading::Loading, options::load_options, report::NativeReport, tensor::Tensor,
+};
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyTuple},
+};
+use std::{collections::BTreeMap, path::PathBuf};
+use windlass::{Route, verify::Manifest};
+
+/// A checkpoint with its files open.
+#[pyclass(frozen, module = "windlass")]
+pub(crate) struct Checkpoint {
+    checkpoint: windlass::Checkpoint,
+}
+
+#[pymethods]
+impl Checkpoint {
+    #[new]
+    fn new(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Self> {
+        let checkpoint = py.detach(|| windlass::Checkpoint::open(&paths)).into_python(py)?;
+        Ok(Self { checkpoint })
+    }
+
+    /// Names of the tensors, in the order of the checkpoint.
+    fn keys(&self) -> Vec<&str> {
+        self.checkpoint.catalog().tensors().iter().map(|tensor| &*tensor.name).collect()
+    }
+
+    /// Whether there is a tensor of this name.
+    fn __contains__(&self, name: &str) -> bool {
+        self.checkpoint.catalog().find(name).is_some()
+    }
+
+    fn __len__(&self) -> usize {
+        self.checkpoint.catalog().tensors().len()
+    }
+
+    /// Element type, shape and file of a tensor.
+    fn info<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+    ) -> PyResult<(&'static str, Bound<'py, PyTuple>, PathBuf)> {
+        let catalog = self.checkpoint.catalog();
+        let Some(id) = catalog.find(name) else {
+            let error = windlass::Error::NoSuchTensor { pattern: name.to_owned(), nearest: None };
+            return Err(error).into_python(py);
+        };
+        let entry = catalog.tensor(id);
+        let path = catalog.file(entry.file).path.clone();
+        Ok((entry.dtype.name(), PyTuple::new(py, &*entry.shape)?, path))
+    }
+
+    /// The files, in order.
+    fn files(&self) -> Vec<PathBuf> {
+        self.checkpoint.catalog().files().iter().map(|file| file.path.clone()).collect()
+    }
+
+    /// The files' `__metadata__`; `None` if there is none.
+    fn metadata(&self) -> Option<BTreeMap<String, String>> {
+        self.checkpoint.catalog().metadata()
+    }
+
+    /// Starts a load. Not for route `mapped`.
+    #[pyo3(signature = (**options))]
+    fn start(&self, py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Loading> {
+        let options = load_options(py, options)?;
+        let loading = py.detach(|| self.checkpoint.start(&options)).into_python(py)?;
+        Ok(Loading::new(loading))
+    }
+
+    /// Maps tensors, and says how.
+    #[pyo3(signature = (**options))]
+    fn map(
+        &self,
+        py: Python<'_>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<(Vec<Tensor>, NativeReport)> {
+        let mut options = load_options(py, options)?;
+        options.route = Route::Mapped;
+        let loaded = py.detach(|| self.checkpoint.load(&options)).into_python(py)?;
+        let report = NativeReport { report: loaded.report().clone() };
+        Ok((loaded.into_tensors().into_iter().map(|tensor| Tensor { tensor }).collect(), report))
+    }
+
+    /// Brings the files into the page cache. Says how, as JSON.
+    fn warm(&self, py: Python<'_>) -> PyResult<String> {
+        let report = py.detach(|| self.checkpoint.warm(|_| {})).into_python(py)?;
+        serde_json::to_string(&report).into_python(py)
+    }
+
+    /// Digest of each tensor, read a second way, as JSON.
+    fn manifest(&self, py: Python<'_>) -> PyResult<String> {
+        let manifest = py.detach(|| Manifest::of(&self.checkpoint, |_| {})).into_python(py)?;
+        serde_json::to_string(&manifest).into_python(py)
+    }
+}

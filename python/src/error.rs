@@ -1,0 +1,92 @@
+//! Errors as Python exceptions: those of `windlass.errors`, with file, tensor and offset as attributes.
+
+use pyo3::{prelude::*, types::PyDict};
+use windlass::{Error, catalog::safetensors::HeaderError};
+
+/// Turns an error into the exception that Python code catches.
+pub(crate) trait IntoPython<T> {
+    /// The value, or the exception.
+    fn into_python(self, py: Python<'_>) -> PyResult<T>;
+}
+
+impl<T> IntoPython<T> for windlass::Result<T> {
+    fn into_python(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| exception(py, &error).unwrap_or_else(|broken| broken))
+    }
+}
+
+impl<T> IntoPython<T> for serde_json::Result<T> {
+    fn into_python(self, _py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))
+    }
+}
+
+fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+    let fields = PyDict::new(py);
+    let class = match error {
+        Error::NotFound { path, .. } => {
+            fields.set_item("path", path)?;
+            "CheckpointNotFoundError"
+        }
+        Error::InvalidFile { path, problem: HeaderError::Truncated { tensor, file_len, .. } } => {
+            fields.set_item("path", path)?;
+            fields.set_item("tensor", tensor)?;
+            fields.set_item("offset", file_len)?;
+            "TruncatedError"
+        }
+        Error::InvalidFile { path, problem } => {
+            fields.set_item("path", path)?;
+            fields.set_item("tensor", problem.tensor())?;
+            "FormatError"
+        }
+        Error::InvalidIndex { path, .. } | Error::InvalidManifest { path, .. } => {
+            fields.set_item("path", path)?;
+            "FormatError"
+        }
+        Error::DuplicateTensor { tensor, second, .. } => {
+            fields.set_item("path", second)?;
+            fields.set_item("tensor", tensor)?;
+            "FormatError"
+        }
+        Error::Truncated { path, tensor, needed, file_len } => {
+            fields.set_item("path", path)?;
+            fields.set_item("tensor", tensor)?;
+            fields.set_item("offset", needed.start().max(*file_len).min(needed.end()))?;
+            "TruncatedError"
+        }
+        Error::Changed { path, tensor, .. } => {
+            fields.set_item("path", path)?;
+            fields.set_item("tensor", tensor)?;
+            "FileChangedError"
+        }
+        Error::Io { path, tensor, range, source, .. } => {
+            fields.set_item("path", path)?;
+            fields.set_item("tensor", tensor)?;
+            fields.set_item("offset", range.map(|range| range.start()))?;
+            fields.set_item("errno", source.raw_os_error())?;
+            "StorageError"
+        }
+        Error::RouteUnavailable { path, .. } => {
+            fields.set_item("path", path)?;
+            "RouteUnavailableError"
+        }
+        Error::NoSuchTensor { pattern, .. } => {
+            fields.set_item("tensor", pattern)?;
+            "TensorNotFoundError"
+        }
+        Error::Plan(_) => "SliceError",
+        Error::InvalidOption { .. } => "OptionError",
+        Error::MemoryBudget { .. } | Error::Allocation { .. } => "MemoryBudgetError",
+        Error::DigestMismatch { tensor, path, .. } => {
+            fields.set_item("path", path)?;
+            fields.set_item("tensor", tensor)?;
+            "DigestMismatchError"
+        }
+        Error::Cancelled => "CancelledError",
+        Error::Forked => "ForkedError",
+        _ => "WindlassError",
+    };
+    let class = py.import("windlass.errors")?.getattr(class)?;
+    let instance = class.call((error.to_string(),), Some(&fields))?;
+    Ok(PyErr::from_value(instance))
+}

@@ -1,0 +1,84 @@
+//! Options and memory pools, as Python hands them over.
+
+use crate::error::IntoPython;
+use pyo3::{prelude::*, types::PyDict};
+use std::ops::Range;
+use windlass::{
+    LoadOptions,
+    plan::{Selection, TensorSlice},
+};
+
+/// Host memory, touched once, that loads take their tensors' memory from.
+#[pyclass(frozen, module = "windlass")]
+pub(crate) struct MemoryPool {
+    pub(crate) pool: windlass::memory::MemoryPool,
+}
+
+#[pymethods]
+impl MemoryPool {
+    #[new]
+    fn new(py: Python<'_>, size: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let bytes = bytes_of(size).into_python(py)?;
+        let pool = py.detach(|| windlass::memory::MemoryPool::new(bytes)).into_python(py)?;
+        Ok(Self { pool })
+    }
+
+    /// Size of the pool in bytes.
+    #[getter]
+    fn capacity_bytes(&self) -> u64 {
+        self.pool.capacity_bytes()
+    }
+
+    /// Bytes that no tensor holds.
+    #[getter]
+    fn free_bytes(&self) -> u64 {
+        self.pool.free_bytes()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("MemoryPool({} of {} bytes free)", self.pool.free_bytes(), self.pool.capacity_bytes())
+    }
+}
+
+/// Bytes from an int or from text such as `8GiB`.
+fn bytes_of(size: &Bound<'_, PyAny>) -> windlass::Result<u64> {
+    let mut options = LoadOptions::default();
+    let text = size.str().map(|text| text.to_string()).unwrap_or_default();
+    options.set("memory_budget", &text)?;
+    Ok(options.memory_budget_bytes.unwrap_or_default())
+}
+
+/// The options of a load: the environment's, changed by keyword arguments.
+pub(crate) fn load_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>) -> PyResult<LoadOptions> {
+    let mut options = LoadOptions::from_env().into_python(py)?;
+    for (name, value) in arguments.into_iter().flatten() {
+        let name: String = name.extract()?;
+        if value.is_none() {
+            continue;
+        }
+        match name.as_str() {
+            "select" => options.selection = add_all(options.selection.none(), &value, Selection::select)?,
+            "exclude" => options.selection = add_all(options.selection, &value, Selection::exclude)?,
+            "slices" => {
+                for (tensor, ranges) in value.cast::<PyDict>()? {
+                    let ranges: Vec<(u64, u64)> = ranges.extract()?;
+                    let ranges: Vec<Range<u64>> = ranges.into_iter().map(|(start, end)| start..end).collect();
+                    options.selection =
+                        options.selection.slice(tensor.extract::<String>()?, TensorSlice::new(ranges));
+                }
+            }
+            "pool" => options.pool = Some(value.cast::<MemoryPool>()?.get().pool.clone()),
+            "populate" => options.populate = value.extract()?,
+            _ => options.set(&name, &value.str()?.to_string()).into_python(py)?,
+        }
+    }
+    Ok(options)
+}
+
+fn add_all(
+    selection: Selection,
+    names: &Bound<'_, PyAny>,
+    add: fn(Selection, String) -> Selection,
+) -> PyResult<Selection> {
+    Ok(names.extract::<Vec<String>>()?.into_iter().fold(selection, add))
+}

@@ -1,0 +1,138 @@
+//! Tensors, and how they reach torch in bulk.
+
+use crate::dlpack::{self, Exported};
+use pyo3::{
+    exceptions::PyBufferError,
+    prelude::*,
+    types::{PyDict, PyList, PyTuple},
+};
+use windlass::Dtype;
+
+/// One tensor in memory. Whoever views its bytes keeps them alive.
+#[pyclass(frozen, module = "windlass")]
+pub(crate) struct Tensor {
+    pub(crate) tensor: windlass::Tensor,
+}
+
+#[pymethods]
+impl Tensor {
+    /// Its name in the checkpoint.
+    #[getter]
+    fn name(&self) -> &str {
+        self.tensor.name()
+    }
+
+    /// Its element type, by its safetensors name.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.tensor.dtype().name()
+    }
+
+    /// Elements along each dimension.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.tensor.shape())
+    }
+
+    /// Size in bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.tensor.block().len()
+    }
+
+    /// Address of the first byte.
+    #[getter]
+    fn data_ptr(&self) -> usize {
+        self.tensor.block().as_ptr().addr()
+    }
+
+    /// The bytes as a flat array of `uint8`, for `numpy.asarray`.
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("shape", (self.nbytes(),))?;
+        interface.set_item("data", (self.data_ptr(), false))?;
+        Ok(interface)
+    }
+
+    /// Host memory.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        dlpack::CPU
+    }
+
+    /// A capsule that shares the bytes.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        // Host memory is ready at once, whatever stream the consumer uses.
+        let _ = stream;
+        if dl_device.is_some_and(|device| device != dlpack::CPU) {
+            return Err(PyBufferError::new_err("this tensor is in host memory; copy it to another device"));
+        }
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err("windlass does not copy; copy in the framework"));
+        }
+        let Some(exported) = Exported::as_is(self.tensor.dtype(), max_version) else {
+            return Err(PyBufferError::new_err(format!(
+                "DLPack of this version has no type for {}; view the bytes instead",
+                self.tensor.dtype()
+            )));
+        };
+        dlpack::capsule(py, &self.tensor, exported, max_version)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Tensor({}, {}, {:?})", self.tensor.name(), self.tensor.dtype(), self.tensor.shape())
+    }
+}
+
+/// Tensors as `{name: torch.Tensor}`. `views` gives the torch type of each type that DLPack cannot carry.
+#[pyfunction]
+pub(crate) fn to_torch<'py>(
+    py: Python<'py>,
+    tensors: &Bound<'py, PyList>,
+    from_dlpack: &Bound<'py, PyAny>,
+    views: &Bound<'py, PyDict>,
+    into: &Bound<'py, PyDict>,
+) -> PyResult<()> {
+    let view = pyo3::intern!(py, "view");
+    for tensor in tensors {
+        let tensor = &tensor.cast::<Tensor>()?.get().tensor;
+        let dtype = tensor.dtype();
+        let converted = match Exported::as_is(dtype, None) {
+            Some(exported) => from_dlpack.call1((dlpack::capsule(py, tensor, exported, None)?,))?,
+            None => {
+                let Some(torch_dtype) = views.get_item(dtype.name())? else {
+                    let message = format!(
+                        "torch has no type for {dtype}, which tensor '{}' is made of; load it with framework='raw'",
+                        tensor.name()
+                    );
+                    return Err(pyo3::exceptions::PyTypeError::new_err(message));
+                };
+                let bytes = from_dlpack.call1((dlpack::capsule(py, tensor, bytes_of(tensor), None)?,))?;
+                bytes.call_method1(view, (torch_dtype,))?
+            }
+        };
+        into.set_item(tensor.name(), converted)?;
+    }
+    Ok(())
+}
+
+/// The shape of a tensor's bytes: that of its elements, but for packed ones, whose last dimension shrinks.
+fn bytes_of(tensor: &windlass::Tensor) -> Exported {
+    let mut shape = tensor.shape().to_vec();
+    if let Some(last) = shape.last_mut()
+        && tensor.dtype() == Dtype::F4
+    {
+        *last /= 2;
+    }
+    Exported::bytes(shape)
+}

@@ -1,0 +1,105 @@
+"""What the tests share: models made by the reference library or by hand."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+CORPUS = Path(__file__).parents[2] / "testkit" / "corpus"
+
+BITS = {
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    **dict.fromkeys(["BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"], 8),
+    **dict.fromkeys(["I16", "U16", "F16", "BF16"], 16),
+    **dict.fromkeys(["I32", "U32", "F32"], 32),
+    **dict.fromkeys(["C64", "F64", "I64", "U64"], 64),
+}
+
+WriteModel = Callable[..., Path]
+
+
+def write_model(
+    path: Path, tensors: dict[str, tuple[str, list[int]]], *, padding: int = 0, metadata=None, seed: int = 0
+) -> Path:
+    """Writes a file of (dtype, shape) tensors of random bytes; BOOL ones of zeros and ones."""
+    generator = np.random.default_rng(seed)
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
+    data = []
+    offset = 0
+    for name, (dtype, shape) in tensors.items():
+        size = int(np.prod(shape, dtype=np.int64)) * BITS[dtype] // 8
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
+        values = generator.integers(0, 2 if dtype == "BOOL" else 256, size, np.uint8)
+        data.append(values.tobytes())
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8 + padding)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model of a few megabytes with tensors of several types and sizes."""
+    tensors = {
+        "embed": ("F32", [1000, 64]),
+        "layers.0.weight": ("BF16", [512, 1024]),
+        "layers.0.bias": ("BF16", [512]),
+        "layers.1.weight": ("F16", [512, 1024]),
+        "ids": ("I64", [3, 5]),
+        "scalar": ("F32", []),
+        "empty": ("F32", [0, 4]),
+        "flags": ("BOOL", [17]),
+    }
+    return write_model(tmp_path / "model.safetensors", tensors, metadata={"format": "pt", "note": "test"})
+
+
+def same_bytes(a, b) -> bool:
+    """Whether two torch tensors are of one type and shape and hold the same bytes, NaNs included."""
+    import torch  # noqa: PLC0415
+
+    def raw(tensor) -> bytes:
+        flat = tensor.flatten().clone(memory_format=torch.contiguous_format)
+        return flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+    return a.dtype == b.dtype and a.shape == b.shape and raw(a) == raw(b)
+
+
+def make_cold(path: Path) -> None:
+    """Drops a file from the page cache."""
+    import os  # noqa: PLC0415
+
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def header_cases() -> Iterator[tuple[str, bytes, str | None]]:
+    """Name, contents and expected error of each file of the corpus of headers."""
+
+    def text_of(header) -> str:
+        if isinstance(header, str):
+            return header
+        if isinstance(header, list):
+            return "".join(text_of(part) for part in header)
+        return header["repeat"] * header["times"]
+
+    for case in json.loads((CORPUS / "headers.json").read_text()):
+        if "file_hex" in case:
+            file = bytes.fromhex(case["file_hex"])
+        else:
+            header = (
+                bytes.fromhex(case["header_hex"])
+                if "header_hex" in case
+                else text_of(case["header"]).encode()
+            )
+            file = struct.pack("<Q", len(header)) + header + bytes(case["data_bytes"])
+        yield case["name"], file, case["error"]

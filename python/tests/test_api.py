@@ -1,0 +1,234 @@
+"""The Python interface: options, selections, slices, reports, progress, pools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import windlass
+from conftest import make_cold, same_bytes, write_model
+from windlass.errors import (
+    MemoryBudgetError,
+    OptionError,
+    RouteUnavailableError,
+    SliceError,
+    TensorNotFoundError,
+    UnsupportedDtypeError,
+)
+
+
+def test_the_report_accounts_for_every_byte(model: Path) -> None:
+    make_cold(model)
+    tensors = windlass.load_file(model)
+    report = tensors.report
+    assert report.route == "auto"
+    assert report.tensors == len(tensors) == 8
+    assert sum(carrier.tensor_bytes for carrier in report.carriers) == report.tensor_bytes
+    assert report.as_dict()["memory"]["arenas"] == 1
+    assert "8 tensors" in str(report)
+    named = windlass.load_file(model, route="threads", direct="never")
+    assert {(carrier.route, carrier.access) for carrier in named.report.carriers} == {("threads", "buffered")}
+
+
+def test_selections(model: Path) -> None:
+    def names(**how) -> set[str]:
+        return set(windlass.load_file(model, **how))
+
+    assert names(select="layers.*.weight") == {"layers.0.weight", "layers.1.weight"}
+    assert names(select=["ids", "scalar"]) == {"ids", "scalar"}
+    assert names(select=lambda name: name.startswith("e")) == {"embed", "empty"}
+    assert names(select=lambda _: False) == set()
+    assert names(select="layers.*", exclude="*.bias") == {"layers.0.weight", "layers.1.weight"}
+    assert names(exclude=["layers.*", "embed"]) == {"ids", "flags", "scalar", "empty"}
+    with pytest.raises(TensorNotFoundError, match=r"did you mean 'embed'") as caught:
+        windlass.load_file(model, select="embedd")
+    assert isinstance(caught.value, KeyError)
+
+
+def test_slices_in_one_load(model: Path) -> None:
+    whole = windlass.load_file(model)
+    parts = windlass.load_file(
+        model, slices={"embed": np.s_[10:20, ..., -1], "layers.0.weight": np.s_[:, 100:200:3], "ids": 2}
+    )
+    assert same_bytes(parts["embed"], whole["embed"][10:20, -1])
+    assert same_bytes(parts["layers.0.weight"], whole["layers.0.weight"][:, 100:200:3])
+    assert same_bytes(parts["ids"], whole["ids"][2])
+    assert same_bytes(parts["flags"], whole["flags"])
+    assert parts.report.tensor_bytes < whole.report.tensor_bytes
+
+
+def test_slices_that_do_not_fit(model: Path) -> None:
+    with windlass.open(model) as checkpoint:
+        part = checkpoint.get_slice("embed")
+        assert part.get_shape() == [1000, 64]
+        assert part.get_dtype() == "F32"
+        for index in (
+            1000,
+            -1001,
+            slice(0, 1001),
+            slice(2000, None),
+            np.s_[:, :, 0],
+            np.s_[..., ...],
+            [1],
+            "a",
+            1.5,
+            True,
+        ):
+            with pytest.raises(SliceError) as caught:
+                part[index]
+            assert isinstance(caught.value, IndexError)
+        with pytest.raises(SliceError, match="positive"):
+            part[::-1]
+        assert part[[]].shape == (0, 64)
+        assert part[5:2].shape == (0, 64)
+        assert part[()].shape == (1000, 64)
+
+
+def test_one_tensor_at_a_time_and_the_merged_report(model: Path) -> None:
+    checkpoint = windlass.open(model)
+    assert checkpoint.report is None
+    assert len(checkpoint) == 8
+    assert "embed" in checkpoint
+    assert "missing" not in checkpoint
+    first = checkpoint.get_tensor("embed")
+    second = checkpoint.get_tensor("layers.1.weight")
+    assert checkpoint.report.tensors == 2
+    assert checkpoint.report.tensor_bytes == first.nbytes + second.nbytes
+    with pytest.raises(TensorNotFoundError):
+        checkpoint.get_tensor("missing")
+    with pytest.raises(TensorNotFoundError):
+        checkpoint.get_tensor("layers.*")
+    checkpoint.close()
+    with pytest.raises(ValueError, match="closed"):
+        checkpoint.keys()
+    assert repr(checkpoint) == "Checkpoint(closed)"
+    assert first.shape == (1000, 64)
+
+
+def test_iteration_gives_every_tensor_once(model: Path) -> None:
+    whole = windlass.load_file(model, framework="numpy")
+    with windlass.open(model, framework="numpy") as checkpoint:
+        seen = {}
+        for name, tensor in checkpoint:
+            assert name not in seen
+            seen[name] = tensor.tobytes()
+        assert seen == {name: tensor.tobytes() for name, tensor in whole.items()}
+        assert checkpoint.report.tensors == 8
+        # Leaving early ends the load.
+        for _ in checkpoint.iter_tensors(select="layers.*"):
+            break
+
+
+def test_progress_reaches_the_end(model: Path) -> None:
+    calls = []
+    tensors = windlass.load_file(model, progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (tensors.report.tensor_bytes, tensors.report.tensor_bytes)
+    assert calls == sorted(calls)
+    windlass.load_file(model, progress=True)
+
+    def failing(_done: int, _total: int) -> None:
+        raise RuntimeError("the callback failed")
+
+    with pytest.raises(RuntimeError, match="the callback failed"):
+        windlass.load_file(model, progress=failing)
+
+
+def test_pools_lend_their_memory_and_get_it_back(model: Path) -> None:
+    pool = windlass.MemoryPool("16MiB")
+    assert pool.capacity_bytes == pool.free_bytes == 16 << 20
+    tensors = windlass.load_file(model, pool=pool)
+    assert tensors.report.as_dict()["memory"]["pooled"]
+    kept = tensors.pop("ids")
+    expected = kept.clone()
+    del tensors
+    assert pool.free_bytes < pool.capacity_bytes
+    assert same_bytes(kept, expected)
+    del kept
+    assert pool.free_bytes == pool.capacity_bytes
+    with pytest.raises(MemoryBudgetError):
+        windlass.load_file(model, pool=windlass.MemoryPool(1))
+
+
+def test_options_are_checked(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for options in (
+        {"route": "warp"},
+        {"layout": "round"},
+        {"threads": 0},
+        {"chunk": "lots"},
+        {"chunk": 1000},
+    ):
+        with pytest.raises((OptionError, SliceError)):
+            windlass.load_file(model, **options)
+    with pytest.raises(OptionError, match="the options are route"):
+        windlass.load_file(model, rout="auto")
+    with pytest.raises(OptionError, match="framework"):
+        windlass.load_file(model, framework="tensorflow")
+    with pytest.raises(OptionError, match="device"):
+        windlass.load_file(model, "cuda:0")
+    with pytest.raises(MemoryBudgetError) as caught:
+        windlass.load_file(model, memory_budget="1MiB")
+    assert isinstance(caught.value, MemoryError)
+    monkeypatch.setenv("WINDLASS_ROUTE", "threads")
+    assert windlass.load_file(model).report.route == "threads"
+    assert windlass.load_file(model, route="io_uring").report.route == "io_uring"
+    monkeypatch.setenv("WINDLASS_ROUTE", "nonsense")
+    with pytest.raises(OptionError, match="WINDLASS_ROUTE"):
+        windlass.load_file(model)
+
+
+def test_named_routes_carry_the_data_or_fail(model: Path) -> None:
+    make_cold(model)
+    with pytest.raises(RouteUnavailableError) as caught:
+        windlass.load_file(model, route="cached")
+    assert isinstance(caught.value, RuntimeError)
+    mapped = windlass.load_file(model, route="mapped")
+    assert mapped.report.carriers[0].route == "mapped"
+    assert same_bytes(mapped["embed"], windlass.load_file(model)["embed"])
+    with windlass.open(model, route="mapped") as checkpoint:
+        assert {name for name, _ in checkpoint} == set(checkpoint.keys())
+
+
+def test_shards_by_index_directory_glob_and_list(tmp_path: Path) -> None:
+    paths = [
+        write_model(
+            tmp_path / f"model-{i}.safetensors", {f"t{i}": ("F32", [i, 3])}, metadata={"shard": str(i)}
+        )
+        for i in range(1, 4)
+    ]
+    by_list = windlass.load_file(paths)
+    assert list(by_list) == ["t1", "t2", "t3"]
+    assert list(windlass.load_file(tmp_path)) == ["t1", "t2", "t3"]
+    assert list(windlass.load_file(tmp_path / "*-[23].safetensors")) == ["t2", "t3"]
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {f"t{i}": f"model-{i}.safetensors" for i in (1, 3)}}))
+    with windlass.open(tmp_path) as checkpoint:
+        assert checkpoint.keys() == ["t1", "t3"]
+        assert checkpoint.files() == [str(paths[0]), str(paths[2])]
+        assert checkpoint.metadata() == {"shard": "1"}
+
+
+def test_manifest_warm_and_doctor(model: Path) -> None:
+    with windlass.open(model) as checkpoint:
+        manifest = json.loads(checkpoint.manifest())
+        assert manifest["algorithm"] == "blake3"
+        assert set(manifest["tensors"]) == set(checkpoint.keys())
+        make_cold(model)
+        warmed = json.loads(checkpoint.warm())
+        assert warmed["bytes"] == model.stat().st_size
+    assert {check["status"] for check in windlass.doctor(model.parent)} <= {"ok", "slower"}
+
+
+def test_types_that_a_framework_lacks(tmp_path: Path) -> None:
+    six = write_model(tmp_path / "six.safetensors", {"a": ("F6_E2M3", [4])})
+    with pytest.raises(TypeError, match="raw"):
+        windlass.load_file(six)
+    with pytest.raises(UnsupportedDtypeError, match="raw"):
+        windlass.load_file(six, framework="numpy")
+    raw = windlass.load_file(six, framework="raw")["a"]
+    assert (raw.dtype, raw.shape, raw.nbytes) == ("F6_E2M3", (4,), 3)
+    assert np.asarray(raw).tobytes() == six.read_bytes()[-3:]
+    odd = write_model(tmp_path / "odd.safetensors", {"a": ("F4", [2, 3])})
+    with pytest.raises(UnsupportedDtypeError, match="odd"):
+        windlass.load_file(odd)

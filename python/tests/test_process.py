@@ -1,0 +1,192 @@
+"""A load and the process around it: threads, signals, forks, imports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import windlass
+from conftest import make_cold, write_model
+
+
+def run(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a new interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_importing_windlass_imports_no_framework() -> None:
+    done = run(
+        """
+        import sys, windlass
+        assert windlass.__version__
+        loaded = {"torch", "numpy", "jax", "ml_dtypes", "tqdm"} & set(sys.modules)
+        assert not loaded, loaded
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_torch_the_error_says_what_to_do(model: Path) -> None:
+    done = run(
+        """
+        import sys, windlass
+        sys.modules["torch"] = None
+        try:
+            windlass.load_file(sys.argv[1])
+        except ImportError as error:
+            assert "framework='numpy'" in str(error)
+        else:
+            raise SystemExit("no error")
+        print(windlass.load_file(sys.argv[1], framework="numpy")["embed"].shape)
+        """,
+        model,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "(1000, 64)" in done.stdout
+
+
+def test_other_threads_run_during_a_load(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [256 << 20])})
+    make_cold(path)
+    counted = 0
+    loading = True
+
+    def count() -> None:
+        nonlocal counted
+        while loading:
+            counted += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    before = counted
+    windlass.load_file(path, framework="numpy")
+    during = counted - before
+    loading = False
+    thread.join()
+    assert during > 100
+
+
+def test_ctrl_c_stops_a_load(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(64)})
+    make_cold(path)
+    # The progress callback slows the load down, so that the signal comes in the middle of it.
+    done = run(
+        """
+        import os, signal, sys, threading, time, windlass
+        def interrupt(done, total):
+            os.kill(os.getpid(), signal.SIGINT)
+        threads = len(os.listdir("/proc/self/task"))
+        try:
+            windlass.load_file(sys.argv[1], framework="raw", progress=interrupt, chunk="4KiB", in_flight="4KiB")
+        except KeyboardInterrupt:
+            print("interrupted")
+        assert len(os.listdir("/proc/self/task")) == threads, "threads of the load are left"
+        print(len(windlass.load_file(sys.argv[1], framework="raw")))
+        """,
+        path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["interrupted", "64"]
+
+
+def test_a_child_of_fork_loads_by_itself(model: Path) -> None:
+    done = run(
+        """
+        import os, sys, windlass
+        checkpoint = windlass.open(sys.argv[1], framework="numpy")
+        expected = checkpoint.get_tensor("embed").tobytes()
+        child = os.fork()
+        if child == 0:
+            assert checkpoint.get_tensor("embed").tobytes() == expected
+            assert windlass.load_file(sys.argv[1], framework="numpy")["embed"].tobytes() == expected
+            sys.exit(7)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+        model,
+    )
+    assert done.returncode == 7, done.stderr
+
+
+def test_a_load_under_way_is_refused_to_a_child_of_fork(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(16)})
+    done = run(
+        """
+        import os, sys, windlass
+        iterator = iter(windlass.open(sys.argv[1], framework="raw"))
+        next(iterator)
+        child = os.fork()
+        if child == 0:
+            try:
+                list(iterator)
+            except windlass.errors.ForkedError:
+                sys.exit(7)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert len(list(iterator)) == 15
+        sys.exit(status)
+        """,
+        path,
+    )
+    assert done.returncode == 7, done.stderr
+
+
+def test_many_threads_load_at_once(model: Path) -> None:
+    expected = np.asarray(windlass.load_file(model, framework="raw")["embed"]).tobytes()
+    failures = []
+
+    def load() -> None:
+        for _ in range(20):
+            if np.asarray(windlass.load_file(model, framework="raw")["embed"]).tobytes() != expected:
+                failures.append("other bytes")
+
+    threads = [threading.Thread(target=load) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_loads_leave_nothing_behind(model: Path) -> None:
+    def footprint() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    windlass.load_file(model, framework="raw")
+    before = footprint()
+    for _ in range(50):
+        windlass.load_file(model, framework="raw")
+        for _ in windlass.open(model, framework="raw"):
+            break
+        with pytest.raises(windlass.WindlassError):
+            windlass.load_file(model, framework="raw", select="missing")
+    assert footprint() == before
+
+
+def test_a_signal_with_a_handler_does_not_disturb(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [128 << 20])})
+    make_cold(path)
+    seen = []
+    previous = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        tensors = windlass.load_file(path, framework="numpy")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert tensors["a"].tobytes() == path.read_bytes()[-(128 << 20) :]
+    assert seen

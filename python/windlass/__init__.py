@@ -1,0 +1,48 @@
+"""windlass moves tensors from storage to memory at the speed of the hardware, and reports how.
+
+>>> import windlass
+>>> tensors = windlass.load_file("model.safetensors")  # doctest: +SKIP
+>>> print(tensors.report)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from windlass import _native, errors
+from windlass._checkpoint import Checkpoint, LoadedTensors, TensorSlice, load_file
+from windlass._native import MemoryPool, Tensor
+from windlass._report import Carrier, Refusal, Report
+from windlass.errors import WindlassError
+
+__version__: str = _native.version()
+
+open = Checkpoint  # noqa: A001  (the name that people look for, as in gzip.open)
+
+
+def doctor(*paths: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """What this machine and the file systems of ``paths`` offer, what is missing, and how to fix it."""
+    listed: Sequence[str | os.PathLike[str]] = paths or (".",)
+    checks: list[dict[str, Any]] = json.loads(_native.doctor([os.fspath(path) for path in listed]))
+    return checks
+
+
+__all__ = [
+    "Carrier",
+    "Checkpoint",
+    "LoadedTensors",
+    "MemoryPool",
+    "Refusal",
+    "Report",
+    "Tensor",
+    "TensorSlice",
+    "WindlassError",
+    "__version__",
+    "doctor",
+    "errors",
+    "load_file",
+    "open",
+]

@@ -1,0 +1,361 @@
+"""Loading: `load_file` for all at once, `open` for one tensor, a slice, or one after the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from windlass import _native
+from windlass._frameworks import Framework, converter
+from windlass._report import Report
+from windlass.errors import OptionError, SliceError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from windlass._native import Tensor
+
+PathType = str | os.PathLike[str]
+Progress = Callable[[int, int], object] | bool
+Select = str | Sequence[str] | Callable[[str], bool]
+
+
+class LoadedTensors(dict[str, Any]):
+    """Tensors by name, and the report of how they were loaded."""
+
+    def __init__(self, report: _native.Report) -> None:
+        super().__init__()
+        self._report = report
+
+    @property
+    def report(self) -> Report:
+        """What the load did."""
+        return Report._from_native(self._report)
+
+
+def load_file(
+    path: PathType | Sequence[PathType],
+    device: str = "cpu",
+    *,
+    framework: Framework = "torch",
+    select: Select | None = None,
+    exclude: str | Sequence[str] | None = None,
+    slices: Mapping[str, Any] | None = None,
+    progress: Progress = False,
+    pool: _native.MemoryPool | None = None,
+    **options: Any,
+) -> LoadedTensors:
+    """Loads a checkpoint into memory.
+
+    Args:
+        path: A safetensors file, an index, a directory, a glob pattern, or a list of these.
+        device: ``"cpu"``; others are errors in this version.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, or ``"raw"``, windlass's own.
+        select: Names or glob patterns of the tensors to load, or a predicate on names. Default: all.
+        exclude: Names or glob patterns of tensors to leave out.
+        slices: For some tensors the part to load, as one would index them.
+        progress: Called with bytes done and bytes in all; ``True`` for a bar by tqdm.
+        pool: Memory, touched before, to load into.
+        options: ``route``, ``direct``, ``layout``, ``chunk``, ``coalesce_gap``, ``in_flight``, ``rings``,
+            ``threads``, ``huge_pages``, ``numa``, ``memory_budget``, ``populate``: those of ``windlass load``.
+
+    Returns:
+        A dictionary of tensors, with the report of the load as its attribute ``report``.
+    """
+    with Checkpoint(path, device=device, framework=framework) as checkpoint:
+        return checkpoint.load(
+            select=select, exclude=exclude, slices=slices, progress=progress, pool=pool, **options
+        )
+
+
+class Checkpoint:
+    """An open checkpoint. Tensors loaded from it stay valid after it is closed.
+
+    Iterating it gives ``(name, tensor)`` in the order in which tensors become complete.
+
+    Args:
+        paths: A safetensors file, an index, a directory, a glob pattern, or a list of these.
+        device: ``"cpu"``; others are errors in this version.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, or ``"raw"``.
+        options: Options of all loads; see `load_file`.
+    """
+
+    def __init__(
+        self,
+        paths: PathType | Sequence[PathType],
+        *,
+        device: str = "cpu",
+        framework: Framework = "torch",
+        **options: Any,
+    ) -> None:
+        if str(device) != "cpu":
+            raise OptionError(f"device cannot be {str(device)!r}: this version loads to 'cpu'")
+        self._convert = converter(framework)
+        self._options = options
+        listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        self._native: _native.Checkpoint | None = _native.Checkpoint([os.fspath(path) for path in listed])
+        self._report: _native.Report | None = None
+
+    def keys(self) -> list[str]:
+        """Names of the tensors, in the order of the checkpoint."""
+        return self._opened.keys()
+
+    def metadata(self) -> dict[str, str] | None:
+        """The ``__metadata__`` of the files; ``None`` if there is none."""
+        return self._opened.metadata()
+
+    def files(self) -> list[str]:
+        """The files, in order."""
+        return [os.fspath(path) for path in self._opened.files()]
+
+    def get_shape(self, name: str) -> list[int]:
+        """Shape of a tensor, without loading it."""
+        return list(self._opened.info(name)[1])
+
+    def get_dtype(self, name: str) -> str:
+        """Element type of a tensor by its safetensors name, without loading it."""
+        return self._opened.info(name)[0]
+
+    def get_tensor(self, name: str) -> Any:
+        """Loads one tensor."""
+        self._opened.info(name)
+        return self._load({"select": [name]})[name]
+
+    def get_slice(self, name: str) -> TensorSlice:
+        """A tensor that loads what it is indexed with."""
+        dtype, shape, _ = self._opened.info(name)
+        return TensorSlice(self, name, dtype, list(shape))
+
+    def load(
+        self,
+        *,
+        select: Select | None = None,
+        exclude: str | Sequence[str] | None = None,
+        slices: Mapping[str, Any] | None = None,
+        progress: Progress = False,
+        pool: _native.MemoryPool | None = None,
+        **options: Any,
+    ) -> LoadedTensors:
+        """Loads tensors; see `load_file` for the arguments."""
+        parts = {name: _Part(name, index, self.get_shape(name)) for name, index in (slices or {}).items()}
+        request = {
+            "select": self._selected(select),
+            "exclude": [exclude] if isinstance(exclude, str) else exclude,
+            "slices": {name: part.ranges for name, part in parts.items()} or None,
+            "pool": pool,
+            **options,
+        }
+        tensors = self._load(request, progress)
+        for name, part in parts.items():
+            if name in tensors:
+                tensors[name] = part.finish(tensors[name])
+        return tensors
+
+    def iter_tensors(
+        self,
+        *,
+        select: Select | None = None,
+        exclude: str | Sequence[str] | None = None,
+        pool: _native.MemoryPool | None = None,
+        **options: Any,
+    ) -> Iterator[tuple[str, Any]]:
+        """Gives ``(name, tensor)`` as tensors become complete, while the rest is still being loaded."""
+        merged = {
+            **self._options,
+            "select": self._selected(select),
+            "exclude": [exclude] if isinstance(exclude, str) else exclude,
+            "pool": pool,
+            **options,
+        }
+        if self._is_mapped(merged):
+            yield from self._load(merged).items()
+            return
+        loading = self._opened.start(**merged)
+        try:
+            while (tensor := loading.next()) is not None:
+                converted: dict[str, Any] = {}
+                self._convert([tensor], converted)
+                yield tensor.name, converted[tensor.name]
+            self._note(loading.report())
+        finally:
+            loading.cancel()
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return self.iter_tensors()
+
+    def __len__(self) -> int:
+        return len(self._opened)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._opened
+
+    @property
+    def report(self) -> Report | None:
+        """What all loads so far did, as one; ``None`` before the first."""
+        return None if self._report is None else Report._from_native(self._report)
+
+    def warm(self) -> str:
+        """Brings the files into the page cache; returns what that took, as JSON."""
+        return self._opened.warm()
+
+    def manifest(self) -> str:
+        """BLAKE3 digests of all tensors, read a second, plain way: the JSON of ``windlass verify --save``."""
+        return self._opened.manifest()
+
+    def close(self) -> None:
+        """Closes the files. Tensors that were loaded stay valid."""
+        self._native = None
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._native is None:
+            return "Checkpoint(closed)"
+        return f"Checkpoint({len(self)} tensors in {self.files()})"
+
+    @property
+    def _opened(self) -> _native.Checkpoint:
+        if self._native is None:
+            raise ValueError("this checkpoint is closed")
+        return self._native
+
+    def _selected(self, select: Select | None) -> list[str] | None:
+        if callable(select):
+            return [name for name in self.keys() if select(name)]
+        return [select] if isinstance(select, str) else None if select is None else list(select)
+
+    def _is_mapped(self, options: Mapping[str, Any]) -> bool:
+        return (options.get("route") or os.environ.get("WINDLASS_ROUTE")) == "mapped"
+
+    def _load(self, request: Mapping[str, Any], progress: Progress = False) -> LoadedTensors:
+        options = {**self._options, **request}
+        tensors: list[Tensor]
+        if self._is_mapped(options):
+            tensors, native_report = self._opened.map(**options)
+        else:
+            loading = self._opened.start(**options)
+            with _callback(progress, loading) as callback:
+                tensors = loading.wait(callback)
+            native_report = loading.report()
+        loaded = LoadedTensors(native_report)
+        self._convert(tensors, loaded)
+        self._note(native_report)
+        return loaded
+
+    def _note(self, report: _native.Report) -> None:
+        self._report = report if self._report is None else self._report.merged(report)
+
+
+class TensorSlice:
+    """A tensor that is loaded as far as it is indexed: ``checkpoint.get_slice(name)[2:4, :, -1]``.
+
+    Indices are integers, slices with a positive step, and an ellipsis. Unlike those of lists, slices that
+    leave a dimension are errors: they would hide a wrong shape.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str, dtype: str, shape: list[int]) -> None:
+        self._checkpoint = checkpoint
+        self._name = name
+        self._dtype = dtype
+        self._shape = shape
+
+    def get_shape(self) -> list[int]:
+        """Shape of the whole tensor."""
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        """Element type by its safetensors name."""
+        return self._dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        part = _Part(self._name, index, self._shape)
+        request = {"select": [self._name], "slices": {self._name: part.ranges}}
+        return part.finish(self._checkpoint._load(request)[self._name])
+
+
+class _Part:
+    """An index into a tensor: the ranges to read, and what is left to do with the result."""
+
+    def __init__(self, name: str, index: Any, shape: Sequence[int]) -> None:
+        if isinstance(index, list):
+            if index:
+                raise SliceError(f"tensor {name!r} cannot be indexed with a list; use slices", tensor=name)
+            index = slice(0, 0)
+        items = list(index) if isinstance(index, tuple) else [index]
+        ellipses = sum(item is Ellipsis for item in items)
+        if ellipses > 1:
+            raise SliceError(f"tensor {name!r} is indexed with more than one ellipsis", tensor=name)
+        if len(items) - ellipses > len(shape):
+            raise SliceError(
+                f"tensor {name!r} of shape {list(shape)} is indexed with {len(items) - ellipses} dimensions",
+                tensor=name,
+            )
+        if ellipses:
+            position = next(i for i, item in enumerate(items) if item is Ellipsis)
+            items[position : position + 1] = [slice(None)] * (len(shape) - len(items) + 1)
+        self.ranges: list[tuple[int, int]] = []
+        self._then: list[Any] = []
+        for dimension, (item, size) in enumerate(zip(items, shape, strict=False)):
+            self._add(name, dimension, item, size)
+
+    def _add(self, name: str, dimension: int, item: Any, size: int) -> None:
+        where = f"dimension {dimension} of tensor {name!r}, which has size {size}"
+        if isinstance(item, slice):
+            step = 1 if item.step is None else item.step
+            if not isinstance(step, int) or step < 1:
+                raise SliceError(f"step {step} for {where}: steps must be positive", tensor=name)
+            bounds = [0 if item.start is None else item.start, size if item.stop is None else item.stop]
+            start, stop = (bound + size if bound < 0 else bound for bound in bounds)
+            if not 0 <= start <= size or not 0 <= stop <= size:
+                raise SliceError(f"slice {item.start}:{item.stop} leaves {where}", tensor=name)
+            self.ranges.append((start, max(start, stop)))
+            self._then.append(slice(None, None, step))
+        elif hasattr(item, "__index__") and not isinstance(item, bool):
+            position = item.__index__()
+            if not -size <= position < size:
+                raise SliceError(f"index {position} is outside {where}", tensor=name)
+            position %= size
+            self.ranges.append((position, position + 1))
+            self._then.append(0)
+        else:
+            raise SliceError(f"{item!r} cannot index {where}: use integers, slices and '...'", tensor=name)
+
+    def finish(self, tensor: Any) -> Any:
+        """Drops the dimensions that were indexed with integers, and applies steps."""
+        if all(item == slice(None, None, 1) for item in self._then):
+            return tensor
+        if isinstance(tensor, _native.Tensor):
+            raise OptionError("framework 'raw' takes slices of step 1 only, no integers")
+        return tensor[tuple(self._then)]
+
+
+@contextmanager
+def _callback(progress: Progress, loading: _native.Loading) -> Iterator[Callable[[int, int], object] | None]:
+    if progress is False:
+        yield None
+        return
+    if progress is not True:
+        yield progress
+        return
+    try:
+        from tqdm.auto import tqdm  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm; install it or give a callable") from error
+    _, total = loading.progress()
+    with tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+
+        def update(done: int, _total: int) -> None:
+            bar.update(done - bar.n)
+
+        yield update

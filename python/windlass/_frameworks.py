@@ -1,0 +1,163 @@
+"""Tensors of torch, numpy and jax over the memory of windlass's own.
+
+Frameworks are imported when first used; none of them is needed to import windlass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from windlass import _native
+from windlass.errors import OptionError, UnsupportedDtypeError
+
+if TYPE_CHECKING:
+    from windlass._native import Tensor
+
+Framework = Literal["torch", "pt", "numpy", "np", "jax", "flax", "raw"]
+
+Converter = Callable[["Sequence[Tensor]", "dict[str, Any]"], None]
+"""Adds tensors to a dictionary, by name."""
+
+
+def converter(framework: str) -> Converter:
+    """The converter to a framework's tensors."""
+    converters: dict[str, Callable[[], Converter]] = {
+        "torch": _torch,
+        "pt": _torch,
+        "numpy": _numpy,
+        "np": _numpy,
+        "jax": _jax,
+        "flax": _jax,
+        "raw": lambda: _to_raw,
+    }
+    if framework not in converters:
+        raise OptionError(f"framework cannot be {framework!r}: it is one of {', '.join(converters)}")
+    return converters[framework]()
+
+
+def _to_raw(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
+    into.update((tensor.name, tensor) for tensor in tensors)
+
+
+@cache
+def _torch() -> Converter:
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("framework 'torch' needs torch; install it or choose framework='numpy'") from error
+    # Types that DLPack carries only in its newest versions or not at all: exported as bytes, viewed as these.
+    names = {
+        "F8_E4M3": "float8_e4m3fn",
+        "F8_E5M2": "float8_e5m2",
+        "F8_E4M3FNUZ": "float8_e4m3fnuz",
+        "F8_E5M2FNUZ": "float8_e5m2fnuz",
+        "F8_E8M0": "float8_e8m0fnu",
+        "F4": "float4_e2m1fn_x2",
+    }
+    views = {dtype: getattr(torch, name) for dtype, name in names.items() if hasattr(torch, name)}
+
+    def to_torch(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
+        for tensor in tensors:
+            if tensor.dtype == "F4" and (not tensor.shape or tensor.shape[-1] % 2 != 0):
+                raise UnsupportedDtypeError(
+                    f"torch packs two F4 elements into one, but the last dimension of tensor {tensor.name!r} "
+                    f"of shape {list(tensor.shape)} is odd",
+                    tensor=tensor.name,
+                )
+        _native.to_torch(list(tensors), torch.utils.dlpack.from_dlpack, views, into)
+
+    return to_torch
+
+
+@cache
+def _numpy() -> Converter:
+    try:
+        import numpy as np  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("framework 'numpy' needs numpy; install it or choose another framework") from error
+    dtypes = {
+        "BOOL": np.bool_,
+        "U8": np.uint8,
+        "I8": np.int8,
+        "U16": np.uint16,
+        "I16": np.int16,
+        "F16": np.float16,
+        "U32": np.uint32,
+        "I32": np.int32,
+        "F32": np.float32,
+        "U64": np.uint64,
+        "I64": np.int64,
+        "F64": np.float64,
+        "C64": np.complex64,
+    }
+
+    def to_numpy(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
+        for tensor in tensors:
+            array = np.asarray(tensor)
+            if tensor.dtype == "F4":
+                array = _unpacked_f4(array)
+            dtype = dtypes.get(tensor.dtype) or _ml_dtype(tensor)
+            into[tensor.name] = array.view(dtype).reshape(tensor.shape)
+
+    return to_numpy
+
+
+def _ml_dtype(tensor: Tensor) -> Any:
+    """The type of ml_dtypes for elements that numpy itself does not know."""
+    names = {
+        "BF16": "bfloat16",
+        "F8_E4M3": "float8_e4m3fn",
+        "F8_E5M2": "float8_e5m2",
+        "F8_E4M3FNUZ": "float8_e4m3fnuz",
+        "F8_E5M2FNUZ": "float8_e5m2fnuz",
+        "F8_E8M0": "float8_e8m0fnu",
+        "F4": "float4_e2m1fn",
+    }
+    try:
+        import ml_dtypes  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError(
+            f"tensor {tensor.name!r} is of type {tensor.dtype}: numpy needs ml_dtypes for that"
+        ) from error
+    dtype = getattr(ml_dtypes, names.get(tensor.dtype, ""), None)
+    if dtype is None:
+        raise UnsupportedDtypeError(
+            f"numpy has no type for {tensor.dtype}, which tensor {tensor.name!r} is made of; "
+            "load it with framework='raw'",
+            tensor=tensor.name,
+        )
+    return dtype
+
+
+def _unpacked_f4(packed: Any) -> Any:
+    """ml_dtypes keeps each 4-bit element in a byte of its own: a copy, the lower half of each byte first."""
+    import numpy as np  # noqa: PLC0415
+
+    unpacked = np.empty((packed.size, 2), np.uint8)
+    np.bitwise_and(packed, 0x0F, out=unpacked[:, 0])
+    np.right_shift(packed, 4, out=unpacked[:, 1])
+    return unpacked.reshape(-1)
+
+
+@cache
+def _jax() -> Converter:
+    try:
+        import jax  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("framework 'jax' needs jax; install it or choose another framework") from error
+    shared = {"BOOL", "U8", "I8", "U16", "I16", "F16", "BF16", "U32", "I32", "F32", "C64"}
+    to_numpy = _numpy()
+
+    def to_jax(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
+        arrays: dict[str, Any] = {}
+        for tensor in tensors:
+            if tensor.dtype in shared and tensor.nbytes > 0:
+                into[tensor.name] = jax.dlpack.from_dlpack(tensor)
+            else:
+                # 64-bit types follow jax's own setting, and the narrow floats come through ml_dtypes: copies.
+                to_numpy([tensor], arrays)
+                into[tensor.name] = jax.numpy.asarray(arrays.pop(tensor.name))
+
+    return to_jax

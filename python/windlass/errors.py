@@ -1,0 +1,104 @@
+"""What can go wrong, sorted by what the caller can do about it.
+
+Each exception is also the built-in one that a caller would expect, so ``except OSError`` and the like work.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+
+
+class WindlassError(Exception):
+    """Base of all exceptions of windlass."""
+
+    path: str | PathLike[str] | None
+    """The file, if there is one."""
+    tensor: str | None
+    """The tensor, if there is one."""
+    offset: int | None
+    """The first byte of the file that is missing or could not be read, if that is known."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | PathLike[str] | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.tensor = tensor
+        self.offset = offset
+
+    def __str__(self) -> str:
+        """The message as it is, also where a built-in base would quote it."""
+        return str(self.args[0])
+
+
+class CheckpointNotFoundError(WindlassError, FileNotFoundError):
+    """Nothing to load at this path."""
+
+
+class FormatError(WindlassError, ValueError):
+    """A file is not what its format allows."""
+
+
+class TruncatedError(FormatError):
+    """A file ends before a tensor does."""
+
+
+class FileChangedError(WindlassError, OSError):
+    """A file was rewritten or replaced since its header was read."""
+
+
+class StorageError(WindlassError, OSError):
+    """The operating system refused or failed an operation; ``errno`` says which error it gave."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | PathLike[str] | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+        errno: int | None = None,
+    ) -> None:
+        super().__init__(message, path=path, tensor=tensor, offset=offset)
+        self.errno = errno
+
+
+class RouteUnavailableError(WindlassError, RuntimeError):
+    """The route that was named cannot carry the data."""
+
+
+class TensorNotFoundError(WindlassError, KeyError):
+    """No tensor has this name, or no name matches the pattern."""
+
+
+class SliceError(WindlassError, IndexError):
+    """A slice does not fit its tensor."""
+
+
+class OptionError(WindlassError, ValueError):
+    """An option has a value that means nothing."""
+
+
+class UnsupportedDtypeError(WindlassError, TypeError):
+    """The framework has no type for a tensor's elements."""
+
+
+class MemoryBudgetError(WindlassError, MemoryError):
+    """The load would need more memory than it may have."""
+
+
+class DigestMismatchError(WindlassError, ValueError):
+    """A tensor's bytes are not those that were expected."""
+
+
+class CancelledError(WindlassError):
+    """The load was cancelled."""
+
+
+class ForkedError(WindlassError, RuntimeError):
+    """The load was started before this process was forked off."""
