@@ -1,0 +1,15 @@
+//! Indexes: no panic, and no file outside the index's folder.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use std::path::{Component, Path};
+use windlass::catalog::index::Index;
+
+fuzz_target!(|text: &[u8]| {
+    let Ok(index) = Index::parse(text) else { return };
+    assert!(!index.weight_map.is_empty());
+    for file in index.files() {
+        assert!(!file.is_empty());
+        assert!(Path::new(file).components().all(|part| matches!(part, Component::Normal(_))));
+    }
+});
