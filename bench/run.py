@@ -1,0 +1,240 @@
+"""Runs the benchmark: ours and the peers in turn, cold, warm and half warm, with the hardware's limits beside them.
+
+Every measurement is a process of its own. The files are put into the state that the case asks for, and the state
+is checked; then the process imports what it needs, touches memory and gives it back, and only then loads: so that no
+loader pays for pages that a virtual machine has to get from its host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import model
+import report
+from limits import SLACK
+from loaders import HEAP_ENVIRONMENT, LOADERS, processor_count
+
+HERE = Path(__file__).resolve().parent
+CHUNK = 8 << 20
+SYS_CACHESTAT = 451
+DEPTHS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One table of results."""
+
+    name: str
+    title: str
+    model: str
+    state: str
+    """How much of each file is cached: `cold`, `warm` or `half`."""
+    touched: bool
+    """Whether the destination is memory that was touched before."""
+    loaders: tuple[str, ...]
+
+
+COPYING = (
+    "windlass",
+    "windlass_threads",
+    "safetensors_clone",
+    "safetensors_pread",
+    "fastsafetensors",
+    "fastsafetensors_buffered",
+    "runai",
+    "runai_1",
+    "runai_16",
+)
+SMALL = ("windlass", "windlass_numpy", "safetensors_clone", "safetensors_pread", "fastsafetensors", "runai")
+HALF = ("windlass", "windlass_uring", "windlass_buffered", "safetensors_clone", "fastsafetensors", "runai")
+
+CASES = (
+    Case("cold-fresh", "Cold, fresh process", "large", "cold", False, COPYING),
+    Case("cold-touched", "Cold, memory touched before", "large", "cold", True, COPYING),
+    Case("warm-fresh", "Warm, fresh process", "large", "warm", False, COPYING),
+    Case("warm-touched", "Warm, memory touched before", "large", "warm", True, COPYING),
+    Case("half-fresh", "Half of each file cached, fresh process", "large", "half", False, HALF),
+    Case("half-touched", "Half of each file cached, memory touched before", "large", "half", True, HALF),
+    Case(
+        "mapped",
+        "Warm, views of the page cache",
+        "large",
+        "warm",
+        False,
+        ("windlass_mapped", "safetensors_mmap"),
+    ),
+    Case("small-cold", "100,000 small tensors, cold, fresh process", "small", "cold", False, SMALL),
+    Case("small-warm", "100,000 small tensors, warm, fresh process", "small", "warm", False, SMALL),
+)
+
+
+def main() -> None:
+    """Runs what the command line says and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="default: all")
+    parser.add_argument("--gib", type=float, default=4.0, help="size of the model that is made")
+    parser.add_argument("--model", type=Path, nargs="+", help="safetensors files to load instead")
+    parser.add_argument("--data", type=Path, default=HERE / "data")
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    arguments = parser.parse_args()
+
+    models = {
+        "large": arguments.model
+        or model.transformer(arguments.data / "model", int(arguments.gib * 2**30), 4),
+        "small": model.small_tensors(arguments.data / "small" / "model.safetensors", 100_000),
+    }
+    cases = [case for case in CASES if not arguments.case or case.name in arguments.case]
+    results: list[dict[str, Any]] = []
+    for round_number in range(arguments.rounds):
+        for case in cases:
+            for result in run_case(case, [str(path) for path in models[case.model]], round_number):
+                results.append({"case": case.name, "round": round_number, **result})
+                print(progress_line(case, round_number, results[-1]), flush=True)
+
+    document = {
+        "machine": machine(models["large"][0]),
+        "cases": {case.name: {"title": case.title, "touched": case.touched} for case in cases},
+        "loaders": {
+            loader.name: {"package": loader.package, "setting": loader.setting, "is_ours": loader.is_ours}
+            for loader in LOADERS.values()
+        },
+        "bytes": {name: sum(os.path.getsize(path) for path in paths) for name, paths in models.items()},
+        "models": {case.name: case.model for case in cases},
+        "results": results,
+    }
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    (arguments.output / "host.json").write_text(json.dumps(document, indent=1) + "\n")
+    report.write(document, arguments.output)
+
+
+def run_case(case: Case, paths: list[str], round_number: int) -> Iterator[dict[str, Any]]:
+    """One round of a case: the limits, then each loader once, beginning with another one each round."""
+    size = sum(os.path.getsize(path) for path in paths)
+    if case.model == "large" and case.name != "mapped":
+        yield from limits(case, paths, size)
+    turn = round_number % len(case.loaders)
+    for name in case.loaders[turn:] + case.loaders[:turn]:
+        loader = LOADERS[name]
+        # A pool or heap a little larger than the model: arenas and buffers are rounded up.
+        touched = int(size * 1.15) + (256 << 20) if case.touched else 0
+        environment = {**os.environ, **loader.environment}
+        if case.touched and not loader.is_ours:
+            environment.update(HEAP_ENVIRONMENT)
+        # Page-cache pages that a buffered load fills are fresh memory too.
+        fresh = (2 if case.state != "warm" else 1) * size + SLACK
+        cached = put_into_state(paths, case.state)
+        command = [sys.executable, str(HERE / "measure.py"), name]
+        command += ["--touched-bytes", str(touched), "--refresh-bytes", str(fresh), *paths]
+        result = json.loads(run(command, environment))
+        yield {"loader": name, "cached_before": cached, **result}
+
+
+def limits(case: Case, paths: list[str], size: int) -> Iterator[dict[str, Any]]:
+    """The limits that a case is held against."""
+    script = [sys.executable, str(HERE / "limits.py")]
+    if case.state != "warm":
+        for depth in DEPTHS:
+            put_into_state(paths, "cold")
+            yield json.loads(run([*script, "device", "--depth", str(depth), *paths], dict(os.environ)))
+    if case.state != "cold":
+        command = [*script, "copy", "--bytes", str(size), "--threads", str(processor_count())]
+        yield json.loads(run(command + ["--touched"] * case.touched, dict(os.environ)))
+
+
+def run(command: list[str], environment: dict[str, str]) -> str:
+    """Standard output of a command; what it printed if it failed."""
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout.strip().splitlines()[-1]
+
+
+def put_into_state(paths: list[str], state: str) -> float:
+    """Makes the files cold, warm or half warm; returns the cached part as the kernel sees it."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            size = os.fstat(descriptor).st_size
+            if state != "cold":
+                # Reading ahead, as programs do: the page cache then consists of large folios.
+                buffer = bytearray(CHUNK)
+                while os.readv(descriptor, [buffer]) > 0:
+                    pass
+            kept = {"cold": 0, "half": size // 2, "warm": size}[state]
+            if kept < size:
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, kept, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+    cached = cached_part(paths)
+    expected = {"cold": 0.0, "half": 0.5, "warm": 1.0}[state]
+    if cached is not None and abs(cached - expected) > 0.02:
+        raise SystemExit(f"{cached:.1%} of the files is cached, but they should be {state}")
+    return expected if cached is None else cached
+
+
+def cached_part(paths: list[str]) -> float | None:
+    """How much of the files the page cache holds; `None` if the kernel does not say."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    cached = total = 0
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        size = os.fstat(descriptor).st_size
+        asked = (ctypes.c_uint64 * 2)(0, size)
+        answer = (ctypes.c_uint64 * 5)()
+        failed = libc.syscall(SYS_CACHESTAT, descriptor, asked, answer, 0)
+        os.close(descriptor)
+        if failed:
+            return None
+        cached += answer[0] * os.sysconf("SC_PAGE_SIZE")
+        total += size
+    return cached / total
+
+
+def machine(path: Path) -> dict[str, Any]:
+    """What the figures were measured on."""
+    with open("/proc/cpuinfo") as file:
+        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    with open("/proc/meminfo") as file:
+        memory = int(next(line.split()[1] for line in file if line.startswith("MemTotal"))) * 1024
+    with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
+        huge_pages = file.read().split("[")[1].split("]")[0]
+    mount = run(["findmnt", "-no", "FSTYPE,SOURCE", "-T", str(path)], dict(os.environ))
+    packages = ("windlass", "safetensors", "fastsafetensors", "runai-model-streamer", "torch", "numpy")
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "processor": names[0] if names else platform.machine(),
+        "cores": processor_count(),
+        "memory_bytes": memory,
+        "kernel": platform.release(),
+        "transparent_huge_pages": huge_pages,
+        "file_system": mount,
+        "virtual_machine": run(["sh", "-c", "systemd-detect-virt || true"], dict(os.environ)),
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in packages},
+    }
+
+
+def progress_line(case: Case, round_number: int, result: dict[str, Any]) -> str:
+    """One line for whoever watches."""
+    what = result.get("loader") or f"limit {result['limit']} {result.get('depth', '')}"
+    clock = time.strftime("%H:%M:%S")
+    return f"{clock}  round {round_number + 1}  {case.name:<14} {what:<26} {result['seconds']:7.3f} s"
+
+
+if __name__ == "__main__":
+    main()
