@@ -223,7 +223,7 @@ def machine(path: Path) -> dict[str, Any]:
         "kernel": platform.release(),
         "transparent_huge_pages": huge_pages,
         "file_system": mount,
-        "virtual_machine": run(["sh", "-c", "systemd-detect-virt || true"], dict(os.environ)),
+        "virtual_machine": run(["sh", "-c", "systemd-detect-virt --vm || true"], dict(os.environ)),
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in packages},
     }

@@ -1,4 +1,4 @@
-//! Where tensors live. [`allocate`] makes an arena of the kind asked for; `arena` is the contract between those
+//! Where tensors live. `allocate` makes an arena of the kind asked for; `arena` is the contract between those
 //! who write it and those who read it; `mapping` is the only place that maps memory.
 
 mod arena;

@@ -1,7 +1,7 @@
 //! How bytes move from a file to memory.
 //!
 //! `source` opens files and finds out what each can do; `residency` says what the page cache holds; one file a
-//! backend (`uring`, `threads`, `cached`) implements [`Lane`]. What to do with a completion is not decided here
+//! backend (`uring`, `threads`, `cached`) implements `Lane`. What to do with a completion is not decided here
 //! but in `load::drive`, once for all backends.
 
 mod cached;
