@@ -98,14 +98,7 @@ def main() -> None:
         "small": model.small_tensors(arguments.data / "small" / "model.safetensors", 100_000),
     }
     cases = [case for case in CASES if not arguments.case or case.name in arguments.case]
-    results: list[dict[str, Any]] = []
-    for round_number in range(arguments.rounds):
-        for case in cases:
-            for result in run_case(case, [str(path) for path in models[case.model]], round_number):
-                results.append({"case": case.name, "round": round_number, **result})
-                print(progress_line(case, round_number, results[-1]), flush=True)
-
-    document = {
+    document: dict[str, Any] = {
         "machine": machine(models["large"][0]),
         "cases": {case.name: {"title": case.title, "touched": case.touched} for case in cases},
         "loaders": {
@@ -114,11 +107,17 @@ def main() -> None:
         },
         "bytes": {name: sum(os.path.getsize(path) for path in paths) for name, paths in models.items()},
         "models": {case.name: case.model for case in cases},
-        "results": results,
+        "results": [],
     }
     arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / "host.json").write_text(json.dumps(document, indent=1) + "\n")
-    report.write(document, arguments.output)
+    for round_number in range(arguments.rounds):
+        for case in cases:
+            for result in run_case(case, [str(path) for path in models[case.model]], round_number):
+                document["results"].append({"case": case.name, "round": round_number, **result})
+                print(progress_line(case, round_number, document["results"][-1]), flush=True)
+        # After every round: what was measured is kept when a later round is interrupted.
+        (arguments.output / "host.json").write_text(json.dumps(document, indent=1) + "\n")
+        report.write(document, arguments.output)
 
 
 def run_case(case: Case, paths: list[str], round_number: int) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,7 @@
 use crate::{
     host::{device, memory, numa, read_number},
     parallel,
-    route::{FileSystem, Probe, Unavailable, UringLane, open_direct},
+    route::{FileSystem, FileSystemKind, Probe, Unavailable, UringLane, open_direct},
 };
 use bytesize::ByteSize;
 use rustix::{
@@ -197,6 +197,9 @@ fn path_checks(path: &Path) -> Vec<Check> {
     let mut checks = vec![ok(&name("file system"), format!("{filesystem}{queues}"))];
     checks.push(match open_direct(&file, filesystem) {
         Ok(_) => ok(&name("direct reads"), "supported"),
+        Err(_) if filesystem.kind == FileSystemKind::Memory => {
+            ok(&name("direct reads"), "not needed: the files are in memory")
+        }
         Err(Unavailable { reason, fix }) => slower(&name("direct reads"), reason, fix),
     });
     checks.push(match Probe::find(&file) {

@@ -14,7 +14,7 @@ mod threads;
 mod uring;
 
 pub(crate) use cached::CachedLane;
-pub(crate) use filesystem::FileSystem;
+pub(crate) use filesystem::{FileSystem, FileSystemKind};
 pub(crate) use residency::Probe;
 pub(crate) use source::{SourceFile, open_direct};
 pub(crate) use threads::PreadLane;
