@@ -11,13 +11,13 @@ export PYO3_PYTHON := bin / "python"
 
 # List the recipes.
 default:
-    @just --list --justfile '{{ justfile() }}'
+    @"{{ just_executable() }}" --list --justfile "{{ justfile() }}"
 
 # Install everything that the other recipes need: a virtual environment, and cargo's tools.
 setup: venv
     '{{ bin }}/pip' install --quiet -r requirements-dev.txt
-    just --justfile '{{ justfile() }}' cargo-tool cargo-fuzz {{ cargo_fuzz }}
-    just --justfile '{{ justfile() }}' cargo-tool cargo-deny {{ cargo_deny }}
+    "{{ just_executable() }}" --justfile "{{ justfile() }}" cargo-tool cargo-fuzz {{ cargo_fuzz }}
+    "{{ just_executable() }}" --justfile "{{ justfile() }}" cargo-tool cargo-deny {{ cargo_deny }}
 
 [private]
 venv:
@@ -32,7 +32,7 @@ cargo-tool name version:
 demo: venv
     '{{ bin }}/pip' install --quiet . numpy
     cargo build --quiet --release --package windlass-cli
-    test -e .demo/model/model.safetensors || just --justfile '{{ justfile() }}' demo-model
+    test -e .demo/model/model.safetensors || "{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
     target/release/windlass inspect .demo/model
     target/release/windlass load .demo/model --report --verify
     '{{ bin }}/python' -c 'import windlass; print(windlass.load_file(".demo/model", framework="numpy").report)'
@@ -48,7 +48,7 @@ test: setup test-rust test-python
 
 # Run the Rust tests.
 test-rust *arguments:
-    cargo test --quiet --workspace --all-features "$@"
+    cargo test --quiet --workspace --exclude windlass-python --all-features "$@"
 
 # Build the Python package and run its tests.
 test-python *arguments:
@@ -78,9 +78,11 @@ format:
     '{{ bin }}/ruff' format .
 
 # Fuzz one target, or all, for so many seconds each. Runs on the stable compiler.
-fuzz seconds="600" target="all":
+fuzz seconds="600" target="all": venv
+    '{{ bin }}/python' fuzz/seeds.py
     for target in $([ '{{ target }}' = all ] && cargo fuzz list || echo '{{ target }}'); do \
-        RUSTC_BOOTSTRAP=1 cargo fuzz run "$target" -- -max_total_time={{ seconds }} -max_len=65536 -verbosity=0; \
+        RUSTC_BOOTSTRAP=1 cargo fuzz run "$target" -- \
+            -max_total_time={{ seconds }} -max_len=65536 -verbosity=0 -dict=fuzz/tokens.dict; \
     done
 
 # Run the pure modules under Miri. Needs a nightly toolchain with the component miri.

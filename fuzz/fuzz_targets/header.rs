@@ -3,6 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use safetensors::SafeTensors;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use std::fmt;
 use windlass::catalog::safetensors::{Header, HeaderError, header_len};
 
 fuzz_target!(|input: (u16, &[u8])| {
@@ -27,7 +29,35 @@ fuzz_target!(|input: (u16, &[u8])| {
             let metadata = reference.metadata().as_ref().map(|map| map.clone().into_iter().collect());
             assert_eq!(ours.metadata, metadata);
         }
-        (Err(HeaderError::DuplicateTensor { .. }), _) | (Err(_), Err(_)) => {}
+        (Err(HeaderError::DuplicateTensor { tensor }), _) => {
+            let Names(names) = serde_json::from_slice(text).expect("it is JSON");
+            assert!(names.iter().filter(|own| **own == tensor).count() > 1, "{tensor} comes once");
+        }
+        (Err(_), Err(_)) => {}
         (ours, reference) => panic!("ours: {ours:?}, reference: {reference:?}"),
     }
 });
+
+/// The names of a JSON object, also those that come twice.
+struct Names(Vec<String>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Self(Vec::new()))
+    }
+}
+
+impl<'de> Visitor<'de> for Names {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self, A::Error> {
+        while let Some((name, IgnoredAny)) = map.next_entry()? {
+            self.0.push(name);
+        }
+        Ok(self)
+    }
+}

@@ -1,7 +1,8 @@
 //! Open checkpoints.
 
 use crate::{
-    error::IntoPython, loading::Loading, options::load_options, report::NativeReport, tensor::Tensor,
+    error::IntoPython, interruptible, loading::Loading, options::load_options, report::NativeReport,
+    tensor::Tensor,
 };
 use pyo3::{
     prelude::*,
@@ -46,8 +47,7 @@ impl Checkpoint {
     ) -> PyResult<(&'static str, Bound<'py, PyTuple>, PathBuf)> {
         let catalog = self.checkpoint.catalog();
         let Some(id) = catalog.find(name) else {
-            let error = windlass::Error::NoSuchTensor { pattern: name.to_owned(), nearest: None };
-            return Err(error).into_python(py);
+            return Err(catalog.no_such_tensor(name)).into_python(py);
         };
         let entry = catalog.tensor(id);
         let path = catalog.file(entry.file).path.clone();
@@ -88,13 +88,13 @@ impl Checkpoint {
 
     /// Brings the files into the page cache. Says how, as JSON.
     fn warm(&self, py: Python<'_>) -> PyResult<String> {
-        let report = py.detach(|| self.checkpoint.warm(|_| {})).into_python(py)?;
+        let report = interruptible(py, |go_on| self.checkpoint.warm(|_| go_on()))?;
         serde_json::to_string(&report).into_python(py)
     }
 
     /// Digest of each tensor, read a second way, as JSON.
     fn manifest(&self, py: Python<'_>) -> PyResult<String> {
-        let manifest = py.detach(|| Manifest::of(&self.checkpoint, |_| {})).into_python(py)?;
+        let manifest = interruptible(py, |go_on| Manifest::of(&self.checkpoint, |_| go_on()))?;
         serde_json::to_string(&manifest).into_python(py)
     }
 }

@@ -13,6 +13,18 @@ mod report;
 mod tensor;
 
 use pyo3::prelude::*;
+use std::{
+    ops::ControlFlow,
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
+};
+
+/// Time between two looks for Ctrl-C and two calls of progress callbacks.
+const TICK: Duration = Duration::from_millis(50);
 
 /// The native part of windlass; use `windlass` itself.
 #[pymodule(gil_used = false)]
@@ -22,7 +34,7 @@ mod _native {
     #[pymodule_export]
     use super::loading::Loading;
     #[pymodule_export]
-    use super::options::MemoryPool;
+    use super::options::{MemoryPool, check_options};
     #[pymodule_export]
     use super::report::NativeReport;
     #[pymodule_export]
@@ -32,6 +44,42 @@ mod _native {
 }
 
 use crate::error::IntoPython;
+
+/// Does work on another thread while this one looks for Ctrl-C, after which the work is told to break off.
+fn interruptible<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(&(dyn Fn() -> ControlFlow<()> + Sync)) -> windlass::Result<T> + Send,
+) -> PyResult<T> {
+    let stopped = AtomicBool::new(false);
+    let go_on =
+        || if stopped.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    thread::scope(|scope| {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let go_on = &go_on;
+        scope.spawn(move || {
+            // Nobody receives it any more after an interrupt.
+            let _ = sender.send(work(go_on));
+        });
+        // Receivers cannot be shared, so this one is lent to the waits one by one.
+        let mut receiver = receiver;
+        loop {
+            let (lent, received) = py.detach(move || {
+                let received = receiver.recv_timeout(TICK);
+                (receiver, received)
+            });
+            receiver = lent;
+            match received {
+                Ok(result) => return result.into_python(py),
+                Err(RecvTimeoutError::Timeout) => py.check_signals().inspect_err(|_| {
+                    stopped.store(true, Ordering::Relaxed);
+                })?,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(windlass::Error::Internal("the work panicked".into())).into_python(py);
+                }
+            }
+        }
+    })
+}
 
 /// Version of windlass.
 #[pyfunction]

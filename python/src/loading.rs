@@ -1,47 +1,66 @@
 //! A load in progress, waited for without holding the interpreter.
 
-use crate::{error::IntoPython, report::NativeReport, tensor::Tensor};
+use crate::{TICK, error::IntoPython, report::NativeReport, tensor::Tensor};
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    sync::{Mutex, MutexGuard, PoisonError, TryLockError},
+    time::Instant,
 };
-use windlass::Arrival;
-
-/// Time between two looks for Ctrl-C and two calls of the progress callback.
-const TICK: Duration = Duration::from_millis(50);
+use windlass::{Arrival, Report};
 
 /// A load in progress.
 #[pyclass(frozen, module = "windlass")]
 pub(crate) struct Loading {
     // Python objects are shared between threads; a load has one owner at a time.
-    loading: Mutex<windlass::Loading>,
+    state: Mutex<State>,
+}
+
+enum State {
+    Running(Box<windlass::Loading>),
+    /// Over, with all its memory given back but for the tensors that were handed out.
+    Ended(Box<Report>),
+}
+
+impl State {
+    /// Ends a load that is still running, and waits for its threads.
+    fn end(&mut self, py: Python<'_>) {
+        if let Self::Running(loading) = self {
+            let loading = &mut **loading;
+            py.detach(|| loading.cancel());
+            let report = Box::new(loading.report());
+            let ended = std::mem::replace(self, Self::Ended(report));
+            py.detach(|| drop(ended));
+        }
+    }
 }
 
 impl Loading {
     pub(crate) fn new(loading: windlass::Loading) -> Self {
-        Self { loading: Mutex::new(loading) }
+        Self { state: Mutex::new(State::Running(Box::new(loading))) }
     }
 
     /// The load, if no other thread is waiting for it.
-    fn lock(&self) -> PyResult<MutexGuard<'_, windlass::Loading>> {
-        match self.loading.try_lock() {
-            Ok(loading) => Ok(loading),
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => Ok(PoisonError::into_inner(poisoned)),
-            Err(std::sync::TryLockError::WouldBlock) => {
+    fn lock(&self) -> PyResult<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Ok(state),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(PoisonError::into_inner(poisoned)),
+            Err(TryLockError::WouldBlock) => {
                 Err(PyRuntimeError::new_err("another thread is waiting for this load"))
             }
         }
     }
 
-    /// Waits one tick; passes on Ctrl-C, after having stopped the load.
-    fn tick(py: Python<'_>, loading: &mut windlass::Loading) -> PyResult<Arrival> {
-        let arrival = py.detach(|| loading.next_within(TICK)).into_python(py)?;
-        if let Err(interrupt) = py.check_signals() {
-            py.detach(|| loading.cancel());
-            return Err(interrupt);
-        }
-        Ok(arrival)
+    /// Works on the running load. Whatever goes wrong, Ctrl-C and callbacks included, ends it.
+    fn with_running<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut windlass::Loading) -> PyResult<T>,
+    ) -> PyResult<T> {
+        let mut state = self.lock()?;
+        let State::Running(loading) = &mut *state else {
+            return Err(PyRuntimeError::new_err("this load has ended"));
+        };
+        work(loading).inspect_err(|_| state.end(py))
     }
 }
 
@@ -49,78 +68,92 @@ impl Loading {
 impl Loading {
     /// The next tensor to become complete; `None` once all are.
     fn next(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {
-        let loading = &mut *self.lock()?;
-        loop {
-            match Self::tick(py, loading)? {
-                Arrival::Tensor(tensor) => return Ok(Some(Tensor { tensor })),
-                Arrival::Pending => {}
-                Arrival::Finished => return Ok(None),
+        self.with_running(py, |loading| {
+            loop {
+                let arrival = py.detach(|| loading.next_within(TICK)).into_python(py)?;
+                py.check_signals()?;
+                match arrival {
+                    Arrival::Tensor(tensor) => return Ok(Some(Tensor { tensor })),
+                    Arrival::Pending => {}
+                    Arrival::Finished => return Ok(None),
+                }
             }
-        }
+        })
     }
 
     /// All tensors that were not handed out yet. Calls `progress(bytes_done, bytes_total)` now and then.
     #[pyo3(signature = (progress=None))]
     fn wait(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Vec<Tensor>> {
-        let loading = &mut *self.lock()?;
-        let mut tensors = Vec::new();
-        let mut told = u64::MAX;
-        loop {
-            let arrival = match &progress {
-                // Nothing to do between tensors: one wait for many.
-                None => py.detach(|| Self::drain(loading, &mut tensors)).into_python(py)?,
-                Some(_) => Self::tick(py, loading)?,
-            };
-            py.check_signals().inspect_err(|_| py.detach(|| loading.cancel()))?;
-            let finished = matches!(arrival, Arrival::Finished);
-            if let Arrival::Tensor(tensor) = arrival {
-                tensors.push(Tensor { tensor });
-            }
-            if let Some(progress) = &progress {
-                let state = loading.progress();
-                if state.bytes_done != told {
-                    told = state.bytes_done;
-                    progress.call1(py, (state.bytes_done, state.bytes_total))?;
+        self.with_running(py, |loading| {
+            let mut tensors = Vec::new();
+            let mut told = u64::MAX;
+            loop {
+                let finished = py.detach(|| drain(loading, &mut tensors)).into_python(py)?;
+                py.check_signals()?;
+                if let Some(progress) = &progress {
+                    let state = loading.progress();
+                    if state.bytes_done != told {
+                        told = state.bytes_done;
+                        progress.call1(py, (state.bytes_done, state.bytes_total))?;
+                    }
+                }
+                if finished {
+                    return Ok(tensors);
                 }
             }
-            if finished {
-                return Ok(tensors);
-            }
-        }
+        })
     }
 
     /// What was loaded so far, in bytes, and in all.
     fn progress(&self) -> PyResult<(u64, u64)> {
-        let progress = self.lock()?.progress();
-        Ok((progress.bytes_done, progress.bytes_total))
+        Ok(match &*self.lock()? {
+            State::Running(loading) => (loading.progress().bytes_done, loading.progress().bytes_total),
+            State::Ended(report) => {
+                let done = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
+                (done, report.tensor_bytes)
+            }
+        })
     }
 
     /// Ends the load early and waits for its threads.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        let loading = &mut *self.lock()?;
-        py.detach(|| {
-            loading.cancel();
-            while let Ok(Arrival::Tensor(_) | Arrival::Pending) = loading.next_within(TICK) {}
-        });
+        self.lock()?.end(py);
         Ok(())
     }
 
     /// What the load did.
     fn report(&self) -> PyResult<NativeReport> {
-        Ok(NativeReport { report: self.lock()?.report() })
+        let report = match &*self.lock()? {
+            State::Running(loading) => loading.report(),
+            State::Ended(report) => (**report).clone(),
+        };
+        Ok(NativeReport { report })
     }
 }
 
-impl Loading {
-    /// Collects tensors for up to a tick.
-    fn drain(loading: &mut windlass::Loading, tensors: &mut Vec<Tensor>) -> windlass::Result<Arrival> {
-        let started = std::time::Instant::now();
-        loop {
-            let left = TICK.saturating_sub(started.elapsed());
-            match loading.next_within(left)? {
-                Arrival::Tensor(tensor) if !left.is_zero() => tensors.push(Tensor { tensor }),
-                other => return Ok(other),
-            }
+impl Drop for Loading {
+    fn drop(&mut self) {
+        // Threads that end may take a while, and other Python threads should not have to wait for them.
+        if let Ok(state) = self.state.get_mut()
+            && matches!(state, State::Running(_))
+        {
+            Python::attach(|py| state.end(py));
+        }
+    }
+}
+
+/// Collects tensors for up to a tick. `true` once there are no more.
+fn drain(loading: &mut windlass::Loading, tensors: &mut Vec<Tensor>) -> windlass::Result<bool> {
+    let started = Instant::now();
+    loop {
+        let left = TICK.saturating_sub(started.elapsed());
+        match loading.next_within(left)? {
+            Arrival::Tensor(tensor) => tensors.push(Tensor { tensor }),
+            Arrival::Pending => return Ok(false),
+            Arrival::Finished => return Ok(true),
+        }
+        if left.is_zero() {
+            return Ok(false);
         }
     }
 }

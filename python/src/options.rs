@@ -4,7 +4,7 @@ use crate::error::IntoPython;
 use pyo3::{prelude::*, types::PyDict};
 use std::ops::Range;
 use windlass::{
-    LoadOptions,
+    Error, LoadOptions,
     plan::{Selection, TensorSlice},
 };
 
@@ -44,8 +44,18 @@ impl MemoryPool {
 fn bytes_of(size: &Bound<'_, PyAny>) -> windlass::Result<u64> {
     let mut options = LoadOptions::default();
     let text = size.str().map(|text| text.to_string()).unwrap_or_default();
-    options.set("memory_budget", &text)?;
+    options.set("memory_budget", &text).map_err(|error| match error {
+        Error::InvalidOption { value, reason, .. } => Error::InvalidOption { option: "size", value, reason },
+        other => other,
+    })?;
     Ok(options.memory_budget_bytes.unwrap_or_default())
+}
+
+/// Fails where a load with these options would.
+#[pyfunction]
+#[pyo3(signature = (**options))]
+pub(crate) fn check_options(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
+    load_options(py, options).map(|_| ())
 }
 
 /// The options of a load: the environment's, changed by keyword arguments.

@@ -1,6 +1,10 @@
 //! Errors as people and scripts see them: a sentence on standard error, and an exit code.
 
-use std::{io, process::ExitCode};
+use crate::output;
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
 use windlass::Error;
 
 /// Why a command did not do what it was asked.
@@ -8,8 +12,8 @@ use windlass::Error;
 pub(crate) enum Failure {
     /// The library refused.
     Windlass(Error),
-    /// What was found is not what was expected; the details are printed already.
-    Different(String),
+    /// What was found is not what was expected: a line each.
+    Different(Vec<String>),
     /// Something on this machine keeps loads from working; the details are printed already.
     Broken,
     /// Standard output could not be written.
@@ -29,20 +33,20 @@ impl Failure {
 
     /// Says what happened and what to return.
     pub(crate) fn report(self) -> ExitCode {
-        let (message, code) = match self {
+        let (lines, code) = match self {
             // Whoever reads our output has seen enough: no error, as for other filters.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
-            Self::Output(error) => (format!("cannot write the output: {error}"), 5),
-            Self::Different(what) => (what, 4),
-            Self::Broken => ("loads cannot work here; see above".into(), 1),
+            Self::Output(error) => (vec![format!("cannot write the output: {error}")], 5),
+            Self::Different(lines) => (lines, 4),
+            Self::Broken => (vec!["loads cannot work here; see above".into()], 1),
             Self::Windlass(error) => {
                 let code = exit_code(&error);
-                (error.to_string(), code)
+                (vec![error.to_string()], code)
             }
         };
-        #[allow(clippy::print_stderr)]
-        {
-            eprintln!("windlass: {message}");
+        for line in lines {
+            // If nobody listens, the exit code has to do.
+            let _ = writeln!(io::stderr(), "windlass: {}", output::printable(&line));
         }
         ExitCode::from(code)
     }

@@ -11,7 +11,7 @@ pub(crate) fn run(arguments: &arguments::Inspect) -> Result<(), Failure> {
     if arguments.json {
         output::write_json(&as_json(&catalog))
     } else {
-        output::write(as_text(&catalog, arguments.all).as_bytes())
+        output::write_text(&as_text(&catalog, arguments.all))
     }
 }
 
@@ -21,7 +21,7 @@ fn as_json(catalog: &Catalog) -> serde_json::Value {
         .iter()
         .map(|file| {
             json!({
-                "path": file.path,
+                "path": file.path.to_string_lossy(),
                 "bytes": file.len,
                 "tensors": file.tensors().len(),
                 "metadata": file.metadata,
@@ -56,7 +56,7 @@ fn as_text(catalog: &Catalog, all: bool) -> String {
             file.tensors().len()
         );
         for (key, value) in file.metadata.iter().flatten() {
-            let _ = writeln!(text, "  {key}: {value}");
+            let _ = writeln!(text, "  {}: {}", output::printable(key), output::printable(value));
         }
     }
     let mut dtypes: BTreeMap<_, (usize, u64)> = BTreeMap::new();

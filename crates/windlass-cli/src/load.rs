@@ -22,8 +22,12 @@ pub(crate) fn run(arguments: &arguments::Load) -> Result<(), Failure> {
         return output::write_json(loaded.report());
     }
     let text = loaded.report().to_string();
-    let shown = if arguments.report { text.as_str() } else { text.lines().next().unwrap_or_default() };
-    output::write(format!("{}\n", shown.trim_end()).as_bytes())
+    if arguments.report {
+        return output::write_text(&text);
+    }
+    let verified = text.lines().find(|line| line.trim_start().starts_with("verified"));
+    let shown: Vec<&str> = text.lines().take(1).chain(verified).collect();
+    output::write_text(&shown.join("\n"))
 }
 
 fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> windlass::Result<Loaded> {

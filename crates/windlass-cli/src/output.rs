@@ -2,7 +2,26 @@
 
 use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::{self, IsTerminal, Write};
+use std::{
+    borrow::Cow,
+    io::{self, IsTerminal, Write},
+};
+
+/// Text that stays on its line and does nothing to a terminal. Names and metadata come from files that anyone may
+/// have written, escape sequences included.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return text.into();
+    }
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(escape).collect::<String>().into()
+}
+
+/// Writes lines for people to standard output; see [`printable`].
+pub(crate) fn write_text(text: &str) -> Result<(), Failure> {
+    let lines: Vec<_> = text.lines().map(printable).collect();
+    write(format!("{}\n", lines.join("\n")).as_bytes())
+}
 
 /// Writes a result to standard output.
 pub(crate) fn write(bytes: &[u8]) -> Result<(), Failure> {

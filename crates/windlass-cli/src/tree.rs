@@ -1,8 +1,12 @@
 //! Tensor names as a tree, numbered neighbours that are alike folded into one line.
 
+use crate::output;
 use bytesize::ByteSize;
 use std::{collections::BTreeMap, fmt::Write};
 use windlass::catalog::TensorEntry;
+
+/// Parts that a name is split into, at most; a name may be nothing but dots.
+const MAX_DEPTH: usize = 32;
 
 /// A part of the names: what lies below it, and the tensor that ends here, if one does.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -32,7 +36,7 @@ impl Key {
     fn text(&self) -> String {
         match self {
             Self::Number(number) => number.to_string(),
-            Self::Name(name) => name.clone(),
+            Self::Name(name) => output::printable(name).into_owned(),
         }
     }
 }
@@ -40,7 +44,7 @@ impl Key {
 impl Tree {
     pub(crate) fn insert(&mut self, tensor: &TensorEntry) {
         let mut node = self;
-        for part in tensor.name.split('.') {
+        for part in tensor.name.splitn(MAX_DEPTH, '.') {
             node.tensors += 1;
             node.bytes += tensor.bytes.len();
             node = node.children.entry(Key::new(part)).or_default();
@@ -80,7 +84,9 @@ impl Tree {
         let indented = format!("{:indent$}{name}", "", indent = depth * 2);
         let what = match (&self.tensor, self.tensors) {
             (Some(tensor), 1) => tensor.clone(),
-            (_, tensors) => format!("{tensors} tensors"),
+            // A tensor whose name begins those of others: `weight` beside `weight.absmax`.
+            (Some(tensor), tensors) => format!("{tensor}, {tensors} tensors"),
+            (None, tensors) => format!("{tensors} tensors"),
         };
         let each = if alike > 1 { " each" } else { "" };
         let size = ByteSize(self.bytes).to_string();

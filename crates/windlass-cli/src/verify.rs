@@ -1,7 +1,7 @@
 //! `windlass verify`.
 
 use crate::{arguments, failure::Failure, output};
-use std::fmt::Write;
+use std::{fmt::Write, ops::ControlFlow};
 use windlass::{Checkpoint, verify::Manifest};
 
 pub(crate) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
@@ -9,30 +9,41 @@ pub(crate) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
     let checkpoint = Checkpoint::open(&arguments.paths.paths)?;
     let total = checkpoint.catalog().tensors().iter().map(|tensor| tensor.bytes.len()).sum();
     let bar = output::progress_bar(total);
-    let found = Manifest::of(&checkpoint, |bytes| bar.inc(bytes));
+    let found = Manifest::of(&checkpoint, |bytes| {
+        bar.inc(bytes);
+        ControlFlow::Continue(())
+    });
     bar.finish_and_clear();
     let found = found?;
     if let Some(path) = &arguments.save {
         found.write(path)?;
     }
-    if arguments.json {
-        output::write_json(&found)?;
-    } else if expected.is_none() {
-        let mut text = String::new();
-        for (name, entry) in &found.tensors {
-            let _ = writeln!(text, "{}  {name} {} {:?}", entry.digest, entry.dtype, entry.shape);
+    let mut differences = expected.as_ref().map(|expected| expected.differences(&found)).unwrap_or_default();
+    let written = match (&arguments.against, arguments.json) {
+        (_, true) => output::write_json(&found),
+        (None, false) => output::write_text(&as_text(&found)),
+        (Some(path), false) if differences.is_empty() => {
+            output::write_text(&format!("{} tensors match {}", found.tensors.len(), path.display()))
         }
-        output::write(text.as_bytes())?;
-    }
-    let Some(expected) = expected else { return Ok(()) };
-    let differences = expected.differences(&found);
-    let (path, count) = (arguments.against.as_deref().unwrap_or("".as_ref()).display(), found.tensors.len());
-    if differences.is_empty() {
-        if !arguments.json {
-            output::write(format!("{count} tensors match {path}\n").as_bytes())?;
+        (Some(_), false) => Ok(()),
+    };
+    // Whoever stops reading early still gets the verdict.
+    match &arguments.against {
+        Some(path) if !differences.is_empty() => {
+            let count = differences.len();
+            let noun = if count == 1 { "difference" } else { "differences" };
+            differences.push(format!("{count} {noun} from {}", path.display()));
+            Err(Failure::Different(differences))
         }
-        return Ok(());
+        _ => written,
     }
-    let summary = format!("{} differences from {path}", differences.len());
-    Err(Failure::Different(format!("{}\nwindlass: {summary}", differences.join("\nwindlass: "))))
+}
+
+fn as_text(manifest: &Manifest) -> String {
+    let mut text = String::new();
+    for (name, entry) in &manifest.tensors {
+        let _ =
+            writeln!(text, "{}  {} {} {:?}", entry.digest, output::printable(name), entry.dtype, entry.shape);
+    }
+    text
 }

@@ -2,12 +2,16 @@
 
 use crate::{arguments, failure::Failure, output};
 use bytesize::ByteSize;
+use std::ops::ControlFlow;
 use windlass::Checkpoint;
 
 pub(crate) fn run(arguments: &arguments::Warm) -> Result<(), Failure> {
     let checkpoint = Checkpoint::open(&arguments.paths.paths)?;
     let bar = output::progress_bar(checkpoint.catalog().files().iter().map(|file| file.len).sum());
-    let report = checkpoint.warm(|bytes| bar.inc(bytes));
+    let report = checkpoint.warm(|bytes| {
+        bar.inc(bytes);
+        ControlFlow::Continue(())
+    });
     bar.finish_and_clear();
     let report = report?;
     if arguments.json {
@@ -20,13 +24,18 @@ pub(crate) fn run(arguments: &arguments::Warm) -> Result<(), Failure> {
         Some(_) => "all of it is in the page cache".into(),
         None => "the system does not say what the page cache kept".into(),
     };
+    let read = match report.read_bytes {
+        Some(read) => {
+            format!("{} read, {} cached before", ByteSize(read), ByteSize(report.bytes.saturating_sub(read)))
+        }
+        None => "read, whatever was cached before".into(),
+    };
+    let files = if report.files == 1 { "file" } else { "files" };
     let text = format!(
-        "{} in {} files: {} read, {} cached before, in {:.3} s; {cached}\n",
+        "{} in {} {files}: {read}, in {:.3} s; {cached}",
         ByteSize(report.bytes),
         report.files,
-        ByteSize(report.read_bytes),
-        ByteSize(report.bytes - report.read_bytes),
         report.seconds,
     );
-    output::write(text.as_bytes())
+    output::write_text(&text)
 }

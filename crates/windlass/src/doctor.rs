@@ -179,7 +179,11 @@ fn path_checks(path: &Path) -> Vec<Check> {
         vec![Check { name: name("access"), status: Status::Broken, finding, fix: fix.into() }]
     };
     let file = match open_some_file(path) {
-        Ok(file) => file,
+        Ok(Some(file)) => file,
+        Ok(None) => {
+            let fix = "name a file, or a directory that holds one";
+            return vec![slower(&name("file system"), "not examined: there is no file here", fix)];
+        }
         Err(error) => {
             return broken(format!("cannot be opened: {error}"), "check the path and its permissions");
         }
@@ -202,6 +206,10 @@ fn path_checks(path: &Path) -> Vec<Check> {
         }
         Err(Unavailable { reason, fix }) => slower(&name("direct reads"), reason, fix),
     });
+    checks.push(match filesystem.ring_refusal() {
+        None => ok(&name("io_uring"), "can be used here"),
+        Some(why) => slower(&name("io_uring"), format!("{}; threads serve instead", why.reason), why.fix),
+    });
     checks.push(match Probe::find(&file) {
         Probe::Cachestat => ok(&name("page cache"), "its contents are known exactly (cachestat)"),
         Probe::Nowait => ok(&name("page cache"), "its contents are found by sampling (RWF_NOWAIT)"),
@@ -210,19 +218,24 @@ fn path_checks(path: &Path) -> Vec<Check> {
     checks
 }
 
-/// A file to examine a path by. In a directory without files, a nameless new one.
-fn open_some_file(path: &Path) -> std::io::Result<File> {
-    if !path.is_dir() {
-        return File::open(path);
+/// A file to examine a path by. In a directory without files, a nameless new one, if that can be made.
+fn open_some_file(path: &Path) -> std::io::Result<Option<File>> {
+    let kind = fs::metadata(path)?.file_type();
+    if kind.is_file() {
+        return File::open(path).map(Some);
+    }
+    // Opening anything else might wait for ever, as for a pipe.
+    if !kind.is_dir() {
+        return Ok(None);
     }
     for entry in fs::read_dir(path)? {
         let path = entry?.path();
         if path.is_file()
             && let Ok(file) = File::open(&path)
         {
-            return Ok(file);
+            return Ok(Some(file));
         }
     }
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    Ok(File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?))
+    Ok(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).ok().map(File::from))
 }

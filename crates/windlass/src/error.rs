@@ -154,15 +154,15 @@ pub enum Error {
         source: io::Error,
     },
     /// What was loaded differs from what a second reading, or the digest given, says.
-    #[error("tensor '{tensor}' of {}: loaded bytes have digest {found}, expected {expected}", path.display())]
+    #[error("tensor '{tensor}' of {}: loaded as {found}, expected {expected}", path.display())]
     DigestMismatch {
         /// The tensor.
         tensor: String,
         /// Its file.
         path: PathBuf,
-        /// BLAKE3 digest expected, in hex.
+        /// Type, shape and BLAKE3 digest expected.
         expected: String,
-        /// BLAKE3 digest found, in hex.
+        /// Type, shape and BLAKE3 digest found.
         found: String,
     },
     /// A manifest of digests could not be used.

@@ -26,12 +26,16 @@ pub(crate) fn map<T: Send, I: Sync>(items: &[I], threads: usize, work: impl Fn(&
         }
     };
     let mut answers: Vec<(usize, T)> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..items.len().min(threads)).map(|_| scope.spawn(take_some)).collect();
-        // A panic is a bug; it goes on in this thread rather than as a missing answer.
-        workers
-            .into_iter()
-            .flat_map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
+        // As many threads as the system gives: this one does what is left.
+        let workers: Vec<_> = (1..items.len().min(threads))
+            .map_while(|_| thread::Builder::new().spawn_scoped(scope, take_some).ok())
+            .collect();
+        let mut answers = take_some();
+        for worker in workers {
+            // A panic is a bug; it goes on in this thread rather than as a missing answer.
+            answers.extend(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        answers
     });
     answers.sort_by_key(|(position, _)| *position);
     answers.into_iter().map(|(_, answer)| answer).collect()

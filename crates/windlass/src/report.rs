@@ -8,7 +8,7 @@ use crate::{
     verify::VerifyReport,
 };
 use bytesize::ByteSize;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use std::{fmt, path::PathBuf};
 
 /// What one load did.
@@ -23,7 +23,7 @@ pub struct Report {
     pub route: Route,
     /// Files that were read.
     pub files: usize,
-    /// Tensors that were delivered.
+    /// Tensors of the load.
     pub tensors: usize,
     /// Bytes of these tensors.
     pub tensor_bytes: u64,
@@ -68,10 +68,16 @@ pub struct Refusal {
     /// What was refused, such as `io_uring` or `direct reads`.
     pub what: String,
     /// The file that it was refused for; `None` if for all.
+    #[serde(serialize_with = "as_text")]
     pub path: Option<PathBuf>,
     /// Why, and what would change it.
     #[serde(flatten)]
     pub why: Unavailable,
+}
+
+/// A path may hold bytes that are no text: a report is for reading, so they are replaced.
+fn as_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }
 
 /// Reads that had to be repeated.
@@ -98,7 +104,7 @@ pub struct MemoryReport {
     pub huge_pages: HugePages,
     /// Whether the arenas come from a pool of memory that was touched before.
     pub pooled: bool,
-    /// The NUMA node that they were bound to, if any.
+    /// The NUMA node that was asked for them, if any.
     pub numa_node: Option<u32>,
 }
 
@@ -109,7 +115,7 @@ pub struct TimeReport {
     pub open_seconds: f64,
     /// Planning and allocating address space.
     pub prepare_seconds: f64,
-    /// From the first read to the last.
+    /// From the first read to the end of the last thread.
     pub transfer_seconds: f64,
     /// All of these.
     pub total_seconds: f64,

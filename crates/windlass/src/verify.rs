@@ -10,7 +10,8 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fmt, fs, io,
+    ops::ControlFlow,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     time::Instant,
@@ -41,6 +42,12 @@ pub struct ManifestEntry {
     pub digest: String,
 }
 
+impl fmt::Display for ManifestEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?} {}", self.dtype, self.shape, self.digest)
+    }
+}
+
 /// How a verification went.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VerifyReport {
@@ -58,11 +65,11 @@ impl Manifest {
     const ALGORITHM: &str = "blake3";
 
     /// Reads and digests every tensor of a checkpoint, on all cores. Calls `progress` with bytes done since the
-    /// last call, from any thread.
+    /// last call, from any thread, until it breaks off.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Truncated`] or [`Error::Changed`].
-    pub fn of(checkpoint: &Checkpoint, progress: impl Fn(u64) + Sync) -> Result<Self> {
+    /// [`Error::Io`], [`Error::Truncated`], [`Error::Changed`] or [`Error::Cancelled`].
+    pub fn of(checkpoint: &Checkpoint, progress: impl Fn(u64) -> ControlFlow<()> + Sync) -> Result<Self> {
         let ids: Vec<TensorId> = checkpoint.catalog().ids().collect();
         let entries = parallel::map(&ids, parallel::cores(), |&id| {
             let entry = checkpoint.catalog().tensor(id);
@@ -76,10 +83,10 @@ impl Manifest {
     /// Reads a manifest that [`Manifest::write`] wrote.
     ///
     /// # Errors
-    /// [`Error::InvalidManifest`].
+    /// [`Error::InvalidManifest`]; [`Error::Io`] if it cannot be read.
     pub fn read(path: &Path) -> Result<Self> {
         let invalid = |reason: String| Error::InvalidManifest { path: path.to_owned(), reason };
-        let text = fs::read(path).map_err(|error| invalid(error.to_string()))?;
+        let text = fs::read(path).map_err(|source| manifest_io("read", path, source))?;
         let manifest: Self = serde_json::from_slice(&text).map_err(|error| invalid(error.to_string()))?;
         if manifest.algorithm != Self::ALGORITHM {
             return Err(invalid(format!("digests by '{}' are not known", manifest.algorithm)));
@@ -90,11 +97,11 @@ impl Manifest {
     /// Writes the manifest as JSON.
     ///
     /// # Errors
-    /// [`Error::InvalidManifest`].
+    /// [`Error::Io`].
     pub fn write(&self, path: &Path) -> Result<()> {
-        let invalid = |reason: String| Error::InvalidManifest { path: path.to_owned(), reason };
-        let text = serde_json::to_string_pretty(self).map_err(|error| invalid(error.to_string()))?;
-        fs::write(path, text + "\n").map_err(|error| invalid(error.to_string()))
+        let text = serde_json::to_string_pretty(self).map_err(io::Error::from);
+        let written = text.and_then(|text| fs::write(path, text + "\n"));
+        written.map_err(|source| manifest_io("write", path, source))
     }
 
     /// What in `found` differs from this manifest, in words; empty if nothing does.
@@ -104,10 +111,9 @@ impl Manifest {
             match found.tensors.get(name) {
                 None => differences.push(format!("tensor '{name}' is missing")),
                 Some(entry) if entry == expected => {}
-                Some(ManifestEntry { dtype, shape, digest }) => differences.push(format!(
-                    "tensor '{name}' is {dtype} {shape:?} {digest}, expected {} {:?} {}",
-                    expected.dtype, expected.shape, expected.digest
-                )),
+                Some(entry) => {
+                    differences.push(format!("tensor '{name}' is {entry}, expected {expected}"));
+                }
             }
         }
         for name in found.tensors.keys().filter(|name| !self.tensors.contains_key(*name)) {
@@ -115,6 +121,10 @@ impl Manifest {
         }
         differences
     }
+}
+
+fn manifest_io(operation: &'static str, path: &Path, source: io::Error) -> Error {
+    Error::Io { operation, path: path.to_owned(), tensor: None, range: None, source }
 }
 
 /// Compares what `loaded` holds with a manifest or, without one, with a second reading of the files.
@@ -139,21 +149,26 @@ pub(crate) fn check(
                 reason: "a slice cannot be compared with the digest of the whole tensor".into(),
             });
         }
-        let found = blake3::hash(tensor.bytes()).to_hex().to_string();
-        let expected = match manifest {
-            None => digest_of_file(checkpoint.source(entry.file), entry, &|_| {})?,
-            Some((path, manifest)) => match manifest.tensors.get(tensor.name()) {
-                Some(entry) => entry.digest.clone(),
-                None => {
-                    let reason = format!("it has no tensor '{}'", tensor.name());
-                    return Err(Error::InvalidManifest { path: path.to_owned(), reason });
-                }
-            },
-        };
+        let describe = |digest| ManifestEntry { dtype: entry.dtype, shape: entry.shape.to_vec(), digest };
+        let found = describe(blake3::hash(tensor.bytes()).to_hex().to_string());
+        let expected =
+            match manifest {
+                None => describe(digest_of_file(checkpoint.source(entry.file), entry, &|_| {
+                    ControlFlow::Continue(())
+                })?),
+                Some((path, manifest)) => match manifest.tensors.get(tensor.name()) {
+                    Some(expected) => expected.clone(),
+                    None => {
+                        let reason = format!("it has no tensor '{}'", tensor.name());
+                        return Err(Error::InvalidManifest { path: path.to_owned(), reason });
+                    }
+                },
+            };
         if found == expected {
             return Ok(tensor.bytes().len() as u64);
         }
         let path: PathBuf = catalog.file(entry.file).path.clone();
+        let (expected, found) = (expected.to_string(), found.to_string());
         Err(Error::DigestMismatch { tensor: tensor.name().to_owned(), path, expected, found })
     });
     let bytes = checked.into_iter().sum::<Result<u64>>()?;
@@ -165,7 +180,11 @@ pub(crate) fn check(
     })
 }
 
-fn digest_of_file(source: &SourceFile, entry: &TensorEntry, progress: &impl Fn(u64)) -> Result<String> {
+fn digest_of_file(
+    source: &SourceFile,
+    entry: &TensorEntry,
+    progress: &impl Fn(u64) -> ControlFlow<()>,
+) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; STEP_BYTES.min(entry.bytes.len() as usize)];
     let mut offset = entry.bytes.start();
@@ -181,11 +200,13 @@ fn digest_of_file(source: &SourceFile, entry: &TensorEntry, progress: &impl Fn(u
                 path: source.path().to_owned(),
                 tensor: Some(entry.name.to_string()),
                 range: ByteRange::at(offset, len as u64),
-                source: io::Error::other(error),
+                source: error,
             }
         })?;
         hasher.update(step);
-        progress(len as u64);
+        if progress(len as u64).is_break() {
+            return Err(Error::Cancelled);
+        }
         offset += len as u64;
     }
     source.check_unchanged(entry.bytes, |_| Some(entry.name.to_string()))?;

@@ -1,12 +1,17 @@
 //! Brings a checkpoint's files into the page cache, for programs that map them.
 #![forbid(unsafe_code)]
 
-use crate::{ByteRange, Checkpoint, Error, Result, parallel, route::SourceFile};
+use crate::{
+    ByteRange, Checkpoint, Error, Result, parallel,
+    route::{Probe, SourceFile},
+};
 use serde::{Deserialize, Serialize};
-use std::{io, os::unix::fs::FileExt, sync::Arc, time::Instant};
+use std::{ops::ControlFlow, os::unix::fs::FileExt, sync::Arc, time::Instant};
 
 /// Bytes that are probed and read together.
 const PART_BYTES: u64 = 8 << 20;
+/// Parts of one file, at most.
+const MAX_PARTS: u64 = 1 << 20;
 /// Bytes that one read brings in: larger ones spill from the processor's cache.
 const STEP_BYTES: usize = 1 << 20;
 /// Threads: buffered reads copy, so more than this only contend.
@@ -19,32 +24,39 @@ pub struct WarmReport {
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// Bytes that were read; the rest was cached before.
-    pub read_bytes: u64,
+    /// Bytes that were read, if the system says what was cached before; the rest was.
+    pub read_bytes: Option<u64>,
     /// Bytes that the page cache holds now, if the system says. Fewer than `bytes` if memory is short.
     pub cached_bytes: Option<u64>,
     /// How long it took.
     pub seconds: f64,
 }
 
-pub(crate) fn warm(sources: &[Arc<SourceFile>], progress: impl Fn(u64) + Sync) -> Result<WarmReport> {
+fn warm(sources: &[Arc<SourceFile>], progress: impl Fn(u64) -> ControlFlow<()> + Sync) -> Result<WarmReport> {
     let started = Instant::now();
     let mut parts = Vec::new();
     for source in sources {
-        let starts = (0..source.len()).step_by(PART_BYTES as usize);
-        let ends = |start: u64| source.len().min(start + PART_BYTES);
+        // Sparse files may claim any length.
+        let part_bytes = PART_BYTES.max(source.len() / MAX_PARTS);
+        let starts = (0..source.len()).step_by(part_bytes as usize);
+        let ends = |start: u64| source.len().min(start.saturating_add(part_bytes));
         parts.extend(starts.filter_map(|start| Some((source, ByteRange::new(start, ends(start))?))));
     }
     let threads = parallel::cores().clamp(2, MAX_THREADS);
     let read: Vec<Result<u64>> = parallel::map(&parts, threads, |(source, part)| {
-        let read = read_in(source, *part);
-        progress(part.len());
-        read
+        // Asked before as well: parts that are left when it breaks off are not read.
+        if progress(0).is_break() {
+            return Err(Error::Cancelled);
+        }
+        let read = read_in(source, *part)?;
+        if progress(part.len()).is_break() { Err(Error::Cancelled) } else { Ok(read) }
     });
+    let knows_cache = sources.iter().all(|source| *source.probe() == Probe::Cachestat);
     Ok(WarmReport {
         files: sources.len(),
         bytes: sources.iter().map(|source| source.len()).sum(),
-        read_bytes: read.into_iter().sum::<Result<u64>>()?,
+        // Where the system does not say what is cached, all is read, and some of that from the cache.
+        read_bytes: read.into_iter().sum::<Result<u64>>().map(|read| knows_cache.then_some(read))?,
         cached_bytes: sources.iter().map(|source| source.cached_bytes()).sum(),
         seconds: started.elapsed().as_secs_f64(),
     })
@@ -69,7 +81,7 @@ fn read_in(source: &SourceFile, part: ByteRange) -> Result<u64> {
                 path: source.path().to_owned(),
                 tensor: None,
                 range: Some(step),
-                source: io::Error::other(error),
+                source: error,
             })
         })?;
         read += len as u64;
@@ -79,11 +91,11 @@ fn read_in(source: &SourceFile, part: ByteRange) -> Result<u64> {
 
 impl Checkpoint {
     /// Reads the files into the page cache, on several threads, leaving out what it holds already. Calls
-    /// `progress` with bytes done since the last call, from any thread.
+    /// `progress` with bytes done since the last call, from any thread, until it breaks off.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Truncated`] or [`Error::Changed`].
-    pub fn warm(&self, progress: impl Fn(u64) + Sync) -> Result<WarmReport> {
+    /// [`Error::Io`], [`Error::Truncated`], [`Error::Changed`] or [`Error::Cancelled`].
+    pub fn warm(&self, progress: impl Fn(u64) -> ControlFlow<()> + Sync) -> Result<WarmReport> {
         warm(self.sources(), progress)
     }
 }

@@ -3,26 +3,31 @@
 
 mod common;
 
-use common::{assert_is_file, expected, make_cold, make_warm, mixed_model, tensor, write_model};
+use common::{assert_is_file, can_read, expected, make_cold, make_warm, mixed_model, tensor, write_model};
 use std::{fs, path::Path};
 use windlass::{
     Arrival, Checkpoint, DirectIo, Dtype, Error, LoadOptions, Route,
     memory::{HugePages, MemoryPool},
-    plan::{Layout, Selection, TensorSlice},
+    plan::{Layout, PlanError, Selection, TensorSlice},
     route::Access,
 };
 
 /// Every way to move bytes to private memory, with what must carry them on a cold file of a disk.
-fn routes() -> Vec<(LoadOptions, Route)> {
+fn routes(directory: &Path) -> Vec<(LoadOptions, Route)> {
     let with = |route, direct| LoadOptions { route, direct, ..LoadOptions::default() };
-    vec![
+    [
         (with(Route::Auto, DirectIo::Auto), Route::IoUring),
         (with(Route::IoUring, DirectIo::Auto), Route::IoUring),
         (with(Route::IoUring, DirectIo::Never), Route::IoUring),
         (with(Route::Threads, DirectIo::Always), Route::Threads),
         (with(Route::Threads, DirectIo::Never), Route::Threads),
         (with(Route::Auto, DirectIo::Never), Route::Threads),
+        (LoadOptions { rings: Some(3), ..with(Route::IoUring, DirectIo::Auto) }, Route::IoUring),
+        (LoadOptions { threads: Some(1), ..with(Route::Threads, DirectIo::Auto) }, Route::Threads),
     ]
+    .into_iter()
+    .filter(|(options, _)| can_read(directory, options.route, options.direct))
+    .collect()
 }
 
 /// Tests that need a disk put their files here, since `/tmp` may be memory.
@@ -34,7 +39,7 @@ fn disk() -> tempfile::TempDir {
 fn every_route_delivers_the_file_in_every_layout() {
     let directory = disk();
     let (path, file) = mixed_model(directory.path());
-    for (options, carrier) in routes() {
+    for (options, carrier) in routes(directory.path()) {
         for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
             for chunk_bytes in [4096, 64 << 10, 4 << 20] {
                 make_cold(&path);
@@ -146,21 +151,98 @@ fn mapped_tensors_are_the_file_and_outlive_everything() {
     let path = directory.path().join("mapped.safetensors");
     let tensors =
         [tensor("a", Dtype::F32, &[100, 100]), tensor("b", Dtype::U8, &[5]), tensor("c", Dtype::F32, &[0])];
-    let file = write_model(&path, &tensors, 1, 3);
-    for populate in [false, true] {
-        let options = LoadOptions { route: Route::Mapped, populate, ..LoadOptions::default() };
-        match windlass::load(&[&path], &options) {
-            Ok(loaded) => assert_is_file(&loaded, &file),
-            // The header's length decides whether the floats are aligned.
-            Err(Error::RouteUnavailable { route: Route::Mapped, why, .. }) => {
-                assert!(why.reason.contains("misaligned"), "{why}");
-                continue;
+    let (mut aligned, mut misaligned) = (0, 0);
+    // The header's length decides where the floats lie.
+    for padding in 0..4 {
+        let file = write_model(&path, &tensors, padding, 3);
+        for populate in [false, true] {
+            let options = LoadOptions { route: Route::Mapped, populate, ..LoadOptions::default() };
+            if (file.len() - 40_005).is_multiple_of(4) {
+                let loaded = windlass::load(&[&path], &options).unwrap();
+                assert_is_file(&loaded, &file);
+                assert_eq!(sum(&loaded, Route::Mapped), 40_005);
+                let kept = loaded.get("a").unwrap().clone();
+                drop(loaded);
+                assert_eq!(kept.bytes(), expected(&file, "a"));
+                aligned += 1;
+            } else {
+                match windlass::load(&[&path], &options).unwrap_err() {
+                    Error::RouteUnavailable { route: Route::Mapped, why, .. } => {
+                        assert!(why.reason.contains("misaligned"), "{why}");
+                    }
+                    other => panic!("{other:?}"),
+                }
+                misaligned += 1;
             }
-            Err(other) => panic!("{other:?}"),
         }
-        let kept = windlass::load(&[&path], &options).unwrap().get("a").unwrap().clone();
-        assert_eq!(kept.bytes(), expected(&file, "a"));
     }
+    assert_eq!((aligned, misaligned), (2, 6));
+    let start = Checkpoint::open(&[&path]).unwrap().start(&mapped());
+    assert!(matches!(start, Err(Error::InvalidOption { option: "route", .. })), "{start:?}");
+    let pooled = LoadOptions { pool: Some(MemoryPool::new(1).unwrap()), ..mapped() };
+    let refused = windlass::load(&[&path], &pooled).unwrap_err();
+    assert!(matches!(refused, Error::InvalidOption { option: "pool", .. }), "{refused:?}");
+}
+
+fn mapped() -> LoadOptions {
+    LoadOptions { route: Route::Mapped, ..LoadOptions::default() }
+}
+
+#[test]
+fn numbers_that_no_load_can_work_with_are_refused() {
+    let directory = disk();
+    let (path, _) = mixed_model(directory.path());
+    for options in [
+        LoadOptions { threads: Some(0), ..LoadOptions::default() },
+        LoadOptions { rings: Some(0), ..LoadOptions::default() },
+        LoadOptions { chunk_bytes: 1 << 40, ..LoadOptions::default() },
+    ] {
+        let error = windlass::load(&[&path], &options).unwrap_err();
+        assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn files_that_claim_more_than_any_memory_are_refused_before_anything_is_allocated() {
+    let directory = disk();
+    let path = directory.path().join("sparse.safetensors");
+    let bytes = 15u64 << 40;
+    write_model(&path, &[], 0, 1);
+    let text = format!(r#"{{"a":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
+    let mut file = (text.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(text.as_bytes());
+    fs::write(&path, &file).unwrap();
+    let sparse = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    sparse.set_len(file.len() as u64 + bytes).unwrap();
+    let error = windlass::load(&[&path], &LoadOptions::default()).unwrap_err();
+    assert!(matches!(error, Error::MemoryBudget { .. }), "{error:?}");
+    let fine = LoadOptions { chunk_bytes: 4096, ..LoadOptions::default() };
+    let error = windlass::load(&[&path], &fine).unwrap_err();
+    assert!(matches!(error, Error::Plan(PlanError::TooManyReads { .. })), "{error:?}");
+}
+
+/// Memory that a tensor is dropped from stays away, although threads touch memory ahead of the reads.
+#[test]
+fn memory_of_tensors_that_are_dropped_as_they_arrive_does_not_come_back() {
+    let directory = disk();
+    let path = directory.path().join("streamed.safetensors");
+    let tensors: Vec<_> = (0..64).map(|i| tensor(&format!("t{i}"), Dtype::U8, &[4 << 20])).collect();
+    write_model(&path, &tensors, 0, 1);
+    make_warm(&path);
+    let before = resident();
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    let mut loading = checkpoint.start(&LoadOptions::default()).unwrap();
+    for tensor in loading.by_ref() {
+        drop(tensor.unwrap());
+    }
+    let after = resident();
+    assert!(after.saturating_sub(before) < 64 << 20, "{before} → {after}: dropped memory came back");
+}
+
+fn resident() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap().to_owned();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
 #[test]
@@ -171,7 +253,7 @@ fn slices_are_those_parts_and_only_their_bytes_are_read() {
         write_model(&path, &[tensor("m", Dtype::U16, &[512, 4096]), tensor("v", Dtype::F32, &[1000])], 0, 5);
     let whole = expected(&file, "m");
     let row = 4096 * 2;
-    for (options, _) in routes() {
+    for (options, _) in routes(directory.path()) {
         for (ranges, shape) in [
             (vec![100..200], [100u64, 4096]),
             (vec![0..512, 1024..1040], [512, 16]),
@@ -336,11 +418,6 @@ fn memory_of_dropped_tensors_returns_while_others_live() {
     let directory = disk();
     let path = directory.path().join("big.safetensors");
     write_model(&path, &[tensor("small", Dtype::U8, &[1000]), tensor("big", Dtype::U8, &[64 << 20])], 0, 1);
-    let resident = || -> u64 {
-        let status = fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap().to_owned();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
-    };
     let loaded = windlass::load(&[&path], &LoadOptions::default()).unwrap();
     let with_all = resident();
     let small = loaded.get("small").unwrap().clone();

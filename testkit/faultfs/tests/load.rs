@@ -93,7 +93,13 @@ fn short_reads_of_a_server_are_continued() {
             let behaviour =
                 Behaviour { short_reads: Some(short), bypass_cache: true, ..Behaviour::default() };
             mounted.behave(NAME, behaviour);
-            assert_is_file(&load(&mounted, &options).unwrap(), &file);
+            let outcome = load(&mounted, &options);
+            if options.direct == DirectIo::Always && short < 4096 {
+                // Less than a block at a time cannot be put together by direct reads.
+                assert!(matches!(outcome, Err(Error::RouteUnavailable { .. })), "{outcome:?}");
+            } else {
+                assert_is_file(&outcome.unwrap(), &file);
+            }
         }
     }
 }

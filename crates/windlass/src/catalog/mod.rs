@@ -246,7 +246,7 @@ impl Catalog {
     }
 
     /// The error for a name that is not here, with the most similar name that is.
-    pub(crate) fn no_such_tensor(&self, pattern: &str) -> Error {
+    pub fn no_such_tensor(&self, pattern: &str) -> Error {
         let nearest = self
             .tensors
             .iter()
@@ -371,14 +371,15 @@ fn read_headers(paths: &[PathBuf]) -> Result<Vec<(OpenFile, Header)>> {
 }
 
 fn read_header(path: &Path) -> Result<(OpenFile, Header)> {
-    let file = File::open(path).map_err(|source| open_error(path, source))?;
     let io_error = |operation, range| {
         move |source| Error::Io { operation, path: path.to_owned(), tensor: None, range, source }
     };
-    let stat = file.metadata().map_err(io_error("stat", None))?;
+    // Before it is opened: opening a pipe waits for whoever writes to it.
+    let stat = std::fs::metadata(path).map_err(|source| open_error(path, source))?;
     if !stat.is_file() {
         return Err(Error::NotFound { path: path.to_owned(), reason: "not a regular file".into() });
     }
+    let file = File::open(path).map_err(|source| open_error(path, source))?;
     let identity = FileIdentity::of(&file).map_err(io_error("stat", None))?;
     let invalid = |problem| Error::InvalidFile { path: path.to_owned(), problem };
     let file_len = identity.len();

@@ -94,20 +94,22 @@ fn cgroup_mount(mountinfo: &str, version: Version) -> Option<(PathBuf, PathBuf)>
 }
 
 fn group_limit(group: &Path, version: Version) -> Option<MemoryLimit> {
-    let (limit_file, usage_file, reclaimable_key) = match version {
-        Version::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        Version::V2 => ("memory.max", "memory.current", "inactive_file"),
+    let (limit_file, usage_file, reclaimable_keys) = match version {
+        Version::V1 => {
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", ["total_inactive_file", "total_active_file"])
+        }
+        Version::V2 => ("memory.max", "memory.current", ["inactive_file", "active_file"]),
     };
     // "max" in version 2 is no number; version 1 writes a number near 2^63 for the same.
     let total = read_number::<u64>(group.join(limit_file)).filter(|&total| total < 1 << 60)?;
     let used: u64 = read_number(group.join(usage_file))?;
     let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-    let reclaimable = stat
+    let reclaimable: u64 = stat
         .lines()
         .filter_map(|line| line.split_once(' '))
-        .find(|(key, _)| *key == reclaimable_key)
-        .and_then(|(_, value)| value.trim().parse().ok())
-        .unwrap_or(0);
+        .filter(|(key, _)| reclaimable_keys.contains(key))
+        .filter_map(|(_, value)| value.trim().parse::<u64>().ok())
+        .sum();
     Some(MemoryLimit {
         name: format!("the cgroup limit {}", group.join(limit_file).display()),
         available: total.saturating_sub(used.saturating_sub(reclaimable)),

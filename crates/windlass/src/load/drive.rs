@@ -22,8 +22,8 @@ use std::{
 
 /// Reads in a row without progress before an error is final.
 const MAX_STALLS: u32 = 100;
-/// Of these, how many may be silent: no error, no bytes, and the file has not changed.
-const MAX_SILENT_STALLS: u32 = 3;
+/// Of these, how many may be empty: no error, no bytes, and the file has not changed.
+const MAX_EMPTY_STALLS: u32 = 3;
 /// Pause after the system said "try again".
 const AGAIN_PAUSE: Duration = Duration::from_millis(1);
 
@@ -51,7 +51,8 @@ pub(super) fn serve_ring(job: &Job, window: Window, pool_threads: usize) {
             }
             thread::scope(|scope| {
                 for _ in 1..pool_threads {
-                    scope.spawn(|| serve_pool(job));
+                    // As many as the system gives; this one works in any case.
+                    let _ = thread::Builder::new().spawn_scoped(scope, || serve_pool(job));
                 }
                 serve_pool(job);
             });
@@ -78,8 +79,8 @@ pub(super) fn serve_cached(job: &Job, ahead: usize) {
             }
             continue;
         }
-        if let Buffer::Staged { slot, .. } = &mut op.buffer {
-            *slot = Some(job.slots.take());
+        if !take_slot(job, &mut op, true) {
+            return;
         }
         let cold_access = std::mem::replace(&mut op.access, Access::Buffered);
         aim(job, &mut op);
@@ -102,11 +103,12 @@ fn settle_cached(job: &Job, mut op: ReadOp, result: io::Result<usize>, cold_acce
     let whole = job.extent(&op).read.len();
     let count = match result {
         Ok(count) => count,
-        Err(error) if is_transient(&error) => 0,
-        Err(error) => {
+        Err(error) if job.route == Route::Cached && !is_transient(&error) => {
             job.fail(read_error(job, &op, error));
             return false;
         }
+        // Whoever reads it from the device will see what is wrong, if anything is.
+        Err(_) => 0,
     };
     if count as u64 == whole {
         job.account(&mut op, Route::Cached, count, whole);
@@ -125,6 +127,10 @@ fn settle_cached(job: &Job, mut op: ReadOp, result: io::Result<usize>, cold_acce
 /// Sends a read that the cache cannot serve to those who can. `false` if nobody may.
 fn hand_over_cold(job: &Job, op: ReadOp) -> bool {
     if job.route == Route::Cached {
+        if let Err(error) = job.check_unchanged(&op) {
+            job.fail(error);
+            return false;
+        }
         let offset = job.extent(&op).read.start() + op.filled;
         let tensor = job.tensor_name(&op).map(|tensor| format!(" (tensor '{tensor}')")).unwrap_or_default();
         let reason = format!("the page cache does not hold byte {offset}{tensor}");
@@ -145,6 +151,9 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
             let next = if idle { job.queue.next(line) } else { job.queue.try_next(line) };
             let Some(mut op) = next else { break };
             if !take_slot(job, &mut op, idle) {
+                if job.queue.is_stopped() {
+                    return;
+                }
                 job.queue.put_back(line, op);
                 break;
             }
@@ -155,7 +164,14 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
             return;
         }
         if let Err(error) = lane.submit_and_wait(&mut done) {
-            job.fail(Error::Internal(format!("waiting for reads of route {route}: {error}")));
+            let path = job.catalog.files().first().map(|file| file.path.clone()).unwrap_or_default();
+            job.fail(Error::Io {
+                operation: "waiting for reads",
+                path,
+                tensor: None,
+                range: None,
+                source: error,
+            });
             return;
         }
         let now = Instant::now();
@@ -168,11 +184,11 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
     }
 }
 
-/// Gives a staged read its slot. `false` if none is free and the caller cannot wait for one.
+/// Gives a staged read its slot. `false` if none is free and the caller cannot wait for one, or the load is over.
 fn take_slot(job: &Job, op: &mut ReadOp, may_wait: bool) -> bool {
     match &mut op.buffer {
         Buffer::Staged { slot: slot @ None, .. } => {
-            *slot = if may_wait { Some(job.slots.take()) } else { job.slots.try_take() };
+            *slot = if may_wait { job.slots.take() } else { job.slots.try_take() };
             slot.is_some()
         }
         _ => true,
@@ -182,7 +198,14 @@ fn take_slot(job: &Job, op: &mut ReadOp, may_wait: bool) -> bool {
 /// Points a read at the bytes of its extent that are missing.
 fn aim(job: &Job, op: &mut ReadOp) {
     let extent = job.extent(op);
-    if op.source.direct_refusal().is_some() {
+    job.note_reached(op);
+    if op.access == Access::Direct
+        && job.may_read_buffered()
+        && let Some(why) = op.source.direct_refusal()
+    {
+        // Found out by an earlier read, perhaps of another load.
+        let (what, path) = ("direct reads".into(), Some(op.source.path().to_owned()));
+        job.note_refusal(Refusal { what, path, why: why.clone() });
         op.access = Access::Buffered;
     }
     let block = match op.access {
@@ -222,17 +245,26 @@ fn settle(job: &Job, mut op: ReadOp, result: io::Result<usize>, route: Route) ->
                 job.fail(error);
                 return None;
             }
-            if op.stalls > MAX_SILENT_STALLS {
+            if op.stalls > 0 && op.access == Access::Direct {
+                // Some file systems end direct reads short of the last, partial block.
+                let reason = format!("{} ends direct reads early", op.source.filesystem());
+                let why = Unavailable::new(reason, "");
+                if job.direct != DirectIo::Always {
+                    let path = Some(op.source.path().to_owned());
+                    job.note_refusal(Refusal { what: "direct reads".into(), path, why });
+                    op.access = Access::Buffered;
+                } else if op.stalls >= MAX_STALLS {
+                    job.fail(refused_direct(job, &op, why));
+                    return None;
+                }
+            }
+            if op.stalls > MAX_EMPTY_STALLS && count == 0 {
                 let ended = io::Error::new(
                     io::ErrorKind::UnexpectedEof,
                     "the file ends early, although its length says otherwise",
                 );
                 job.fail(read_error(job, &op, ended));
                 return None;
-            }
-            if op.stalls > 0 {
-                // Some file systems end direct reads short of the last, partial block.
-                op.access = Access::Buffered;
             }
         }
         Err(error) if is_transient(&error) && op.stalls < MAX_STALLS => {
@@ -243,16 +275,14 @@ fn settle(job: &Job, mut op: ReadOp, result: io::Result<usize>, route: Route) ->
             }
         }
         Err(error) if op.access == Access::Direct && is_refusal_of_direct(&error) => {
-            let path = op.source.path().to_owned();
             let reason = format!("{} refused a direct read: {error}", op.source.filesystem());
-            if job.direct == DirectIo::Always || job.route == Route::IoUring {
-                let why = Unavailable::new(reason, "choose route auto or threads, or set direct to never");
-                job.fail(Error::RouteUnavailable { route: job.route, path, why });
+            let why = Unavailable::new(reason, "");
+            if !job.may_read_buffered() {
+                job.fail(refused_direct(job, &op, why));
                 return None;
             }
-            let why = Unavailable::new(reason, "");
-            op.source.refuse_direct(why.clone());
-            job.note_refusal(Refusal { what: "direct reads".into(), path: Some(path), why });
+            // `aim` reports it.
+            op.source.refuse_direct(why);
         }
         Err(error) => {
             job.fail(read_error(job, &op, error));
@@ -271,6 +301,13 @@ fn complete(job: &Job, op: ReadOp) -> bool {
             false
         }
     }
+}
+
+/// The error of a load that must read past the page cache and cannot.
+fn refused_direct(job: &Job, op: &ReadOp, why: Unavailable) -> Error {
+    let fix = "choose route auto or threads, or set direct to never";
+    let why = Unavailable::new(why.reason, fix);
+    Error::RouteUnavailable { route: job.route, path: op.source.path().to_owned(), why }
 }
 
 /// The error of a read that cannot be repeated.

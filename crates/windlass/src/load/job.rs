@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     ByteRange, Catalog, Error, Result,
+    host::usage::Usage,
     memory::{self, Arena, Block, Fill, MemoryRequest, Slots, WriteRegion},
     plan::{Extent, Plan, Target},
     report::{Carrier, Refusal, Retries},
@@ -16,8 +17,9 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    time::Instant,
 };
 
 /// Slots for extents that cannot be read in place, besides one for each thread that copies from the cache.
@@ -43,6 +45,8 @@ pub(super) struct Job {
     staged_bytes: AtomicU64,
     /// Next extent whose memory nobody has touched ahead of the reads.
     next_to_touch: AtomicUsize,
+    /// For each extent, whether a read has got to it: then its memory is no longer touched ahead.
+    reached: Box<[AtomicBool]>,
     #[cfg(feature = "fault-injection")]
     pub(super) faults: Option<crate::route::fault::FaultScript>,
 }
@@ -53,6 +57,8 @@ struct Board {
     ready: VecDeque<Tensor>,
     error: Option<Error>,
     running: usize,
+    /// When the last thread ended, and what the process had used by then.
+    ended: Option<(Instant, Usage)>,
 }
 
 /// News of a load.
@@ -77,8 +83,11 @@ impl Job {
         let staged = plan.extents().iter().filter(|extent| extent.target == Target::Staged).count();
         let slot_count = staged.min(STAGING_SLOTS + copiers);
         let staging_bytes = options.chunk_bytes.saturating_mul(slot_count as u64);
-        let fresh_bytes = if memory.pool.is_some() { 0 } else { plan.arena_bytes() };
-        memory::budget::check(fresh_bytes.saturating_add(staging_bytes), options.memory_budget_bytes)?;
+        memory::budget::check(
+            memory.fresh_bytes(plan.arena_bytes()),
+            staging_bytes,
+            options.memory_budget_bytes,
+        )?;
         let slots = Slots::new(slot_count, options.chunk_bytes as usize)?;
         let arenas: Vec<Arc<Arena>> =
             plan.arenas().iter().map(|&len| memory::allocate(len, memory)).collect::<Result<_>>()?;
@@ -122,6 +131,13 @@ impl Job {
                     refused.push(refusal);
                 }
             }
+            if let (Route::Auto, Access::Direct, Probe::None(why)) = (options.route, access, source.probe()) {
+                let path = Some(source.path().to_owned());
+                let refusal = Refusal { what: "cached".into(), path, why: why.clone() };
+                if !refused.contains(&refusal) {
+                    refused.push(refusal);
+                }
+            }
             let line = match (options.route, access, source.probe()) {
                 (Route::Cached, _, Probe::None(why)) => {
                     let (path, why) = (source.path().to_owned(), why.clone());
@@ -132,7 +148,10 @@ impl Job {
                 (Route::Auto, Access::Direct, Probe::Cachestat | Probe::Nowait) => Line::Unprobed,
                 (Route::Auto, Access::Direct, Probe::None(_)) => cold_line(source),
                 // Buffered reads take what is cached from the cache by themselves.
-                _ => Line::Pool,
+                (Route::Auto, Access::Buffered, _) | (Route::Threads, ..) => Line::Pool,
+                (Route::Mapped, ..) => {
+                    return Err(Error::Internal("a mapping was asked to read".into()));
+                }
             };
             let op = ReadOp {
                 extent: position,
@@ -165,6 +184,7 @@ impl Job {
             interrupted_reads: AtomicU64::new(0),
             staged_bytes: AtomicU64::new(0),
             next_to_touch: AtomicUsize::new(0),
+            reached: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
             #[cfg(feature = "fault-injection")]
             faults: options.faults.clone(),
             plan,
@@ -274,6 +294,7 @@ impl Job {
         tracing::debug!(%error, "load failed");
         lock(&self.board).error.get_or_insert(error);
         self.queue.stop();
+        self.slots.close();
         self.posted.notify_all();
     }
 
@@ -301,10 +322,23 @@ impl Job {
         let Some(extent) = self.plan.extents().get(position) else {
             return false;
         };
-        if let Target::InPlace { arena, room } = extent.target {
+        // Memory of an extent that was read may be given back already, and must not be faulted in again.
+        if let Target::InPlace { arena, room } = extent.target
+            && !self.reached[position].load(Ordering::Relaxed)
+        {
             self.fills[arena].touch(room);
         }
-        !self.queue.is_stopped()
+        !self.queue.is_over()
+    }
+
+    /// Whether reads may pass through the page cache where a file system refuses direct ones.
+    pub(super) fn may_read_buffered(&self) -> bool {
+        self.direct != DirectIo::Always && self.route != Route::IoUring
+    }
+
+    /// A read begins to fill the memory of its extent.
+    pub(super) fn note_reached(&self, op: &ReadOp) {
+        self.reached[op.extent].store(true, Ordering::Relaxed);
     }
 
     /// A thread of this load begins; it ends when the result is dropped.
@@ -332,6 +366,12 @@ impl Job {
             return Ok(News::Finished);
         }
         Ok(News::Tensors(std::mem::take(&mut board.ready)))
+    }
+
+    /// When the last thread ended, and what the process had used by then; `None` while one runs.
+    pub(super) fn ended(&self) -> Option<(Instant, Usage)> {
+        let board = lock(&self.board);
+        board.ended.filter(|_| board.running == 0)
     }
 
     pub(super) fn tensor_bytes_done(&self) -> u64 {
@@ -377,7 +417,12 @@ impl Drop for Running {
         if std::thread::panicking() {
             self.0.fail(Error::Internal("a thread of the load panicked".into()));
         }
-        lock(&self.0.board).running -= 1;
+        let mut board = lock(&self.0.board);
+        board.running -= 1;
+        if board.running == 0 {
+            board.ended = Some((Instant::now(), Usage::now()));
+        }
+        drop(board);
         self.0.posted.notify_all();
     }
 }

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     Catalog, Error, Report, Result,
     host::{numa, usage::Usage},
-    memory::MemoryRequest,
+    memory::{HugePages, MemoryRequest},
     parallel,
     plan::Plan,
     report::{MemoryReport, Refusal, TimeReport},
@@ -106,6 +106,14 @@ impl Loading {
     ) -> Result<Self> {
         let started = Instant::now();
         let usage = Usage::now();
+        options.check()?;
+        if options.route == Route::Mapped {
+            return Err(Error::InvalidOption {
+                option: "route",
+                value: Route::Mapped.to_string(),
+                reason: "a mapping has nothing to do in the background: use load rather than start".into(),
+            });
+        }
         let requests = options.selection.resolve(&catalog)?;
         let plan = Plan::new(&catalog, &requests, &options.plan_options())?;
         let inline = plan.read_bytes() <= INLINE_BYTES;
@@ -272,7 +280,8 @@ impl Loading {
 
     /// Ends the load early. Tensors that were handed out stay valid.
     pub fn cancel(&mut self) {
-        if !self.finished {
+        // In a child of fork the job's locks may be held by threads that do not exist there.
+        if !self.finished && self.process == std::process::id() {
             self.arrived.clear();
             self.job.fail(Error::Cancelled);
         }
@@ -288,9 +297,13 @@ impl Loading {
         }
     }
 
-    /// What the load has done so far; the whole truth once all tensors were handed out.
+    /// What the load has done so far; the whole truth once all tensors were handed out. A child of `fork` learns
+    /// only what was planned.
     pub fn report(&self) -> Report {
         let mut report = self.report.clone();
+        if self.process != std::process::id() {
+            return report;
+        }
         report.carriers = self.job.carriers();
         report.read_bytes = report.carriers.iter().map(|carrier| carrier.read_bytes).sum();
         report.refused = self.job.refused();
@@ -303,8 +316,9 @@ impl Loading {
     }
 
     fn stop_clock(&self, time: &mut TimeReport) {
-        let usage = Usage::now();
-        let seconds = self.started.elapsed().as_secs_f64();
+        // Not until the caller has taken the last tensor: that would time the caller.
+        let (ended, usage) = self.job.ended().unwrap_or_else(|| (Instant::now(), Usage::now()));
+        let seconds = ended.saturating_duration_since(self.started).as_secs_f64();
         time.transfer_seconds = seconds - time.prepare_seconds;
         time.total_seconds = time.open_seconds + seconds;
         time.cpu_seconds = usage.cpu.saturating_sub(self.usage.cpu).as_secs_f64();
@@ -416,9 +430,10 @@ fn new_report(catalog: &Catalog, plan: &Plan, options: &LoadOptions, numa_node: 
             arenas: plan.arenas().len(),
             arena_bytes: plan.arena_bytes(),
             staging_bytes: 0,
-            huge_pages: options.huge_pages,
+            huge_pages: if options.pool.is_some() { HugePages::Transparent } else { options.huge_pages },
             pooled: options.pool.is_some(),
-            numa_node,
+            // A pool's memory lies where it was touched.
+            numa_node: numa_node.filter(|_| options.pool.is_none()),
         },
         time: TimeReport::default(),
         verify: None,

@@ -1,7 +1,7 @@
 //! Route `mapped`: tensors are views of a private mapping of the file, read when they are first touched.
 #![forbid(unsafe_code)]
 
-use super::{LoadOptions, Loaded, Tensor};
+use super::{DirectIo, LoadOptions, Loaded, Tensor};
 use crate::{
     Catalog, Error, Result,
     catalog::TensorId,
@@ -27,6 +27,15 @@ pub(super) fn map(
 ) -> Result<Loaded> {
     let started = Instant::now();
     let usage = Usage::now();
+    options.check()?;
+    for (option, is_set, value) in
+        [("pool", options.pool.is_some(), "a pool"), ("direct", options.direct == DirectIo::Always, "always")]
+    {
+        if is_set {
+            let reason = "route mapped shows the page cache and allocates nothing".into();
+            return Err(Error::InvalidOption { option, value: value.into(), reason });
+        }
+    }
     let requests = options.selection.resolve(catalog)?;
     let plan =
         Plan::new(catalog, &requests, &PlanOptions { layout: Layout::File, ..options.plan_options() })?;
@@ -57,7 +66,7 @@ pub(super) fn map(
     }
     let prepared = started.elapsed().as_secs_f64();
     if options.populate {
-        populate(&plan, catalog, &arenas)?;
+        populate(&plan, catalog, sources, &arenas)?;
     }
     let mapped_bytes = arenas.iter().flatten().map(|arena| arena.len() as u64).sum();
     let total = started.elapsed().as_secs_f64();
@@ -130,15 +139,24 @@ fn refuse_copies(catalog: &Catalog, plan: &Plan) -> Result<()> {
 }
 
 /// Reads the wanted parts of the mappings in, on all cores.
-fn populate(plan: &Plan, catalog: &Catalog, arenas: &[Option<Arc<Arena>>]) -> Result<()> {
+fn populate(
+    plan: &Plan,
+    catalog: &Catalog,
+    sources: &[Arc<SourceFile>],
+    arenas: &[Option<Arc<Arena>>],
+) -> Result<()> {
     let read_in = |extent: &Extent| {
         let Some(arena) = &arenas[extent.file.index()] else {
             return Ok(());
         };
-        arena.populate_for_reading(extent.read).map_err(|source| Error::Io {
+        let name_at = |at| plan.tensor_at(extent, at).map(|id| catalog.tensor(id).name.to_string());
+        let populated = arena.populate_for_reading(extent.read);
+        // A file that was cut or rewritten explains an error better, and must not pass without one.
+        sources[extent.file.index()].check_unchanged(extent.read, name_at)?;
+        populated.map_err(|source| Error::Io {
             operation: "reading a mapping in",
             path: catalog.file(extent.file).path.clone(),
-            tensor: plan.tensor_at(extent, extent.read.start()).map(|id| catalog.tensor(id).name.to_string()),
+            tensor: name_at(extent.read.start()),
             range: Some(extent.read),
             source,
         })

@@ -13,6 +13,9 @@ use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
+/// Longest read that a load may make: systems end longer ones early.
+const MAX_CHUNK_BYTES: u64 = 1 << 30;
+
 /// Whether reads go past the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -26,7 +29,7 @@ pub enum DirectIo {
     Never,
 }
 
-/// Which NUMA node arenas come from and lanes run on.
+/// Which NUMA node arenas come from, as long as it has memory, and lanes run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NumaPlacement {
@@ -167,6 +170,23 @@ impl LoadOptions {
                     reason: format!("the options are {}", known.join(", ")),
                 });
             }
+        }
+        Ok(())
+    }
+
+    /// Fails for numbers that no load can work with.
+    pub(super) fn check(&self) -> Result<()> {
+        for (option, value) in [("rings", self.rings), ("threads", self.threads)] {
+            if let Some(value) = value {
+                count(option, &value.to_string())?;
+            }
+        }
+        if self.chunk_bytes > MAX_CHUNK_BYTES {
+            return Err(Error::InvalidOption {
+                option: "chunk",
+                value: self.chunk_bytes.to_string(),
+                reason: format!("it is at most {}", ByteSize(MAX_CHUNK_BYTES)),
+            });
         }
         Ok(())
     }

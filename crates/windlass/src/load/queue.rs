@@ -1,4 +1,4 @@
-//! Which read is next. One lock, taken once an extent: at 4 MiB each it is never contended.
+//! Which read is next. One lock, taken a few times an extent: at 4 MiB each it is never contended.
 #![forbid(unsafe_code)]
 
 use crate::route::ReadOp;
@@ -124,6 +124,12 @@ impl Queue {
     /// Whether any read waits in a line.
     pub(super) fn has_any(&self, line: Line) -> bool {
         !self.state().line(line).is_empty()
+    }
+
+    /// Whether nobody will get another read: all are finished, or the load was stopped.
+    pub(super) fn is_over(&self) -> bool {
+        let state = self.state();
+        state.stopped || state.unfinished == 0
     }
 
     /// Whether [`Queue::stop`] was called.

@@ -8,11 +8,13 @@ const OVERHEAD_SHIFT: u32 = 6;
 /// Too little to be worth the dozen files that say what the system has left.
 const SMALL_BYTES: u64 = 8 << 20;
 
-/// Whether `needed` bytes may be allocated now, under `budget` and under what the system has left.
+/// Whether `fresh` bytes for tensors and `staging` bytes may be allocated now, under `budget` and under what the
+/// system has left.
 ///
 /// # Errors
 /// [`Error::MemoryBudget`] names the limit that is in the way.
-pub(crate) fn check(needed: u64, budget: Option<u64>) -> Result<()> {
+pub(crate) fn check(fresh: u64, staging: u64, budget: Option<u64>) -> Result<()> {
+    let needed = fresh.saturating_add(staging);
     if let Some(available) = budget
         && needed > available
     {

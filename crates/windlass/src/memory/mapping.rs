@@ -67,8 +67,9 @@ impl Mapping {
         let start = unsafe { mapped_start.add(skip) };
         let mapping = Self { start, len, mapped_start, mapped_len };
         if slack > 0 {
-            // Advice may be refused (huge pages compiled out); small pages then serve, and the report says so.
-            let _ = mapping.advise(0..len, Advice::LinuxHugepage);
+            // Advice may be refused (huge pages compiled out): small pages then serve, and fault more often. All of
+            // it, slack included, so that neighbours become one area: systems limit the number of areas.
+            let _ = mapping.advise_all(Advice::LinuxHugepage);
         }
         Ok(mapping)
     }
@@ -110,12 +111,25 @@ impl Mapping {
     ///
     /// Needs Linux 5.14; older kernels answer `InvalidInput`.
     pub(super) fn populate(&self, range: ByteRange) -> io::Result<()> {
-        self.advise(self.checked(range), Advice::LinuxPopulateWrite)
+        self.advise(self.whole_pages(range), Advice::LinuxPopulateWrite)
     }
 
     /// Reads the pages of `range` of a file mapping in.
     pub(super) fn populate_for_reading(&self, range: ByteRange) -> io::Result<()> {
-        self.advise(self.checked(range), Advice::LinuxPopulateRead)
+        self.advise(self.whole_pages(range), Advice::LinuxPopulateRead)
+    }
+
+    /// Faults everything in on any kernel, by writing zeros.
+    pub(super) fn fill_with_zeros(&mut self) {
+        // SAFETY: all of the mapping, which the kernel has initialised; `&mut self` makes sure that nobody else
+        // has got an address in it.
+        unsafe { self.start.as_ptr().write_bytes(0, self.len) };
+    }
+
+    /// Leaves the memory out of what children of `fork` get.
+    pub(super) fn keep_from_children(&self) {
+        // A refusal means that children get a copy, which they do not use.
+        let _ = self.advise_all(Advice::LinuxDontFork);
     }
 
     /// Gives the whole pages of `range` back to the system. Their bytes read as zero afterwards.
@@ -127,9 +141,10 @@ impl Mapping {
         let _ = self.advise(self.checked(range), Advice::LinuxDontNeed);
     }
 
-    /// Asks that the pages come from NUMA node `node`. Must precede the first touch.
-    pub(super) fn bind(&self, node: u32) -> io::Result<()> {
-        const MPOL_BIND: libc::c_ulong = 2;
+    /// Asks that the pages come from NUMA node `node` as long as it has any. Must precede the first touch.
+    pub(super) fn prefer(&self, node: u32) -> io::Result<()> {
+        // Not MPOL_BIND: on a full node that ends in the OOM killer.
+        const MPOL_PREFERRED: libc::c_ulong = 1;
         let mut mask = [0u64; 16];
         let bits_a_word = u64::BITS;
         let word = mask
@@ -142,7 +157,7 @@ impl Mapping {
                 libc::SYS_mbind,
                 self.mapped_start.as_ptr(),
                 self.mapped_len,
-                MPOL_BIND,
+                MPOL_PREFERRED,
                 mask.as_ptr(),
                 mask.len() * bits_a_word as usize + 1,
                 0usize,
@@ -155,6 +170,19 @@ impl Mapping {
         let end = usize::try_from(range.end()).unwrap_or(usize::MAX);
         assert!(end <= self.len, "range {range} of a mapping of {} bytes", self.len);
         usize::try_from(range.start()).unwrap_or(end)..end
+    }
+
+    /// `range`, beginning at a page: larger ones than 4 KiB exist.
+    fn whole_pages(&self, range: ByteRange) -> std::ops::Range<usize> {
+        let range = self.checked(range);
+        let page = rustix::param::page_size();
+        range.start / page * page..range.end
+    }
+
+    fn advise_all(&self, advice: Advice) -> io::Result<()> {
+        // SAFETY: exactly what was mapped, and advice that changes no bytes: see the two callers.
+        unsafe { mm::madvise(self.mapped_start.as_ptr().cast(), self.mapped_len, advice)? };
+        Ok(())
     }
 
     fn advise(&self, range: std::ops::Range<usize>, advice: Advice) -> io::Result<()> {

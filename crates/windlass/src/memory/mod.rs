@@ -40,6 +40,14 @@ pub(crate) struct MemoryRequest {
     pub(crate) pool: Option<MemoryPool>,
 }
 
+impl MemoryRequest {
+    /// Of `arena_bytes`, those that the machine must find now: a pool has them already, and reserved huge pages
+    /// were set apart.
+    pub(crate) fn fresh_bytes(&self, arena_bytes: u64) -> u64 {
+        if self.pool.is_some() || self.pages == HugePages::Reserved { 0 } else { arena_bytes }
+    }
+}
+
 /// An arena of `len` bytes, zeroed unless it comes from a pool.
 pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> {
     let len = len as usize;
@@ -54,7 +62,7 @@ pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> 
     let failed = |kind| move |source| Error::Allocation { bytes: len as u64, kind, source };
     let mapping = Mapping::anonymous(len, pages).map_err(failed(kind))?;
     if let Some(node) = request.numa_node {
-        mapping.bind(node).map_err(failed("memory of that NUMA node"))?;
+        mapping.prefer(node).map_err(failed("memory of that NUMA node"))?;
     }
     Ok(Arena::new(Backing::Own(mapping), len))
 }

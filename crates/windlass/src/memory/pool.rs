@@ -46,11 +46,15 @@ impl MemoryPool {
     /// [`Error::Allocation`], or [`Error::MemoryBudget`] if the machine or its cgroup has less to give.
     pub fn new(bytes: u64) -> Result<Self> {
         let rounded = bytes.checked_next_multiple_of(HUGE_PAGE_BYTES as u64).unwrap_or(u64::MAX);
-        super::budget::check(rounded, None)?;
+        super::budget::check(rounded, 0, None)?;
         let len = rounded as usize;
         let failed = |source| Error::Allocation { bytes: rounded, kind: "pooled memory", source };
-        let mapping = Mapping::anonymous(len, Pages::TransparentHuge).map_err(failed)?;
-        touch(&mapping).map_err(failed)?;
+        let mut mapping = Mapping::anonymous(len, Pages::TransparentHuge).map_err(failed)?;
+        match touch(&mapping) {
+            // Before Linux 5.14.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => mapping.fill_with_zeros(),
+            touched => touched.map_err(failed)?,
+        }
         let free = if len > 0 { BTreeMap::from([(0, len)]) } else { BTreeMap::new() };
         Ok(Self { shared: Arc::new(Shared { mapping, free: Mutex::new(free) }) })
     }

@@ -18,8 +18,14 @@ pub(crate) struct Slots {
 struct Shared {
     mapping: Mapping,
     slot_bytes: usize,
-    free: Mutex<Vec<usize>>,
+    free: Mutex<Free>,
     returned: Condvar,
+}
+
+#[derive(Debug)]
+struct Free {
+    slots: Vec<usize>,
+    closed: bool,
 }
 
 impl Slots {
@@ -28,25 +34,37 @@ impl Slots {
         let bytes = count.saturating_mul(slot_bytes);
         let mapping = Mapping::anonymous(bytes, Pages::TransparentHuge)
             .map_err(|source| Error::Allocation { bytes: bytes as u64, kind: "staging memory", source })?;
-        let free = Mutex::new((0..count).rev().collect());
+        // A child of fork has no use for them, and a page that a read is filling must not become a copy.
+        mapping.keep_from_children();
+        let free = Mutex::new(Free { slots: (0..count).rev().collect(), closed: false });
         Ok(Self { shared: Arc::new(Shared { mapping, slot_bytes, free, returned: Condvar::new() }) })
     }
 
     /// A free slot, if there is one now.
     pub(crate) fn try_take(&self) -> Option<Slot> {
-        let index = self.shared.free().pop()?;
+        let index = self.shared.free().slots.pop()?;
         Some(Slot { shared: self.shared.clone(), index })
     }
 
-    /// A free slot. Waits for one; whoever waits must not hold slots itself.
-    pub(crate) fn take(&self) -> Slot {
+    /// A free slot. Waits for one; whoever waits must not hold slots itself. `None` once [`Slots::close`] was
+    /// called.
+    pub(crate) fn take(&self) -> Option<Slot> {
         let mut free = self.shared.free();
         loop {
-            if let Some(index) = free.pop() {
-                return Slot { shared: self.shared.clone(), index };
+            if free.closed {
+                return None;
+            }
+            if let Some(index) = free.slots.pop() {
+                return Some(Slot { shared: self.shared.clone(), index });
             }
             free = self.shared.returned.wait(free).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Nobody waits for a slot any more.
+    pub(crate) fn close(&self) {
+        self.shared.free().closed = true;
+        self.shared.returned.notify_all();
     }
 
     /// Bytes of all slots.
@@ -56,7 +74,7 @@ impl Slots {
 }
 
 impl Shared {
-    fn free(&self) -> MutexGuard<'_, Vec<usize>> {
+    fn free(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -80,7 +98,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.shared.free().push(self.index);
+        self.shared.free().slots.push(self.index);
         self.shared.returned.notify_one();
     }
 }

@@ -20,6 +20,8 @@ use serde::{Deserialize, Serialize};
 use slice::Runs;
 use std::{collections::HashSet, ops::Range};
 
+/// Reads of one plan, at most: 64 TiB in chunks of the default size.
+const MAX_READS: u64 = 1 << 24;
 /// Bytes of the longest element of any type.
 const MAX_ELEMENT_BYTES: u64 = 8;
 
@@ -96,9 +98,33 @@ pub enum PlanError {
         /// The block that direct reads need.
         block: u64,
     },
+    /// More reads than a plan can hold.
+    #[error("reads of {chunk_bytes} bytes are too short for {bytes} bytes; choose a larger chunk")]
+    TooManyReads {
+        /// Bytes to read.
+        bytes: u64,
+        /// The chunk asked for.
+        chunk_bytes: u64,
+    },
     /// Some offset or size does not fit 64 bits.
     #[error("the tensors are larger than any address space")]
     TooLarge,
+}
+
+/// Sizes come from files, which may lie as far as a sparse file can: no plan may exhaust memory by itself.
+fn check_number_of_reads(wanted: &[layout::Wanted], options: &PlanOptions) -> Result<(), PlanError> {
+    let (mut reads, mut bytes) = (0u64, 0u64);
+    for layout::Wanted { runs, .. } in wanted {
+        let span = runs.span().map_or(0, |span| span.len());
+        let sparse = runs.widest_gap() > options.coalesce_gap_bytes;
+        let single = if sparse { runs.count() } else { 0 };
+        bytes = bytes.checked_add(span).ok_or(PlanError::TooLarge)?;
+        reads = reads.saturating_add(span / options.chunk_bytes).saturating_add(single);
+    }
+    if reads > MAX_READS {
+        return Err(PlanError::TooManyReads { bytes, chunk_bytes: options.chunk_bytes });
+    }
+    Ok(())
 }
 
 /// Which bytes go where.
@@ -229,6 +255,7 @@ impl Plan {
                 runs,
             });
         }
+        check_number_of_reads(&wanted, options)?;
         let laid_out = layout::lay_out(wanted, options)?;
         let extents = extents::cut(&laid_out, catalog, options)?;
         let layout::LaidOut { arenas, tensors, .. } = laid_out;

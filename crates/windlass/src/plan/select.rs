@@ -53,7 +53,7 @@ impl Selection {
         self
     }
 
-    /// Not the tensors with this name, or whose name matches this glob pattern.
+    /// Not the tensors with this name, or whose name matches this glob pattern, if there are any.
     pub fn exclude(mut self, name_or_pattern: impl Into<String>) -> Self {
         self.exclude.push(name_or_pattern.into());
         self
@@ -74,11 +74,16 @@ impl Selection {
     /// The tensors of `catalog` that are wanted, in the catalog's order.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`] for a name, pattern or slice that nothing matches; [`Error::InvalidOption`] for
+    /// [`Error::NoSuchTensor`] for a selected name or pattern that nothing matches and a slice of
+    /// no tensor; [`Error::InvalidOption`] for
     /// something that is not a pattern.
     pub fn resolve(&self, catalog: &Catalog) -> Result<Vec<TensorRequest>> {
-        let selected = self.select.as_ref().map(|select| Matcher::new(select, catalog)).transpose()?;
-        let exclude = Matcher::new(&self.exclude, catalog)?;
+        let selected = self
+            .select
+            .as_ref()
+            .map(|select| Matcher::new(select, catalog, Unmatched::IsAnError))
+            .transpose()?;
+        let exclude = Matcher::new(&self.exclude, catalog, Unmatched::IsFine)?;
         for name in self.slices.keys() {
             catalog.find(name).ok_or_else(|| catalog.no_such_tensor(name))?;
         }
@@ -127,6 +132,14 @@ impl TensorRequest {
     }
 }
 
+/// What it means that a pattern matches nothing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unmatched {
+    IsAnError,
+    /// What is not there need not be left out.
+    IsFine,
+}
+
 /// Exact names first, since tensor names may hold pattern characters; patterns for the rest.
 struct Matcher {
     exact: BTreeSet<TensorId>,
@@ -134,7 +147,7 @@ struct Matcher {
 }
 
 impl Matcher {
-    fn new(names_or_patterns: &[String], catalog: &Catalog) -> Result<Self> {
+    fn new(names_or_patterns: &[String], catalog: &Catalog, unmatched: Unmatched) -> Result<Self> {
         let mut matcher = Self { exact: BTreeSet::new(), patterns: Vec::new() };
         for text in names_or_patterns {
             if let Some(tensor) = catalog.find(text) {
@@ -142,11 +155,13 @@ impl Matcher {
                 continue;
             }
             let pattern = Pattern::new(text).map_err(|error| Error::InvalidOption {
-                option: "select",
+                option: if unmatched == Unmatched::IsFine { "exclude" } else { "select" },
                 value: text.clone(),
                 reason: format!("it is neither the name of a tensor nor a glob pattern: {error}"),
             })?;
-            if !catalog.tensors().iter().any(|tensor| pattern.matches(&tensor.name)) {
+            if unmatched == Unmatched::IsAnError
+                && !catalog.tensors().iter().any(|tensor| pattern.matches(&tensor.name))
+            {
                 return Err(catalog.no_such_tensor(text));
             }
             matcher.patterns.push(pattern);

@@ -1,6 +1,7 @@
 //! What kind of file system a file lies on. For messages and defaults only: what a file can do is probed.
 #![forbid(unsafe_code)]
 
+use super::Unavailable;
 use std::{fmt, fs::File, io};
 
 /// A file system's name and what follows from it.
@@ -67,6 +68,20 @@ impl FileSystem {
             _ => ("unknown", Unknown),
         };
         Self { name, kind }
+    }
+
+    /// Why rings cannot be used, or nothing if they can. See docs/decisions/0002-no-io-uring-on-fuse.md.
+    pub(crate) fn ring_refusal(self) -> Option<Unavailable> {
+        let reason = match self.kind {
+            FileSystemKind::Fuse => {
+                "on FUSE, the kernel continues short asynchronous reads at a wrong offset"
+            }
+            FileSystemKind::Overlay => {
+                "the layers of overlayfs may lie on FUSE, where short asynchronous reads continue at a wrong offset"
+            }
+            _ => return None,
+        };
+        Some(Unavailable::new(reason, "choose route auto or threads"))
     }
 
     /// Whether reads take long to answer, however fast they are in bulk.

@@ -88,11 +88,7 @@ impl SourceFile {
 
     /// Why rings cannot be used, or nothing if they can.
     pub(crate) fn ring_refusal(&self) -> Option<Unavailable> {
-        // See docs/decisions/0002-no-io-uring-on-fuse.md.
-        (self.filesystem.kind == FileSystemKind::Fuse).then(|| {
-            let reason = "on FUSE, the kernel continues short asynchronous reads at a wrong offset";
-            Unavailable::new(reason, "choose route auto or threads")
-        })
+        self.filesystem.ring_refusal()
     }
 
     /// A direct read was refused: from now on this file is read through the page cache.

@@ -3,7 +3,10 @@
 
 use super::{Access, Done, Lane, ReadOp, Unavailable};
 use io_uring::{IoUring, opcode, types};
-use std::{io, os::fd::AsRawFd};
+use std::{io, os::fd::AsRawFd, time::Duration};
+
+/// Pause after the kernel could not take reads on.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 
 /// One ring and the reads that are in it.
 pub(crate) struct UringLane {
@@ -21,7 +24,7 @@ impl UringLane {
     /// A ring for up to `depth` reads. Must be used by the thread that made it.
     pub(crate) fn new(depth: usize) -> Result<Self, Unavailable> {
         let entries = u32::try_from(depth.next_power_of_two()).unwrap_or(u32::MAX);
-        // Each rung needs less of the kernel: 6.1, 5.19, 5.1.
+        // Each rung needs less of the kernel: 6.1, 5.19, 5.6.
         type Rung = fn(&mut io_uring::Builder<io_uring::squeue::Entry, io_uring::cqueue::Entry>);
         let rungs: [Rung; 3] = [
             |builder| {
@@ -38,6 +41,12 @@ impl UringLane {
             rung(&mut builder);
             match builder.build(entries) {
                 Ok(ring) => {
+                    let mut probe = io_uring::Probe::new();
+                    let known = ring.submitter().register_probe(&mut probe);
+                    if known.is_err() || !probe.is_supported(opcode::Read::CODE) {
+                        let reason = "this kernel's io_uring has no plain reads";
+                        return Err(Unavailable::new(reason, "use Linux 5.6 or later"));
+                    }
                     return Ok(Self {
                         ring,
                         in_flight: (0..depth).map(|_| None).collect(),
@@ -131,9 +140,11 @@ impl Lane for UringLane {
         while self.in_flight() > 0 {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
-                // EINTR: a signal; EBUSY: completions must be taken first; EAGAIN: the kernel is short of memory.
-                Err(error)
-                    if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Completions must be taken first, or the kernel is short of memory.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN)) => {
+                    std::thread::sleep(SHORTAGE_PAUSE);
+                }
                 Err(error) => return Err(error),
             }
             let before = done.len();

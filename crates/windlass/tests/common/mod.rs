@@ -1,5 +1,13 @@
 //! What several tests share: models on disk, and what must be left behind after a load.
-#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr
+)]
 
 use std::{
     fs,
@@ -85,19 +93,41 @@ pub fn mixed_model(directory: &Path) -> (PathBuf, Vec<u8>) {
 pub struct Footprint {
     pub descriptors: usize,
     pub threads: usize,
-    pub mapped_kib: u64,
+    /// Bytes of mappings that asked for huge pages: arenas, and nothing that libc or Rust map by themselves.
+    pub arena_kib: u64,
 }
 
 impl Footprint {
     pub fn now() -> Self {
         let count = |path: &str| fs::read_dir(path).unwrap().count();
-        let status = fs::read_to_string("/proc/self/status").unwrap();
-        let size = status.lines().find(|line| line.starts_with("VmSize:")).unwrap();
-        Self {
-            descriptors: count("/proc/self/fd"),
-            threads: count("/proc/self/task"),
-            mapped_kib: size.split_whitespace().nth(1).unwrap().parse().unwrap(),
+        let (mut arena_kib, mut size) = (0, 0);
+        for line in fs::read_to_string("/proc/self/smaps").unwrap().lines() {
+            if let Some(kib) = line.strip_prefix("Size:") {
+                size = kib.trim().trim_end_matches(" kB").parse().unwrap();
+            } else if line
+                .strip_prefix("VmFlags:")
+                .is_some_and(|flags| flags.split(' ').any(|flag| flag == "hg"))
+            {
+                arena_kib += size;
+            }
         }
+        Self { descriptors: count("/proc/self/fd"), threads: count("/proc/self/task"), arena_kib }
+    }
+}
+
+/// Whether a route can read files of this directory with this access; says so if not. A container may forbid
+/// io_uring, and its file system may lack direct reads: what remains is tested all the same.
+pub fn can_read(directory: &Path, route: windlass::Route, direct: windlass::DirectIo) -> bool {
+    let path = directory.join("probe.safetensors");
+    write_model(&path, &[tensor("probe", Dtype::U8, &[2 << 20])], 0, 1);
+    let options = windlass::LoadOptions { route, direct, ..windlass::LoadOptions::default() };
+    match windlass::load(&[&path], &options) {
+        Ok(_) => true,
+        Err(windlass::Error::RouteUnavailable { why, .. }) => {
+            eprintln!("route {route} is not tested here: {why}");
+            false
+        }
+        Err(other) => panic!("{other:?}"),
     }
 }
 

@@ -1,0 +1,288 @@
+//! The command as people and scripts meet it: output, messages, exit codes.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use serde_json::Value;
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+const LAYERS: usize = 3;
+const LAYER_BYTES: usize = 1 << 20;
+
+/// A model of three alike layers and a tensor with a hostile name; on a disk, so that direct reads work.
+struct Model {
+    directory: tempfile::TempDir,
+    path: PathBuf,
+    data_start: usize,
+}
+
+const HOSTILE: &str = "evil\u{1b}[31m\nname";
+
+impl Model {
+    fn new() -> Self {
+        let mut header = serde_json::Map::new();
+        let mut data = Vec::new();
+        let mut add = |name: &str, dtype: &str, shape: &[usize], bytes: Vec<u8>| {
+            let offsets = [data.len(), data.len() + bytes.len()];
+            let entry = serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": offsets});
+            header.insert(name.into(), entry);
+            data.extend(bytes);
+        };
+        for layer in 0..LAYERS {
+            let bytes = (0..LAYER_BYTES).map(|i| (i % 253) as u8 ^ layer as u8).collect();
+            add(&format!("layers.{layer}.weight"), "BF16", &[LAYER_BYTES / 2 / 64, 64], bytes);
+        }
+        add(HOSTILE, "U8", &[3], vec![1, 2, 3]);
+        header.insert("__metadata__".into(), serde_json::json!({"note": "one\u{7}two"}));
+        let text = Value::Object(header).to_string();
+        let mut file = (text.len() as u64).to_le_bytes().to_vec();
+        file.extend_from_slice(text.as_bytes());
+        let data_start = file.len();
+        file.extend(data);
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = directory.path().join("model.safetensors");
+        fs::write(&path, file).unwrap();
+        Self { directory, path, data_start }
+    }
+
+    fn in_directory(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Changes one byte of the data.
+    fn damage(&self) {
+        let mut file = fs::read(&self.path).unwrap();
+        file[self.data_start + LAYER_BYTES + 5] ^= 1;
+        fs::write(&self.path, file).unwrap();
+    }
+}
+
+fn windlass(arguments: &[&str], path: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_windlass")).args(arguments).arg(path).output().unwrap()
+}
+
+/// Standard output of a command that succeeds and says nothing else.
+fn ok(arguments: &[&str], path: &Path) -> String {
+    let output = windlass(arguments, path);
+    let complaints = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{arguments:?}: {complaints}");
+    assert_eq!(complaints, "", "{arguments:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(arguments: &[&str], path: &Path) -> Value {
+    serde_json::from_str(&ok(arguments, path)).unwrap()
+}
+
+/// What a command that fails says, which must be one sentence without output before it.
+fn fails(code: i32, arguments: &[&str], path: &Path) -> String {
+    let output = windlass(arguments, path);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "", "{arguments:?}");
+    assert!(said.starts_with("windlass: ") && said.lines().count() == 1, "{said}");
+    said
+}
+
+#[test]
+fn inspect_folds_layers_that_are_alike() {
+    let model = Model::new();
+    let text = ok(&["inspect"], &model.path);
+    assert!(text.contains("0..2") && text.contains("1.0 MiB each"), "{text}");
+    assert!(!text.contains("layers.1"), "{text}");
+    let all = ok(&["inspect", "--all"], &model.path);
+    assert!(!all.contains("0..2") && all.matches("BF16 [8192, 64]").count() == LAYERS, "{all}");
+}
+
+#[test]
+fn inspect_as_json_has_names_offsets_and_metadata_as_they_are() {
+    let model = Model::new();
+    let value = json(&["inspect", "--json"], &model.path);
+    assert_eq!(value["files"][0]["metadata"]["note"], "one\u{7}two");
+    let hostile = value["tensors"].as_array().unwrap().iter().find(|own| own["name"] == HOSTILE).unwrap();
+    assert_eq!(hostile["bytes"], 3);
+    let offset = hostile["file_offset"].as_u64().unwrap() as usize;
+    assert_eq!(fs::read(&model.path).unwrap()[offset..offset + 3], [1, 2, 3]);
+}
+
+#[test]
+fn nothing_in_a_file_gets_control_of_the_terminal() {
+    let model = Model::new();
+    let manifest = model.in_directory("manifest.json");
+    let save = ["verify", "--save", manifest.to_str().unwrap()];
+    for text in [ok(&["inspect", "--all"], &model.path), ok(&save, &model.path)] {
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        assert!(text.lines().any(|line| line.contains(r"evil\u{1b}[31m\nname")), "{text}");
+    }
+    let escaped = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, escaped.replace("evil", "missing")).unwrap();
+    let output = windlass(&["verify", "--against", manifest.to_str().unwrap()], &model.path);
+    assert_eq!(output.status.code(), Some(4));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.lines().all(|line| line.starts_with("windlass: ")), "{said:?}");
+    assert_eq!(said.lines().count(), 3, "{said}");
+}
+
+#[test]
+fn load_says_how_and_stays_quiet_without_a_terminal() {
+    let model = Model::new();
+    let line = ok(&["load"], &model.path);
+    assert!(line.starts_with("4 tensors, 3.0 MiB from 1 file in") && line.lines().count() == 1, "{line}");
+    let report = ok(&["load", "--report", "--verify"], &model.path);
+    assert!(report.contains("verified  4 tensors"), "{report}");
+    let value = json(&["load", "--json", "--route", "threads"], &model.path);
+    assert_eq!(value["route"], "threads");
+    let carriers = value["carriers"].as_array().unwrap();
+    let carried: u64 = carriers.iter().map(|own| own["tensor_bytes"].as_u64().unwrap()).sum();
+    assert_eq!(carried, (LAYERS * LAYER_BYTES + 3) as u64);
+    assert!(carriers.iter().all(|own| own["route"] == "threads"), "{value}");
+}
+
+#[test]
+fn a_terminal_sees_a_bar_that_is_gone_at_the_end() {
+    let model = Model::new();
+    // `script` runs the command with a terminal of its own.
+    let program = env!("CARGO_BIN_EXE_windlass");
+    let command = format!("{program} verify --json {} > /dev/null", model.path.display());
+    let output = Command::new("script")
+        .args(["--quiet", "--return", "--command", &command, "/dev/null"])
+        .env("TERM", "xterm")
+        .output()
+        .unwrap();
+    let seen = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{seen}");
+    assert!(seen.contains("3.00 MiB"), "{seen:?}");
+    assert!(seen.ends_with("\u{1b}[2K"), "the line is cleared: {seen:?}");
+}
+
+#[test]
+fn load_selects_and_excludes() {
+    let model = Model::new();
+    let value = json(&["load", "--json", "--select", "layers.*", "--exclude", "layers.1.*"], &model.path);
+    assert_eq!(value["tensors"], 2);
+    let said = fails(3, &["load", "--select", "layer.*"], &model.path);
+    assert!(said.contains("layer.*"), "{said}");
+}
+
+#[test]
+fn the_environment_sets_options_and_flags_win() {
+    let model = Model::new();
+    let run = |route: &str, flags: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_windlass"));
+        command.env("WINDLASS_ROUTE", route).args(["load", "--json"]).args(flags).arg(&model.path);
+        command.output().unwrap()
+    };
+    let route = |output: Output| serde_json::from_slice::<Value>(&output.stdout).unwrap()["route"].clone();
+    assert_eq!(route(run("threads", &[])), "threads");
+    assert_eq!(route(run("threads", &["--route", "auto"])), "auto");
+    let refused = run("warp", &[]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("WINDLASS_ROUTE"));
+}
+
+#[test]
+fn exit_codes_tell_what_kind_of_failure_it_was() {
+    let model = Model::new();
+    let said = fails(2, &["load", "--route", "warp"], &model.path);
+    assert!(said.contains("auto, io_uring, threads, cached, mapped"), "{said}");
+    fails(3, &["inspect"], &model.in_directory("nowhere.safetensors"));
+    fails(5, &["load", "--manifest", "/nonexistent/manifest.json"], &model.path);
+    let said = fails(7, &["load", "--memory-budget", "1MiB"], &model.path);
+    assert!(said.contains("MiB"), "{said}");
+
+    let short = model.in_directory("short.safetensors");
+    let file = fs::read(&model.path).unwrap();
+    fs::write(&short, &file[..file.len() - 1]).unwrap();
+    let said = fails(4, &["load"], &short);
+    assert!(said.contains("short.safetensors") && said.contains(r"evil\u{1b}[31m\nname"), "{said}");
+}
+
+#[test]
+fn what_is_not_cached_cannot_be_loaded_from_the_cache_until_it_is_warm() {
+    let model = Model::new();
+    let file = fs::File::open(&model.path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let said = fails(6, &["load", "--route", "cached"], &model.path);
+    assert!(said.contains("windlass warm"), "{said}");
+    let warmed = json(&["warm", "--json"], &model.path);
+    assert_eq!(warmed["cached_bytes"], file.metadata().unwrap().len());
+    ok(&["load", "--route", "cached"], &model.path);
+}
+
+#[test]
+fn a_damaged_tensor_is_found_by_its_digest() {
+    let model = Model::new();
+    let manifest = model.in_directory("manifest.json");
+    let manifest = manifest.to_str().unwrap();
+    ok(&["verify", "--save", manifest], &model.path);
+    assert_eq!(ok(&["verify", "--against", manifest], &model.path), format!("4 tensors match {manifest}\n"));
+    ok(&["load", "--manifest", manifest], &model.path);
+
+    model.damage();
+    let output = windlass(&["verify", "--against", manifest], &model.path);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("'layers.1.weight'") && said.contains("1 difference from"), "{said}");
+    let said = fails(4, &["load", "--manifest", manifest], &model.path);
+    assert!(said.contains("layers.1.weight"), "{said}");
+}
+
+#[test]
+fn whoever_reads_the_output_may_leave() {
+    let model = Model::new();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .args(["completions", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(child.wait().unwrap().success(), "{said}");
+    assert_eq!(said, "");
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .arg("inspect")
+        .arg(&model.path)
+        .stdout(full)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(5));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("cannot write the output"));
+}
+
+#[test]
+fn doctor_examines_the_machine_and_a_path() {
+    let model = Model::new();
+    let checks = json(&["doctor", "--json"], model.directory.path());
+    let names: Vec<_> = checks.as_array().unwrap().iter().map(|own| own["name"].as_str().unwrap()).collect();
+    for expected in ["kernel", "io_uring", "transparent huge pages", "NUMA"] {
+        assert!(names.contains(&expected), "{names:?}");
+    }
+    assert!(names.iter().any(|name| name.ends_with(": direct reads")), "{names:?}");
+    let output = windlass(&["doctor"], &model.in_directory("nowhere"));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("broken  "));
+}
+
+#[test]
+fn completions_and_manual_pages_know_every_subcommand() {
+    let model = Model::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_windlass")).args(["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(script.contains("inspect") && script.contains("doctor"), "{shell}");
+    }
+    let pages = model.in_directory("man");
+    ok(&["man", "--directory"], &pages);
+    for page in ["windlass.1", "windlass-load.1", "windlass-doctor.1"] {
+        let text = fs::read_to_string(pages.join(page)).unwrap();
+        assert!(text.contains(".TH"), "{page}");
+    }
+}

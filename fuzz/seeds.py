@@ -1,0 +1,40 @@
+"""Gives the fuzzers a start: the corpus of headers that the tests share, and an index."""
+
+import json
+from pathlib import Path
+
+FUZZ = Path(__file__).resolve().parent
+MAX_BYTES = 65_536
+
+
+def text_of(header: str | list | dict) -> str:
+    """A header of the corpus as text."""
+    if isinstance(header, str):
+        return header
+    if isinstance(header, list):
+        return "".join(text_of(part) for part in header)
+    return header["repeat"] * header["times"]
+
+
+def main() -> None:
+    """Writes the seeds where `cargo fuzz` looks for them."""
+    headers = FUZZ / "corpus" / "header"
+    headers.mkdir(parents=True, exist_ok=True)
+    cases = json.loads((FUZZ.parent / "testkit" / "corpus" / "headers.json").read_text())
+    for number, case in enumerate(cases):
+        if "file_hex" in case:
+            continue
+        raw = "header_hex" in case
+        header = bytes.fromhex(case["header_hex"]) if raw else text_of(case["header"]).encode()
+        if len(header) < MAX_BYTES and case["data_bytes"] < 2**16:
+            # What the target takes: the length of the data, then the header.
+            (headers / f"case-{number}").write_bytes(case["data_bytes"].to_bytes(2, "little") + header)
+    indexes = FUZZ / "corpus" / "index"
+    indexes.mkdir(parents=True, exist_ok=True)
+    weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    index = {"metadata": {"total_size": 8}, "weight_map": weights}
+    (indexes / "sharded").write_text(json.dumps(index))
+
+
+if __name__ == "__main__":
+    main()
