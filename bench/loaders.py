@@ -120,12 +120,10 @@ HEAP_ENVIRONMENT = {
 }
 
 
-def _runai_environment(concurrency: int | None) -> dict[str, str]:
+def _runai_environment(**settings: str) -> dict[str, str]:
     # The default memory limit of the streamer is far above this model; its log level hides its banner.
-    settings = {"RUNAI_STREAMER_LOG_LEVEL": "ERROR", "RUNAI_STREAMER_LOG_TO_STDERR": "0"}
-    if concurrency is not None:
-        settings["RUNAI_STREAMER_CONCURRENCY"] = str(concurrency)
-    return settings
+    quiet = {"LOG_LEVEL": "ERROR", "LOG_TO_STDERR": "0"}
+    return {f"RUNAI_STREAMER_{name}": value for name, value in {**quiet, **settings}.items()}
 
 
 LOADERS = {
@@ -163,9 +161,17 @@ LOADERS = {
             _fastsafetensors,
             {"FASTSAFETENSORS_ODIRECT": "0"},
         ),
-        Loader("runai", "runai-model-streamer", "default", _runai, _runai_environment(None)),
-        Loader("runai_1", "runai-model-streamer", "concurrency 1", _runai, _runai_environment(1)),
-        Loader("runai_16", "runai-model-streamer", "concurrency 16", _runai, _runai_environment(16)),
+        Loader("runai", "runai-model-streamer", "default (O_DIRECT)", _runai, _runai_environment()),
+        Loader(
+            "runai_16", "runai-model-streamer", "CONCURRENCY=16", _runai, _runai_environment(CONCURRENCY="16")
+        ),
+        Loader(
+            "runai_buffered",
+            "runai-model-streamer",
+            "FS_STRATEGY=io_uring_buffered",
+            _runai,
+            _runai_environment(FS_STRATEGY="io_uring_buffered"),
+        ),
     )
 }
 

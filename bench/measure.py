@@ -8,31 +8,10 @@ import resource
 import time
 from typing import Any
 
+import checksum
 import numpy as np
 from limits import refresh
 from loaders import LOADERS
-
-
-def checksum(tensors: dict[str, Any]) -> int:
-    """A number that depends on every byte, on its block of 1 MiB, and on the names; not on the order."""
-    total = 0
-    for name, tensor in tensors.items():
-        if name.startswith("__"):
-            continue
-        flat = as_bytes(tensor)
-        value = 0
-        for start in range(0, len(flat), 1 << 20):
-            block = flat[start : start + (1 << 20)]
-            whole = len(block) // 8 * 8
-            words = np.frombuffer(
-                block[:whole].tobytes() if block.ctypes.data % 8 else block[:whole], np.uint64
-            )
-            tail = int.from_bytes(block[whole:].tobytes(), "little")
-            value = (
-                value * 31 + int(np.add.reduce(words)) + 7 * int(np.bitwise_xor.reduce(words)) + tail
-            ) % 2**64
-        total = (total + value * (1 + sum(name.encode()))) % 2**64
-    return total
 
 
 def as_bytes(tensor: Any) -> np.ndarray:
@@ -88,7 +67,8 @@ def main() -> None:
     if report is not None:
         result["report"] = report.as_dict()
     started = time.perf_counter()
-    result["checksum"] = checksum(tensors)
+    kept = ((name, tensor) for name, tensor in tensors.items() if not name.startswith("__"))
+    result["checksum"] = checksum.of_tensors((name, tensor.shape, as_bytes(tensor)) for name, tensor in kept)
     result["touch_seconds"] = time.perf_counter() - started
     print(json.dumps(result))
 

@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import checksum
 import model
 import report
 from limits import SLACK
@@ -30,7 +31,8 @@ from loaders import HEAP_ENVIRONMENT, LOADERS, processor_count
 HERE = Path(__file__).resolve().parent
 CHUNK = 8 << 20
 SYS_CACHESTAT = 451
-DEPTHS = (1, 2, 4, 8, 16)
+# Reads of 4 MiB in flight that the device's limit is measured with, one after the other.
+DEPTHS = (8, 4, 16, 2, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,20 @@ COPYING = (
     "fastsafetensors",
     "fastsafetensors_buffered",
     "runai",
-    "runai_1",
     "runai_16",
+    "runai_buffered",
 )
 SMALL = ("windlass", "windlass_numpy", "safetensors_clone", "safetensors_pread", "fastsafetensors", "runai")
-HALF = ("windlass", "windlass_uring", "windlass_buffered", "safetensors_clone", "fastsafetensors", "runai")
+HALF = (
+    "windlass",
+    "windlass_uring",
+    "windlass_buffered",
+    "safetensors_clone",
+    "fastsafetensors",
+    "fastsafetensors_buffered",
+    "runai",
+    "runai_buffered",
+)
 
 CASES = (
     Case("cold-fresh", "Cold, fresh process", "large", "cold", False, COPYING),
@@ -84,7 +95,7 @@ CASES = (
 def main() -> None:
     """Runs what the command line says and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="default: all")
     parser.add_argument("--gib", type=float, default=4.0, help="size of the model that is made")
     parser.add_argument("--model", type=Path, nargs="+", help="safetensors files to load instead")
@@ -100,13 +111,16 @@ def main() -> None:
     cases = [case for case in CASES if not arguments.case or case.name in arguments.case]
     document: dict[str, Any] = {
         "machine": machine(models["large"][0]),
-        "cases": {case.name: {"title": case.title, "touched": case.touched} for case in cases},
+        "cases": {
+            case.name: {"title": case.title, "touched": case.touched, "state": case.state} for case in cases
+        },
         "loaders": {
             loader.name: {"package": loader.package, "setting": loader.setting, "is_ours": loader.is_ours}
             for loader in LOADERS.values()
         },
         "bytes": {name: sum(os.path.getsize(path) for path in paths) for name, paths in models.items()},
         "models": {case.name: case.model for case in cases},
+        "checksums": {name: checksum.of_files(paths) for name, paths in models.items()},
         "results": [],
     }
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -121,12 +135,16 @@ def main() -> None:
 
 
 def run_case(case: Case, paths: list[str], round_number: int) -> Iterator[dict[str, Any]]:
-    """One round of a case: the limits, then each loader once, beginning with another one each round."""
+    """One round of a case: each loader once, beginning with another one each round, and a limit before each.
+
+    Drives and memory drift, in virtual machines most of all: a limit that is measured once says little about a
+    loader that runs minutes later.
+    """
     size = sum(os.path.getsize(path) for path in paths)
-    if case.model == "large" and case.name != "mapped":
-        yield from limits(case, paths, size)
     turn = round_number % len(case.loaders)
-    for name in case.loaders[turn:] + case.loaders[:turn]:
+    for position, name in enumerate(case.loaders[turn:] + case.loaders[:turn]):
+        if case.model == "large" and case.name != "mapped":
+            yield from limits(case, paths, size, round_number * len(case.loaders) + position)
         loader = LOADERS[name]
         # A pool or heap a little larger than the model: arenas and buffers are rounded up.
         touched = int(size * 1.15) + (256 << 20) if case.touched else 0
@@ -142,16 +160,20 @@ def run_case(case: Case, paths: list[str], round_number: int) -> Iterator[dict[s
         yield {"loader": name, "cached_before": cached, **result}
 
 
-def limits(case: Case, paths: list[str], size: int) -> Iterator[dict[str, Any]]:
-    """The limits that a case is held against."""
+def limits(case: Case, paths: list[str], size: int, turn: int) -> Iterator[dict[str, Any]]:
+    """One of the limits that a case is held against, another one each turn."""
     script = [sys.executable, str(HERE / "limits.py")]
-    if case.state != "warm":
-        for depth in DEPTHS:
-            put_into_state(paths, "cold")
-            yield json.loads(run([*script, "device", "--depth", str(depth), *paths], dict(os.environ)))
-    if case.state != "cold":
-        command = [*script, "copy", "--bytes", str(size), "--threads", str(processor_count())]
-        yield json.loads(run(command + ["--touched"] * case.touched, dict(os.environ)))
+    of_device = case.state == "cold" or (case.state == "half" and turn % 2 == 0)
+    if of_device:
+        depth = DEPTHS[turn // (1 if case.state == "cold" else 2) % len(DEPTHS)]
+        put_into_state(paths, "cold")
+        yield json.loads(run([*script, "device", "--depth", str(depth), *paths], dict(os.environ)))
+        return
+    copies = [*script, "copy", "--bytes", str(size), "--threads", str(processor_count())]
+    # Into touched memory is the limit of the memory; fresh pages have to be cleared as well.
+    if case.touched or turn % 4 < 2:
+        copies.append("--touched")
+    yield json.loads(run(copies, dict(os.environ)))
 
 
 def run(command: list[str], environment: dict[str, str]) -> str:
@@ -159,11 +181,11 @@ def run(command: list[str], environment: dict[str, str]) -> str:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout.strip().splitlines()[-1]
+    return (done.stdout.strip().splitlines() or [""])[-1]
 
 
-def put_into_state(paths: list[str], state: str) -> float:
-    """Makes the files cold, warm or half warm; returns the cached part as the kernel sees it."""
+def put_into_state(paths: list[str], state: str) -> float | None:
+    """Makes the files cold, warm or half warm; returns the cached part if the kernel says what it is."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -183,7 +205,7 @@ def put_into_state(paths: list[str], state: str) -> float:
     expected = {"cold": 0.0, "half": 0.5, "warm": 1.0}[state]
     if cached is not None and abs(cached - expected) > 0.02:
         raise SystemExit(f"{cached:.1%} of the files is cached, but they should be {state}")
-    return expected if cached is None else cached
+    return cached
 
 
 def cached_part(paths: list[str]) -> float | None:
@@ -212,7 +234,7 @@ def machine(path: Path) -> dict[str, Any]:
         memory = int(next(line.split()[1] for line in file if line.startswith("MemTotal"))) * 1024
     with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
         huge_pages = file.read().split("[")[1].split("]")[0]
-    mount = run(["findmnt", "-no", "FSTYPE,SOURCE", "-T", str(path)], dict(os.environ))
+    mount = told_by("findmnt", "-no", "FSTYPE,SOURCE", "-T", str(path))
     packages = ("windlass", "safetensors", "fastsafetensors", "runai-model-streamer", "torch", "numpy")
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
@@ -222,10 +244,20 @@ def machine(path: Path) -> dict[str, Any]:
         "kernel": platform.release(),
         "transparent_huge_pages": huge_pages,
         "file_system": mount,
-        "virtual_machine": run(["sh", "-c", "systemd-detect-virt --vm || true"], dict(os.environ)),
+        "virtual_machine": told_by("systemd-detect-virt", "--vm"),
+        "commit": told_by("git", "-C", str(HERE), "describe", "--always", "--dirty"),
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in packages},
     }
+
+
+def told_by(*command: str) -> str:
+    """What a program says about the machine, if the machine has it."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "unknown"
+    return " ".join(done.stdout.split()) or "unknown"
 
 
 def progress_line(case: Case, round_number: int, result: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ use crate::dlpack::{self, Exported};
 use pyo3::{
     exceptions::PyBufferError,
     prelude::*,
-    types::{PyDict, PyList, PyTuple},
+    types::{PyBytes, PyDict, PyList, PyTuple},
 };
 use windlass::Dtype;
 
@@ -44,6 +44,11 @@ impl Tensor {
     #[getter]
     fn data_ptr(&self) -> usize {
         self.tensor.block().as_ptr().addr()
+    }
+
+    /// A copy of the bytes.
+    fn tobytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.tensor.bytes())
     }
 
     /// The bytes as a flat array of `uint8`, for `numpy.asarray`.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
+import pickle
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import windlass
 from conftest import make_cold, same_bytes, write_model
 from windlass.errors import (
@@ -41,7 +46,8 @@ def test_selections(model: Path) -> None:
     assert names(select=lambda name: name.startswith("e")) == {"embed", "empty"}
     assert names(select=lambda _: False) == set()
     assert names(select="layers.*", exclude="*.bias") == {"layers.0.weight", "layers.1.weight"}
-    assert names(exclude=["layers.*", "embed"]) == {"ids", "flags", "scalar", "empty"}
+    assert names(exclude={"layers.*", "embed"}) == {"ids", "flags", "scalar", "empty"}
+    assert len(names(exclude="nothing.*")) == 8
     with pytest.raises(TensorNotFoundError, match=r"did you mean 'embed'") as caught:
         windlass.load_file(model, select="embedd")
     assert isinstance(caught.value, KeyError)
@@ -75,6 +81,7 @@ def test_slices_that_do_not_fit(model: Path) -> None:
             "a",
             1.5,
             True,
+            slice(1.5, None),
         ):
             with pytest.raises(SliceError) as caught:
                 part[index]
@@ -96,8 +103,8 @@ def test_one_tensor_at_a_time_and_the_merged_report(model: Path) -> None:
     second = checkpoint.get_tensor("layers.1.weight")
     assert checkpoint.report.tensors == 2
     assert checkpoint.report.tensor_bytes == first.nbytes + second.nbytes
-    with pytest.raises(TensorNotFoundError):
-        checkpoint.get_tensor("missing")
+    with pytest.raises(TensorNotFoundError, match="did you mean 'embed'"):
+        checkpoint.get_tensor("embedd")
     with pytest.raises(TensorNotFoundError):
         checkpoint.get_tensor("layers.*")
     checkpoint.close()
@@ -131,8 +138,57 @@ def test_progress_reaches_the_end(model: Path) -> None:
     def failing(_done: int, _total: int) -> None:
         raise RuntimeError("the callback failed")
 
+    before = len(os.listdir("/proc/self/task"))
     with pytest.raises(RuntimeError, match="the callback failed"):
         windlass.load_file(model, progress=failing)
+    assert len(os.listdir("/proc/self/task")) == before, "the load goes on"
+
+
+def test_an_error_that_is_kept_keeps_no_memory(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(32)})
+    pool = windlass.MemoryPool("64MiB")
+
+    def failing(done: int, _total: int) -> None:
+        if done:
+            raise RuntimeError("the callback failed")
+
+    with pytest.raises(RuntimeError) as kept:
+        windlass.load_file(path, pool=pool, progress=failing, framework="raw")
+    assert kept.value.__traceback__ is not None
+    assert pool.free_bytes == pool.capacity_bytes
+
+
+def test_options_of_a_checkpoint_are_those_of_its_loads(model: Path) -> None:
+    pool = windlass.MemoryPool("64MiB")
+    with windlass.open(model, pool=pool, route="threads", framework="numpy") as checkpoint:
+        tensors = [checkpoint.load(), dict(checkpoint.iter_tensors()), checkpoint.get_tensor("embed")]
+        assert pool.free_bytes < pool.capacity_bytes
+        assert checkpoint.report.route == "threads"
+        assert checkpoint.load(route="io_uring").report.route == "io_uring"
+        assert dict(checkpoint).keys() == tensors[0].keys()
+    del tensors
+    for wrong in ({"rout": "auto"}, {"select": "a*"}, {"progress": True}, {"route": "warp"}):
+        with pytest.raises(OptionError):
+            windlass.open(model, **wrong)
+
+
+def test_results_can_be_copied_and_pickled(model: Path, tmp_path: Path) -> None:
+    tensors = windlass.load_file(model)
+    for copied in (copy.deepcopy(tensors), pickle.loads(pickle.dumps(tensors))):
+        assert type(copied) is OrderedDict
+        assert all(same_bytes(copied[name], tensor) for name, tensor in tensors.items())
+    torch.save(tensors, tmp_path / "saved.pt")
+    assert torch.load(tmp_path / "saved.pt").keys() == tensors.keys()
+    report = pickle.loads(pickle.dumps(tensors.report))
+    assert report == tensors.report
+    assert str(report) == str(tensors.report)
+
+
+def test_paths_that_are_no_text(tmp_path: Path) -> None:
+    path = write_model(Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xff.safetensors")), {"a": ("U8", [9])})
+    tensors = windlass.load_file(path, framework="raw", direct="never")
+    assert tensors["a"].tobytes() == path.read_bytes()[-9:]
+    assert tensors.report.tensors == 1
 
 
 def test_pools_lend_their_memory_and_get_it_back(model: Path) -> None:
@@ -211,12 +267,14 @@ def test_shards_by_index_directory_glob_and_list(tmp_path: Path) -> None:
 
 def test_manifest_warm_and_doctor(model: Path) -> None:
     with windlass.open(model) as checkpoint:
-        manifest = json.loads(checkpoint.manifest())
+        manifest = checkpoint.manifest()
         assert manifest["algorithm"] == "blake3"
         assert set(manifest["tensors"]) == set(checkpoint.keys())
         make_cold(model)
-        warmed = json.loads(checkpoint.warm())
+        warmed = checkpoint.warm()
         assert warmed["bytes"] == model.stat().st_size
+        # Opening it may have brought some of it in.
+        assert 0 < warmed["read_bytes"] <= warmed["bytes"]
     assert {check["status"] for check in windlass.doctor(model.parent)} <= {"ok", "slower"}
 
 
@@ -232,3 +290,10 @@ def test_types_that_a_framework_lacks(tmp_path: Path) -> None:
     odd = write_model(tmp_path / "odd.safetensors", {"a": ("F4", [2, 3])})
     with pytest.raises(UnsupportedDtypeError, match="odd"):
         windlass.load_file(odd)
+    even = write_model(tmp_path / "even.safetensors", {"a": ("F4", [4, 8])})
+    with windlass.open(even) as checkpoint:
+        assert checkpoint.get_slice("a")[::2, 2:6].shape == (2, 2)
+        with pytest.raises(SliceError, match="pairs"):
+            checkpoint.get_slice("a")[:, ::2]
+    with windlass.open(even, framework="numpy") as checkpoint:
+        assert checkpoint.get_slice("a")[:, ::2].shape == (4, 4)

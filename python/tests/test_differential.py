@@ -94,7 +94,11 @@ def test_names_metadata_and_shapes_are_those_of_the_reference(corpus: list[Path]
     for path in corpus:
         with windlass.open(path) as ours, safetensors.safe_open(path, "pt") as reference:
             assert sorted(ours.keys()) == reference.keys()
-            assert ours.keys() == reference.offset_keys() or set(ours.keys()) == set(reference.offset_keys())
+            # Tensors without bytes share their offset with a neighbour: the order among them is free.
+            in_order = reference.offset_keys()
+            sized = {name for name in in_order if 0 not in reference.get_slice(name).get_shape()}
+            ordered = [name for name in ours.keys() if name in sized]  # noqa: SIM118
+            assert ordered == [name for name in in_order if name in sized]
             assert ours.metadata() == reference.metadata()
             for name in ours.keys():  # noqa: SIM118
                 part = reference.get_slice(name)

@@ -15,6 +15,7 @@ from typing import Any
 from windlass import _native, errors
 from windlass._checkpoint import Checkpoint, LoadedTensors, TensorSlice, load_file
 from windlass._native import MemoryPool, Tensor
+from windlass._options import LoadOptions
 from windlass._report import Carrier, Refusal, Report
 from windlass.errors import WindlassError
 
@@ -33,6 +34,7 @@ def doctor(*paths: str | os.PathLike[str]) -> list[dict[str, Any]]:
 __all__ = [
     "Carrier",
     "Checkpoint",
+    "LoadOptions",
     "LoadedTensors",
     "MemoryPool",
     "Refusal",

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from windlass import _native
 from windlass._frameworks import Framework, converter
+from windlass._options import LoadOptions
 from windlass._report import Report
 from windlass.errors import OptionError, SliceError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from typing_extensions import Self, Unpack
+
     from windlass._native import Tensor
 
 PathType = str | os.PathLike[str]
 Progress = Callable[[int, int], object] | bool
-Select = str | Sequence[str] | Callable[[str], bool]
+Select = str | Iterable[str] | Callable[[str], bool]
 
 
 class LoadedTensors(dict[str, Any]):
@@ -34,6 +40,12 @@ class LoadedTensors(dict[str, Any]):
         """What the load did."""
         return Report._from_native(self._report)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are plain: the report is about this very load. Ordered dictionaries, because those
+        are what `torch.load` takes for weights.
+        """
+        return OrderedDict, (), None, None, iter(self.items())
+
 
 def load_file(
     path: PathType | Sequence[PathType],
@@ -41,11 +53,11 @@ def load_file(
     *,
     framework: Framework = "torch",
     select: Select | None = None,
-    exclude: str | Sequence[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
     slices: Mapping[str, Any] | None = None,
     progress: Progress = False,
     pool: _native.MemoryPool | None = None,
-    **options: Any,
+    **options: Unpack[LoadOptions],
 ) -> LoadedTensors:
     """Loads a checkpoint into memory.
 
@@ -58,8 +70,7 @@ def load_file(
         slices: For some tensors the part to load, as one would index them.
         progress: Called with bytes done and bytes in all; ``True`` for a bar by tqdm.
         pool: Memory, touched before, to load into.
-        options: ``route``, ``direct``, ``layout``, ``chunk``, ``coalesce_gap``, ``in_flight``, ``rings``,
-            ``threads``, ``huge_pages``, ``numa``, ``memory_budget``, ``populate``: those of ``windlass load``.
+        options: Those of ``windlass load``; see `LoadOptions`.
 
     Returns:
         A dictionary of tensors, with the report of the load as its attribute ``report``.
@@ -79,7 +90,8 @@ class Checkpoint:
         paths: A safetensors file, an index, a directory, a glob pattern, or a list of these.
         device: ``"cpu"``; others are errors in this version.
         framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, or ``"raw"``.
-        options: Options of all loads; see `load_file`.
+        pool: Memory, touched before, that all loads go into unless they name another.
+        options: Options of all loads; see `LoadOptions`. A load's own win.
     """
 
     def __init__(
@@ -88,12 +100,19 @@ class Checkpoint:
         *,
         device: str = "cpu",
         framework: Framework = "torch",
-        **options: Any,
+        pool: _native.MemoryPool | None = None,
+        **options: Unpack[LoadOptions],
     ) -> None:
         if str(device) != "cpu":
             raise OptionError(f"device cannot be {str(device)!r}: this version loads to 'cpu'")
         self._convert = converter(framework)
-        self._options = options
+        self._is_torch = framework in ("torch", "pt")
+        self._options: dict[str, Any] = {"pool": pool, **options}
+        unknown = set(options) - set(LoadOptions.__annotations__)
+        if unknown:
+            names = ", ".join(LoadOptions.__annotations__)
+            raise OptionError(f"option cannot be {min(unknown)!r}: the options are {names}")
+        _native.check_options(**self._options)
         listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         self._native: _native.Checkpoint | None = _native.Checkpoint([os.fspath(path) for path in listed])
         self._report: _native.Report | None = None
@@ -123,26 +142,32 @@ class Checkpoint:
         self._opened.info(name)
         return self._load({"select": [name]})[name]
 
+    __getitem__ = get_tensor
+
     def get_slice(self, name: str) -> TensorSlice:
         """A tensor that loads what it is indexed with."""
         dtype, shape, _ = self._opened.info(name)
         return TensorSlice(self, name, dtype, list(shape))
 
+    def _part(self, name: str, index: Any) -> _Part:
+        dtype, shape, _ = self._opened.info(name)
+        return _Part(name, index, shape, is_packed=dtype == "F4" and self._is_torch)
+
     def load(
         self,
         *,
         select: Select | None = None,
-        exclude: str | Sequence[str] | None = None,
+        exclude: str | Iterable[str] | None = None,
         slices: Mapping[str, Any] | None = None,
         progress: Progress = False,
         pool: _native.MemoryPool | None = None,
-        **options: Any,
+        **options: Unpack[LoadOptions],
     ) -> LoadedTensors:
         """Loads tensors; see `load_file` for the arguments."""
-        parts = {name: _Part(name, index, self.get_shape(name)) for name, index in (slices or {}).items()}
+        parts = {name: self._part(name, index) for name, index in (slices or {}).items()}
         request = {
             "select": self._selected(select),
-            "exclude": [exclude] if isinstance(exclude, str) else exclude,
+            "exclude": _listed(exclude),
             "slices": {name: part.ranges for name, part in parts.items()} or None,
             "pool": pool,
             **options,
@@ -157,20 +182,20 @@ class Checkpoint:
         self,
         *,
         select: Select | None = None,
-        exclude: str | Sequence[str] | None = None,
+        exclude: str | Iterable[str] | None = None,
         pool: _native.MemoryPool | None = None,
-        **options: Any,
+        **options: Unpack[LoadOptions],
     ) -> Iterator[tuple[str, Any]]:
         """Gives ``(name, tensor)`` as tensors become complete, while the rest is still being loaded."""
-        merged = {
-            **self._options,
+        request = {
             "select": self._selected(select),
-            "exclude": [exclude] if isinstance(exclude, str) else exclude,
+            "exclude": _listed(exclude),
             "pool": pool,
             **options,
         }
+        merged = self._merged(request)
         if self._is_mapped(merged):
-            yield from self._load(merged).items()
+            yield from self._load(request).items()
             return
         loading = self._opened.start(**merged)
         try:
@@ -193,22 +218,24 @@ class Checkpoint:
 
     @property
     def report(self) -> Report | None:
-        """What all loads so far did, as one; ``None`` before the first."""
+        """What all loads that were completed did, as one; ``None`` before the first."""
         return None if self._report is None else Report._from_native(self._report)
 
-    def warm(self) -> str:
-        """Brings the files into the page cache; returns what that took, as JSON."""
-        return self._opened.warm()
+    def warm(self) -> dict[str, Any]:
+        """Brings the files into the page cache; returns what ``windlass warm --json`` prints."""
+        report: dict[str, Any] = json.loads(self._opened.warm())
+        return report
 
-    def manifest(self) -> str:
-        """BLAKE3 digests of all tensors, read a second, plain way: the JSON of ``windlass verify --save``."""
-        return self._opened.manifest()
+    def manifest(self) -> dict[str, Any]:
+        """BLAKE3 digests of all tensors, read a second, plain way: what ``windlass verify --json`` prints."""
+        manifest: dict[str, Any] = json.loads(self._opened.manifest())
+        return manifest
 
     def close(self) -> None:
         """Closes the files. Tensors that were loaded stay valid."""
         self._native = None
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -233,13 +260,17 @@ class Checkpoint:
     def _selected(self, select: Select | None) -> list[str] | None:
         if callable(select):
             return [name for name in self.keys() if select(name)]
-        return [select] if isinstance(select, str) else None if select is None else list(select)
+        return _listed(select)
 
     def _is_mapped(self, options: Mapping[str, Any]) -> bool:
         return (options.get("route") or os.environ.get("WINDLASS_ROUTE")) == "mapped"
 
+    def _merged(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of one load: its own, else those of the checkpoint."""
+        return {**self._options, **{name: value for name, value in request.items() if value is not None}}
+
     def _load(self, request: Mapping[str, Any], progress: Progress = False) -> LoadedTensors:
-        options = {**self._options, **request}
+        options = self._merged(request)
         tensors: list[Tensor]
         if self._is_mapped(options):
             tensors, native_report = self._opened.map(**options)
@@ -279,7 +310,7 @@ class TensorSlice:
         return self._dtype
 
     def __getitem__(self, index: Any) -> Any:
-        part = _Part(self._name, index, self._shape)
+        part = self._checkpoint._part(self._name, index)
         request = {"select": [self._name], "slices": {self._name: part.ranges}}
         return part.finish(self._checkpoint._load(request)[self._name])
 
@@ -287,7 +318,9 @@ class TensorSlice:
 class _Part:
     """An index into a tensor: the ranges to read, and what is left to do with the result."""
 
-    def __init__(self, name: str, index: Any, shape: Sequence[int]) -> None:
+    def __init__(self, name: str, index: Any, shape: Sequence[int], *, is_packed: bool) -> None:
+        # Of a packed type, torch sees pairs of elements: steps would take pairs.
+        self._unit_steps = len(shape) - 1 if is_packed else None
         if isinstance(index, list):
             if index:
                 raise SliceError(f"tensor {name!r} cannot be indexed with a list; use slices", tensor=name)
@@ -315,8 +348,14 @@ class _Part:
             step = 1 if item.step is None else item.step
             if not isinstance(step, int) or step < 1:
                 raise SliceError(f"step {step} for {where}: steps must be positive", tensor=name)
-            bounds = [0 if item.start is None else item.start, size if item.stop is None else item.stop]
-            start, stop = (bound + size if bound < 0 else bound for bound in bounds)
+            if step != 1 and dimension == self._unit_steps:
+                raise SliceError(f"step {step} for {where}: torch packs pairs of F4 elements", tensor=name)
+            try:
+                start = 0 if item.start is None else operator.index(item.start)
+                stop = size if item.stop is None else operator.index(item.stop)
+            except TypeError as error:
+                raise SliceError(f"{item} cannot index {where}: {error}", tensor=name) from error
+            start, stop = (bound + size if bound < 0 else bound for bound in (start, stop))
             if not 0 <= start <= size or not 0 <= stop <= size:
                 raise SliceError(f"slice {item.start}:{item.stop} leaves {where}", tensor=name)
             self.ranges.append((start, max(start, stop)))
@@ -338,6 +377,10 @@ class _Part:
         if isinstance(tensor, _native.Tensor):
             raise OptionError("framework 'raw' takes slices of step 1 only, no integers")
         return tensor[tuple(self._then)]
+
+
+def _listed(names: str | Iterable[str] | None) -> list[str] | None:
+    return [names] if isinstance(names, str) else None if names is None else list(names)
 
 
 @contextmanager

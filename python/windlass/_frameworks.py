@@ -149,6 +149,7 @@ def _jax() -> Converter:
         raise ImportError("framework 'jax' needs jax; install it or choose another framework") from error
     shared = {"BOOL", "U8", "I8", "U16", "I16", "F16", "BF16", "U32", "I32", "F32", "C64"}
     to_numpy = _numpy()
+    host = jax.devices("cpu")[0]
 
     def to_jax(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
         arrays: dict[str, Any] = {}
@@ -158,6 +159,6 @@ def _jax() -> Converter:
             else:
                 # 64-bit types follow jax's own setting, and the narrow floats come through ml_dtypes: copies.
                 to_numpy([tensor], arrays)
-                into[tensor.name] = jax.numpy.asarray(arrays.pop(tensor.name))
+                into[tensor.name] = jax.device_put(arrays.pop(tensor.name), host)
 
     return to_jax

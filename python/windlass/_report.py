@@ -49,11 +49,13 @@ class Report:
     refused: tuple[Refusal, ...]
     notes: tuple[str, ...]
     total_seconds: float
-    _source: _native.Report = field(repr=False)
+    _json: str = field(repr=False, compare=False)
+    _text: str = field(repr=False, compare=False)
 
     @classmethod
     def _from_native(cls, native: _native.Report) -> Report:
-        values: dict[str, Any] = json.loads(native.json())
+        text = native.json()
+        values: dict[str, Any] = json.loads(text)
         return cls(
             route=values["route"],
             files=values["files"],
@@ -65,13 +67,14 @@ class Report:
             refused=tuple(Refusal(**refusal) for refusal in values["refused"]),
             notes=tuple(values["notes"]),
             total_seconds=values["time"]["total_seconds"],
-            _source=native,
+            _json=text,
+            _text=native.text(),
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as ``windlass load --json`` prints it."""
-        values: dict[str, Any] = json.loads(self._source.json())
+        values: dict[str, Any] = json.loads(self._json)
         return values
 
     def __str__(self) -> str:
-        return self._source.text()
+        return self._text

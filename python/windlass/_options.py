@@ -1,0 +1,39 @@
+"""Options of loads, as keyword arguments take them."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+RouteName = Literal["auto", "io_uring", "threads", "cached", "mapped"]
+
+
+class LoadOptions(TypedDict, total=False):
+    """What loads can be told besides what to load: the options of ``windlass load``.
+
+    Sizes are numbers of bytes or text such as ``"64MiB"``.
+    """
+
+    route: RouteName | None
+    """Which way the bytes take."""
+    direct: Literal["auto", "always", "never"] | None
+    """Whether reads go past the page cache."""
+    layout: Literal["file", "packed", "tensor"] | None
+    """How tensors share memory."""
+    chunk: int | str | None
+    """Longest single read."""
+    coalesce_gap: int | str | None
+    """Unwanted bytes between two wanted ranges that are read along rather than skipped."""
+    in_flight: int | str | None
+    """Bytes in flight to one device."""
+    rings: int | None
+    """Rings of route ``io_uring``."""
+    threads: int | None
+    """Threads of route ``threads`` and of copies from the page cache."""
+    huge_pages: Literal["transparent", "reserved", "never"] | None
+    """Kind of pages."""
+    numa: int | Literal["unbound", "near_storage"] | None
+    """NUMA node of memory and threads."""
+    memory_budget: int | str | None
+    """Most memory that the load may take."""
+    populate: bool
+    """With route ``mapped``: read everything in at once."""
