@@ -91,9 +91,10 @@ miri:
         cargo +nightly miri test --package windlass --lib -- catalog:: plan:: units:: dtype:: parallel:: \
         --skip a_hundred_thousand_tensors_parse
 
-# Run the Rust tests under a sanitizer: address or thread. Runs on the stable compiler.
+# Run the Rust tests under a sanitizer, address or thread, on the stable compiler. Needs the component rust-src.
 sanitize kind="address":
     RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer={{ kind }}' cargo test --package windlass --tests --all-features \
+        {{ if kind == "thread" { "-Zbuild-std" } else { "" } }} \
         --target "$(rustc -vV | sed -n 's/host: //p')" --target-dir target/sanitize-{{ kind }}
 
 # Measure against the peers and the hardware's limits; takes an hour. Results go to bench/results.

@@ -45,15 +45,19 @@ fn as_json(catalog: &Catalog) -> serde_json::Value {
     json!({ "files": files, "tensors": tensors, "notes": catalog.notes() })
 }
 
+fn tensors(count: usize) -> String {
+    format!("{count} {}", if count == 1 { "tensor" } else { "tensors" })
+}
+
 fn as_text(catalog: &Catalog, all: bool) -> String {
     let mut text = String::new();
     for file in catalog.files() {
         let _ = writeln!(
             text,
-            "{}  {}, {} tensors",
+            "{}  {}, {}",
             file.path.display(),
             ByteSize(file.len),
-            file.tensors().len()
+            tensors(file.tensors().len())
         );
         for (key, value) in file.metadata.iter().flatten() {
             let _ = writeln!(text, "  {}: {}", output::printable(key), output::printable(value));
@@ -71,7 +75,7 @@ fn as_text(catalog: &Catalog, all: bool) -> String {
     tree.write(&mut text, all);
     let _ = writeln!(text);
     for (dtype, (count, bytes)) in dtypes {
-        let _ = writeln!(text, "{dtype:<12} {count:>7} tensors {:>10}", ByteSize(bytes).to_string());
+        let _ = writeln!(text, "{dtype:<12} {:>15} {:>10}", tensors(count), ByteSize(bytes).to_string());
     }
     for note in catalog.notes() {
         let _ = writeln!(text, "note: {note}");

@@ -74,9 +74,19 @@ impl Tree {
                 alike += 1;
                 children.next();
             }
-            let name = if alike == 1 { first.text() } else { format!("{}..{}", first.text(), last.text()) };
-            child.write_line(text, depth, name, alike);
-            child.write_children(text, depth + 1, all);
+            let mut name =
+                if alike == 1 { first.text() } else { format!("{}..{}", first.text(), last.text()) };
+            let mut node = child;
+            // What has only one thing below it shares a line with that.
+            while node.tensor.is_none()
+                && node.children.len() == 1
+                && let Some((key, only)) = node.children.first_key_value()
+            {
+                name = format!("{name}.{}", key.text());
+                node = only;
+            }
+            node.write_line(text, depth, name, alike);
+            node.write_children(text, depth + 1, all);
         }
     }
 
@@ -85,7 +95,7 @@ impl Tree {
         let what = match (&self.tensor, self.tensors) {
             (Some(tensor), 1) => tensor.clone(),
             // A tensor whose name begins those of others: `weight` beside `weight.absmax`.
-            (Some(tensor), tensors) => format!("{tensor}, {tensors} tensors"),
+            (Some(tensor), tensors) => format!("{tensor}, and {} more below it", tensors - 1),
             (None, tensors) => format!("{tensors} tensors"),
         };
         let each = if alike > 1 { " each" } else { "" };
