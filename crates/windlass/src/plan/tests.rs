@@ -193,8 +193,8 @@ fn gaps_beyond_the_limit_are_skipped() {
 
 #[test]
 fn a_column_of_a_matrix_reads_only_its_part_of_each_row() {
-    let rows_of_1_mib = (Dtype::U8, vec![8, 1 << 20]);
-    let (catalog, _) = model(&[rows_of_1_mib], 0);
+    let rows_of_80_kib = (Dtype::U8, vec![8, 80 << 10]);
+    let (catalog, _) = model(&[rows_of_80_kib], 0);
     let tensor = catalog.ids().next().unwrap();
     let slice = TensorSlice::new(vec![0..8, 0..4096]);
     let plan = Plan::new(&catalog, &[TensorRequest { tensor, slice }], &PlanOptions::default()).unwrap();
