@@ -1,7 +1,7 @@
 //! The native part of the Python package: checkpoints, loads, tensors, pools.
 //!
 //! Thin: the Python files beside it give these classes their friendly faces, and turn tensors into those of torch,
-//! numpy and jax. Every wait releases the interpreter and looks for Ctrl-C.
+//! numpy and jax. Every wait releases the interpreter; loading, warming and digesting look for Ctrl-C meanwhile.
 #![deny(unsafe_code)]
 
 mod checkpoint;

@@ -78,7 +78,6 @@ pub(crate) fn load_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>
                 }
             }
             "pool" => options.pool = Some(value.cast::<MemoryPool>()?.get().pool.clone()),
-            "populate" => options.populate = value.extract()?,
             _ => options.set(&name, &value.str()?.to_string()).into_python(py)?,
         }
     }

@@ -8,7 +8,7 @@ RouteName = Literal["auto", "io_uring", "threads", "cached", "mapped"]
 
 
 class LoadOptions(TypedDict, total=False):
-    """What loads can be told besides what to load: the options of ``windlass load``.
+    """What loads can be told besides what to load: the options of ``windlass load``, with the same defaults.
 
     Sizes are numbers of bytes or text such as ``"64MiB"``.
     """

@@ -68,7 +68,7 @@ class Report:
             notes=tuple(values["notes"]),
             total_seconds=values["time"]["total_seconds"],
             _json=text,
-            _text=native.text(),
+            _text=native.text().rstrip("\n"),
         )
 
     def as_dict(self) -> dict[str, Any]:

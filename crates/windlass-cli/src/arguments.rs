@@ -23,7 +23,8 @@ Exit codes:
   7  not enough memory
 
 Environment:
-  WINDLASS_ROUTE and the like set the options of load; flags win. WINDLASS_LOG=debug tells more.";
+  WINDLASS_ROUTE, WINDLASS_IN_FLIGHT and so on set the options of load; flags win.
+  WINDLASS_LOG=debug logs what is refused and what fails as it happens.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -74,10 +75,11 @@ pub(crate) struct Inspect {
 pub(crate) struct Load {
     #[command(flatten)]
     pub(crate) paths: Paths,
-    /// Which way the bytes take: auto, io_uring, threads, cached or mapped
+    /// Which way the bytes take: auto (each extent the best way, the default), io_uring, threads (pread), cached
+    /// (copies from the page cache) or mapped (nothing is read until it is touched)
     #[arg(long, value_name = "ROUTE")]
     pub(crate) route: Option<String>,
-    /// Whether reads go past the page cache: auto, always or never
+    /// Whether reads go past the page cache: auto (where the file system allows it, the default), always or never
     #[arg(long, value_name = "WHEN")]
     pub(crate) direct: Option<String>,
     /// Only tensors of this name, or whose names match this glob pattern; may be repeated
@@ -86,7 +88,8 @@ pub(crate) struct Load {
     /// Not the tensors of this name, or whose names match this glob pattern; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<String>,
-    /// How tensors share memory: file, packed or tensor
+    /// How tensors share memory: file (one arena a file, the default), packed (one for all, back to back) or tensor
+    /// (one a large tensor)
     #[arg(long, value_name = "LAYOUT")]
     pub(crate) layout: Option<String>,
     /// Compare what was loaded with a second, plain reading of the files
@@ -109,28 +112,29 @@ pub(crate) struct Load {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Tuning")]
 pub(crate) struct Tuning {
-    /// Longest single read, such as 4MiB
+    /// Longest single read, a multiple of 4096 [default: 4MiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) chunk: Option<String>,
-    /// Unwanted bytes between two wanted ranges that are read along rather than skipped
+    /// Unwanted bytes between two wanted ranges that are read along rather than skipped [default: 64KiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) coalesce_gap: Option<String>,
-    /// Bytes in flight to one device
+    /// Bytes in flight to one device [default: from 32MiB, 128MiB over a network, as far up as it helps]
     #[arg(long, value_name = "SIZE")]
     pub(crate) in_flight: Option<String>,
-    /// Rings of route io_uring
+    /// Rings of route io_uring [default: 1, or 2 on larger machines]
     #[arg(long, value_name = "N")]
     pub(crate) rings: Option<String>,
-    /// Threads of route threads and of copies from the page cache
+    /// Threads of route threads and of copies from the page cache [default: by cores and bytes in flight]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<String>,
-    /// Kind of pages: transparent, reserved or never
+    /// Kind of pages: transparent (huge pages where there are some, the default), reserved (vm.nr_hugepages) or never
+    /// (small ones)
     #[arg(long, value_name = "KIND")]
     pub(crate) huge_pages: Option<String>,
-    /// NUMA node of memory and threads: unbound, near_storage or a number
+    /// NUMA node of memory and threads: unbound (the default), near_storage or a number
     #[arg(long, value_name = "NODE")]
     pub(crate) numa: Option<String>,
-    /// Most memory that the load may take, such as 8GiB
+    /// Most memory that the load may take, such as 8GiB [default: what the machine and its cgroups have left]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_budget: Option<String>,
     /// With route mapped: read everything in at once

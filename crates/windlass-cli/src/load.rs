@@ -75,7 +75,7 @@ fn options(arguments: &arguments::Load) -> windlass::Result<LoadOptions> {
             options.set(name, value)?;
         }
     }
-    options.populate = tuning.populate;
+    options.populate |= tuning.populate;
     let selected = arguments.select.iter().fold(Selection::all(), |selection, glob| selection.select(glob));
     options.selection = arguments.exclude.iter().fold(selected, |selection, glob| selection.exclude(glob));
     Ok(options)

@@ -221,6 +221,11 @@ fn a_damaged_tensor_is_found_by_its_digest() {
     ok(&["verify", "--save", manifest], &model.path);
     assert_eq!(ok(&["verify", "--against", manifest], &model.path), format!("4 tensors match {manifest}\n"));
     ok(&["load", "--manifest", manifest], &model.path);
+    let more = model.in_directory("more.json");
+    let entry = r#""tensors": {"lost": {"dtype": "U8", "shape": [1], "digest": ""},"#;
+    fs::write(&more, fs::read_to_string(manifest).unwrap().replace(r#""tensors": {"#, entry)).unwrap();
+    let said = fails(4, &["load", "--manifest", more.to_str().unwrap()], &model.path);
+    assert!(said.contains("'lost'"), "{said}");
 
     model.damage();
     let output = windlass(&["verify", "--against", manifest], &model.path);

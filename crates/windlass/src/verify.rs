@@ -87,7 +87,8 @@ impl Manifest {
     pub fn read(path: &Path) -> Result<Self> {
         let invalid = |reason: String| Error::InvalidManifest { path: path.to_owned(), reason };
         let text = fs::read(path).map_err(|source| manifest_io("read", path, source))?;
-        let manifest: Self = serde_json::from_slice(&text).map_err(|error| invalid(error.to_string()))?;
+        let manifest: Self = serde_json::from_slice(&text)
+            .map_err(|error| invalid(format!("not what 'windlass verify --save' writes: {error}")))?;
         if manifest.algorithm != Self::ALGORITHM {
             return Err(invalid(format!("digests by '{}' are not known", manifest.algorithm)));
         }
@@ -131,7 +132,7 @@ fn manifest_io(operation: &'static str, path: &Path, source: io::Error) -> Error
 ///
 /// # Errors
 /// [`Error::DigestMismatch`] names the first tensor that differs. [`Error::InvalidManifest`] if the manifest does
-/// not have a tensor; [`Error::InvalidOption`] if a tensor was loaded in part, which digests cannot tell.
+/// not have a tensor, or has one that a whole checkpoint lacks; [`Error::InvalidOption`] if a tensor was loaded in part, which digests cannot tell.
 pub(crate) fn check(
     checkpoint: &Checkpoint,
     loaded: &Loaded,
@@ -172,6 +173,13 @@ pub(crate) fn check(
         Err(Error::DigestMismatch { tensor: tensor.name().to_owned(), path, expected, found })
     });
     let bytes = checked.into_iter().sum::<Result<u64>>()?;
+    if let Some((path, manifest)) = manifest
+        && loaded.tensors().len() == checkpoint.catalog().tensors().len()
+        && let Some(lost) = manifest.tensors.keys().find(|name| checkpoint.catalog().find(name).is_none())
+    {
+        let reason = format!("it has tensor '{lost}', which the checkpoint lacks");
+        return Err(Error::InvalidManifest { path: path.to_owned(), reason });
+    }
     Ok(VerifyReport {
         against: manifest.map_or("second read".into(), |(path, _)| path.display().to_string()),
         tensors: loaded.tensors().len(),

@@ -78,6 +78,37 @@ fn a_warm_file_is_copied_from_the_cache_and_a_cold_one_is_not_cached() {
     }
 }
 
+#[test]
+fn direct_always_goes_past_a_warm_cache_and_says_so() {
+    let directory = disk();
+    if !can_read(directory.path(), Route::Threads, DirectIo::Always) {
+        return;
+    }
+    let (path, file) = mixed_model(directory.path());
+    make_warm(&path);
+    let always = LoadOptions { direct: DirectIo::Always, ..LoadOptions::default() };
+    let loaded = windlass::load(&[&path], &always).unwrap();
+    assert_is_file(&loaded, &file);
+    let report = loaded.report();
+    assert!(report.carriers.iter().all(|own| own.access == Access::Direct), "{report}");
+    assert!(report.refused.iter().any(|own| own.what == "cached"), "{report}");
+    for route in [Route::Cached, Route::Mapped] {
+        let error = windlass::load(&[&path], &LoadOptions { route, ..always.clone() }).unwrap_err();
+        assert!(matches!(error, Error::InvalidOption { option: "direct", .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn pipes_are_refused_rather_than_waited_for() {
+    let directory = disk();
+    for name in ["pipe.safetensors", "pipe.safetensors.index.json"] {
+        let path = directory.path().join(name);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = windlass::load(&[&path], &LoadOptions::default()).unwrap_err();
+        assert!(matches!(error, Error::NotFound { .. }), "{error:?}");
+    }
+}
+
 /// Brings these bytes into the page cache, and only these.
 fn warm_part(path: &Path, start: u64, len: usize) {
     let file = fs::File::open(path).unwrap();
@@ -196,6 +227,8 @@ fn numbers_that_no_load_can_work_with_are_refused() {
         LoadOptions { threads: Some(0), ..LoadOptions::default() },
         LoadOptions { rings: Some(0), ..LoadOptions::default() },
         LoadOptions { chunk_bytes: 1 << 40, ..LoadOptions::default() },
+        LoadOptions { chunk_bytes: 5000, ..LoadOptions::default() },
+        LoadOptions { populate: true, ..LoadOptions::default() },
     ] {
         let error = windlass::load(&[&path], &options).unwrap_err();
         assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");

@@ -85,6 +85,10 @@ fn resolve_glob(path: &Path, pattern: &str) -> Result<FileSet> {
 
 fn resolve_index(path: &Path) -> Result<FileSet> {
     let invalid = |problem| Error::InvalidIndex { path: path.to_owned(), problem };
+    // Before it is opened: opening a pipe waits for whoever writes to it.
+    if !fs::metadata(path).map_err(|source| super::open_error(path, source))?.is_file() {
+        return Err(Error::NotFound { path: path.to_owned(), reason: "not a regular file".into() });
+    }
     let file = fs::File::open(path).map_err(|source| super::open_error(path, source))?;
     let mut text = Vec::new();
     file.take(MAX_INDEX_BYTES + 1).read_to_end(&mut text).map_err(|source| io_error("read", path, source))?;

@@ -1,7 +1,7 @@
 //! The safetensors header: parsed from bytes, validated, nothing believed.
 //!
 //! Accepts exactly what the reference crate `safetensors` 0.8 accepts, less files that name a tensor twice.
-//! `tests/malformed.rs` and the fuzz target `header` hold it to that.
+//! `tests/headers.rs` and the fuzz target `header` hold it to that.
 #![forbid(unsafe_code)]
 
 use crate::{ByteRange, Dtype, dtype::SizeError};
@@ -53,7 +53,9 @@ pub enum HeaderError {
         file_len: u64,
     },
     /// The length prefix exceeds what the format allows.
-    #[error("the header claims {header_len} bytes; the format allows {MAX_HEADER_BYTES}")]
+    #[error(
+        "the header claims {header_len} bytes, the format allows {MAX_HEADER_BYTES}; is this a safetensors file?"
+    )]
     TooLarge {
         /// Length that the prefix claims, in bytes.
         header_len: u64,

@@ -98,6 +98,10 @@ impl Job {
             let why = Unavailable::new("switched off by the option direct=never", "");
             refused.push(Refusal { what: "direct reads".into(), path: None, why });
         }
+        if options.direct == DirectIo::Always && options.route == Route::Auto {
+            let why = Unavailable::new("switched off by the option direct=always", "");
+            refused.push(Refusal { what: "cached".into(), path: None, why });
+        }
         let mut refused_files = vec![false; sources.len()];
         let mut ops = Vec::with_capacity(plan.extents().len());
         for (position, (extent, buffer)) in plan.extents().iter().zip(buffers).enumerate() {
@@ -145,6 +149,8 @@ impl Job {
                 }
                 (Route::Cached, ..) => Line::Unprobed,
                 (Route::IoUring, ..) => Line::Ring,
+                // Past the page cache, whatever it holds.
+                (Route::Auto, Access::Direct, _) if options.direct == DirectIo::Always => cold_line(source),
                 (Route::Auto, Access::Direct, Probe::Cachestat | Probe::Nowait) => Line::Unprobed,
                 (Route::Auto, Access::Direct, Probe::None(_)) => cold_line(source),
                 // Buffered reads take what is cached from the cache by themselves.

@@ -4,7 +4,7 @@
 #[cfg(feature = "fault-injection")]
 use crate::route::fault::FaultScript;
 use crate::{
-    Error, Result,
+    Alignment, Error, Result,
     memory::{HugePages, MemoryPool},
     plan::{Layout, PlanOptions, Selection},
     route::Route,
@@ -20,10 +20,10 @@ const MAX_CHUNK_BYTES: u64 = 1 << 30;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DirectIo {
-    /// Where the file system allows it. Route `io_uring` requires it.
+    /// Where the file system allows it. Route `io_uring` fails where it does not.
     #[default]
     Auto,
-    /// Always; an error where the file system refuses.
+    /// Always, whatever the page cache holds; an error where the file system refuses.
     Always,
     /// Never.
     Never,
@@ -106,7 +106,7 @@ impl Default for LoadOptions {
 impl LoadOptions {
     /// The defaults, changed by the environment: `WINDLASS_ROUTE`, `WINDLASS_DIRECT`, `WINDLASS_LAYOUT`,
     /// `WINDLASS_CHUNK`, `WINDLASS_COALESCE_GAP`, `WINDLASS_IN_FLIGHT`, `WINDLASS_RINGS`, `WINDLASS_THREADS`,
-    /// `WINDLASS_HUGE_PAGES`, `WINDLASS_NUMA`, `WINDLASS_MEMORY_BUDGET`.
+    /// `WINDLASS_HUGE_PAGES`, `WINDLASS_NUMA`, `WINDLASS_MEMORY_BUDGET`, `WINDLASS_POPULATE`.
     ///
     /// # Errors
     /// [`Error::InvalidOption`] names the variable.
@@ -162,6 +162,13 @@ impl LoadOptions {
                 }
             }
             "memory_budget" => self.memory_budget_bytes = Some(bytes("memory_budget", value)?),
+            "populate" => {
+                self.populate = value.to_ascii_lowercase().parse().map_err(|_| Error::InvalidOption {
+                    option: "populate",
+                    value: value.to_owned(),
+                    reason: "it is true or false".into(),
+                })?;
+            }
             _ => {
                 let known: Vec<&str> = VARIABLES.iter().map(|(_, option)| *option).collect();
                 return Err(Error::InvalidOption {
@@ -181,11 +188,26 @@ impl LoadOptions {
                 count(option, &value.to_string())?;
             }
         }
-        if self.chunk_bytes > MAX_CHUNK_BYTES {
+        let block = Alignment::BLOCK;
+        if self.chunk_bytes == 0 || self.chunk_bytes > MAX_CHUNK_BYTES || !block.divides(self.chunk_bytes) {
             return Err(Error::InvalidOption {
                 option: "chunk",
                 value: self.chunk_bytes.to_string(),
-                reason: format!("it is at most {}", ByteSize(MAX_CHUNK_BYTES)),
+                reason: format!("it is a multiple of {} up to {}", block.bytes(), ByteSize(MAX_CHUNK_BYTES)),
+            });
+        }
+        if self.populate && self.route != Route::Mapped {
+            return Err(Error::InvalidOption {
+                option: "populate",
+                value: "true".into(),
+                reason: "only route mapped leaves anything to populate".into(),
+            });
+        }
+        if self.route == Route::Cached && self.direct == DirectIo::Always {
+            return Err(Error::InvalidOption {
+                option: "direct",
+                value: "always".into(),
+                reason: "route cached copies from the page cache".into(),
             });
         }
         Ok(())
@@ -202,7 +224,7 @@ impl LoadOptions {
 }
 
 /// Environment variables and the options that they set.
-const VARIABLES: [(&str, &str); 11] = [
+const VARIABLES: [(&str, &str); 12] = [
     ("WINDLASS_ROUTE", "route"),
     ("WINDLASS_DIRECT", "direct"),
     ("WINDLASS_LAYOUT", "layout"),
@@ -214,6 +236,7 @@ const VARIABLES: [(&str, &str); 11] = [
     ("WINDLASS_HUGE_PAGES", "huge_pages"),
     ("WINDLASS_NUMA", "numa"),
     ("WINDLASS_MEMORY_BUDGET", "memory_budget"),
+    ("WINDLASS_POPULATE", "populate"),
 ];
 
 /// A value of an enum, by its serialised name.
@@ -222,7 +245,10 @@ fn named<T: for<'de> Deserialize<'de>>(option: &'static str, value: &str) -> Res
     T::deserialize(text).map_err(|error| Error::InvalidOption {
         option,
         value: value.to_owned(),
-        reason: error.to_string(),
+        reason: match error.to_string().split_once("expected ") {
+            Some((_, known)) => format!("it is {}", known.replace('`', "")),
+            None => error.to_string(),
+        },
     })
 }
 

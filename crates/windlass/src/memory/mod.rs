@@ -56,7 +56,9 @@ pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> 
     }
     let (pages, kind) = match request.pages {
         HugePages::Transparent => (Pages::TransparentHuge, "memory"),
-        HugePages::Reserved => (Pages::ReservedHuge, "reserved huge pages"),
+        HugePages::Reserved => {
+            (Pages::ReservedHuge, "reserved huge pages (vm.nr_hugepages says how many there are)")
+        }
         HugePages::Never => (Pages::Default, "memory"),
     };
     let failed = |kind| move |source| Error::Allocation { bytes: len as u64, kind, source };

@@ -2,7 +2,7 @@
 //!
 //! First touch of fresh memory can cost more than the drive, most of all in virtual machines. A server that swaps
 //! models keeps a pool.
-#![allow(unsafe_code)]
+#![forbid(unsafe_code)]
 
 use super::mapping::{HUGE_PAGE_BYTES, Mapping, Pages};
 use crate::{ByteRange, Error, Result, parallel};
