@@ -65,7 +65,6 @@ def limit_seconds(document: dict[str, Any], case: str) -> dict[str, list[float]]
 def tables(document: dict[str, Any]) -> str:
     """All cases as Markdown."""
     machine = document["machine"]
-    rounds = 1 + max(result["round"] for result in document["results"])
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     lines = [
         "# Loading into host memory",
@@ -73,7 +72,7 @@ def tables(document: dict[str, Any]) -> str:
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
         f"Linux {machine['kernel']}, {machine['file_system']}, virtual machine: {machine['virtual_machine']}, "
         f"huge pages: {machine['transparent_huge_pages']}, Python {machine['python']}. {packages}. "
-        f"{machine['date']}, {rounds} rounds.",
+        f"{machine['date']}. Commit {machine['commit']}.",
         "",
         "Medians of all rounds, with the fastest and slowest; loaders ran in turn. `GB/s` is of the model's bytes. "
         "`of device` and `of memory` compare the median with that of the limit, which was measured before each loader "
@@ -89,7 +88,8 @@ def tables(document: dict[str, Any]) -> str:
 def table(document: dict[str, Any], case: str, title: str) -> list[str]:
     """One case as Markdown."""
     size = document["bytes"][document["models"][case]]
-    lines = [f"## {title}", ""]
+    rounds = len({result["round"] for result in document["results"] if result["case"] == case})
+    lines = [f"## {title}", "", f"{rounds} rounds."]
     limits = limit_seconds(document, case)
     for name, seconds in limits.items():
         spread = f"{size / max(seconds) / 1e9:.2f} to {size / min(seconds) / 1e9:.2f}"
@@ -181,9 +181,15 @@ def chart(document: dict[str, Any], path: Path) -> None:
         for name, seconds in limit_seconds(document, case).items():
             limit = size / median(seconds) / 1e9
             axis.axvline(limit, color="#cf222e", linestyle="--", linewidth=1)
-            place = {"rotation": 90, "va": "bottom", "ha": "right", "fontsize": 7, "color": "#cf222e"}
-            axis.text(limit, -0.4, f"{name} {limit:.1f}", **place)
-        axis.set_title(document["cases"][case]["title"], fontsize=10)
+            # Above the panel, where no bar is in the way.
+            place = {
+                "transform": axis.get_xaxis_transform(),
+                "ha": "center",
+                "fontsize": 7,
+                "color": "#cf222e",
+            }
+            axis.text(limit, 1.015, f"{name.removeprefix('memory ')} {limit:.1f}", **place)
+        axis.set_title(document["cases"][case]["title"], fontsize=8.5, loc="left", pad=14)
         axis.set_xlabel("GB/s", fontsize=8)
         axis.tick_params(labelsize=7)
     for axis in list(axes.flat)[len(cases) :]:

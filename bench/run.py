@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, nargs="+", help="safetensors files to load instead")
     parser.add_argument("--data", type=Path, default=HERE / "data")
     parser.add_argument("--output", type=Path, default=HERE / "results")
+    parser.add_argument("--append", action="store_true", help="add rounds to the results that are there")
     arguments = parser.parse_args()
 
     models = {
@@ -124,14 +125,34 @@ def main() -> None:
         "results": [],
     }
     arguments.output.mkdir(parents=True, exist_ok=True)
-    for round_number in range(arguments.rounds):
+    if arguments.append:
+        document = continued(json.loads((arguments.output / "host.json").read_text()), document)
+    done = {
+        case.name: 1
+        + max((own["round"] for own in document["results"] if own["case"] == case.name), default=-1)
+        for case in cases
+    }
+    for turn in range(arguments.rounds):
         for case in cases:
+            round_number = done[case.name] + turn
             for result in run_case(case, [str(path) for path in models[case.model]], round_number):
                 document["results"].append({"case": case.name, "round": round_number, **result})
                 print(progress_line(case, round_number, document["results"][-1]), flush=True)
         # After every round: what was measured is kept when a later round is interrupted.
         (arguments.output / "host.json").write_text(json.dumps(document, indent=1) + "\n")
         report.write(document, arguments.output)
+
+
+def continued(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Earlier results, to which more are added; only what was measured alike belongs together."""
+    for key in ("processor", "cores", "memory_bytes", "kernel", "file_system", "packages"):
+        if before["machine"][key] != now["machine"][key]:
+            raise SystemExit(f"the earlier results are of another machine: {key} differs")
+    if any(before["checksums"][name] != value for name, value in now["checksums"].items()):
+        raise SystemExit("the earlier results are of another model")
+    for part in ("cases", "loaders", "models"):
+        before[part].update({name: value for name, value in now[part].items() if name not in before[part]})
+    return before
 
 
 def run_case(case: Case, paths: list[str], round_number: int) -> Iterator[dict[str, Any]]:
