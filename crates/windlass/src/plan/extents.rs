@@ -77,10 +77,11 @@ fn cut_staged(
         let dense = (runs.widest_gap() <= options.coalesce_gap_bytes).then(|| runs.span()).flatten();
         let sparse = (0..if dense.is_some() { 0 } else { runs.count() }).map(|i| runs.get(i));
         for bytes in dense.into_iter().chain(sparse) {
-            for cell in cells(bytes, options.chunk_bytes) {
-                let Some(part) = cell.intersection(bytes) else {
-                    continue;
-                };
+            // No converted element may lie in two extents.
+            let element = tensor.cast.map_or(1, |cast| cast.from().bits() / 8);
+            for part in
+                cells(bytes, options.chunk_bytes).filter_map(|cell| whole_elements(cell, bytes, element))
+            {
                 if let Some((file, wanted, tensors)) = &mut pending
                     && *file == tensor.file
                     && wanted.start() / options.chunk_bytes == part.start() / options.chunk_bytes
@@ -107,6 +108,13 @@ fn cells(range: ByteRange, chunk: u64) -> impl Iterator<Item = ByteRange> {
         start = next;
         Some(cell)
     })
+}
+
+/// The elements of `bytes` that begin in `cell`.
+fn whole_elements(cell: ByteRange, bytes: ByteRange, element: u64) -> Option<ByteRange> {
+    let up = |offset: u64| (offset - bytes.start()).checked_next_multiple_of(element);
+    let (start, end) = (bytes.start() + up(cell.start())?, bytes.start() + up(cell.end())?);
+    ByteRange::new(start, end.min(bytes.end())).filter(|part| !part.is_empty())
 }
 
 /// The last block of a file is rarely whole.

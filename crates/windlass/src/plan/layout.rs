@@ -1,9 +1,9 @@
 //! Where each tensor lies: which arena, at which offset, and whether it can be read there directly.
 #![forbid(unsafe_code)]
 
-use super::{Layout, PlanError, PlanOptions, PlannedTensor, slice::Runs};
+use super::{Cast, Destination, Layout, PlanError, PlanOptions, PlannedTensor, slice::Runs};
 use crate::{
-    Alignment, ByteRange,
+    Alignment, ByteRange, Dtype,
     catalog::{FileId, TensorId},
 };
 use std::{collections::BTreeMap, ops::Range};
@@ -20,13 +20,30 @@ const COPIED_ALIGNMENT: Alignment = match Alignment::new(64) {
     None => Alignment::BYTE,
 };
 
+/// Alignment of memory that a device's allocator gives, and of tensors that do not follow their neighbour.
+const DEVICE_ALIGNMENT: Alignment = match Alignment::new(256) {
+    Some(alignment) => alignment,
+    None => Alignment::BYTE,
+};
+/// Alignment that kernels with wide loads need. Files only promise 8.
+const KERNEL_ALIGNMENT: Alignment = match Alignment::new(16) {
+    Some(alignment) => alignment,
+    None => Alignment::BYTE,
+};
+/// Longest gap between two tensors that is kept on a device, so that one copy takes both.
+const MAX_KEPT_GAP_BYTES: u64 = 4096;
+/// Arenas of a device grow no further, so that memory comes back bit by bit as tensors are dropped.
+const DEVICE_ARENA_BYTES: u64 = 64 << 20;
+
 /// A tensor to lay out.
 pub(super) struct Wanted {
     pub(super) tensor: TensorId,
     pub(super) file: FileId,
-    pub(super) alignment: u64,
+    /// In memory.
+    pub(super) dtype: Dtype,
     pub(super) shape: Box<[u64]>,
     pub(super) runs: Runs,
+    pub(super) cast: Option<Cast>,
 }
 
 /// Tensors with their places.
@@ -54,6 +71,9 @@ pub(super) struct Region {
 pub(super) fn lay_out(mut wanted: Vec<Wanted>, options: &PlanOptions) -> Result<LaidOut, PlanError> {
     wanted.sort_by_key(|tensor| (tensor.file, tensor.runs.span()));
     let (filled, empty): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|tensor| tensor.runs.count() > 0);
+    if let Destination::Device { .. } = options.destination {
+        return lay_out_on_device(filled, empty, options);
+    }
     let (in_place, mut staged): (Vec<_>, Vec<_>) = filled.into_iter().partition(can_be_read_in_place);
 
     let mut groups = group(in_place, options);
@@ -65,7 +85,7 @@ pub(super) fn lay_out(mut wanted: Vec<Wanted>, options: &PlanOptions) -> Result<
         staged.sort_by_key(|tensor| (tensor.file, tensor.runs.span()));
     }
 
-    let mut arenas = Arenas { layout: options.layout, lengths: Vec::new(), current: BTreeMap::new() };
+    let mut arenas = Arenas::new(options);
     let mut tensors = Vec::new();
     let mut regions = Vec::new();
     for Group { file, wanted, tensors: members } in groups {
@@ -92,15 +112,62 @@ pub(super) fn lay_out(mut wanted: Vec<Wanted>, options: &PlanOptions) -> Result<
     Ok(LaidOut { arenas, tensors, staged, regions })
 }
 
+/// Everything is copied to its place, wherever that is: aligned as kernels like it, and at the distances of the file
+/// where that costs no alignment, so that one copy takes many tensors.
+fn lay_out_on_device(
+    filled: Vec<Wanted>,
+    empty: Vec<Wanted>,
+    options: &PlanOptions,
+) -> Result<LaidOut, PlanError> {
+    let mut arenas = Arenas::new(options);
+    let mut tensors: Vec<PlannedTensor> = Vec::with_capacity(filled.len() + empty.len());
+    for tensor in filled {
+        let len = memory_len(&tensor)?;
+        let gap = tensors.last().and_then(|last| kept_gap(last, &tensor));
+        // Only behind the arena's last tensor.
+        let shared = arenas.shared(tensor.file, len).filter(|&arena| {
+            tensors
+                .last()
+                .is_some_and(|last| last.arena == arena && last.place.end() == arenas.lengths[arena])
+        });
+        let (arena, offset) = match (shared, gap) {
+            (Some(arena), Some(gap)) => arenas.extend(arena, gap, len)?,
+            _ => arenas.allocate(tensor.file, len, DEVICE_ALIGNMENT)?,
+        };
+        tensors.push(placed(tensor, arena, offset)?);
+    }
+    let staged = 0..tensors.len();
+    for tensor in empty {
+        tensors.push(placed(tensor, 0, 0)?);
+    }
+    Ok(LaidOut { arenas: arenas.lengths, tensors, staged, regions: Vec::new() })
+}
+
+/// The gap from `last` to `next` in their file, if `next` may follow at that distance in memory too.
+fn kept_gap(last: &PlannedTensor, next: &Wanted) -> Option<u64> {
+    let is_plain = |runs: &Runs, cast: Option<Cast>| runs.count() == 1 && cast.is_none();
+    if last.file != next.file || !is_plain(&last.runs, last.cast) || !is_plain(&next.runs, next.cast) {
+        return None;
+    }
+    let gap = next.runs.get(0).start().checked_sub(last.runs.get(0).end())?;
+    (gap <= MAX_KEPT_GAP_BYTES && KERNEL_ALIGNMENT.divides(last.place.end() + gap)).then_some(gap)
+}
+
 /// One run of bytes, where the elements are aligned in memory if they are in the file.
 fn can_be_read_in_place(tensor: &Wanted) -> bool {
-    tensor.runs.count() == 1 && tensor.runs.get(0).start().is_multiple_of(tensor.alignment)
+    tensor.runs.count() == 1 && tensor.runs.get(0).start().is_multiple_of(tensor.dtype.alignment())
+}
+
+/// Bytes that a tensor takes in memory.
+fn memory_len(tensor: &Wanted) -> Result<u64, PlanError> {
+    let len = tensor.runs.total_len();
+    tensor.cast.map_or(Some(len), |cast| cast.resize(len)).ok_or(PlanError::TooLarge)
 }
 
 fn placed(wanted: Wanted, arena: usize, start: u64) -> Result<PlannedTensor, PlanError> {
-    let Wanted { tensor, file, shape, runs, .. } = wanted;
-    let place = ByteRange::at(start, runs.total_len()).ok_or(PlanError::TooLarge)?;
-    Ok(PlannedTensor { tensor, shape, arena, place, runs, file })
+    let place = ByteRange::at(start, memory_len(&wanted)?).ok_or(PlanError::TooLarge)?;
+    let Wanted { tensor, file, dtype, shape, runs, cast } = wanted;
+    Ok(PlannedTensor { tensor, dtype, shape, arena, place, runs, cast, file })
 }
 
 struct Group {
@@ -143,28 +210,56 @@ fn group(tensors: Vec<Wanted>, options: &PlanOptions) -> Vec<Group> {
 /// Hands out places in arenas that grow as needed.
 struct Arenas {
     layout: Layout,
+    /// Length beyond which an arena takes no more tensors.
+    limit: u64,
     lengths: Vec<u64>,
     /// The arena that takes the next allocation of each file; under [`Layout::Packed`], of all files.
     current: BTreeMap<Option<FileId>, usize>,
 }
 
 impl Arenas {
+    fn new(options: &PlanOptions) -> Self {
+        let limit = match (options.layout, options.destination) {
+            (Layout::Tensor, _) => SHARED_ARENA_BYTES,
+            (Layout::File, Destination::Device { .. }) => DEVICE_ARENA_BYTES,
+            (Layout::File | Layout::Packed, _) => u64::MAX,
+        };
+        Self { layout: options.layout, limit, lengths: Vec::new(), current: BTreeMap::new() }
+    }
+
+    fn owner(&self, file: FileId) -> Option<FileId> {
+        (self.layout != Layout::Packed).then_some(file)
+    }
+
+    /// Whether a tensor of `len` bytes shares no arena.
+    fn is_alone(&self, len: u64) -> bool {
+        self.layout == Layout::Tensor && len >= LARGE_TENSOR_BYTES
+    }
+
+    /// The arena that a tensor of `file` with `len` bytes may share.
+    fn shared(&self, file: FileId, len: u64) -> Option<usize> {
+        let arena = *self.current.get(&self.owner(file))?;
+        let fits = self.lengths[arena].saturating_add(len) <= self.limit;
+        (fits && !self.is_alone(len)).then_some(arena)
+    }
+
     /// `len` bytes at a multiple of `alignment`.
     fn allocate(&mut self, file: FileId, len: u64, alignment: Alignment) -> Result<(usize, u64), PlanError> {
-        let owner = (self.layout != Layout::Packed).then_some(file);
-        let alone = self.layout == Layout::Tensor && len >= LARGE_TENSOR_BYTES;
-        let current = self.current.get(&owner).copied().filter(|&arena| {
-            let fits = self.lengths[arena].saturating_add(len) <= SHARED_ARENA_BYTES;
-            !alone && (self.layout != Layout::Tensor || fits)
-        });
-        let arena = current.unwrap_or_else(|| {
+        let arena = self.shared(file, len).unwrap_or_else(|| {
             self.lengths.push(0);
             self.lengths.len() - 1
         });
-        if !alone {
-            self.current.insert(owner, arena);
+        if !self.is_alone(len) {
+            self.current.insert(self.owner(file), arena);
         }
         let offset = alignment.up(self.lengths[arena]).ok_or(PlanError::TooLarge)?;
+        self.lengths[arena] = offset.checked_add(len).ok_or(PlanError::TooLarge)?;
+        Ok((arena, offset))
+    }
+
+    /// `len` bytes `gap` bytes behind the end of an arena.
+    fn extend(&mut self, arena: usize, gap: u64, len: u64) -> Result<(usize, u64), PlanError> {
+        let offset = self.lengths[arena].checked_add(gap).ok_or(PlanError::TooLarge)?;
         self.lengths[arena] = offset.checked_add(len).ok_or(PlanError::TooLarge)?;
         Ok((arena, offset))
     }

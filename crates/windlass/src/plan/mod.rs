@@ -4,16 +4,20 @@
 //! extents (`extents`). A backend reads one extent at a time, in any order.
 #![forbid(unsafe_code)]
 
+mod cast;
 mod extents;
 mod layout;
 mod select;
 mod slice;
+mod transfer;
 
+pub use cast::Cast;
 pub use select::{Selection, TensorRequest};
 pub use slice::{SliceError, TensorSlice};
+pub use transfer::Transfer;
 
 use crate::{
-    Alignment, ByteRange, Catalog,
+    Alignment, ByteRange, Catalog, Dtype,
     catalog::{FileId, TensorId},
 };
 use serde::{Deserialize, Serialize};
@@ -31,7 +35,8 @@ const MAX_ELEMENT_BYTES: u64 = 8;
 #[non_exhaustive]
 pub enum Layout {
     /// One arena a file, tensors at the distances that they have in the file. Fastest: whole runs of tensors are
-    /// read in place, however small each is.
+    /// read in place, however small each is. On devices several arenas a file, of 64 MiB or one larger tensor, so
+    /// that memory comes back as tensors are dropped.
     #[default]
     File,
     /// One arena for everything, tensors back to back. Small tensors are copied into place.
@@ -51,6 +56,21 @@ pub struct PlanOptions {
     pub chunk_bytes: u64,
     /// Unwanted bytes between two wanted ranges that are read along rather than skipped.
     pub coalesce_gap_bytes: u64,
+    /// The kind of memory that tensors go to.
+    pub destination: Destination,
+}
+
+/// The kind of memory that a plan delivers to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Destination {
+    /// Host memory, which reads can fill directly.
+    #[default]
+    Host,
+    /// Memory of a device: everything is staged, and copied in as few [`Transfer`]s as possible.
+    Device {
+        /// The type that floats are converted to on the way, one of [`Cast::TARGETS`].
+        dtype: Option<Dtype>,
+    },
 }
 
 impl Default for PlanOptions {
@@ -60,6 +80,7 @@ impl Default for PlanOptions {
             block: Alignment::BLOCK,
             chunk_bytes: 4 << 20,
             coalesce_gap_bytes: 64 << 10,
+            destination: Destination::default(),
         }
     }
 }
@@ -77,6 +98,18 @@ pub enum PlanError {
         shape: Vec<u64>,
         /// What is wrong.
         problem: SliceError,
+    },
+    /// A tensor's elements cannot be converted to the type asked for.
+    #[error(
+        "tensor '{tensor}' is of type {from}, which cannot be converted to {to}; exclude it or load it as it is"
+    )]
+    Cast {
+        /// Name of the tensor.
+        tensor: String,
+        /// Its type.
+        from: Dtype,
+        /// The type asked for.
+        to: Dtype,
     },
     /// One tensor is requested more than once.
     #[error("tensor '{tensor}' is requested twice in one load")]
@@ -140,6 +173,8 @@ pub struct Plan {
 pub struct PlannedTensor {
     /// Which tensor.
     pub tensor: TensorId,
+    /// Its element type in memory.
+    pub dtype: Dtype,
     /// Its shape after slicing.
     pub shape: Box<[u64]>,
     /// The arena that holds it; meaningless if it has no bytes.
@@ -147,6 +182,7 @@ pub struct PlannedTensor {
     /// Where it lies in the arena.
     pub place: ByteRange,
     runs: Runs,
+    cast: Option<Cast>,
     file: FileId,
 }
 
@@ -162,7 +198,8 @@ impl PlannedTensor {
 pub struct Extent {
     /// The file.
     pub file: FileId,
-    /// What to read: begins on a block, ends on a block or at the end of the file.
+    /// What to read: begins on a block, ends on a block or at the end of the file. No longer than a chunk, but for
+    /// converted elements that lie across the end of one.
     pub read: ByteRange,
     /// The bytes inside `read` that this extent is there for.
     pub wanted: ByteRange,
@@ -247,12 +284,18 @@ impl Plan {
             let shape = request.slice.shape(&entry.shape).map_err(not_sliceable)?.into();
             let runs = Runs::new(entry.bytes.start(), entry.dtype, &entry.shape, &request.slice)
                 .map_err(not_sliceable)?;
+            let cast = match options.destination {
+                Destination::Device { dtype: Some(to) } => Cast::between(entry.dtype, to)
+                    .map_err(|(from, to)| PlanError::Cast { tensor: entry.name.to_string(), from, to })?,
+                _ => None,
+            };
             wanted.push(layout::Wanted {
                 tensor: request.tensor,
                 file: entry.file,
-                alignment: entry.dtype.alignment(),
+                dtype: cast.map_or(entry.dtype, Cast::to),
                 shape,
                 runs,
+                cast,
             });
         }
         check_number_of_reads(&wanted, options)?;
@@ -277,9 +320,9 @@ impl Plan {
         &self.extents
     }
 
-    /// Bytes of all planned tensors.
+    /// Bytes of all planned tensors in their files.
     pub fn tensor_bytes(&self) -> u64 {
-        self.tensors.iter().map(|tensor| tensor.place.len()).sum()
+        self.tensors.iter().map(|tensor| tensor.runs.total_len()).sum()
     }
 
     /// Bytes of all reads: tensors, gaps that are read along, and padding to whole blocks.
@@ -306,9 +349,29 @@ impl Plan {
             let mut parts = tensor.runs.within(window?);
             let (first, before) = parts.next()?;
             let len = first.len() + parts.map(|(part, _)| part.len()).sum::<u64>();
-            let place = ByteRange::at(tensor.place.start() + before, len)?;
+            let in_memory = |bytes| tensor.cast.map_or(Some(bytes), |cast| cast.resize(bytes));
+            let place = ByteRange::at(tensor.place.start() + in_memory(before)?, in_memory(len)?)?;
             Some(Piece { tensor: position, arena: tensor.arena, place })
         })
+    }
+
+    /// Bytes of tensors in `window` of an extent's file that the extent delivers.
+    pub fn delivered_bytes(&self, extent: &Extent, window: ByteRange) -> u64 {
+        let Some(window) = extent.wanted.intersection(window) else { return 0 };
+        let tensors = &self.tensors[extent.tensors.clone()];
+        tensors.iter().flat_map(|tensor| tensor.runs.within(window)).map(|(part, _)| part.len()).sum()
+    }
+
+    /// The copies that take a staged extent from its slot to a device.
+    pub fn transfers(&self, extent: &Extent) -> Vec<Transfer> {
+        transfer::transfers(self, extent)
+    }
+
+    /// Bytes that a staging slot must hold; 0 if none is needed.
+    pub fn slot_bytes(&self, options: &PlanOptions) -> u64 {
+        let staged = self.extents.iter().filter(|extent| extent.target == Target::Staged);
+        let longest = staged.map(|extent| extent.read.len()).max().unwrap_or(0);
+        options.block.up(longest).unwrap_or(longest)
     }
 
     /// The copies that fill `piece` from a staged extent.

@@ -8,6 +8,12 @@ use std::path::Path;
 
 /// A safetensors file: the catalog that describes it, and its bytes.
 fn model(tensors: &[(Dtype, Vec<u64>)], padding: usize) -> (Catalog, Vec<u8>) {
+    let (catalog, len) = catalog(tensors, padding);
+    (catalog, (0..len).map(|i| ((i * 31) >> 3) as u8 ^ i as u8).collect())
+}
+
+/// The catalog of a safetensors file, and its length.
+fn catalog(tensors: &[(Dtype, Vec<u64>)], padding: usize) -> (Catalog, u64) {
     let mut offset = 0;
     let mut entries = Vec::new();
     for (i, (dtype, shape)) in tensors.iter().enumerate() {
@@ -18,14 +24,13 @@ fn model(tensors: &[(Dtype, Vec<u64>)], padding: usize) -> (Catalog, Vec<u8>) {
         offset = end;
     }
     let text = format!("{{{}}}{}", entries.join(","), " ".repeat(padding));
-    let data_start = 8 + text.len();
-    let file: Vec<u8> = (0..data_start as u64 + offset).map(|i| ((i * 31) >> 3) as u8 ^ i as u8).collect();
-    let header = Header::parse(text.as_bytes(), file.len() as u64).unwrap();
-    (Catalog::from_header(Path::new("model.safetensors"), file.len() as u64, header).unwrap(), file)
+    let len = 8 + text.len() as u64 + offset;
+    let header = Header::parse(text.as_bytes(), len).unwrap();
+    (Catalog::from_header(Path::new("model.safetensors"), len, header).unwrap(), len)
 }
 
 /// Does what an executor does, with `Vec`s for arenas.
-fn execute(plan: &Plan, file: &[u8]) -> Vec<Vec<Option<u8>>> {
+fn execute(plan: &Plan, file: &[u8], options: &PlanOptions) -> Vec<Vec<Option<u8>>> {
     let mut arenas: Vec<Vec<Option<u8>>> =
         plan.arenas().iter().map(|&len| vec![None; len as usize]).collect();
     let mut put = |arena: usize, offset: u64, byte: u8| {
@@ -37,6 +42,15 @@ fn execute(plan: &Plan, file: &[u8]) -> Vec<Vec<Option<u8>>> {
             Target::InPlace { arena, room } => {
                 for i in 0..extent.read.len() {
                     put(arena, room.start() + i, file[(extent.read.start() + i) as usize]);
+                }
+            }
+            Target::Staged if matches!(options.destination, Destination::Device { .. }) => {
+                for transfer in plan.transfers(extent) {
+                    carry_out(
+                        transfer,
+                        &file[extent.read.start() as usize..extent.read.end() as usize],
+                        &mut put,
+                    );
                 }
             }
             Target::Staged => {
@@ -58,21 +72,54 @@ fn execute(plan: &Plan, file: &[u8]) -> Vec<Vec<Option<u8>>> {
     arenas
 }
 
+/// Does what a device does with a slot.
+fn carry_out(transfer: Transfer, slot: &[u8], put: &mut impl FnMut(usize, u64, u8)) {
+    match transfer {
+        Transfer::Linear { source, arena, destination, len } => {
+            for i in 0..len {
+                put(arena, destination + i, slot[(source + i) as usize]);
+            }
+        }
+        Transfer::Pitched { source, pitch, arena, destination, width, height } => {
+            for i in 0..width * height {
+                put(arena, destination + i, slot[(source + i / width * pitch + i % width) as usize]);
+            }
+        }
+        Transfer::Converted { cast, source, arena, destination, elements } => {
+            let len = elements * cast.from().bits() / 8;
+            let converted = converted(cast, &slot[source as usize..(source + len) as usize]);
+            for (i, byte) in converted.into_iter().enumerate() {
+                put(arena, destination + i as u64, byte);
+            }
+        }
+    }
+}
+
+/// Stands for a conversion: each element longer or shorter, and inverted.
+fn converted(cast: Cast, bytes: &[u8]) -> Vec<u8> {
+    let (from, to) = ((cast.from().bits() / 8) as usize, (cast.to().bits() / 8) as usize);
+    let resized = |element: &[u8]| element.iter().cycle().take(to).map(|byte| !byte).collect::<Vec<u8>>();
+    bytes.chunks_exact(from).flat_map(resized).collect()
+}
+
 fn check(plan: &Plan, catalog: &Catalog, file: &[u8], requests: &[TensorRequest], options: &PlanOptions) {
     let block = options.block;
     for extent in plan.extents() {
         assert!(block.divides(extent.read.start()));
         assert!(block.divides(extent.read.end()) || extent.read.end() == file.len() as u64);
-        assert!(extent.read.len() <= options.chunk_bytes && extent.read.contains(extent.wanted));
+        let converts = matches!(options.destination, Destination::Device { dtype: Some(_) });
+        let slack = if converts { 8u64.next_multiple_of(block.bytes()) } else { 0 };
+        assert!(extent.read.len() <= options.chunk_bytes + slack && extent.read.contains(extent.wanted));
+        assert!(extent.target != Target::Staged || extent.read.len() <= plan.slot_bytes(options));
         assert!(!extent.wanted.is_empty());
         if let Target::InPlace { arena, room } = extent.target {
             assert!(block.divides(room.start()) && block.divides(room.len()));
             assert!(room.len() >= extent.read.len() && room.end() <= plan.arenas()[arena]);
         }
     }
-    let arenas = execute(plan, file);
+    let arenas = execute(plan, file, options);
     assert_eq!(plan.tensors().len(), requests.len());
-    let mut delivered = 0;
+    let (mut delivered, mut in_memory) = (0, 0);
     for request in requests {
         let planned = plan.tensors().iter().find(|planned| planned.tensor == request.tensor).unwrap();
         let entry = catalog.tensor(request.tensor);
@@ -81,15 +128,24 @@ fn check(plan: &Plan, catalog: &Catalog, file: &[u8], requests: &[TensorRequest]
             .flat_map(|i| &file[runs.get(i).start() as usize..runs.get(i).end() as usize])
             .copied()
             .collect();
+        delivered += expected.len() as u64;
+        in_memory += planned.place.len();
+        let expected = match planned.cast {
+            Some(cast) => converted(cast, &expected),
+            None => expected,
+        };
         assert_eq!(planned.place.len(), expected.len() as u64);
         if expected.is_empty() {
             continue;
         }
-        assert_eq!(planned.place.start() % entry.dtype.alignment(), 0, "{} is misaligned", entry.name);
+        let alignment = match options.destination {
+            Destination::Host => entry.dtype.alignment(),
+            Destination::Device { .. } => 16,
+        };
+        assert_eq!(planned.place.start() % alignment, 0, "{} is misaligned", entry.name);
         let place = planned.place.start() as usize..planned.place.end() as usize;
         let found: Vec<Option<u8>> = arenas[planned.arena][place].to_vec();
         assert_eq!(found, expected.into_iter().map(Some).collect::<Vec<_>>(), "tensor {}", entry.name);
-        delivered += planned.place.len();
     }
     assert_eq!(plan.tensor_bytes(), delivered);
     let pieces: u64 = plan
@@ -98,7 +154,9 @@ fn check(plan: &Plan, catalog: &Catalog, file: &[u8], requests: &[TensorRequest]
         .flat_map(|extent| plan.pieces(extent, extent.read))
         .map(|piece| piece.place.len())
         .sum();
-    assert_eq!(pieces, delivered, "the pieces of all extents are the tensors");
+    assert_eq!(pieces, in_memory, "the pieces of all extents are the tensors");
+    let counted: u64 = plan.extents().iter().map(|extent| plan.delivered_bytes(extent, extent.read)).sum();
+    assert_eq!(counted, delivered);
 }
 
 fn dtype() -> impl Strategy<Value = Dtype> {
@@ -122,9 +180,15 @@ prop_compose! {
         block_shift in 0..9u32,
         blocks_a_chunk in 1..9u64,
         coalesce_gap_bytes in prop::sample::select(&[0u64, 1, 100, 5000][..]),
+        destination in prop::sample::select(&[
+            Destination::Host,
+            Destination::Device { dtype: None },
+            Destination::Device { dtype: Some(Dtype::Bf16) },
+            Destination::Device { dtype: Some(Dtype::F32) },
+        ][..]),
     ) -> PlanOptions {
         let block = Alignment::new(8 << block_shift).unwrap();
-        PlanOptions { layout, block, chunk_bytes: block.bytes() * blocks_a_chunk, coalesce_gap_bytes }
+        PlanOptions { layout, block, chunk_bytes: block.bytes() * blocks_a_chunk, coalesce_gap_bytes, destination }
     }
 }
 
@@ -158,6 +222,7 @@ proptest! {
             let slice = TensorSlice::new(ranges.collect());
             match Plan::new(&catalog, &[TensorRequest { tensor: id, slice: slice.clone() }], &options) {
                 Ok(_) => requests.push(TensorRequest { tensor: id, slice }),
+                Err(PlanError::Cast { from, .. }) => prop_assert!(!Cast::SOURCES.contains(&from)),
                 Err(error) => prop_assert!(
                     entry.dtype.bits() < 8 && matches!(error, PlanError::Slice { problem: SliceError::PartialByte, .. }),
                     "{}", error
@@ -177,6 +242,41 @@ fn neighbouring_tensors_are_read_in_one_extent() {
     assert_eq!(plan.extents().len(), 1);
     assert_eq!(plan.arenas().len(), 1);
     check(&plan, &catalog, &file, &requests, &PlanOptions::default());
+}
+
+#[test]
+fn many_small_tensors_go_to_a_device_in_one_copy_and_columns_in_a_pitched_one() {
+    let options = PlanOptions { destination: Destination::Device { dtype: None }, ..PlanOptions::default() };
+    let (catalog, _) = model(&vec![(Dtype::F32, vec![64]); 100], 1);
+    let requests: Vec<_> = catalog.ids().map(TensorRequest::whole).collect();
+    let plan = Plan::new(&catalog, &requests, &options).unwrap();
+    assert_eq!(plan.extents().len(), 1);
+    let transfers = plan.transfers(&plan.extents()[0]);
+    assert!(matches!(transfers[..], [Transfer::Linear { len: 25600, .. }]), "{transfers:?}");
+
+    let (catalog, _) = model(&[(Dtype::F32, vec![64, 32])], 0);
+    let tensor = catalog.ids().next().unwrap();
+    let slice = TensorSlice::new(vec![0..64, 8..16]);
+    let plan = Plan::new(&catalog, &[TensorRequest { tensor, slice }], &options).unwrap();
+    let transfers = plan.transfers(&plan.extents()[0]);
+    assert!(
+        matches!(transfers[..], [Transfer::Pitched { pitch: 128, width: 32, height: 64, .. }]),
+        "{transfers:?}"
+    );
+}
+
+#[test]
+fn memory_of_a_device_is_cut_so_that_it_can_come_back() {
+    let (catalog, _) = catalog(&vec![(Dtype::U8, vec![40 << 20]); 3], 0);
+    let requests: Vec<_> = catalog.ids().map(TensorRequest::whole).collect();
+    let arenas = |layout| {
+        let destination = Destination::Device { dtype: None };
+        let options = PlanOptions { layout, destination, ..PlanOptions::default() };
+        Plan::new(&catalog, &requests, &options).unwrap().arenas().to_vec()
+    };
+    assert_eq!(arenas(Layout::Tensor), [40 << 20; 3]);
+    assert_eq!(arenas(Layout::File), [40 << 20; 3], "two would be more than 64 MiB");
+    assert_eq!(arenas(Layout::Packed), [120 << 20]);
 }
 
 #[test]
@@ -229,7 +329,7 @@ fn a_tensor_requested_twice_is_refused() {
 #[test]
 fn large_tensors_get_their_own_arena_when_asked() {
     let (catalog, _) =
-        model(&[(Dtype::U8, vec![3 << 20]), (Dtype::U8, vec![10]), (Dtype::U8, vec![2 << 20])], 0);
+        catalog(&[(Dtype::U8, vec![3 << 20]), (Dtype::U8, vec![10]), (Dtype::U8, vec![2 << 20])], 0);
     let requests: Vec<_> = catalog.ids().map(TensorRequest::whole).collect();
     let options = PlanOptions { layout: Layout::Tensor, ..PlanOptions::default() };
     let plan = Plan::new(&catalog, &requests, &options).unwrap();

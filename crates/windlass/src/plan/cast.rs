@@ -1,0 +1,77 @@
+//! Conversions of element types that devices make while tensors are on their way.
+#![forbid(unsafe_code)]
+
+use crate::Dtype;
+
+/// A conversion from one element type to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cast {
+    from: Dtype,
+    to: Dtype,
+}
+
+impl Cast {
+    /// Types that elements can be converted to.
+    pub const TARGETS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+    /// Types that elements can be converted from.
+    pub const SOURCES: [Dtype; 5] = [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::F8E4M3, Dtype::F8E5M2];
+
+    /// The conversion that turns tensors of type `from` into what a load with `dtype=to` delivers. Numbers that are
+    /// no floats, and those that are of that type already, stay what they are.
+    ///
+    /// # Errors
+    /// The types, if a float cannot be converted.
+    pub fn between(from: Dtype, to: Dtype) -> Result<Option<Self>, (Dtype, Dtype)> {
+        if from == to || !is_float(from) {
+            return Ok(None);
+        }
+        let cast = Self { from, to };
+        if Self::SOURCES.contains(&from) && Self::TARGETS.contains(&to) {
+            Ok(Some(cast))
+        } else {
+            Err((from, to))
+        }
+    }
+
+    /// The type in the file.
+    pub fn from(self) -> Dtype {
+        self.from
+    }
+
+    /// The type in memory.
+    pub fn to(self) -> Dtype {
+        self.to
+    }
+
+    /// Bytes in memory of so many bytes in the file.
+    pub(crate) fn resize(self, bytes: u64) -> Option<u64> {
+        (bytes / (self.from.bits() / 8)).checked_mul(self.to.bits() / 8)
+    }
+}
+
+fn is_float(dtype: Dtype) -> bool {
+    match dtype {
+        Dtype::Bool
+        | Dtype::U8
+        | Dtype::I8
+        | Dtype::I16
+        | Dtype::U16
+        | Dtype::I32
+        | Dtype::U32
+        | Dtype::I64
+        | Dtype::U64 => false,
+        Dtype::F4
+        | Dtype::F6E2M3
+        | Dtype::F6E3M2
+        | Dtype::F8E5M2
+        | Dtype::F8E4M3
+        | Dtype::F8E8M0
+        | Dtype::F8E4M3Fnuz
+        | Dtype::F8E5M2Fnuz
+        | Dtype::F16
+        | Dtype::Bf16
+        | Dtype::F32
+        | Dtype::C64
+        | Dtype::F64 => true,
+    }
+}

@@ -1,0 +1,124 @@
+//! How the bytes of a staged extent get from its slot to a device: as few copies as their places allow.
+#![forbid(unsafe_code)]
+
+use super::{Cast, Extent, Plan};
+
+/// A copy from a staging slot to an arena. Places in the slot count from the extent's first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// Bytes in one piece. May take along what lies between tensors.
+    Linear {
+        /// Where they begin in the slot.
+        source: u64,
+        /// The arena.
+        arena: usize,
+        /// Where they begin in the arena.
+        destination: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Rows at regular distances in the slot, back to back in the arena.
+    Pitched {
+        /// Where the first begins in the slot.
+        source: u64,
+        /// From the start of one row in the slot to that of the next, in bytes.
+        pitch: u64,
+        /// The arena.
+        arena: usize,
+        /// Where the first begins in the arena.
+        destination: u64,
+        /// Bytes of a row.
+        width: u64,
+        /// Rows.
+        height: u64,
+    },
+    /// Elements in one piece, converted.
+    Converted {
+        /// The conversion.
+        cast: Cast,
+        /// Where they begin in the slot.
+        source: u64,
+        /// The arena.
+        arena: usize,
+        /// Where they begin in the arena.
+        destination: u64,
+        /// Elements.
+        elements: u64,
+    },
+}
+
+/// The transfers that deliver a staged extent of a plan for a device.
+pub(super) fn transfers(plan: &Plan, extent: &Extent) -> Vec<Transfer> {
+    let mut done = Vec::new();
+    let mut last: Option<Transfer> = None;
+    for tensor in &plan.tensors[extent.tensors.clone()] {
+        for (part, before) in tensor.runs.within(extent.wanted) {
+            let (source, arena) = (part.start() - extent.read.start(), tensor.arena);
+            let next = match tensor.cast {
+                None => Transfer::Linear {
+                    source,
+                    arena,
+                    destination: tensor.place.start() + before,
+                    len: part.len(),
+                },
+                Some(cast) => Transfer::Converted {
+                    cast,
+                    source,
+                    arena,
+                    destination: tensor.place.start() + cast.resize(before).unwrap_or(u64::MAX),
+                    elements: part.len() / (cast.from().bits() / 8),
+                },
+            };
+            match last.map(|last| join(last, next)) {
+                Some(Some(joined)) => last = Some(joined),
+                _ => done.extend(last.replace(next)),
+            }
+        }
+    }
+    done.extend(last);
+    done
+}
+
+/// Two neighbours as one transfer, if the places allow that.
+fn join(last: Transfer, next: Transfer) -> Option<Transfer> {
+    match (last, next) {
+        (
+            Transfer::Linear { source, arena, destination, len },
+            Transfer::Linear {
+                source: next_source,
+                arena: next_arena,
+                destination: next_destination,
+                len: next_len,
+            },
+        ) => {
+            if arena != next_arena {
+                return None;
+            }
+            let (pitch, step) = (next_source - source, next_destination.checked_sub(destination)?);
+            // The same distance on both sides: what lies between belongs to no tensor.
+            if pitch == step {
+                return Some(Transfer::Linear { source, arena, destination, len: pitch + next_len });
+            }
+            let is_row = len == next_len && step == len;
+            is_row.then_some(Transfer::Pitched { source, pitch, arena, destination, width: len, height: 2 })
+        }
+        (
+            Transfer::Pitched { source, pitch, arena, destination, width, height },
+            Transfer::Linear { source: next_source, arena: next_arena, destination: next_destination, len },
+        ) => {
+            let continues = arena == next_arena
+                && len == width
+                && next_source == source + height * pitch
+                && next_destination == destination + height * width;
+            continues.then_some(Transfer::Pitched {
+                source,
+                pitch,
+                arena,
+                destination,
+                width,
+                height: height + 1,
+            })
+        }
+        _ => None,
+    }
+}
