@@ -19,11 +19,11 @@ Exit codes:
   3  a file, a tensor or a pattern's match does not exist
   4  the data is wrong: invalid, truncated or changed file, different digest
   5  the system refused or failed an operation
-  6  the named route cannot carry the data
+  6  the named route or device cannot be used
   7  not enough memory
 
 Environment:
-  WINDLASS_ROUTE, WINDLASS_IN_FLIGHT and so on set the options of load; flags win.
+  WINDLASS_DEVICE, WINDLASS_ROUTE and so on set the options of load; flags win.
   WINDLASS_LOG=debug logs what is refused and what fails as it happens.";
 
 #[derive(Debug, Subcommand)]
@@ -75,8 +75,12 @@ pub(crate) struct Inspect {
 pub(crate) struct Load {
     #[command(flatten)]
     pub(crate) paths: Paths,
+    /// Where tensors go: cpu (the default), cuda, or cuda:N for the CUDA device of that number
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<String>,
     /// Which way the bytes take: auto (each extent the best way, the default), io_uring, threads (pread), cached
-    /// (copies from the page cache) or mapped (nothing is read until it is touched)
+    /// (copies from the page cache) or mapped (nothing is read until it is touched); to devices also staged (never
+    /// gds), gds (past the host's memory, proven) or gds-compat (cuFile, however it does it)
     #[arg(long, value_name = "ROUTE")]
     pub(crate) route: Option<String>,
     /// Whether reads go past the page cache: auto (where the file system allows it, the default), always or never
@@ -88,6 +92,9 @@ pub(crate) struct Load {
     /// Not the tensors of this name, or whose names match this glob pattern; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<String>,
+    /// Convert floats on the device as they arrive: F32, F16 or BF16
+    #[arg(long, value_name = "DTYPE")]
+    pub(crate) dtype: Option<String>,
     /// How tensors share memory: file (one arena a file, the default), packed (one for all, back to back) or tensor
     /// (one a large tensor)
     #[arg(long, value_name = "LAYOUT")]
@@ -134,7 +141,7 @@ pub(crate) struct Tuning {
     /// NUMA node of memory and threads: unbound (the default), near_storage or a number
     #[arg(long, value_name = "NODE")]
     pub(crate) numa: Option<String>,
-    /// Most memory that the load may take, such as 8GiB [default: what the machine and its cgroups have left]
+    /// Most host memory that the load may take, such as 8GiB [default: what the machine and its cgroups have left]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_budget: Option<String>,
     /// With route mapped: read everything in at once

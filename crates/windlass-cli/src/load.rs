@@ -58,6 +58,8 @@ fn options(arguments: &arguments::Load) -> windlass::Result<LoadOptions> {
     let mut options = LoadOptions::from_env()?;
     let tuning = &arguments.tuning;
     let named = [
+        ("device", &arguments.device),
+        ("dtype", &arguments.dtype),
         ("route", &arguments.route),
         ("direct", &arguments.direct),
         ("layout", &arguments.layout),

@@ -4,6 +4,7 @@
 use crate::{
     ByteRange,
     catalog::{index::IndexError, safetensors::HeaderError},
+    device::DriverError,
     plan::PlanError,
     route::{Route, Unavailable},
 };
@@ -108,6 +109,25 @@ pub enum Error {
         path: PathBuf,
         /// Why, and how to change that.
         why: Unavailable,
+    },
+    /// The device that the caller named is not there, or cannot be used.
+    #[error("device {device} cannot be used: {why}")]
+    DeviceUnavailable {
+        /// The device, such as `cuda:0`.
+        device: String,
+        /// Why, and how to change that.
+        why: Unavailable,
+    },
+    /// A device failed an operation. Tensors that were handed out before may be lost with it.
+    #[error("{operation} failed on device {device}: {source}")]
+    Device {
+        /// The device, such as `cuda:0`.
+        device: String,
+        /// What was tried.
+        operation: &'static str,
+        /// The driver's own error.
+        #[source]
+        source: DriverError,
     },
     /// No tensor has this name, or no name matches the pattern.
     #[error("no tensor matches '{pattern}'{}", Hint(nearest))]

@@ -3,7 +3,7 @@
 //! ```no_run
 //! let loaded = windlass::load(&["model.safetensors"], &windlass::LoadOptions::default())?;
 //! for tensor in loaded.tensors() {
-//!     println!("{} {} {:?}: {} bytes", tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes().len());
+//!     println!("{} {} {:?}: {} bytes", tensor.name(), tensor.dtype(), tensor.shape(), tensor.len_bytes());
 //! }
 //! // Which route moved how many bytes, and why it was not a better one.
 //! print!("{}", loaded.report());
@@ -23,6 +23,7 @@
 compile_error!("windlass runs on 64-bit Linux");
 
 pub mod catalog;
+pub mod device;
 pub mod doctor;
 mod dtype;
 mod error;
@@ -38,12 +39,14 @@ pub mod verify;
 mod warm;
 
 pub use catalog::Catalog;
+pub use device::DeviceId;
 pub use dtype::{Dtype, SizeError};
 pub use error::{Error, Result};
 pub use load::{
-    Arrival, Checkpoint, DirectIo, LoadOptions, Loaded, Loading, NumaPlacement, Progress, Tensor, load,
+    Arrival, Checkpoint, DeviceAllocator, DirectIo, LoadOptions, Loaded, Loading, NumaPlacement, Progress,
+    Tensor, TensorMemory, load,
 };
-pub use report::{Carrier, MemoryReport, Refusal, Report, Retries, TimeReport};
+pub use report::{Carrier, DeviceReport, MemoryReport, Refusal, Report, Retries, TimeReport};
 pub use route::Route;
 pub use units::{Alignment, ByteRange};
 pub use warm::WarmReport;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    DeviceId, Dtype,
     memory::HugePages,
     plan::Layout,
     route::{Access, Route, Unavailable},
@@ -39,6 +40,8 @@ pub struct Report {
     pub retries: Retries,
     /// Memory that the load took.
     pub memory: MemoryReport,
+    /// What happened on the device, if one was the target.
+    pub device: Option<DeviceReport>,
     /// Where the time went.
     pub time: TimeReport,
     /// How a verification went, if there was one.
@@ -54,12 +57,21 @@ pub struct Carrier {
     pub route: Route,
     /// Whether it went past the page cache or through it.
     pub access: Access,
-    /// Bytes of tensors that it delivered.
+    /// The way on to a device: `staged` if by pinned host memory; `None` if the route leads to where the tensors stay.
+    pub via: Option<Route>,
+    /// Bytes of tensors that it delivered, as many as they have in the file.
     pub tensor_bytes: u64,
     /// Bytes that it read.
     pub read_bytes: u64,
     /// Reads that it made.
     pub reads: u64,
+}
+
+impl Carrier {
+    /// Whether it is the share of the same way.
+    pub(crate) fn is_same_way(&self, other: &Self) -> bool {
+        (self.route, self.access, self.via) == (other.route, other.access, other.via)
+    }
 }
 
 /// A route that was not used for some or all bytes.
@@ -108,6 +120,33 @@ pub struct MemoryReport {
     pub numa_node: Option<u32>,
 }
 
+/// What happened on the device that a load went to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceReport {
+    /// The device.
+    pub device: DeviceId,
+    /// Its name.
+    pub name: String,
+    /// Its place on the PCI bus.
+    pub pci: String,
+    /// Whether it uses host memory as it is, because it has none of its own.
+    pub unified: bool,
+    /// The type that floats were converted to, if they were.
+    pub dtype: Option<Dtype>,
+    /// Bytes of its memory that hold the tensors: padding included, and converted.
+    pub memory_bytes: u64,
+    /// Bytes of its memory that the load took besides, freed when it ended.
+    pub scratch_bytes: u64,
+    /// Copies and kernels.
+    pub copies: u64,
+    /// Time during which the next copy to end was waited for.
+    pub copy_wait_seconds: f64,
+    /// Time that readers waited for a slot, all of them together: long if copies are slower than reads.
+    pub slot_wait_seconds: f64,
+    /// What proved that the direct path was direct, if it was taken.
+    pub proof: Option<String>,
+}
+
 /// Where the time of a load went, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TimeReport {
@@ -139,11 +178,7 @@ impl Report {
         self.read_bytes += later.read_bytes;
         self.staged_bytes += later.staged_bytes;
         for carrier in &later.carriers {
-            match self
-                .carriers
-                .iter_mut()
-                .find(|own| (own.route, own.access) == (carrier.route, carrier.access))
-            {
+            match self.carriers.iter_mut().find(|own| own.is_same_way(carrier)) {
                 Some(own) => {
                     own.tensor_bytes += carrier.tensor_bytes;
                     own.read_bytes += carrier.read_bytes;
@@ -159,6 +194,17 @@ impl Report {
         self.memory.arenas += later.memory.arenas;
         self.memory.arena_bytes += later.memory.arena_bytes;
         self.memory.staging_bytes = self.memory.staging_bytes.max(later.memory.staging_bytes);
+        match (&mut self.device, &later.device) {
+            (Some(own), Some(later)) => {
+                own.memory_bytes += later.memory_bytes;
+                own.scratch_bytes = own.scratch_bytes.max(later.scratch_bytes);
+                own.copies += later.copies;
+                own.copy_wait_seconds += later.copy_wait_seconds;
+                own.slot_wait_seconds += later.slot_wait_seconds;
+            }
+            (own @ None, later) => own.clone_from(later),
+            (Some(_), None) => {}
+        }
         self.time.open_seconds += later.time.open_seconds;
         self.time.prepare_seconds += later.time.prepare_seconds;
         self.time.transfer_seconds += later.time.transfer_seconds;
@@ -191,11 +237,14 @@ impl fmt::Display for Report {
         )?;
         for carrier in &self.carriers {
             let share = 100.0 * carrier.tensor_bytes as f64 / self.tensor_bytes.max(1) as f64;
+            let way = match carrier.via {
+                Some(via) => format!("{}, {via}", carrier.access),
+                None => carrier.access.to_string(),
+            };
             writeln!(
                 f,
-                "  {:<9} {:<8} {:>10} {share:5.1} %  ({} reads of {} in all)",
+                "  {:<9} {way:<8} {:>10} {share:5.1} %  ({} reads of {} in all)",
                 carrier.route,
-                carrier.access,
                 ByteSize(carrier.tensor_bytes).to_string(),
                 carrier.reads,
                 ByteSize(carrier.read_bytes),
@@ -207,6 +256,25 @@ impl fmt::Display for Report {
                 write!(f, " on {}", path.display())?;
             }
             writeln!(f, ": {}", refusal.why)?;
+        }
+        if let Some(device) = &self.device {
+            let on = if device.unified { "shared with" } else { "on" };
+            write!(f, "  device    {on} {} ({}, {})", device.device, device.name, device.pci)?;
+            if let Some(dtype) = device.dtype {
+                write!(f, ", converted to {dtype}")?;
+            }
+            write!(f, "; {} copies", device.copies)?;
+            if device.scratch_bytes > 0 {
+                write!(f, ", scratch {}", ByteSize(device.scratch_bytes))?;
+            }
+            writeln!(
+                f,
+                "; waited {:.3} s for copies, readers {:.3} s for slots",
+                device.copy_wait_seconds, device.slot_wait_seconds
+            )?;
+            if let Some(proof) = &device.proof {
+                writeln!(f, "  proof     {proof}")?;
+            }
         }
         writeln!(
             f,

@@ -132,7 +132,8 @@ fn manifest_io(operation: &'static str, path: &Path, source: io::Error) -> Error
 ///
 /// # Errors
 /// [`Error::DigestMismatch`] names the first tensor that differs. [`Error::InvalidManifest`] if the manifest does
-/// not have a tensor, or has one that a whole checkpoint lacks; [`Error::InvalidOption`] if a tensor was loaded in part, which digests cannot tell.
+/// not have a tensor, or has one that a whole checkpoint lacks; [`Error::InvalidOption`] if a tensor was loaded in
+/// part or converted, which digests cannot tell.
 pub(crate) fn check(
     checkpoint: &Checkpoint,
     loaded: &Loaded,
@@ -150,8 +151,15 @@ pub(crate) fn check(
                 reason: "a slice cannot be compared with the digest of the whole tensor".into(),
             });
         }
+        if tensor.dtype() != entry.dtype {
+            return Err(Error::InvalidOption {
+                option: "verify",
+                value: tensor.name().to_owned(),
+                reason: "converted elements cannot be compared with the digest of those in the file".into(),
+            });
+        }
         let describe = |digest| ManifestEntry { dtype: entry.dtype, shape: entry.shape.to_vec(), digest };
-        let found = describe(blake3::hash(tensor.bytes()).to_hex().to_string());
+        let found = describe(blake3::hash(&tensor.bytes()?).to_hex().to_string());
         let expected =
             match manifest {
                 None => describe(digest_of_file(checkpoint.source(entry.file), entry, &|_| {
@@ -166,7 +174,7 @@ pub(crate) fn check(
                 },
             };
         if found == expected {
-            return Ok(tensor.bytes().len() as u64);
+            return Ok(tensor.len_bytes());
         }
         let path: PathBuf = catalog.file(entry.file).path.clone();
         let (expected, found) = (expected.to_string(), found.to_string());

@@ -43,6 +43,12 @@ pub(crate) fn node_of_device(device: u64) -> Option<u32> {
         .and_then(|node| u32::try_from(node).ok())
 }
 
+/// The node of the device at this place of the PCI bus, such as `0000:3b:00.0`.
+pub(crate) fn node_of_pci(address: &str) -> Option<u32> {
+    let node: i32 = read_number(Path::new("/sys/bus/pci/devices").join(address).join("numa_node"))?;
+    u32::try_from(node).ok()
+}
+
 /// `0-3,8` → 0, 1, 2, 3, 8.
 fn parse_list(text: &str) -> Vec<usize> {
     text.split(',')

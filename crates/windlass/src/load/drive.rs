@@ -1,14 +1,10 @@
 //! Drives lanes: takes reads from the queue, and decides what each completion means. The same for every backend.
 #![forbid(unsafe_code)]
 
-use super::{
-    DirectIo,
-    job::{Job, cold_line},
-    queue::Line,
-    window::Window,
-};
+use super::{DirectIo, job::Job, queue::Line, window::Window};
 use crate::{
     Alignment, Error,
+    memory::Slot,
     report::Refusal,
     route::{
         Access, AnyLane, Buffer, CachedLane, Done, Lane, PreadLane, ReadOp, Route, Unavailable, UringLane,
@@ -138,7 +134,7 @@ fn hand_over_cold(job: &Job, op: ReadOp) -> bool {
         job.fail(Error::RouteUnavailable { route: Route::Cached, path: op.source.path().to_owned(), why });
         return false;
     }
-    job.queue.hand_over(cold_line(&op.source), op);
+    job.queue.hand_over(job.cold_line(&op), op);
     true
 }
 
@@ -189,7 +185,13 @@ fn take_slot(job: &Job, op: &mut ReadOp, may_wait: bool) -> bool {
     match &mut op.buffer {
         Buffer::Staged { slot: slot @ None, .. } => {
             *slot = if may_wait { job.slots.take() } else { job.slots.try_take() };
-            slot.is_some()
+            match slot.as_ref().map(Slot::pin) {
+                Some(Err(error)) => {
+                    job.fail(error);
+                    false
+                }
+                pinned => pinned.is_some(),
+            }
         }
         _ => true,
     }

@@ -2,16 +2,19 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    DirectIo, LoadOptions, Tensor,
+    DirectIo, LoadOptions, Tensor, TensorMemory,
+    assign::{self, Assigned},
+    delivery::{self, Delivery},
     queue::{Line, Queue},
 };
 use crate::{
-    ByteRange, Catalog, Error, Result,
+    ByteRange, Catalog, DeviceId, Error, Result,
+    device::{CopyQueue, Device},
     host::usage::Usage,
-    memory::{self, Arena, Block, Fill, MemoryRequest, Slots, WriteRegion},
-    plan::{Extent, Plan, Target},
+    memory::{self, Arena, Block, DeviceBlock, Fill, MemoryRequest, SlotKind, Slots, WriteRegion},
+    plan::{Extent, Plan, PlanOptions, Target},
     report::{Carrier, Refusal, Retries},
-    route::{Access, Buffer, ReadOp, Route, SourceFile, Unavailable, residency::Probe},
+    route::{Buffer, ReadOp, Route, SourceFile},
 };
 use std::{
     collections::VecDeque,
@@ -22,9 +25,6 @@ use std::{
     time::Instant,
 };
 
-/// Slots for extents that cannot be read in place, besides one for each thread that copies from the cache.
-const STAGING_SLOTS: usize = 8;
-
 /// One load in progress.
 pub(super) struct Job {
     pub(super) catalog: Arc<Catalog>,
@@ -33,7 +33,9 @@ pub(super) struct Job {
     pub(super) direct: DirectIo,
     pub(super) queue: Queue,
     pub(super) slots: Slots,
-    fills: Vec<Fill>,
+    sink: Sink,
+    /// Where tensors are said to be.
+    target: DeviceId,
     board: Mutex<Board>,
     posted: Condvar,
     carriers: Mutex<Vec<Carrier>>,
@@ -49,6 +51,24 @@ pub(super) struct Job {
     reached: Box<[AtomicBool]>,
     #[cfg(feature = "fault-injection")]
     pub(super) faults: Option<crate::route::fault::FaultScript>,
+}
+
+/// Where completed reads go.
+enum Sink {
+    /// Arenas of host memory.
+    Host(Vec<Fill>),
+    /// A device.
+    Device(Delivery),
+}
+
+/// The memory that a load goes to, and how many threads and reads will ask for slots at once.
+pub(super) struct Place<'a> {
+    pub(super) memory: &'a MemoryRequest,
+    /// The device that is to get copies; `None` if host memory is the place.
+    pub(super) device: Option<&'a Arc<Device>>,
+    pub(super) slots: usize,
+    /// Whether the caller's thread does everything.
+    pub(super) is_inline: bool,
 }
 
 /// What the threads of a load have to say to its owner.
@@ -77,109 +97,50 @@ impl Job {
         plan: Plan,
         sources: &[Arc<SourceFile>],
         options: &LoadOptions,
-        memory: &MemoryRequest,
-        copiers: usize,
+        plan_options: &PlanOptions,
+        place: &Place<'_>,
     ) -> Result<Self> {
         let staged = plan.extents().iter().filter(|extent| extent.target == Target::Staged).count();
-        let slot_count = staged.min(STAGING_SLOTS + copiers);
-        let staging_bytes = options.chunk_bytes.saturating_mul(slot_count as u64);
-        memory::budget::check(
-            memory.fresh_bytes(plan.arena_bytes()),
-            staging_bytes,
-            options.memory_budget_bytes,
-        )?;
-        let slots = Slots::new(slot_count, options.chunk_bytes as usize)?;
-        let arenas: Vec<Arc<Arena>> =
-            plan.arenas().iter().map(|&len| memory::allocate(len, memory)).collect::<Result<_>>()?;
-        let (fills, buffers) = fills_and_buffers(&plan, arenas)?;
-
-        let mut refused = Vec::new();
-        if options.direct == DirectIo::Never {
-            let why = Unavailable::new("switched off by the option direct=never", "");
-            refused.push(Refusal { what: "direct reads".into(), path: None, why });
-        }
-        if options.direct == DirectIo::Always && options.route == Route::Auto {
-            let why = Unavailable::new("switched off by the option direct=always", "");
-            refused.push(Refusal { what: "cached".into(), path: None, why });
-        }
-        let mut refused_files = vec![false; sources.len()];
-        let mut ops = Vec::with_capacity(plan.extents().len());
-        for (position, (extent, buffer)) in plan.extents().iter().zip(buffers).enumerate() {
-            let source = &sources[extent.file.index()];
-            let access = match (options.direct, source.direct_refusal()) {
-                (DirectIo::Never, _) => Access::Buffered,
-                (_, None) => Access::Direct,
-                (_, Some(why)) => {
-                    if options.direct == DirectIo::Always || options.route == Route::IoUring {
-                        let (route, path) = (options.route, source.path().to_owned());
-                        let fix = "choose route auto or threads, or set direct to never";
-                        let why = Unavailable::new(why.reason.clone(), fix);
-                        return Err(Error::RouteUnavailable { route, path, why });
-                    }
-                    if !std::mem::replace(&mut refused_files[extent.file.index()], true) {
-                        let path = Some(source.path().to_owned());
-                        refused.push(Refusal { what: "direct reads".into(), path, why: why.clone() });
-                    }
-                    Access::Buffered
-                }
-            };
-            let ring_refusal =
-                source.ring_refusal().filter(|_| matches!(options.route, Route::IoUring | Route::Auto));
-            if let Some(why) = &ring_refusal {
-                let path = source.path().to_owned();
-                if options.route == Route::IoUring {
-                    return Err(Error::RouteUnavailable { route: Route::IoUring, path, why: why.clone() });
-                }
-                let refusal = Refusal { what: "io_uring".into(), path: Some(path), why: why.clone() };
-                if !refused.contains(&refusal) {
-                    refused.push(refusal);
-                }
+        let slot_bytes = plan.slot_bytes(plan_options);
+        let slot_count = staged.min(place.slots);
+        let staging_bytes = slot_bytes.saturating_mul(slot_count as u64);
+        let fresh = if place.device.is_some() { 0 } else { place.memory.fresh_bytes(plan.arena_bytes()) };
+        memory::budget::check(fresh, staging_bytes, options.memory_budget_bytes)?;
+        let kind = match place.device {
+            None => SlotKind::Host,
+            Some(device) => SlotKind::Pinned(device, place.memory.numa_node),
+        };
+        let slots = Slots::new(slot_count, slot_bytes as usize, kind)?;
+        let (sink, buffers) = match place.device {
+            None => {
+                let arenas: Vec<Arc<Arena>> = plan
+                    .arenas()
+                    .iter()
+                    .map(|&len| memory::allocate(len, place.memory))
+                    .collect::<Result<_>>()?;
+                let (fills, buffers) = fills_and_buffers(&plan, arenas)?;
+                (Sink::Host(fills), buffers)
             }
-            if let (Route::Auto, Access::Direct, Probe::None(why)) = (options.route, access, source.probe()) {
-                let path = Some(source.path().to_owned());
-                let refusal = Refusal { what: "cached".into(), path, why: why.clone() };
-                if !refused.contains(&refusal) {
-                    refused.push(refusal);
-                }
+            Some(device) => {
+                let queue = CopyQueue::new(device)?;
+                let arenas = delivery::allocate(&plan, &queue, options)?;
+                let counts = (slots.count(), 0, slot_bytes);
+                let delivery = Delivery::new(queue, &plan, arenas, counts, place.is_inline)?;
+                let staged = || Buffer::Staged { slot: None, pieces: Vec::new() };
+                (Sink::Device(delivery), plan.extents().iter().map(|_| staged()).collect())
             }
-            let line = match (options.route, access, source.probe()) {
-                (Route::Cached, _, Probe::None(why)) => {
-                    let (path, why) = (source.path().to_owned(), why.clone());
-                    return Err(Error::RouteUnavailable { route: Route::Cached, path, why });
-                }
-                (Route::Cached, ..) => Line::Unprobed,
-                (Route::IoUring, ..) => Line::Ring,
-                // Past the page cache, whatever it holds.
-                (Route::Auto, Access::Direct, _) if options.direct == DirectIo::Always => cold_line(source),
-                (Route::Auto, Access::Direct, Probe::Cachestat | Probe::Nowait) => Line::Unprobed,
-                (Route::Auto, Access::Direct, Probe::None(_)) => cold_line(source),
-                // Buffered reads take what is cached from the cache by themselves.
-                (Route::Auto, Access::Buffered, _) | (Route::Threads, ..) => Line::Pool,
-                (Route::Mapped, ..) => {
-                    return Err(Error::Internal("a mapping was asked to read".into()));
-                }
-            };
-            let op = ReadOp {
-                extent: position,
-                source: source.clone(),
-                access,
-                buffer,
-                offset: extent.read.start(),
-                position: 0,
-                len: 0,
-                filled: 0,
-                stalls: 0,
-            };
-            ops.push((line, op));
-        }
+        };
+        let by_cufile = vec![false; sources.len()];
+        let Assigned { reads, refused } = assign::assign(&plan, sources, &by_cufile, options, buffers)?;
 
         let job = Self {
             catalog,
             route: options.route,
             direct: options.direct,
-            queue: Queue::new(ops),
+            queue: Queue::new(reads),
             slots,
-            fills,
+            sink,
+            target: options.device,
             board: Mutex::default(),
             posted: Condvar::new(),
             carriers: Mutex::default(),
@@ -197,7 +158,8 @@ impl Job {
         };
         let planned = job.plan.tensors().iter().enumerate();
         let empty = planned.filter(|(_, tensor)| tensor.place.is_empty());
-        job.post(empty.map(|(position, _)| job.tensor(position, Block::empty())).collect());
+        let block = || TensorMemory::Host(Arc::new(Block::empty()));
+        job.post(empty.map(|(position, _)| job.tensor(position, block())).collect());
         Ok(job)
     }
 
@@ -227,17 +189,20 @@ impl Job {
         let extent = self.extent(op);
         let window =
             ByteRange::new(extent.read.start() + op.filled, extent.read.start() + filled).unwrap_or_default();
-        let delivered: u64 = self.plan.pieces(extent, window).map(|piece| piece.place.len()).sum();
+        let delivered: u64 = self.plan.delivered_bytes(extent, window);
         op.filled = filled;
         self.tensor_bytes_done.fetch_add(delivered, Ordering::Relaxed);
-        let mut carriers = lock(&self.carriers);
-        let carrier = match carriers.iter_mut().find(|own| (own.route, own.access) == (route, op.access)) {
-            Some(carrier) => carrier,
-            None => {
-                carriers.push(Carrier { route, access: op.access, tensor_bytes: 0, read_bytes: 0, reads: 0 });
-                let last = carriers.len() - 1;
-                &mut carriers[last]
+        let via = match (&self.sink, &op.buffer) {
+            (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. }) if !slot.is_on_device() => {
+                Some(Route::Staged)
             }
+            _ => None,
+        };
+        let new = Carrier { route, access: op.access, via, tensor_bytes: 0, read_bytes: 0, reads: 0 };
+        let mut carriers = lock(&self.carriers);
+        let carrier = match carriers.iter().position(|own| own.is_same_way(&new)) {
+            Some(known) => &mut carriers[known],
+            None => carriers.push_mut(new),
         };
         carrier.tensor_bytes += delivered;
         carrier.read_bytes += read as u64;
@@ -246,16 +211,27 @@ impl Job {
 
     /// All bytes of `op` are there: they become parts of tensors, and tensors that are whole are posted.
     pub(super) fn complete(&self, op: ReadOp) -> Result<()> {
-        let extent = &self.plan.extents()[op.extent];
         self.check_unchanged(&op)?;
+        let fills = match &self.sink {
+            Sink::Host(fills) => fills,
+            Sink::Device(delivery) => {
+                let Buffer::Staged { slot: Some(slot), .. } = op.buffer else {
+                    return Err(Error::Internal("an extent for a device has no slot".into()));
+                };
+                return delivery.send(self, op.extent, slot);
+            }
+        };
+        let extent = &self.plan.extents()[op.extent];
         let mut tensors = Vec::new();
-        let mut ready = |position, block| tensors.push(self.tensor(position, block));
+        let mut ready = |position, block| {
+            tensors.push(self.tensor(position, TensorMemory::Host(Arc::new(block))));
+        };
         match op.buffer {
             Buffer::InPlace(region) => {
                 let Target::InPlace { arena, .. } = extent.target else {
                     return Err(Error::Internal("a staged extent was read in place".into()));
                 };
-                self.fills[arena].complete(region, &mut ready)?;
+                fills[arena].complete(region, &mut ready)?;
             }
             Buffer::Staged { slot, pieces: regions } => {
                 let Some(mut slot) = slot else {
@@ -272,7 +248,7 @@ impl Job {
                         filled += len;
                     }
                     self.staged_bytes.fetch_add(filled as u64, Ordering::Relaxed);
-                    self.fills[piece.arena].complete(region, &mut ready)?;
+                    fills[piece.arena].complete(region, &mut ready)?;
                 }
             }
         }
@@ -281,10 +257,18 @@ impl Job {
         Ok(())
     }
 
-    fn tensor(&self, position: usize, block: Block) -> Tensor {
+    /// The copies of a read to a device are done, which makes the tensors of `blocks` whole.
+    pub(super) fn deliver(&self, extent: &Extent, blocks: Vec<(usize, DeviceBlock)>) {
+        let staged = self.plan.delivered_bytes(extent, extent.read);
+        self.staged_bytes.fetch_add(staged, Ordering::Relaxed);
+        let memory = |block| TensorMemory::Device(Arc::new(block));
+        self.post(blocks.into_iter().map(|(position, block)| self.tensor(position, memory(block))).collect());
+        self.queue.finish_one();
+    }
+
+    fn tensor(&self, position: usize, memory: TensorMemory) -> Tensor {
         let planned = &self.plan.tensors()[position];
-        let entry = self.catalog.tensor(planned.tensor);
-        Tensor::new(planned.tensor, entry, &planned.shape, block)
+        Tensor::new(self.catalog.tensor(planned.tensor), planned, self.target, memory)
     }
 
     fn post(&self, tensors: Vec<Tensor>) {
@@ -301,7 +285,18 @@ impl Job {
         lock(&self.board).error.get_or_insert(error);
         self.queue.stop();
         self.slots.close();
+        if let Sink::Device(delivery) = &self.sink {
+            delivery.stop();
+        }
         self.posted.notify_all();
+    }
+
+    /// The way to the device, if one is the target.
+    pub(super) fn delivery(&self) -> Option<&Delivery> {
+        match &self.sink {
+            Sink::Host(_) => None,
+            Sink::Device(delivery) => Some(delivery),
+        }
     }
 
     pub(super) fn note_short_read(&self) {
@@ -329,12 +324,17 @@ impl Job {
             return false;
         };
         // Memory of an extent that was read may be given back already, and must not be faulted in again.
-        if let Target::InPlace { arena, room } = extent.target
+        if let (Target::InPlace { arena, room }, Sink::Host(fills)) = (extent.target, &self.sink)
             && !self.reached[position].load(Ordering::Relaxed)
         {
-            self.fills[arena].touch(room);
+            fills[arena].touch(room);
         }
         !self.queue.is_over()
+    }
+
+    /// The line of a read that the page cache cannot serve.
+    pub(super) fn cold_line(&self, op: &ReadOp) -> Line {
+        assign::cold_line(&op.source, false)
     }
 
     /// Whether reads may pass through the page cache where a file system refuses direct ones.
@@ -410,11 +410,6 @@ impl Job {
     }
 }
 
-/// Who reads what the page cache does not hold, under route `auto`.
-pub(super) fn cold_line(source: &SourceFile) -> Line {
-    if source.ring_refusal().is_none() { Line::Ring } else { Line::Pool }
-}
-
 /// A thread that works on a load. Its end is noticed however it ends.
 pub(super) struct Running(Arc<Job>);
 
@@ -477,7 +472,7 @@ fn fills_and_buffers(plan: &Plan, arenas: Vec<Arc<Arena>>) -> Result<(Vec<Fill>,
     Ok((fills, buffers))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What these locks guard is consistent between any two statements, so a panic elsewhere does not spoil it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,18 +2,21 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    LoadOptions, Loaded, NumaPlacement, Tensor, drive,
-    job::{Job, News, cold_line},
+    LoadOptions, Loaded, NumaPlacement, Tensor,
+    assign::cold_line,
+    drive,
+    job::{Job, News, Place},
     queue::Line,
     window::Window,
 };
 use crate::{
-    Catalog, Error, Report, Result,
+    Catalog, DeviceId, Error, Report, Result,
+    device::Device,
     host::{numa, usage::Usage},
     memory::{HugePages, MemoryRequest},
     parallel,
-    plan::Plan,
-    report::{MemoryReport, Refusal, TimeReport},
+    plan::{Destination, Plan},
+    report::{DeviceReport, MemoryReport, Refusal, TimeReport},
     route::{Route, SourceFile, Unavailable},
 };
 use std::{
@@ -31,6 +34,10 @@ const INLINE_DEPTH: usize = 8;
 const LOCAL_IN_FLIGHT_BYTES: u64 = 32 << 20;
 /// The same for a server over a network.
 const REMOTE_IN_FLIGHT_BYTES: u64 = 128 << 20;
+/// Slots for extents that cannot be read in place, besides one for each thread that copies from the cache.
+const STAGING_SLOTS: usize = 8;
+/// Pinned memory between files and a device, at most.
+const PINNED_BYTES: u64 = 128 << 20;
 /// Threads that copy from the page cache, at most: a few saturate memory.
 const MAX_COPIERS: usize = 8;
 /// How many times as many, at most, where that makes the device faster.
@@ -114,15 +121,31 @@ impl Loading {
                 reason: "a mapping has nothing to do in the background: use load rather than start".into(),
             });
         }
+        let device = match options.device {
+            DeviceId::Cpu => None,
+            DeviceId::Cuda(ordinal) => Some(Device::open(ordinal)?),
+        };
+        let is_unified = device.as_ref().is_some_and(|device| is_unified(device, options));
         let requests = options.selection.resolve(&catalog)?;
-        let plan = Plan::new(&catalog, &requests, &options.plan_options())?;
+        let mut plan_options = options.plan_options();
+        if is_unified {
+            plan_options.destination = Destination::Host;
+        }
+        let plan = Plan::new(&catalog, &requests, &plan_options)?;
+        let copied_to = device.as_ref().filter(|_| !is_unified);
         let inline = plan.read_bytes() <= INLINE_BYTES;
         let crew = if inline { Crew::ALONE } else { Crew::new(&plan, sources, options) };
-        let numa_node = numa_node(sources, options.numa)?;
+        let numa_node = numa_node(sources, options.numa, copied_to)?;
         let memory = MemoryRequest { pages: options.huge_pages, numa_node, pool: options.pool.clone() };
         let mut report = new_report(&catalog, &plan, options, numa_node);
-        let job = Arc::new(Job::new(catalog, plan, sources, options, &memory, crew.copiers)?);
-        report.memory.staging_bytes = job.slots.total_bytes();
+        report.device = device.as_deref().map(|device| new_device_report(device, &plan, options, is_unified));
+        let slots = match copied_to {
+            None => STAGING_SLOTS + crew.copiers,
+            Some(_) => crew.pinned_slots(plan.slot_bytes(&plan_options), options),
+        };
+        let place = Place { memory: &memory, device: copied_to, slots, is_inline: inline };
+        let job = Arc::new(Job::new(catalog, plan, sources, options, &plan_options, &place)?);
+        report.memory.staging_bytes = job.slots.host_bytes();
         report.time.open_seconds = open_time.as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();
         let mut loading = Self {
@@ -170,9 +193,17 @@ impl Loading {
         let has = |line| self.job.queue.has_any(line);
         let (unprobed, ring) = (has(Line::Unprobed), has(Line::Ring));
         // What is not cached goes on to those who can read it, which may differ from file to file.
-        let cold =
-            |line| unprobed && self.job.route == Route::Auto && sources.iter().any(|s| cold_line(s) == line);
+        let cold = |line| {
+            unprobed && self.job.route.chooses() && sources.iter().any(|s| cold_line(s, false) == line)
+        };
         let (ring, pooled) = (ring || cold(Line::Ring), has(Line::Pool) || cold(Line::Pool));
+        if self.job.delivery().is_some() {
+            self.spawn(1, "windlass-device", &cpus, |job| {
+                if let Some(delivery) = job.delivery() {
+                    delivery.serve(job);
+                }
+            })?;
+        }
         if unprobed {
             self.spawn(crew.copiers, "windlass-copy", &cpus, move |job| drive::serve_cached(job, depth))?;
         } else if ring {
@@ -309,6 +340,12 @@ impl Loading {
         report.refused = self.job.refused();
         report.retries = self.job.retries();
         report.staged_bytes = self.job.staged_bytes();
+        if let (Some(device), Some(delivery)) = (&mut report.device, self.job.delivery()) {
+            device.scratch_bytes = delivery.scratch_bytes();
+            device.copies = delivery.copies();
+            device.copy_wait_seconds = delivery.waited().as_secs_f64();
+            device.slot_wait_seconds = self.job.slots.waited().as_secs_f64();
+        }
         if !self.finished {
             self.stop_clock(&mut report.time);
         }
@@ -409,6 +446,37 @@ impl Crew {
             pool: options.threads.unwrap_or(pool),
         }
     }
+
+    /// Slots between files and a device: for the reads in flight, as many copies, and whoever copies from the cache.
+    fn pinned_slots(&self, slot_bytes: u64, options: &LoadOptions) -> usize {
+        let wanted = 2 * (self.depth.1 * self.rings).max(self.pool) + self.copiers;
+        let bytes = options.memory_budget_bytes.map_or(PINNED_BYTES, |budget| budget.min(PINNED_BYTES));
+        wanted.min((bytes / slot_bytes.max(1)) as usize).max(1)
+    }
+}
+
+/// Whether tensors in host memory are the device's as they are. Conversions need a place to go to.
+fn is_unified(device: &Device, options: &LoadOptions) -> bool {
+    device.shares_host_memory()
+        && options.dtype.is_none()
+        && options.allocator.is_none()
+        && !matches!(options.route, Route::Staged | Route::Gds | Route::GdsCompat)
+}
+
+fn new_device_report(device: &Device, plan: &Plan, options: &LoadOptions, unified: bool) -> DeviceReport {
+    DeviceReport {
+        device: options.device,
+        name: device.info().name.clone(),
+        pci: device.info().pci.clone(),
+        unified,
+        dtype: options.dtype,
+        memory_bytes: if unified { 0 } else { plan.arena_bytes() },
+        scratch_bytes: 0,
+        copies: 0,
+        copy_wait_seconds: 0.0,
+        slot_wait_seconds: 0.0,
+        proof: None,
+    }
 }
 
 fn new_report(catalog: &Catalog, plan: &Plan, options: &LoadOptions, numa_node: Option<u32>) -> Report {
@@ -435,6 +503,7 @@ fn new_report(catalog: &Catalog, plan: &Plan, options: &LoadOptions, numa_node: 
             // A pool's memory lies where it was touched.
             numa_node: numa_node.filter(|_| options.pool.is_none()),
         },
+        device: None,
         time: TimeReport::default(),
         verify: None,
         notes: catalog.notes().to_vec(),
@@ -442,9 +511,17 @@ fn new_report(catalog: &Catalog, plan: &Plan, options: &LoadOptions, numa_node: 
 }
 
 /// The node that `placement` stands for on this machine.
-fn numa_node(sources: &[Arc<SourceFile>], placement: NumaPlacement) -> Result<Option<u32>> {
+fn numa_node(
+    sources: &[Arc<SourceFile>],
+    placement: NumaPlacement,
+    copied_to: Option<&Arc<Device>>,
+) -> Result<Option<u32>> {
     match placement {
-        NumaPlacement::Unbound => Ok(None),
+        // Pinned memory far from the device halves the speed of copies.
+        NumaPlacement::Unbound => {
+            let near_device = copied_to.and_then(|device| device.info().numa_node);
+            Ok(near_device.filter(|_| numa::nodes().len() > 1))
+        }
         NumaPlacement::NearStorage => {
             Ok(sources.first().and_then(|source| numa::node_of_device(source.device())))
         }

@@ -1,9 +1,9 @@
 //! Route `mapped`: tensors are views of a private mapping of the file, read when they are first touched.
 #![forbid(unsafe_code)]
 
-use super::{DirectIo, LoadOptions, Loaded, Tensor};
+use super::{DirectIo, LoadOptions, Loaded, Tensor, TensorMemory};
 use crate::{
-    Catalog, Error, Result,
+    Catalog, DeviceId, Error, Result,
     catalog::TensorId,
     host::usage::Usage,
     memory::{self, Arena, Block},
@@ -62,7 +62,8 @@ pub(super) fn map(
                 arena.file_block(bytes)?
             }
         };
-        tensors.push(Tensor::new(request.tensor, entry, &planned.shape, block));
+        let memory = TensorMemory::Host(Arc::new(block));
+        tensors.push(Tensor::new(entry, planned, DeviceId::Cpu, memory));
     }
     let prepared = started.elapsed().as_secs_f64();
     if options.populate {
@@ -90,6 +91,7 @@ pub(super) fn map(
         carriers: vec![Carrier {
             route: Route::Mapped,
             access: Access::Buffered,
+            via: None,
             tensor_bytes,
             read_bytes: if options.populate { tensor_bytes } else { 0 },
             reads: 0,
@@ -105,6 +107,7 @@ pub(super) fn map(
             pooled: false,
             numa_node: None,
         },
+        device: None,
         time: TimeReport {
             open_seconds: open_time.as_secs_f64(),
             prepare_seconds: prepared,

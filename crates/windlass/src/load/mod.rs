@@ -1,10 +1,12 @@
 //! Loading: from a checkpoint and options to tensors and a report.
 //!
 //! [`Checkpoint::load`] is the door. `loading` plans, allocates and starts threads; each drives a lane (`drive`)
-//! with reads from the `queue`, as many at once as its `window` says; `job` turns finished reads into tensors. `mapped` is the route without reads.
-#![forbid(unsafe_code)]
+//! with reads from the `queue`, as many at once as its `window` says; `job` turns finished reads into tensors,
+//! `delivery` those that go to a device. `mapped` is the route without reads.
 
+mod assign;
 mod checkpoint;
+mod delivery;
 mod drive;
 mod job;
 mod loading;
@@ -16,5 +18,5 @@ mod window;
 
 pub use checkpoint::{Checkpoint, load};
 pub use loading::{Arrival, Loading, Progress};
-pub use options::{DirectIo, LoadOptions, NumaPlacement};
-pub use tensor::{Loaded, Tensor};
+pub use options::{DeviceAllocator, DirectIo, LoadOptions, NumaPlacement};
+pub use tensor::{Loaded, Tensor, TensorMemory};

@@ -1,17 +1,17 @@
 //! What a caller can ask of a load.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 #[cfg(feature = "fault-injection")]
 use crate::route::fault::FaultScript;
 use crate::{
-    Alignment, Error, Result,
-    memory::{HugePages, MemoryPool},
-    plan::{Layout, PlanOptions, Selection},
+    Alignment, DeviceId, Dtype, Error, Result,
+    memory::{HugePages, LentMemory, MemoryPool},
+    plan::{Cast, Destination, Layout, PlanOptions, Selection},
     route::Route,
 };
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
-use std::str::FromStr;
+use std::{fmt, str::FromStr, sync::Arc};
 
 /// Longest read that a load may make: systems end longer ones early.
 const MAX_CHUNK_BYTES: u64 = 1 << 30;
@@ -45,12 +45,16 @@ pub enum NumaPlacement {
 /// How to load. The default is right for almost everyone.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
+    /// Where tensors go.
+    pub device: DeviceId,
     /// Which way the bytes take.
     pub route: Route,
     /// Whether reads go past the page cache.
     pub direct: DirectIo,
     /// Which tensors, and which parts of them.
     pub selection: Selection,
+    /// The type that a device converts floats to as they arrive: `F32`, `F16` or `BF16`. Integers stay what they are.
+    pub dtype: Option<Dtype>,
     /// How tensors share memory.
     pub layout: Layout,
     /// Longest single read in bytes; a multiple of 4096.
@@ -70,7 +74,9 @@ pub struct LoadOptions {
     pub numa: NumaPlacement,
     /// Memory to take arenas from, already touched.
     pub pool: Option<MemoryPool>,
-    /// Most bytes that the load may allocate, tensors and staging together.
+    /// Memory of a device to put tensors into; without it, the driver's own.
+    pub allocator: Option<DeviceAllocator>,
+    /// Most bytes of host memory that the load may allocate, tensors and staging together.
     pub memory_budget_bytes: Option<u64>,
     /// With route `mapped`: read everything in at once rather than on first touch.
     pub populate: bool,
@@ -79,13 +85,43 @@ pub struct LoadOptions {
     pub faults: Option<FaultScript>,
 }
 
+/// Gives memory of a device, such as that of a framework's own allocator.
+#[derive(Clone)]
+pub struct DeviceAllocator {
+    allocate: Arc<dyn Fn(u64) -> Result<LentMemory> + Send + Sync>,
+}
+
+impl DeviceAllocator {
+    /// An allocator that calls `allocate` with a number of bytes, on the thread that starts the load.
+    ///
+    /// # Safety
+    /// Each memory must be of the device that the load goes to, of at least the bytes asked for, used by nobody else
+    /// but for work queued on the stream that it names, and live until its owner is dropped.
+    #[allow(unsafe_code)]
+    pub unsafe fn new(allocate: impl Fn(u64) -> Result<LentMemory> + Send + Sync + 'static) -> Self {
+        Self { allocate: Arc::new(allocate) }
+    }
+
+    pub(super) fn allocate(&self, bytes: u64) -> Result<LentMemory> {
+        (self.allocate)(bytes)
+    }
+}
+
+impl fmt::Debug for DeviceAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceAllocator").finish_non_exhaustive()
+    }
+}
+
 impl Default for LoadOptions {
     fn default() -> Self {
         let PlanOptions { layout, chunk_bytes, coalesce_gap_bytes, .. } = PlanOptions::default();
         Self {
+            device: DeviceId::Cpu,
             route: Route::Auto,
             direct: DirectIo::Auto,
             selection: Selection::all(),
+            dtype: None,
             layout,
             chunk_bytes,
             coalesce_gap_bytes,
@@ -95,6 +131,7 @@ impl Default for LoadOptions {
             huge_pages: HugePages::default(),
             numa: NumaPlacement::default(),
             pool: None,
+            allocator: None,
             memory_budget_bytes: None,
             populate: false,
             #[cfg(feature = "fault-injection")]
@@ -104,7 +141,8 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
-    /// The defaults, changed by the environment: `WINDLASS_ROUTE`, `WINDLASS_DIRECT`, `WINDLASS_LAYOUT`,
+    /// The defaults, changed by the environment: `WINDLASS_DEVICE`, `WINDLASS_ROUTE`, `WINDLASS_DIRECT`,
+    /// `WINDLASS_DTYPE`, `WINDLASS_LAYOUT`,
     /// `WINDLASS_CHUNK`, `WINDLASS_COALESCE_GAP`, `WINDLASS_IN_FLIGHT`, `WINDLASS_RINGS`, `WINDLASS_THREADS`,
     /// `WINDLASS_HUGE_PAGES`, `WINDLASS_NUMA`, `WINDLASS_MEMORY_BUDGET`, `WINDLASS_POPULATE`.
     ///
@@ -141,6 +179,8 @@ impl LoadOptions {
     /// [`Error::InvalidOption`] if there is no such option or it cannot have this value.
     pub fn set(&mut self, option: &str, value: &str) -> Result<()> {
         match option {
+            "device" => self.device = value.parse()?,
+            "dtype" => self.dtype = Some(dtype(value)?),
             "route" => self.route = value.parse()?,
             "direct" => self.direct = named("direct", value)?,
             "layout" => self.layout = named("layout", value)?,
@@ -203,6 +243,7 @@ impl LoadOptions {
                 reason: "only route mapped leaves anything to populate".into(),
             });
         }
+        self.check_device()?;
         if self.route == Route::Cached && self.direct == DirectIo::Always {
             return Err(Error::InvalidOption {
                 option: "direct",
@@ -213,8 +254,53 @@ impl LoadOptions {
         Ok(())
     }
 
+    /// Fails for options that do not go with the target.
+    fn check_device(&self) -> Result<()> {
+        let refuse = |option, value: &dyn fmt::Display, reason: String| {
+            Err(Error::InvalidOption { option, value: value.to_string(), reason })
+        };
+        match (self.device, self.dtype) {
+            (DeviceId::Cpu, Some(dtype)) => {
+                return refuse("dtype", &dtype, "conversions run on a device, and the target is cpu".into());
+            }
+            (_, Some(dtype)) if !Cast::TARGETS.contains(&dtype) => {
+                let known = Cast::TARGETS.map(Dtype::name).join(", ");
+                return refuse("dtype", &dtype, format!("it is one of {known}"));
+            }
+            _ => {}
+        }
+        match (self.device, self.route) {
+            (DeviceId::Cpu, Route::Staged | Route::Gds | Route::GdsCompat) => {
+                return refuse("route", &self.route, "it leads to a device, and the target is cpu".into());
+            }
+            (DeviceId::Cuda(_), Route::Mapped) => {
+                let reason = format!("a mapping is host memory, and the target is {}", self.device);
+                return refuse("route", &self.route, reason);
+            }
+            _ => {}
+        }
+        if self.direct == DirectIo::Never && self.route.is_cufile() {
+            return refuse("direct", &"never", format!("route {} reads past the page cache", self.route));
+        }
+        match (self.device, &self.pool, &self.allocator) {
+            (DeviceId::Cuda(_), Some(_), _) => {
+                refuse("pool", &"a pool", format!("it is host memory, and the target is {}", self.device))
+            }
+            (DeviceId::Cpu, _, Some(_)) => refuse(
+                "allocator",
+                &"an allocator",
+                "it gives memory of a device, and the target is cpu".into(),
+            ),
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn plan_options(&self) -> PlanOptions {
         PlanOptions {
+            destination: match self.device {
+                DeviceId::Cpu => Destination::Host,
+                DeviceId::Cuda(_) => Destination::Device { dtype: self.dtype },
+            },
             layout: self.layout,
             chunk_bytes: self.chunk_bytes,
             coalesce_gap_bytes: self.coalesce_gap_bytes,
@@ -224,7 +310,9 @@ impl LoadOptions {
 }
 
 /// Environment variables and the options that they set.
-const VARIABLES: [(&str, &str); 12] = [
+const VARIABLES: [(&str, &str); 14] = [
+    ("WINDLASS_DEVICE", "device"),
+    ("WINDLASS_DTYPE", "dtype"),
     ("WINDLASS_ROUTE", "route"),
     ("WINDLASS_DIRECT", "direct"),
     ("WINDLASS_LAYOUT", "layout"),
@@ -238,6 +326,22 @@ const VARIABLES: [(&str, &str); 12] = [
     ("WINDLASS_MEMORY_BUDGET", "memory_budget"),
     ("WINDLASS_POPULATE", "populate"),
 ];
+
+/// An element type by its safetensors name, or by what frameworks call it.
+fn dtype(value: &str) -> Result<Dtype> {
+    let name = value.to_ascii_lowercase();
+    let found = match name.strip_prefix("torch.").unwrap_or(&name) {
+        "float32" | "float" => Some(Dtype::F32),
+        "float16" | "half" => Some(Dtype::F16),
+        "bfloat16" => Some(Dtype::Bf16),
+        other => Dtype::ALL.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(other)),
+    };
+    found.ok_or_else(|| Error::InvalidOption {
+        option: "dtype",
+        value: value.to_owned(),
+        reason: format!("it is one of {}", Cast::TARGETS.map(Dtype::name).join(", ")),
+    })
+}
 
 /// A value of an enum, by its serialised name.
 fn named<T: for<'de> Deserialize<'de>>(option: &'static str, value: &str) -> Result<T> {

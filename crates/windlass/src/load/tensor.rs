@@ -2,11 +2,12 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    Dtype, Report,
+    DeviceId, Dtype, Report, Result,
     catalog::{TensorEntry, TensorId},
-    memory::Block,
+    memory::{Block, DeviceBlock},
+    plan::PlannedTensor,
 };
-use std::{collections::HashMap, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 /// One tensor in memory. Clones share the bytes; the last one frees them.
 #[derive(Clone, Debug)]
@@ -15,12 +16,34 @@ pub struct Tensor {
     name: Arc<str>,
     dtype: Dtype,
     shape: Arc<[u64]>,
-    block: Arc<Block>,
+    target: DeviceId,
+    memory: TensorMemory,
+}
+
+/// The memory that holds a tensor.
+#[derive(Clone, Debug)]
+pub enum TensorMemory {
+    /// Host memory.
+    Host(Arc<Block>),
+    /// Memory of a device.
+    Device(Arc<DeviceBlock>),
 }
 
 impl Tensor {
-    pub(super) fn new(id: TensorId, entry: &TensorEntry, shape: &[u64], block: Block) -> Self {
-        Self { id, name: entry.name.clone(), dtype: entry.dtype, shape: shape.into(), block: Arc::new(block) }
+    pub(super) fn new(
+        entry: &TensorEntry,
+        planned: &PlannedTensor,
+        target: DeviceId,
+        memory: TensorMemory,
+    ) -> Self {
+        Self {
+            id: planned.tensor,
+            name: entry.name.clone(),
+            dtype: planned.dtype,
+            shape: planned.shape.as_ref().into(),
+            target,
+            memory,
+        }
     }
 
     /// Its name in the checkpoint.
@@ -38,14 +61,42 @@ impl Tensor {
         &self.shape
     }
 
-    /// Its bytes: elements in row-major order, little-endian, packed if narrower than a byte.
-    pub fn bytes(&self) -> &[u8] {
-        &self.block
+    /// Where it is. A device that has no memory of its own uses tensors in host memory as they are.
+    pub fn device(&self) -> DeviceId {
+        self.target
+    }
+
+    /// Size in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        match &self.memory {
+            TensorMemory::Host(block) => block.len() as u64,
+            TensorMemory::Device(block) => block.len(),
+        }
+    }
+
+    /// Its bytes: elements in row-major order, little-endian, packed if narrower than a byte. A copy if they are in the
+    /// memory of a device.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device) if the device fails; never if they are in host memory.
+    pub fn bytes(&self) -> Result<Cow<'_, [u8]>> {
+        match &self.memory {
+            TensorMemory::Host(block) => Ok(Cow::Borrowed(block)),
+            TensorMemory::Device(block) => block.read_back().map(Cow::Owned),
+        }
+    }
+
+    /// Address of the first byte, in host memory or in that of its device.
+    pub fn address(&self) -> u64 {
+        match &self.memory {
+            TensorMemory::Host(block) => block.as_ptr().expose_provenance() as u64,
+            TensorMemory::Device(block) => block.address(),
+        }
     }
 
     /// The memory that holds it, for those who hand it on.
-    pub fn block(&self) -> &Arc<Block> {
-        &self.block
+    pub fn memory(&self) -> &TensorMemory {
+        &self.memory
     }
 }
 

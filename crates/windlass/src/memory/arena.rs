@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::{
+    coverage::Coverage,
     mapping::{HUGE_PAGE_BYTES, Mapping},
     pool::PoolPiece,
 };
@@ -145,18 +146,7 @@ impl WriteRegion {
 #[derive(Debug)]
 pub(crate) struct Fill {
     arena: Arc<Arena>,
-    /// Ascending, disjoint.
-    tensors: Vec<Filling>,
-}
-
-#[derive(Debug)]
-struct Filling {
-    tag: usize,
-    place: ByteRange,
-    /// Regions over it that are not complete.
-    pending: AtomicU32,
-    /// Whether its block was handed out; otherwise its pages are given back when the fill ends.
-    handed_out: std::sync::atomic::AtomicBool,
+    coverage: Coverage,
 }
 
 impl Fill {
@@ -170,49 +160,9 @@ impl Fill {
         tensors: impl IntoIterator<Item = (usize, ByteRange)>,
         writes: &[ByteRange],
     ) -> Result<(Self, Vec<WriteRegion>)> {
-        let mut tensors: Vec<Filling> = tensors
-            .into_iter()
-            .map(|(tag, place)| Filling { tag, place, pending: 0.into(), handed_out: false.into() })
-            .collect();
-        tensors.sort_by_key(|tensor| tensor.place);
-        let mut ascending: Vec<ByteRange> = writes.to_vec();
-        ascending.sort_unstable();
-
-        let broken = |what: String| Error::Internal(format!("plan of an arena: {what}"));
-        let disjoint_inside = |ranges: &mut dyn Iterator<Item = ByteRange>| {
-            let mut end = 0;
-            for range in ranges {
-                if range.start() < end || range.end() > arena.len as u64 || range.is_empty() {
-                    return Err(broken(format!("{range} overlaps its neighbour or leaves the arena")));
-                }
-                end = range.end();
-            }
-            Ok(())
-        };
-        disjoint_inside(&mut ascending.iter().copied())?;
-        disjoint_inside(&mut tensors.iter().map(|tensor| tensor.place))?;
-
-        let mut first = 0;
-        for Filling { place, pending, .. } in &mut tensors {
-            while ascending.get(first).is_some_and(|write| write.end() <= place.start()) {
-                first += 1;
-            }
-            let mut covered = place.start();
-            let mut regions = 0;
-            for write in &ascending[first..] {
-                if write.start() > covered || covered >= place.end() {
-                    break;
-                }
-                covered = write.end();
-                regions += 1;
-            }
-            if covered < place.end() {
-                return Err(broken(format!("byte {covered} of the tensor at {place} is never written")));
-            }
-            *pending.get_mut() = regions;
-        }
-        for tensor in &tensors {
-            for live in arena.huge_pages(tensor.place) {
+        let coverage = Coverage::new(arena.len as u64, tensors, writes)?;
+        for place in coverage.places() {
+            for live in arena.huge_pages(place) {
                 live.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -224,7 +174,7 @@ impl Fill {
                 len: write.len() as usize,
             })
             .collect();
-        Ok((Self { arena, tensors }, regions))
+        Ok((Self { arena, coverage }, regions))
     }
 
     /// Faults memory in ahead of the writes to it.
@@ -238,15 +188,10 @@ impl Fill {
         if !Arc::ptr_eq(&self.arena, &region.arena) {
             return Err(Error::Internal("a region was completed in another arena".into()));
         }
-        let (start, end) = (region.start as u64, (region.start + region.len) as u64);
+        let written = ByteRange::at(region.start as u64, region.len as u64).unwrap_or_default();
         drop(region);
-        let first = self.tensors.partition_point(|tensor| tensor.place.end() <= start);
-        for tensor in self.tensors[first..].iter().take_while(|tensor| tensor.place.start() < end) {
-            // AcqRel: the last writer publishes its bytes and sees those of the others.
-            if tensor.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
-                tensor.handed_out.store(true, Ordering::Relaxed);
-                ready(tensor.tag, Block::new(self.arena.clone(), tensor.place)?);
-            }
+        for (tag, place) in self.coverage.complete(written) {
+            ready(tag, Block::new(self.arena.clone(), place)?);
         }
         Ok(())
     }
@@ -254,11 +199,9 @@ impl Fill {
 
 impl Drop for Fill {
     fn drop(&mut self) {
-        for tensor in &self.tensors {
-            if !tensor.handed_out.load(Ordering::Relaxed) {
-                // Never became a block, and now never will: nobody can refer to it.
-                self.arena.retire(tensor.place);
-            }
+        for place in self.coverage.unfinished() {
+            // Never became a block, and now never will: nobody can refer to it.
+            self.arena.retire(place);
         }
     }
 }

@@ -3,14 +3,18 @@
 
 mod arena;
 pub(crate) mod budget;
+mod coverage;
+mod device;
 mod mapping;
 mod pool;
 mod slot;
 
 pub use arena::Block;
 pub(crate) use arena::{Arena, Fill, WriteRegion};
+pub(crate) use device::{DeviceArena, DeviceFill};
+pub use device::{DeviceBlock, LentMemory};
 pub use pool::MemoryPool;
-pub(crate) use slot::{Slot, Slots};
+pub(crate) use slot::{Slot, SlotKind, Slots};
 
 use crate::{Error, Result};
 use arena::Backing;

@@ -2,10 +2,17 @@
 #![allow(unsafe_code)]
 
 use super::mapping::{Mapping, Pages};
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    device::{Allocation, CopyQueue, Device, Pinned, Source},
+};
 use std::{
     slice,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 /// A fixed number of slots of equal size. A slot is free, or it is owned by whoever took it.
@@ -14,12 +21,38 @@ pub(crate) struct Slots {
     shared: Arc<Shared>,
 }
 
+/// What slots are made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SlotKind<'a> {
+    /// Host memory.
+    Host,
+    /// Host memory that is pinned for a device, slot by slot as they are first used: pinning takes a quarter of a
+    /// millisecond a MiB, and a load that needs few slots should not wait for all. On the node that is given.
+    Pinned(&'a Arc<Device>, Option<u32>),
+    /// Memory of the device that the queue copies to.
+    Device(&'a CopyQueue),
+}
+
 #[derive(Debug)]
 struct Shared {
-    mapping: Mapping,
+    memory: SlotMemory,
     slot_bytes: usize,
+    count: usize,
     free: Mutex<Free>,
     returned: Condvar,
+    /// Time that threads waited for slots, in nanoseconds.
+    waited: AtomicU64,
+}
+
+#[derive(Debug)]
+enum SlotMemory {
+    Host {
+        // Unpinned before it is unmapped: fields are dropped in this order.
+        pins: Box<[OnceLock<Pinned>]>,
+        device: Option<Arc<Device>>,
+        mapping: Mapping,
+    },
+    Device(Allocation),
 }
 
 #[derive(Debug)]
@@ -30,14 +63,33 @@ struct Free {
 
 impl Slots {
     /// `count` slots of `slot_bytes` each, block-aligned.
-    pub(crate) fn new(count: usize, slot_bytes: usize) -> Result<Self> {
+    pub(crate) fn new(count: usize, slot_bytes: usize, kind: SlotKind<'_>) -> Result<Self> {
         let bytes = count.saturating_mul(slot_bytes);
+        let memory = match kind {
+            SlotKind::Device(queue) => SlotMemory::Device(queue.allocate(bytes as u64)?),
+            SlotKind::Host => Self::host_memory(bytes, None, None)?,
+            SlotKind::Pinned(device, node) => Self::host_memory(bytes, Some((device, count)), node)?,
+        };
+        let free = Mutex::new(Free { slots: (0..count).rev().collect(), closed: false });
+        let (returned, waited) = (Condvar::new(), AtomicU64::new(0));
+        Ok(Self { shared: Arc::new(Shared { memory, slot_bytes, count, free, returned, waited }) })
+    }
+
+    fn host_memory(
+        bytes: usize,
+        pin: Option<(&Arc<Device>, usize)>,
+        node: Option<u32>,
+    ) -> Result<SlotMemory> {
         let mapping = Mapping::anonymous(bytes, Pages::TransparentHuge)
             .map_err(|source| Error::Allocation { bytes: bytes as u64, kind: "staging memory", source })?;
         // A child of fork has no use for them, and a page that a read is filling must not become a copy.
         mapping.keep_from_children();
-        let free = Mutex::new(Free { slots: (0..count).rev().collect(), closed: false });
-        Ok(Self { shared: Arc::new(Shared { mapping, slot_bytes, free, returned: Condvar::new() }) })
+        if let Some(node) = node {
+            // A refusal costs speed, no bytes.
+            let _ = mapping.prefer(node);
+        }
+        let (device, pins) = pin.map_or((None, 0), |(device, count)| (Some(device.clone()), count));
+        Ok(SlotMemory::Host { pins: (0..pins).map(|_| OnceLock::new()).collect(), device, mapping })
     }
 
     /// A free slot, if there is one now.
@@ -49,14 +101,20 @@ impl Slots {
     /// A free slot. Waits for one; whoever waits must not hold slots itself. `None` once [`Slots::close`] was
     /// called.
     pub(crate) fn take(&self) -> Option<Slot> {
+        let mut waiting: Option<Instant> = None;
         let mut free = self.shared.free();
         loop {
             if free.closed {
                 return None;
             }
             if let Some(index) = free.slots.pop() {
+                if let Some(since) = waiting {
+                    let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                    self.shared.waited.fetch_add(nanoseconds, Ordering::Relaxed);
+                }
                 return Some(Slot { shared: self.shared.clone(), index });
             }
+            waiting.get_or_insert_with(Instant::now);
             free = self.shared.returned.wait(free).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -67,9 +125,30 @@ impl Slots {
         self.shared.returned.notify_all();
     }
 
-    /// Bytes of all slots.
-    pub(crate) fn total_bytes(&self) -> u64 {
-        self.shared.mapping.len() as u64
+    /// Bytes of all slots, if they are host memory.
+    pub(crate) fn host_bytes(&self) -> u64 {
+        match &self.shared.memory {
+            SlotMemory::Host { mapping, .. } => mapping.len() as u64,
+            SlotMemory::Device(_) => 0,
+        }
+    }
+
+    /// Bytes of all slots, if they are memory of a device.
+    pub(crate) fn device_bytes(&self) -> u64 {
+        match &self.shared.memory {
+            SlotMemory::Host { .. } => 0,
+            SlotMemory::Device(allocation) => allocation.len(),
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.shared.count
+    }
+
+    /// How long threads have waited for slots.
+    pub(crate) fn waited(&self) -> Duration {
+        Duration::from_nanos(self.shared.waited.load(Ordering::Relaxed))
     }
 }
 
@@ -87,12 +166,50 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// The slot's bytes. They hold what its last user left.
+    /// The slot's bytes, if the host can reach them; else none. They hold what its last user left.
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        let Shared { mapping, slot_bytes, .. } = &*self.shared;
+        let Shared { memory: SlotMemory::Host { mapping, .. }, slot_bytes, .. } = &*self.shared else {
+            return &mut [];
+        };
         // SAFETY: each index is in the free list or in one `Slot`, so no other reference to these bytes exists;
         // the mapping is held by the slot and initialised by the kernel.
         unsafe { slice::from_raw_parts_mut(mapping.pointer(self.index * slot_bytes).as_ptr(), *slot_bytes) }
+    }
+
+    /// Where its bytes are, for copies to a device.
+    pub(crate) fn source(&self) -> Source {
+        let start = self.index * self.shared.slot_bytes;
+        match &self.shared.memory {
+            SlotMemory::Host { mapping, .. } => Source::Host(mapping.pointer(start).as_ptr()),
+            SlotMemory::Device(allocation) => Source::Device(allocation.address() + start as u64),
+        }
+    }
+
+    /// Its number among the slots.
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Whether its bytes are memory of a device.
+    pub(crate) fn is_on_device(&self) -> bool {
+        matches!(self.shared.memory, SlotMemory::Device(_))
+    }
+
+    /// Pins the slot, if its kind is pinned and this is its first use.
+    pub(crate) fn pin(&self) -> Result<()> {
+        let Shared { memory: SlotMemory::Host { pins, device: Some(device), mapping }, slot_bytes, .. } =
+            &*self.shared
+        else {
+            return Ok(());
+        };
+        if pins[self.index].get().is_none() {
+            let start = mapping.pointer(self.index * slot_bytes).as_ptr();
+            // SAFETY: the mapping is unmapped after the pins are dropped.
+            let pinned = unsafe { Pinned::new(device, start, *slot_bytes)? };
+            // Only the slot's owner gets here, so nobody else has pinned it meanwhile.
+            let _ = pins[self.index].set(pinned);
+        }
+        Ok(())
     }
 }
 

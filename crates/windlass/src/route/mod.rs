@@ -29,8 +29,8 @@ use std::{fmt, io, str::FromStr, sync::Arc};
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Route {
-    /// The best one for each extent: `cached` for what the page cache holds; for the rest `io_uring`, or `threads`
-    /// where that is refused. Never `mapped`.
+    /// The best one for each extent: `cached` for what the page cache holds; for the rest `gds` if the target is a
+    /// device and that is proven, else `io_uring`, or `threads` where that is refused. Never `mapped`.
     #[default]
     Auto,
     /// Asynchronous reads through an io_uring, past the page cache.
@@ -41,11 +41,27 @@ pub enum Route {
     Cached,
     /// A private mapping of the file: nothing is read until it is touched.
     Mapped,
+    /// To a device by way of pinned host memory, each extent read the best way: as `auto`, but never `gds`.
+    Staged,
+    /// From the drive to a device past the host's memory (GPUDirect Storage). Fails where that cannot be proven.
+    Gds,
+    /// Through cuFile, by whichever path it takes: also one that goes through host memory.
+    #[serde(rename = "gds-compat")]
+    GdsCompat,
 }
 
 impl Route {
     /// Every route.
-    pub const ALL: [Self; 5] = [Self::Auto, Self::IoUring, Self::Threads, Self::Cached, Self::Mapped];
+    pub const ALL: [Self; 8] = [
+        Self::Auto,
+        Self::IoUring,
+        Self::Threads,
+        Self::Cached,
+        Self::Mapped,
+        Self::Staged,
+        Self::Gds,
+        Self::GdsCompat,
+    ];
 
     /// The name that options, reports and messages use.
     pub const fn name(self) -> &'static str {
@@ -55,7 +71,20 @@ impl Route {
             Self::Threads => "threads",
             Self::Cached => "cached",
             Self::Mapped => "mapped",
+            Self::Staged => "staged",
+            Self::Gds => "gds",
+            Self::GdsCompat => "gds-compat",
         }
+    }
+
+    /// Whether it leaves the way of each extent to be found out.
+    pub(crate) fn chooses(self) -> bool {
+        matches!(self, Self::Auto | Self::Staged)
+    }
+
+    /// Whether it goes through cuFile.
+    pub(crate) fn is_cufile(self) -> bool {
+        matches!(self, Self::Gds | Self::GdsCompat)
     }
 }
 

@@ -1,0 +1,365 @@
+//! A queue of copies to one device, and what tells when they are done.
+#![allow(unsafe_code)]
+
+use super::{
+    Device,
+    driver::{self, Copy2d, Handle},
+    kernels::{Kernel, Segment},
+    memory::Allocation,
+};
+use crate::{Error, Result, plan::Transfer};
+use std::{ffi::c_void, ptr, sync::Arc};
+
+/// More short pieces than this of one slot go by a kernel: a copy takes microseconds, however short.
+const MAX_COPIES: usize = 16;
+/// Pieces of this length are not short.
+const LONG_PIECE_BYTES: u64 = 64 << 10;
+
+/// A stream of a device, in no order with other streams.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    device: Arc<Device>,
+    handle: Handle,
+}
+
+// SAFETY: a stream may be used from any thread, by several at once.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    fn new(device: &Arc<Device>) -> Result<Self> {
+        let _entered = device.enter()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: writes one handle; the context is current.
+        let code =
+            unsafe { (device.driver.functions.stream_create)(&mut handle, driver::STREAM_NON_BLOCKING) };
+        device.check("making a stream", "cuStreamCreate", code)?;
+        Ok(Self { device: device.clone(), handle })
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        self.handle
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.device.enter() {
+            // SAFETY: made by `new`, destroyed once. What is still queued on it goes on, and holds what it needs
+            // by its `Ticket`.
+            unsafe { (self.device.driver.functions.stream_destroy)(self.handle) };
+        }
+    }
+}
+
+/// Tells when the work that was queued before it is done.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    device: Arc<Device>,
+    event: Handle,
+}
+
+// SAFETY: an event may be used from any thread.
+unsafe impl Send for Ticket {}
+
+impl Ticket {
+    /// Waits until the work is done.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the work, or other work on the device, failed. Then nothing is known of this work, but
+    /// that the device no longer does it.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let _entered = self.device.enter()?;
+        // SAFETY: the event was recorded by `CopyQueue::ticket`.
+        let code = unsafe { (self.device.driver.functions.event_synchronize)(self.event) };
+        self.device.check("copying to it", "cuEventSynchronize", code)
+    }
+
+    /// Whether the work is done, or failed.
+    pub(crate) fn is_over(&self) -> bool {
+        let Ok(_entered) = self.device.enter() else { return true };
+        // SAFETY: the event was recorded by `CopyQueue::ticket`.
+        let code = unsafe { (self.device.driver.functions.event_query)(self.event) };
+        code != driver::NOT_READY
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.device.enter() {
+            // SAFETY: made by `CopyQueue::ticket`, destroyed once; the driver keeps what waits for it.
+            unsafe { (self.device.driver.functions.event_destroy)(self.event) };
+        }
+    }
+}
+
+/// Where the bytes of a slot are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source {
+    /// Pinned host memory.
+    Host(*const u8),
+    /// The device's own memory.
+    Device(u64),
+}
+
+/// Copies to one device, done in the order in which they were queued.
+#[derive(Debug)]
+pub(crate) struct CopyQueue {
+    stream: Stream,
+    device: Arc<Device>,
+}
+
+impl CopyQueue {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
+        Ok(Self { stream: Stream::new(device)?, device: device.clone() })
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Memory to copy to.
+    pub(crate) fn allocate(&self, len: u64) -> Result<Allocation> {
+        Allocation::new(&self.device, len, &self.stream)
+    }
+
+    /// Makes later copies wait for what others have queued on `stream` so far: a handle of the same device, 0 for the
+    /// default stream.
+    ///
+    /// # Safety
+    /// `stream` must be a live stream of the device.
+    pub(crate) unsafe fn wait_for(&self, stream: usize) -> Result<()> {
+        let _entered = self.device.enter()?;
+        let stream = ptr::with_exposed_provenance_mut::<c_void>(stream);
+        let ticket = self.ticket(stream)?;
+        // SAFETY: both are live and of this device; the wait refers to the record that `ticket` just made.
+        let code =
+            unsafe { (self.device.driver.functions.stream_wait_event)(self.stream.handle, ticket.event, 0) };
+        self.device.check("waiting for a stream", "cuStreamWaitEvent", code)
+    }
+
+    /// Queues the transfers of one slot. `addresses` are those of the arenas, `scratch` is memory of the device of at
+    /// least the slot's length, for what needs a kernel, and `table` holds as many [`Segment`]s as there are transfers.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; then some of the transfers may have been queued: see the ticket's promise.
+    ///
+    /// # Safety
+    /// Until the work that this queues is done, which a later [`CopyQueue::mark`] tells: the slot's bytes must stay
+    /// as they are; slot, scratch, table and arenas must stay allocated; and nobody else may use scratch, table and
+    /// the places of the transfers. The transfers must lie inside slot and arenas.
+    pub(crate) unsafe fn transfer(
+        &self,
+        slot: Source,
+        transfers: &[Transfer],
+        addresses: &[u64],
+        scratch: Option<Scratch>,
+    ) -> Result<()> {
+        let _entered = self.device.enter()?;
+        let by_kernel = Self::has_many_short(transfers);
+        let mut segments: Vec<(Kernel, Segment)> = Vec::new();
+        for transfer in transfers {
+            match *transfer {
+                Transfer::Linear { source, arena, destination, len } => {
+                    let destination = addresses[arena] + destination;
+                    if by_kernel && len < LONG_PIECE_BYTES {
+                        segments.push((Kernel::Copy, Segment { source, destination, count: len }));
+                    } else {
+                        // SAFETY: passed on.
+                        unsafe { self.copy(slot, source, destination, len)? };
+                    }
+                }
+                Transfer::Pitched { source, pitch, arena, destination, width, height } => {
+                    let destination = addresses[arena] + destination;
+                    // SAFETY: passed on.
+                    unsafe { self.copy_rows(slot, source, pitch, destination, width, height)? };
+                }
+                Transfer::Converted { cast, source, arena, destination, elements } => {
+                    let destination = addresses[arena] + destination;
+                    segments.push((Kernel::Cast(cast), Segment { source, destination, count: elements }));
+                }
+            }
+        }
+        if segments.is_empty() {
+            return Ok(());
+        }
+        let Some(scratch) = scratch else {
+            return Err(Error::Internal("a plan with conversions has no scratch memory".into()));
+        };
+        // SAFETY: passed on.
+        unsafe { self.run_kernels(slot, &mut segments, scratch) }
+    }
+
+    /// Whether [`CopyQueue::transfer`] would need scratch memory for these.
+    pub(crate) fn may_need_kernels(transfers: &[Transfer]) -> bool {
+        transfers.iter().any(|transfer| matches!(transfer, Transfer::Converted { .. }))
+            || Self::has_many_short(transfers)
+    }
+
+    fn has_many_short(transfers: &[Transfer]) -> bool {
+        let is_short = |transfer: &&Transfer| matches!(transfer, Transfer::Linear { len, .. } if *len < LONG_PIECE_BYTES);
+        transfers.iter().filter(is_short).count() > MAX_COPIES
+    }
+
+    /// A ticket for everything queued so far.
+    pub(crate) fn mark(&self) -> Result<Ticket> {
+        let _entered = self.device.enter()?;
+        self.ticket(self.stream.handle)
+    }
+
+    /// Copies `len` bytes of the device to the host, and waits for them.
+    pub(crate) fn read_back(&self, address: u64, into: &mut [u8]) -> Result<()> {
+        let _entered = self.device.enter()?;
+        let functions = &self.device.driver.functions;
+        // SAFETY: `into` is writable, and outlives the copy, which is waited for, also if the wait fails: the driver
+        // makes copies to memory that is not pinned itself, before the call returns.
+        let code = unsafe {
+            (functions.copy_to_host)(into.as_mut_ptr().cast(), address, into.len(), self.stream.handle)
+        };
+        self.device.check("copying from it", "cuMemcpyDtoHAsync", code)?;
+        self.synchronize()
+    }
+
+    /// Waits for everything queued so far.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let _entered = self.device.enter()?;
+        // SAFETY: a live stream of the current context.
+        let code = unsafe { (self.device.driver.functions.stream_synchronize)(self.stream.handle) };
+        self.device.check("copying to it", "cuStreamSynchronize", code)
+    }
+
+    fn ticket(&self, stream: Handle) -> Result<Ticket> {
+        let functions = &self.device.driver.functions;
+        let mut event = ptr::null_mut();
+        // SAFETY: writes one handle; the caller has made the context current.
+        let code = unsafe { (functions.event_create)(&mut event, driver::EVENT_QUIET) };
+        self.device.check("making an event", "cuEventCreate", code)?;
+        let ticket = Ticket { device: self.device.clone(), event };
+        // SAFETY: both are live and of this device.
+        let code = unsafe { (functions.event_record)(event, stream) };
+        self.device.check("recording an event", "cuEventRecord", code)?;
+        Ok(ticket)
+    }
+
+    /// # Safety
+    /// As for [`CopyQueue::transfer`].
+    unsafe fn copy(&self, slot: Source, offset: u64, destination: u64, len: u64) -> Result<()> {
+        let functions = &self.device.driver.functions;
+        let (stream, len) = (self.stream.handle, len as usize);
+        let (function, code) = match slot {
+            Source::Host(start) => {
+                // SAFETY: the caller promises that the bytes lie inside slot and arena, and stay.
+                let code = unsafe {
+                    let source = start.add(offset as usize).cast();
+                    (functions.copy_to_device)(destination, source, len, stream)
+                };
+                ("cuMemcpyHtoDAsync", code)
+            }
+            Source::Device(start) => {
+                // SAFETY: as above.
+                let code = unsafe { (functions.copy_on_device)(destination, start + offset, len, stream) };
+                ("cuMemcpyDtoDAsync", code)
+            }
+        };
+        self.device.check("copying to it", function, code)
+    }
+
+    /// # Safety
+    /// As for [`CopyQueue::transfer`].
+    unsafe fn copy_rows(
+        &self,
+        slot: Source,
+        offset: u64,
+        pitch: u64,
+        destination: u64,
+        width: u64,
+        height: u64,
+    ) -> Result<()> {
+        let (source_type, source_host, source_device) = match slot {
+            Source::Host(start) => (driver::MEMORY_HOST, start.wrapping_add(offset as usize).cast(), 0),
+            Source::Device(start) => (driver::MEMORY_DEVICE, ptr::null(), start + offset),
+        };
+        let copy = Copy2d {
+            source_x: 0,
+            source_y: 0,
+            source_type,
+            source_host,
+            source_device,
+            source_array: ptr::null_mut(),
+            source_pitch: pitch as usize,
+            destination_x: 0,
+            destination_y: 0,
+            destination_type: driver::MEMORY_DEVICE,
+            destination_host: ptr::null_mut(),
+            destination_device: destination,
+            destination_array: ptr::null_mut(),
+            destination_pitch: width as usize,
+            width: width as usize,
+            height: height as usize,
+        };
+        // SAFETY: the driver copies the description; the caller promises that the rows lie inside slot and arena.
+        let code = unsafe { (self.device.driver.functions.copy_2d)(&copy, self.stream.handle) };
+        self.device.check("copying rows to it", "cuMemcpy2DAsync", code)
+    }
+
+    /// # Safety
+    /// As for [`CopyQueue::transfer`].
+    unsafe fn run_kernels(
+        &self,
+        slot: Source,
+        segments: &mut [(Kernel, Segment)],
+        scratch: Scratch,
+    ) -> Result<()> {
+        let data = match slot {
+            Source::Device(start) => start,
+            Source::Host(_) => {
+                let start = segments.iter().map(|(_, segment)| segment.source).min().unwrap_or(0);
+                let end =
+                    segments.iter().map(|(kernel, segment)| segment.source + kernel.source_len(segment));
+                let len = end.max().unwrap_or(start) - start;
+                // SAFETY: passed on.
+                unsafe { self.copy(slot, start, scratch.data + start, len)? };
+                scratch.data
+            }
+        };
+        segments.sort_by_key(|(kernel, segment)| (*kernel, segment.source));
+        let table: Vec<Segment> = segments
+            .iter()
+            .map(|(_, segment)| Segment { source: data + segment.source, ..*segment })
+            .collect();
+        // Not pinned: the driver has taken the bytes when the call returns.
+        // SAFETY: a segment is three numbers without padding; the caller promises room for them at `table`.
+        let code = unsafe {
+            (self.device.driver.functions.copy_to_device)(
+                scratch.table,
+                table.as_ptr().cast(),
+                size_of_val(table.as_slice()),
+                self.stream.handle,
+            )
+        };
+        self.device.check("copying to it", "cuMemcpyHtoDAsync", code)?;
+        let kernels = self.device.kernels()?;
+        let mut first = 0;
+        for group in segments.chunk_by(|(a, _), (b, _)| a == b) {
+            let (kernel, address) = (group[0].0, scratch.table + (first * size_of::<Segment>()) as u64);
+            let longest = group.iter().map(|(_, segment)| segment.count).max().unwrap_or(0);
+            // SAFETY: the table's addresses are those that the caller promises to keep.
+            unsafe { kernels.launch(&self.device, &self.stream, kernel, address, group.len(), longest)? };
+            first += group.len();
+        }
+        Ok(())
+    }
+}
+
+/// Memory of a device beside a slot: its bytes again, and a table of segments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scratch {
+    pub(crate) data: u64,
+    pub(crate) table: u64,
+}
+
+/// Bytes that [`CopyQueue::transfer`] needs for the table of so many transfers.
+pub(crate) fn table_bytes(transfers: usize) -> u64 {
+    (transfers * size_of::<Segment>()) as u64
+}

@@ -1,0 +1,182 @@
+//! The kernels: copies of many short pieces, and conversions. Compiled ahead from `kernels.cu` by `just kernels`, so
+//! that no compiler is needed where they run; PTX, so that every device from compute capability 6.0 on runs them.
+#![allow(unsafe_code)]
+
+use super::{
+    Device,
+    copies::Stream,
+    driver::{Driver, Handle},
+};
+use crate::{Error, Result, plan::Cast};
+use std::{
+    collections::BTreeMap,
+    ffi::{CString, c_void},
+    ptr,
+};
+
+const PTX: &str = concat!(include_str!("kernels.ptx"), "\0");
+/// Threads of a block.
+const BLOCK_THREADS: u32 = 256;
+/// Elements that a thread takes on before another block pays.
+const ELEMENTS_A_THREAD: u64 = 8;
+/// Blocks that share a segment, at most: more than the largest device runs at once gain nothing.
+const MAX_BLOCKS: u64 = 1024;
+/// Segments of one launch, which CUDA limits.
+const MAX_SEGMENTS: usize = 65_535;
+
+/// What a kernel works on: `Segment` of `kernels.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Segment {
+    pub(super) source: u64,
+    pub(super) destination: u64,
+    /// Bytes of copies, elements of conversions.
+    pub(super) count: u64,
+}
+
+/// What is done to a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Kernel {
+    Copy,
+    Cast(Cast),
+}
+
+impl Kernel {
+    fn all() -> impl Iterator<Item = Self> {
+        let casts = Cast::SOURCES.into_iter().flat_map(|from| {
+            Cast::TARGETS.into_iter().filter_map(move |to| Cast::between(from, to).ok().flatten())
+        });
+        std::iter::once(Self::Copy).chain(casts.map(Self::Cast))
+    }
+
+    fn symbol(self) -> String {
+        match self {
+            Self::Copy => "windlass_copy".to_owned(),
+            Self::Cast(cast) => {
+                let short = |dtype: crate::Dtype| dtype.name().to_ascii_lowercase().replace('_', "");
+                format!("windlass_cast_{}_{}", short(cast.from()), short(cast.to()))
+            }
+        }
+    }
+
+    /// Bytes of a segment's source.
+    pub(super) fn source_len(self, segment: &Segment) -> u64 {
+        match self {
+            Self::Copy => segment.count,
+            Self::Cast(cast) => segment.count * (cast.from().bits() / 8),
+        }
+    }
+}
+
+impl PartialOrd for Kernel {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Kernel {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        let key = |kernel: Self| match kernel {
+            Self::Copy => None,
+            Self::Cast(cast) => Some((cast.from(), cast.to())),
+        };
+        key(*self).cmp(&key(*other))
+    }
+}
+
+/// The module with the kernels, loaded into a device's context.
+pub(super) struct Kernels {
+    module: Handle,
+    functions: BTreeMap<Kernel, Handle>,
+}
+
+impl Kernels {
+    fn load(device: &Device) -> Result<Self> {
+        let functions = &device.driver.functions;
+        let mut kernels = Self { module: ptr::null_mut(), functions: BTreeMap::new() };
+        // SAFETY: writes one handle; the text ends with a zero; the caller has made the context current.
+        let code = unsafe { (functions.module_load)(&mut kernels.module, PTX.as_ptr().cast::<c_void>()) };
+        device.check("loading kernels", "cuModuleLoadData", code)?;
+        for kernel in Kernel::all() {
+            let mut function = ptr::null_mut();
+            let found = CString::new(kernel.symbol()).map_err(|error| Error::Internal(error.to_string()));
+            let found = found.and_then(|symbol| {
+                // SAFETY: writes one handle; the module is loaded.
+                let code =
+                    unsafe { (functions.module_function)(&mut function, kernels.module, symbol.as_ptr()) };
+                device.check("finding a kernel", "cuModuleGetFunction", code)
+            });
+            if let Err(error) = found {
+                kernels.unload(device.driver);
+                return Err(error);
+            }
+            kernels.functions.insert(kernel, function);
+        }
+        Ok(kernels)
+    }
+
+    /// The caller has made the context current.
+    pub(super) fn unload(self, driver: &Driver) {
+        // SAFETY: loaded by `load`, unloaded once, when nothing runs any more.
+        unsafe { (driver.functions.module_unload)(self.module) };
+    }
+
+    /// Queues a kernel over a table of `segments`, the longest of them `longest`.
+    ///
+    /// # Safety
+    /// The table and what it refers to must stay allocated and untouched until the kernel is done. The context must
+    /// be current.
+    pub(super) unsafe fn launch(
+        &self,
+        device: &Device,
+        stream: &Stream,
+        kernel: Kernel,
+        table: u64,
+        segments: usize,
+        longest: u64,
+    ) -> Result<()> {
+        let Some(&function) = self.functions.get(&kernel) else {
+            return Err(Error::Internal(format!("there is no kernel {}", kernel.symbol())));
+        };
+        let a_block = u64::from(BLOCK_THREADS) * ELEMENTS_A_THREAD;
+        let blocks = longest.div_ceil(a_block).clamp(1, MAX_BLOCKS) as u32;
+        for first in (0..segments).step_by(MAX_SEGMENTS) {
+            let count = (segments - first).min(MAX_SEGMENTS) as u32;
+            let mut table = table + (first * size_of::<Segment>()) as u64;
+            let mut arguments = [(&raw mut table).cast::<c_void>()];
+            // SAFETY: the kernel takes one 64-bit argument, which the driver copies before it returns.
+            let code = unsafe {
+                (device.driver.functions.launch)(
+                    function,
+                    blocks,
+                    count,
+                    1,
+                    BLOCK_THREADS,
+                    1,
+                    1,
+                    0,
+                    stream.handle(),
+                    arguments.as_mut_ptr(),
+                    ptr::null_mut(),
+                )
+            };
+            device.check("starting a kernel", "cuLaunchKernel", code)?;
+        }
+        Ok(())
+    }
+}
+
+impl Device {
+    /// The kernels, loaded at the first call. The caller has made the context current.
+    pub(super) fn kernels(&self) -> Result<&Kernels> {
+        if let Some(kernels) = self.kernels.get() {
+            return Ok(kernels);
+        }
+        let loaded = Kernels::load(self)?;
+        if let Err(superfluous) = self.kernels.set(loaded) {
+            // Another thread was faster.
+            superfluous.unload(self.driver);
+        }
+        self.kernels.get().ok_or_else(|| Error::Internal("the kernels are gone".into()))
+    }
+}

@@ -1,0 +1,107 @@
+//! Memory that CUDA knows: allocations on a device, and host memory that is pinned for copies.
+#![allow(unsafe_code)]
+
+use super::{Device, copies::Stream, driver};
+use crate::{Error, Result};
+use std::{ffi::c_void, io, sync::Arc};
+
+/// Memory of a device. Freed when dropped, after all work on the device: whoever dropped the last tensor on it may
+/// have kernels under way that read it.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    device: Arc<Device>,
+    address: u64,
+    len: u64,
+}
+
+impl Allocation {
+    /// `len` bytes, aligned to 256, to be filled by work on `stream`. What they hold is arbitrary.
+    pub(super) fn new(device: &Arc<Device>, len: u64, stream: &Stream) -> Result<Self> {
+        let _entered = device.enter()?;
+        let functions = &device.driver.functions;
+        let mut address = 0;
+        let bytes = usize::try_from(len.max(1)).unwrap_or(usize::MAX);
+        let (function, code) = match functions.allocate_async.filter(|_| device.info().has_memory_pools) {
+            // SAFETY: writes one address; the stream is the device's.
+            Some(allocate) => ("cuMemAllocAsync", unsafe { allocate(&mut address, bytes, stream.handle()) }),
+            // SAFETY: writes one address; the context is current.
+            None => ("cuMemAlloc", unsafe { (functions.allocate)(&mut address, bytes) }),
+        };
+        if code == driver::OUT_OF_MEMORY {
+            let (available, _) = device.memory().unwrap_or_default();
+            return Err(Error::MemoryBudget {
+                needed: len,
+                available,
+                limit_name: format!("the memory of {}", device.name()),
+                fix: "free memory of the device, or select fewer tensors".into(),
+            });
+        }
+        device.check("allocating memory", function, code)?;
+        Ok(Self { device: device.clone(), address, len })
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Address of the first byte, for the device and its driver.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // A child of fork has nothing to free. If the wait fails, the device is lost, and its memory with it.
+        if let Ok(_entered) = self.device.enter() {
+            let functions = &self.device.driver.functions;
+            // SAFETY: the context is current; the memory was allocated in it and is freed once. It is not used any
+            // more: work of others was waited for, and work of ours holds the allocation.
+            unsafe {
+                (functions.context_synchronize)();
+                (functions.free)(self.address);
+            }
+        }
+    }
+}
+
+/// Host memory that a device copies from and to without the driver's help.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    device: Arc<Device>,
+    address: usize,
+}
+
+impl Pinned {
+    /// Pins memory, faulting it in.
+    ///
+    /// # Safety
+    /// `memory` must stay mapped until the result is dropped.
+    pub(crate) unsafe fn new(device: &Arc<Device>, memory: *mut u8, len: usize) -> Result<Self> {
+        let _entered = device.enter()?;
+        let flags = driver::HOST_REGISTER_PORTABLE;
+        // SAFETY: the caller keeps the memory mapped; pinning changes none of its bytes.
+        let code = unsafe { (device.driver.functions.host_register)(memory.cast::<c_void>(), len, flags) };
+        if code == driver::OUT_OF_MEMORY {
+            let source = io::Error::from(io::ErrorKind::OutOfMemory);
+            return Err(Error::Allocation { bytes: len as u64, kind: "pinned memory", source });
+        }
+        device.check("pinning host memory", "cuMemHostRegister", code)?;
+        Ok(Self { device: device.clone(), address: memory.addr() })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.device.enter() {
+            let memory = std::ptr::with_exposed_provenance_mut::<c_void>(self.address);
+            // SAFETY: pinned by `new`, still mapped by its promise, and released once.
+            unsafe { (self.device.driver.functions.host_unregister)(memory) };
+        }
+    }
+}

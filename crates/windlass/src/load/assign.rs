@@ -1,0 +1,137 @@
+//! Which line each read waits in at first, and what is refused before any is made.
+#![forbid(unsafe_code)]
+
+use super::{DirectIo, LoadOptions, queue::Line};
+use crate::{
+    Error, Result,
+    plan::Plan,
+    report::Refusal,
+    route::{Access, Buffer, ReadOp, Route, SourceFile, Unavailable, residency::Probe},
+};
+use std::sync::Arc;
+
+/// The reads of a load, each with the line that it waits in.
+#[derive(Debug)]
+pub(super) struct Assigned {
+    pub(super) reads: Vec<(Line, ReadOp)>,
+    pub(super) refused: Vec<Refusal>,
+}
+
+/// Assigns a read to each extent. `sources` are the files by their position in the catalog, `by_cufile` those that
+/// cuFile serves.
+///
+/// # Errors
+/// [`Error::RouteUnavailable`] if a file cannot be read by the route that the caller named.
+pub(super) fn assign(
+    plan: &Plan,
+    sources: &[Arc<SourceFile>],
+    by_cufile: &[bool],
+    options: &LoadOptions,
+    buffers: Vec<Buffer>,
+) -> Result<Assigned> {
+    let mut refused = Refusals(Vec::new());
+    if options.direct == DirectIo::Never {
+        let why = Unavailable::new("switched off by the option direct=never", "");
+        refused.add("direct reads", None, &why);
+    }
+    if options.direct == DirectIo::Always && options.route.chooses() {
+        let why = Unavailable::new("switched off by the option direct=always", "");
+        refused.add("cached", None, &why);
+    }
+    // What holds for a file is found out once.
+    let mut lines: Vec<Option<(Line, Access)>> = vec![None; sources.len()];
+    let mut reads = Vec::with_capacity(plan.extents().len());
+    for (position, (extent, buffer)) in plan.extents().iter().zip(buffers).enumerate() {
+        let file = extent.file.index();
+        let source = &sources[file];
+        let (line, access) = match lines[file] {
+            Some(known) => known,
+            None => *lines[file].insert(assign_file(source, by_cufile[file], options, &mut refused)?),
+        };
+        let op = ReadOp {
+            extent: position,
+            source: source.clone(),
+            access,
+            buffer,
+            offset: extent.read.start(),
+            position: 0,
+            len: 0,
+            filled: 0,
+            stalls: 0,
+        };
+        reads.push((line, op));
+    }
+    Ok(Assigned { reads, refused: refused.0 })
+}
+
+struct Refusals(Vec<Refusal>);
+
+impl Refusals {
+    fn add(&mut self, what: &str, source: Option<&SourceFile>, why: &Unavailable) {
+        let path = source.map(|source| source.path().to_owned());
+        let refusal = Refusal { what: what.into(), path, why: why.clone() };
+        if !self.0.contains(&refusal) {
+            self.0.push(refusal);
+        }
+    }
+}
+
+fn assign_file(
+    source: &SourceFile,
+    by_cufile: bool,
+    options: &LoadOptions,
+    refused: &mut Refusals,
+) -> Result<(Line, Access)> {
+    let route = options.route;
+    let unavailable =
+        |why: Unavailable| Err(Error::RouteUnavailable { route, path: source.path().to_owned(), why });
+    if route.is_cufile() {
+        return Ok((Line::Ring, Access::Direct));
+    }
+    let access = match (options.direct, source.direct_refusal()) {
+        (DirectIo::Never, _) => Access::Buffered,
+        (_, None) => Access::Direct,
+        (_, Some(why)) if options.direct == DirectIo::Always || route == Route::IoUring => {
+            let fix = "choose route auto or threads, or set direct to never";
+            return unavailable(Unavailable::new(why.reason.clone(), fix));
+        }
+        (_, Some(why)) => {
+            refused.add("direct reads", Some(source), why);
+            Access::Buffered
+        }
+    };
+    let cold = cold_line(source, by_cufile);
+    if !by_cufile
+        && (route.chooses() || route == Route::IoUring)
+        && let Some(why) = source.ring_refusal()
+    {
+        if route == Route::IoUring {
+            return unavailable(why);
+        }
+        refused.add("io_uring", Some(source), &why);
+    }
+    let line = match (route, access, source.probe()) {
+        (Route::Cached, _, Probe::None(why)) => return unavailable(why.clone()),
+        (Route::Cached, ..) => Line::Unprobed,
+        (Route::IoUring, ..) => Line::Ring,
+        // Past the page cache, whatever it holds.
+        (Route::Auto | Route::Staged, Access::Direct, _) if options.direct == DirectIo::Always => cold,
+        (Route::Auto | Route::Staged, Access::Direct, Probe::Cachestat | Probe::Nowait) => Line::Unprobed,
+        (Route::Auto | Route::Staged, Access::Direct, Probe::None(why)) => {
+            refused.add("cached", Some(source), why);
+            cold
+        }
+        // Buffered reads take what is cached from the cache by themselves.
+        (Route::Auto | Route::Staged, Access::Buffered, _) | (Route::Threads, ..) => Line::Pool,
+        (Route::Mapped | Route::Gds | Route::GdsCompat, ..) => {
+            return Err(Error::Internal(format!("route {route} was asked to queue reads")));
+        }
+    };
+    Ok((line, access))
+}
+
+/// Who reads what the page cache does not hold, where that is left open. A load with cuFile has that in place of a
+/// ring.
+pub(super) fn cold_line(source: &SourceFile, by_cufile: bool) -> Line {
+    if by_cufile || source.ring_refusal().is_none() { Line::Ring } else { Line::Pool }
+}

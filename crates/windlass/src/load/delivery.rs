@@ -1,0 +1,287 @@
+//! From staging slots to a device: each read that ends starts its own copies, and frees its slot when they are done.
+#![allow(unsafe_code)]
+
+use super::{
+    LoadOptions,
+    job::{Job, lock},
+};
+use crate::{
+    ByteRange, Error, Result,
+    device::{
+        Allocation, CopyQueue,
+        cuda::copies::{Scratch, Ticket, table_bytes},
+    },
+    memory::{DeviceArena, DeviceBlock, DeviceFill, Slot},
+    plan::{Plan, Target, Transfer},
+};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// Arenas on a device, once it is clear that it has room for them.
+pub(super) fn allocate(
+    plan: &Plan,
+    queue: &CopyQueue,
+    options: &LoadOptions,
+) -> Result<Vec<Arc<DeviceArena>>> {
+    let lent = options.allocator.as_ref();
+    let device = queue.device();
+    if lent.is_none() {
+        let (available, _) = device.memory()?;
+        let needed = plan.arena_bytes();
+        if needed > available {
+            return Err(Error::MemoryBudget {
+                needed,
+                available,
+                limit_name: format!("the memory of {}", device.name()),
+                fix: "free memory of the device, or select fewer tensors".into(),
+            });
+        }
+    }
+    let arenas = plan.arenas().iter().map(|&len| match lent {
+        None => DeviceArena::allocate(queue, len),
+        Some(allocator) => {
+            let memory = allocator.allocate(len)?;
+            // SAFETY: whoever made the allocator has promised that the stream is one of the device's.
+            unsafe { queue.wait_for(memory.stream)? };
+            Ok(DeviceArena::lent(queue, memory))
+        }
+    });
+    arenas.collect()
+}
+
+/// Fills the arenas of one load on one device.
+#[derive(Debug)]
+pub(super) struct Delivery {
+    /// Copies that were queued, oldest first. Dropped before everything that they use.
+    queued: Mutex<VecDeque<Queued>>,
+    changed: Condvar,
+    fills: Vec<DeviceFill>,
+    addresses: Vec<u64>,
+    scratch: Option<ScratchMemory>,
+    queue: CopyQueue,
+    /// Whether the thread that ends a read also waits for its copies.
+    is_inline: bool,
+    copies: AtomicU64,
+    waited: AtomicU64,
+}
+
+/// Copies of one slot. The slot is free again when they are done.
+#[derive(Debug)]
+struct Queued {
+    extent: usize,
+    ticket: Ticket,
+    /// Only dropped once the copies are done: until then the device reads it.
+    _slot: Slot,
+}
+
+/// Memory of the device beside the slots, for what kernels work on.
+#[derive(Debug)]
+struct ScratchMemory {
+    allocation: Allocation,
+    data_bytes: u64,
+    stride: u64,
+    slots: usize,
+}
+
+impl Delivery {
+    /// Lays the arenas of `plan` out on the device of `queue`. There are `host_slots` slots in host memory and
+    /// `device_slots` on the device, of `slot_bytes` each.
+    pub(super) fn new(
+        queue: CopyQueue,
+        plan: &Plan,
+        arenas: Vec<Arc<DeviceArena>>,
+        (host_slots, device_slots, slot_bytes): (usize, usize, u64),
+        is_inline: bool,
+    ) -> Result<Self> {
+        let mut writes: Vec<Vec<ByteRange>> = vec![Vec::new(); plan.arenas().len()];
+        let mut tensors: Vec<Vec<(usize, ByteRange)>> = vec![Vec::new(); plan.arenas().len()];
+        let (mut transfers_max, mut need_kernels) = (0, false);
+        for extent in plan.extents() {
+            if extent.target != Target::Staged {
+                return Err(Error::Internal("a plan for a device reads in place".into()));
+            }
+            for piece in plan.pieces(extent, extent.read) {
+                writes[piece.arena].push(piece.place);
+            }
+            let transfers = plan.transfers(extent);
+            check_inside(&transfers, plan, slot_bytes)?;
+            need_kernels |= CopyQueue::may_need_kernels(&transfers);
+            transfers_max = transfers_max.max(transfers.len());
+        }
+        for (position, tensor) in plan.tensors().iter().enumerate() {
+            if !tensor.place.is_empty() {
+                tensors[tensor.arena].push((position, tensor.place));
+            }
+        }
+        let addresses = arenas.iter().map(|arena| arena.address()).collect();
+        let fills = arenas
+            .into_iter()
+            .zip(plan.arenas())
+            .zip(tensors.into_iter().zip(&writes))
+            .map(|((arena, &len), (tensors, writes))| DeviceFill::new(arena, len, tensors, writes))
+            .collect::<Result<_>>()?;
+        let scratch = if need_kernels {
+            let slots = host_slots + device_slots;
+            let data_bytes = slot_bytes.next_multiple_of(256);
+            let stride = data_bytes + table_bytes(transfers_max).next_multiple_of(256);
+            let allocation = queue.allocate(stride.saturating_mul(slots as u64))?;
+            Some(ScratchMemory { allocation, data_bytes, stride, slots: host_slots })
+        } else {
+            None
+        };
+        Ok(Self {
+            queued: Mutex::default(),
+            changed: Condvar::new(),
+            fills,
+            addresses,
+            scratch,
+            queue,
+            is_inline,
+            copies: AtomicU64::new(0),
+            waited: AtomicU64::new(0),
+        })
+    }
+
+    /// Bytes of the device beside arenas and slots.
+    pub(super) fn scratch_bytes(&self) -> u64 {
+        self.scratch.as_ref().map_or(0, |scratch| scratch.allocation.len())
+    }
+
+    /// Copies and kernels that were queued.
+    pub(super) fn copies(&self) -> u64 {
+        self.copies.load(Ordering::Relaxed)
+    }
+
+    /// How long somebody waited for copies.
+    pub(super) fn waited(&self) -> Duration {
+        Duration::from_nanos(self.waited.load(Ordering::Relaxed))
+    }
+
+    /// Queues the copies of an extent, all of whose bytes are in `slot`.
+    pub(super) fn send(&self, job: &Job, extent: usize, slot: Slot) -> Result<()> {
+        let transfers = job.plan.transfers(&job.plan.extents()[extent]);
+        let scratch = self.scratch.as_ref().map(|scratch| scratch.of(&slot));
+        // SAFETY: the slot is full and goes into `Queued`, which is dropped when the work is done; this delivery holds
+        // scratch and arenas, and drops them last. `Slots` gives each scratch to one owner of a slot at a time, and
+        // `DeviceFill` has checked that no two extents write the same place. `check_inside` has seen each transfer.
+        let queued = unsafe { self.queue.transfer(slot.source(), &transfers, &self.addresses, scratch) };
+        let ticket = queued.and_then(|()| self.queue.mark());
+        let ticket = match ticket {
+            Ok(ticket) => ticket,
+            Err(error) => {
+                // Some of it may be under way, and reads the slot.
+                let _ = self.queue.synchronize();
+                return Err(error);
+            }
+        };
+        self.copies.fetch_add(transfers.len() as u64, Ordering::Relaxed);
+        let queued = Queued { extent, ticket, _slot: slot };
+        if self.is_inline {
+            return self.finish(job, queued);
+        }
+        lock(&self.queued).push_back(queued);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits for copies, one after the other, until the load is over.
+    pub(super) fn serve(&self, job: &Job) {
+        loop {
+            let mut queued = lock(&self.queued);
+            let next = loop {
+                if let Some(next) = queued.pop_front() {
+                    break next;
+                }
+                if job.queue.is_over() {
+                    return;
+                }
+                queued = self.changed.wait(queued).unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(queued);
+            if let Err(error) = self.finish(job, next) {
+                job.fail(error);
+            }
+        }
+    }
+
+    /// The load is over: nobody needs to wait for copies any more.
+    pub(super) fn stop(&self) {
+        // The lock makes sure that nobody is between looking and waiting.
+        drop(lock(&self.queued));
+        self.changed.notify_all();
+    }
+
+    fn finish(&self, job: &Job, queued: Queued) -> Result<()> {
+        if !queued.ticket.is_over() {
+            let since = Instant::now();
+            queued.ticket.wait()?;
+            let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.waited.fetch_add(nanoseconds, Ordering::Relaxed);
+        }
+        // Also says whether it went well.
+        queued.ticket.wait()?;
+        let extent = &job.plan.extents()[queued.extent];
+        let mut blocks: Vec<(usize, DeviceBlock)> = Vec::new();
+        for piece in job.plan.pieces(extent, extent.read) {
+            self.fills[piece.arena].complete(piece.place, |position, block| blocks.push((position, block)));
+        }
+        drop(queued);
+        job.deliver(extent, blocks);
+        Ok(())
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        // If it fails, the device does nothing any more, or this is a child of fork and the slot's memory a copy.
+        let _ = self.ticket.wait();
+    }
+}
+
+impl ScratchMemory {
+    fn of(&self, slot: &Slot) -> Scratch {
+        let number = slot.index() + if slot.is_on_device() { self.slots } else { 0 };
+        let data = self.allocation.address() + number as u64 * self.stride;
+        Scratch { data, table: data + self.data_bytes }
+    }
+}
+
+/// Whether transfers stay inside slot and arenas: what the device does with them, nobody checks later.
+fn check_inside(transfers: &[Transfer], plan: &Plan, slot_bytes: u64) -> Result<()> {
+    for transfer in transfers {
+        let (from, arena, to) = match *transfer {
+            Transfer::Linear { source, arena, destination, len } => {
+                (ByteRange::at(source, len), arena, ByteRange::at(destination, len))
+            }
+            Transfer::Pitched { source, pitch, arena, destination, width, height } => {
+                let span =
+                    pitch.checked_mul(height.saturating_sub(1)).and_then(|rows| rows.checked_add(width));
+                let len = width.checked_mul(height);
+                (
+                    span.and_then(|span| ByteRange::at(source, span)),
+                    arena,
+                    len.and_then(|len| ByteRange::at(destination, len)),
+                )
+            }
+            Transfer::Converted { cast, source, arena, destination, elements } => {
+                let bytes = |bits: u64| elements.checked_mul(bits / 8);
+                (
+                    bytes(cast.from().bits()).and_then(|len| ByteRange::at(source, len)),
+                    arena,
+                    bytes(cast.to().bits()).and_then(|len| ByteRange::at(destination, len)),
+                )
+            }
+        };
+        let fits = |range: Option<ByteRange>, len: u64| range.is_some_and(|range| range.end() <= len);
+        if !fits(from, slot_bytes) || !fits(to, plan.arenas()[arena]) {
+            return Err(Error::Internal(format!("{transfer:?} leaves its slot or its arena")));
+        }
+    }
+    Ok(())
+}

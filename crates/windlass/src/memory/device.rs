@@ -1,0 +1,151 @@
+//! Arenas in the memory of a device. Their bytes are out of reach here: only copies write them, and whether a tensor
+//! is whole is a matter of which copies are done.
+#![forbid(unsafe_code)]
+
+use super::coverage::Coverage;
+use crate::{
+    ByteRange, Error, Result,
+    device::{Allocation, CopyQueue, Device},
+};
+use std::{any::Any, fmt, sync::Arc};
+
+/// Memory of a device that several tensors share. Freed when the last of them is dropped.
+#[derive(Debug)]
+pub(crate) struct DeviceArena {
+    memory: DeviceBacking,
+}
+
+enum DeviceBacking {
+    Own(Allocation),
+    /// Memory of someone else's, kept as long as its owner lives.
+    Lent {
+        device: Arc<Device>,
+        memory: LentMemory,
+    },
+}
+
+impl fmt::Debug for DeviceBacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Own(allocation) => allocation.fmt(f),
+            Self::Lent { memory, .. } => memory.fmt(f),
+        }
+    }
+}
+
+/// Memory of a device that an allocator of the caller's has given.
+pub struct LentMemory {
+    /// Address of the first byte, a multiple of 256.
+    pub address: u64,
+    /// A stream of the device whose queued work may still use the memory; 0 is the default stream.
+    pub stream: usize,
+    /// Gives the memory back when it is dropped.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for LentMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LentMemory").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl DeviceArena {
+    pub(crate) fn allocate(queue: &CopyQueue, len: u64) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { memory: DeviceBacking::Own(queue.allocate(len)?) }))
+    }
+
+    pub(crate) fn lent(queue: &CopyQueue, memory: LentMemory) -> Arc<Self> {
+        Arc::new(Self { memory: DeviceBacking::Lent { device: queue.device().clone(), memory } })
+    }
+
+    /// Address of the first byte.
+    pub(crate) fn address(&self) -> u64 {
+        match &self.memory {
+            DeviceBacking::Own(allocation) => allocation.address(),
+            DeviceBacking::Lent { memory, .. } => memory.address,
+        }
+    }
+
+    fn device(&self) -> &Arc<Device> {
+        match &self.memory {
+            DeviceBacking::Own(allocation) => allocation.device(),
+            DeviceBacking::Lent { device, .. } => device,
+        }
+    }
+}
+
+/// The tensors of one arena of a device while copies to it are under way.
+#[derive(Debug)]
+pub(crate) struct DeviceFill {
+    arena: Arc<DeviceArena>,
+    coverage: Coverage,
+}
+
+impl DeviceFill {
+    /// As [`Fill::new`](super::Fill::new), for an arena of `len` bytes.
+    pub(crate) fn new(
+        arena: Arc<DeviceArena>,
+        len: u64,
+        tensors: impl IntoIterator<Item = (usize, ByteRange)>,
+        writes: &[ByteRange],
+    ) -> Result<Self> {
+        Ok(Self { arena, coverage: Coverage::new(len, tensors, writes)? })
+    }
+
+    /// The copies to `region` are done. Calls `ready` with the tag and block of each tensor that this completes.
+    pub(crate) fn complete(&self, region: ByteRange, mut ready: impl FnMut(usize, DeviceBlock)) {
+        for (tag, place) in self.coverage.complete(region) {
+            ready(tag, DeviceBlock { arena: self.arena.clone(), place });
+        }
+    }
+}
+
+/// The bytes of one tensor in the memory of a device, complete. Keeps its arena alive.
+pub struct DeviceBlock {
+    arena: Arc<DeviceArena>,
+    place: ByteRange,
+}
+
+impl DeviceBlock {
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        self.arena.device()
+    }
+
+    /// Address of the first byte: for the device and its driver, not for the host.
+    pub fn address(&self) -> u64 {
+        self.arena.address() + self.place.start()
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.place.len()
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.place.is_empty()
+    }
+
+    /// A copy of the bytes in host memory.
+    ///
+    /// # Errors
+    /// [`Error::Device`], [`Error::Forked`].
+    pub fn read_back(&self) -> Result<Vec<u8>> {
+        let len = usize::try_from(self.len()).map_err(|_| Error::Internal("a block is too long".into()))?;
+        let mut bytes = vec![0; len];
+        if len > 0 {
+            CopyQueue::new(self.device())?.read_back(self.address(), &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+}
+
+impl fmt::Debug for DeviceBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBlock")
+            .field("device", &self.device().name())
+            .field("place", &self.place)
+            .finish_non_exhaustive()
+    }
+}
