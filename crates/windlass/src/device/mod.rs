@@ -6,7 +6,11 @@
 
 pub(crate) mod cuda;
 
-pub use cuda::{Device, DeviceInfo, DriverError, devices, driver_version};
+pub use cuda::{
+    Device, DeviceInfo, DriverError,
+    cufile::{DirectBuffer, DirectFile, search_cufile_in},
+    devices, driver_version,
+};
 pub(crate) use cuda::{
     copies::{CopyQueue, Source},
     memory::{Allocation, Pinned},

@@ -1,7 +1,7 @@
 //! Which line each read waits in at first, and what is refused before any is made.
 #![forbid(unsafe_code)]
 
-use super::{DirectIo, LoadOptions, queue::Line};
+use super::{DirectIo, LoadOptions, direct::DirectPath, queue::Line};
 use crate::{
     Error, Result,
     plan::Plan,
@@ -14,22 +14,28 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Assigned {
     pub(super) reads: Vec<(Line, ReadOp)>,
+    /// For each file, who reads what the page cache does not hold.
+    pub(super) cold: Box<[Line]>,
     pub(super) refused: Vec<Refusal>,
 }
 
-/// Assigns a read to each extent. `sources` are the files by their position in the catalog, `by_cufile` those that
-/// cuFile serves.
+/// Assigns a read to each extent. `sources` are the files by their position in the catalog, `direct` is the path past
+/// the host, if the load has one, and `refused` what was refused before.
 ///
 /// # Errors
 /// [`Error::RouteUnavailable`] if a file cannot be read by the route that the caller named.
 pub(super) fn assign(
     plan: &Plan,
     sources: &[Arc<SourceFile>],
-    by_cufile: &[bool],
+    direct: Option<&DirectPath>,
     options: &LoadOptions,
     buffers: Vec<Buffer>,
+    refused: Vec<Refusal>,
 ) -> Result<Assigned> {
-    let mut refused = Refusals(Vec::new());
+    let mut refused = Refusals(refused);
+    let by_cufile = |file: usize| direct.map(|direct| direct.files[file]);
+    let cold = sources.iter().enumerate().map(|(file, source)| cold_line(source, by_cufile(file)));
+    let cold: Box<[Line]> = cold.collect();
     if options.direct == DirectIo::Never {
         let why = Unavailable::new("switched off by the option direct=never", "");
         refused.add("direct reads", None, &why);
@@ -46,7 +52,9 @@ pub(super) fn assign(
         let source = &sources[file];
         let (line, access) = match lines[file] {
             Some(known) => known,
-            None => *lines[file].insert(assign_file(source, by_cufile[file], options, &mut refused)?),
+            None => {
+                *lines[file].insert(assign_file(source, cold[file], by_cufile(file), options, &mut refused)?)
+            }
         };
         let op = ReadOp {
             extent: position,
@@ -61,7 +69,7 @@ pub(super) fn assign(
         };
         reads.push((line, op));
     }
-    Ok(Assigned { reads, refused: refused.0 })
+    Ok(Assigned { reads, cold, refused: refused.0 })
 }
 
 struct Refusals(Vec<Refusal>);
@@ -78,7 +86,8 @@ impl Refusals {
 
 fn assign_file(
     source: &SourceFile,
-    by_cufile: bool,
+    cold: Line,
+    by_cufile: Option<bool>,
     options: &LoadOptions,
     refused: &mut Refusals,
 ) -> Result<(Line, Access)> {
@@ -100,8 +109,8 @@ fn assign_file(
             Access::Buffered
         }
     };
-    let cold = cold_line(source, by_cufile);
-    if !by_cufile
+    // With a direct path there is no ring.
+    if by_cufile.is_none()
         && (route.chooses() || route == Route::IoUring)
         && let Some(why) = source.ring_refusal()
     {
@@ -130,8 +139,13 @@ fn assign_file(
     Ok((line, access))
 }
 
-/// Who reads what the page cache does not hold, where that is left open. A load with cuFile has that in place of a
-/// ring.
-pub(super) fn cold_line(source: &SourceFile, by_cufile: bool) -> Line {
-    if by_cufile || source.ring_refusal().is_none() { Line::Ring } else { Line::Pool }
+/// Who reads what the page cache does not hold, where that is left open. A load with a direct path has cuFile in place
+/// of a ring.
+fn cold_line(source: &SourceFile, by_cufile: Option<bool>) -> Line {
+    match by_cufile {
+        Some(true) => Line::Ring,
+        Some(false) => Line::Pool,
+        None if source.ring_refusal().is_none() => Line::Ring,
+        None => Line::Pool,
+    }
 }

@@ -35,12 +35,7 @@ pub(super) fn allocate(
         let (available, _) = device.memory()?;
         let needed = plan.arena_bytes();
         if needed > available {
-            return Err(Error::MemoryBudget {
-                needed,
-                available,
-                limit_name: format!("the memory of {}", device.name()),
-                fix: "free memory of the device, or select fewer tensors".into(),
-            });
+            return Err(device.too_little_memory(needed, available));
         }
     }
     let arenas = plan.arenas().iter().map(|&len| match lent {
@@ -246,7 +241,7 @@ impl Drop for Queued {
 
 impl ScratchMemory {
     fn of(&self, slot: &Slot) -> Scratch {
-        let number = slot.index() + if slot.is_on_device() { self.slots } else { 0 };
+        let number = slot.index() + if slot.device_address().is_some() { self.slots } else { 0 };
         let data = self.allocation.address() + number as u64 * self.stride;
         Scratch { data, table: data + self.data_bytes }
     }

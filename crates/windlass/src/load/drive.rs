@@ -23,25 +23,33 @@ const MAX_EMPTY_STALLS: u32 = 3;
 /// Pause after the system said "try again".
 const AGAIN_PAUSE: Duration = Duration::from_millis(1);
 
-/// Serves the ring line with one ring. Where rings are refused, route `auto` goes on with `pool_threads` threads
-/// instead.
+/// Serves the ring line with one ring, or with cuFile if the load has a direct path. Where that is refused, route
+/// `auto` goes on with `pool_threads` threads instead.
 pub(super) fn serve_ring(job: &Job, window: Window, pool_threads: usize) {
     // Nothing cold, no ring.
     let Some(first) = job.queue.next(Line::Ring) else {
         return;
     };
     job.queue.put_back(Line::Ring, first);
-    match UringLane::new(window.max()) {
-        Ok(lane) => {
-            let lane = with_faults(job, AnyLane::Uring(Box::new(lane)));
-            drive(job, lane, window, Route::IoUring, Line::Ring);
+    let (route, window, lane) = match &job.direct_path {
+        Some(path) => (path.route, Window::fixed(path.depth()), path.lane().map(AnyLane::Gds)),
+        None => {
+            let lane = UringLane::new(window.max()).map(|lane| AnyLane::Uring(Box::new(lane)));
+            (Route::IoUring, window, lane)
         }
-        Err(why) if job.route == Route::IoUring => {
+    };
+    let refused = match lane {
+        Ok(lane) => drive(job, with_faults(job, lane), window, route, Line::Ring),
+        Err(why) => Some(why),
+    };
+    match refused {
+        None => {}
+        Some(why) if job.route == route => {
             let path = job.catalog.files().first().map(|file| file.path.clone()).unwrap_or_default();
-            job.fail(Error::RouteUnavailable { route: Route::IoUring, path, why });
+            job.fail(Error::RouteUnavailable { route, path, why });
         }
-        Err(why) => {
-            job.note_refusal(Refusal { what: "io_uring".into(), path: None, why });
+        Some(why) => {
+            job.note_refusal(Refusal { what: route.to_string(), path: None, why });
             if !job.queue.give_ring_to_pool() {
                 return;
             }
@@ -59,7 +67,8 @@ pub(super) fn serve_ring(job: &Job, window: Window, pool_threads: usize) {
 /// Serves the pool line with one thread's blocking reads.
 pub(super) fn serve_pool(job: &Job) {
     let lane = with_faults(job, AnyLane::Pread(PreadLane::default()));
-    drive(job, lane, Window::fixed(1), Route::Threads, Line::Pool);
+    // Threads that read give up nothing.
+    let _ = drive(job, lane, Window::fixed(1), Route::Threads, Line::Pool);
 }
 
 /// Copies what the page cache holds, hands the rest to the ring line, and then touches memory ahead of the reads,
@@ -75,7 +84,7 @@ pub(super) fn serve_cached(job: &Job, ahead: usize) {
             }
             continue;
         }
-        if !take_slot(job, &mut op, true) {
+        if !take_slot(job, &mut op, Route::Cached, true) {
             return;
         }
         let cold_access = std::mem::replace(&mut op.access, Access::Buffered);
@@ -138,17 +147,19 @@ fn hand_over_cold(job: &Job, op: ReadOp) -> bool {
     true
 }
 
-/// Keeps a lane full until its line is empty for good or the load is over.
-fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: Line) {
+/// Keeps a lane full until its line is empty for good or the load is over. Gives the reason if the lane gave up, with
+/// reads left for others.
+fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: Line) -> Option<Unavailable> {
     let mut done = Vec::new();
+    let mut refused = None;
     loop {
-        while lane.in_flight() < window.reads().min(lane.capacity()) {
+        while refused.is_none() && lane.in_flight() < window.reads().min(lane.capacity()) {
             let idle = lane.in_flight() == 0;
             let next = if idle { job.queue.next(line) } else { job.queue.try_next(line) };
             let Some(mut op) = next else { break };
-            if !take_slot(job, &mut op, idle) {
+            if !take_slot(job, &mut op, route, idle) {
                 if job.queue.is_stopped() {
-                    return;
+                    return None;
                 }
                 job.queue.put_back(line, op);
                 break;
@@ -157,7 +168,7 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
             lane.push(op);
         }
         if lane.in_flight() == 0 {
-            return;
+            return refused;
         }
         if let Err(error) = lane.submit_and_wait(&mut done) {
             let path = job.catalog.files().first().map(|file| file.path.clone()).unwrap_or_default();
@@ -168,11 +179,16 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
                 range: None,
                 source: error,
             });
-            return;
+            return None;
         }
         let now = Instant::now();
         for Done { op, result } in done.drain(..) {
             window.arrived(*result.as_ref().unwrap_or(&0) as u64, now);
+            if let Some(why) = gives_up(job, &op, &result, route) {
+                refused.get_or_insert(why);
+                return_unread(job, op, line);
+                continue;
+            }
             if let Some(op) = settle(job, op, result, route) {
                 lane.push(op);
             }
@@ -180,11 +196,34 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
     }
 }
 
+/// Why cuFile is not to be used any more under route `auto`: it failed a read of which nothing has come, where others
+/// may not.
+fn gives_up(job: &Job, op: &ReadOp, result: &io::Result<usize>, route: Route) -> Option<Unavailable> {
+    match result {
+        Err(error) if route == Route::Gds && job.route == Route::Auto && op.filled == 0 => {
+            Some(Unavailable::new(error.to_string(), "see 'windlass doctor'"))
+        }
+        _ => None,
+    }
+}
+
+/// Puts a read back as if it had never been taken.
+fn return_unread(job: &Job, mut op: ReadOp, line: Line) {
+    if let Buffer::Staged { slot, .. } = &mut op.buffer {
+        *slot = None;
+    }
+    job.queue.put_back(line, op);
+}
+
 /// Gives a staged read its slot. `false` if none is free and the caller cannot wait for one, or the load is over.
-fn take_slot(job: &Job, op: &mut ReadOp, may_wait: bool) -> bool {
+fn take_slot(job: &Job, op: &mut ReadOp, route: Route, may_wait: bool) -> bool {
+    let slots = match &job.direct_path {
+        Some(path) if route.is_cufile() => &path.slots,
+        _ => &job.slots,
+    };
     match &mut op.buffer {
         Buffer::Staged { slot: slot @ None, .. } => {
-            *slot = if may_wait { job.slots.take() } else { job.slots.try_take() };
+            *slot = if may_wait { slots.take() } else { slots.try_take() };
             match slot.as_ref().map(Slot::pin) {
                 Some(Err(error)) => {
                     job.fail(error);

@@ -5,6 +5,7 @@ use super::{
     DirectIo, LoadOptions, Tensor, TensorMemory,
     assign::{self, Assigned},
     delivery::{self, Delivery},
+    direct::DirectPath,
     queue::{Line, Queue},
 };
 use crate::{
@@ -33,6 +34,10 @@ pub(super) struct Job {
     pub(super) direct: DirectIo,
     pub(super) queue: Queue,
     pub(super) slots: Slots,
+    /// The path past the host, if the load has one.
+    pub(super) direct_path: Option<DirectPath>,
+    /// For each file, who reads what the page cache does not hold.
+    cold: Box<[Line]>,
     sink: Sink,
     /// Where tensors are said to be.
     target: DeviceId,
@@ -67,6 +72,8 @@ pub(super) struct Place<'a> {
     /// The device that is to get copies; `None` if host memory is the place.
     pub(super) device: Option<&'a Arc<Device>>,
     pub(super) slots: usize,
+    /// Reads in flight at once.
+    pub(super) depth: usize,
     /// Whether the caller's thread does everything.
     pub(super) is_inline: bool,
 }
@@ -111,6 +118,16 @@ impl Job {
             Some(device) => SlotKind::Pinned(device, place.memory.numa_node),
         };
         let slots = Slots::new(slot_count, slot_bytes as usize, kind)?;
+        let mut refused = Vec::new();
+        let direct_path = match place.device {
+            // Too little to pay, unless it was asked for.
+            Some(_) if place.is_inline && !options.route.is_cufile() => None,
+            None => None,
+            Some(device) => {
+                let sizes = (place.depth, slot_bytes);
+                DirectPath::find(&plan, sources, options, device, sizes, &mut refused)?
+            }
+        };
         let (sink, buffers) = match place.device {
             None => {
                 let arenas: Vec<Arc<Arena>> = plan
@@ -124,14 +141,15 @@ impl Job {
             Some(device) => {
                 let queue = CopyQueue::new(device)?;
                 let arenas = delivery::allocate(&plan, &queue, options)?;
-                let counts = (slots.count(), 0, slot_bytes);
+                let landing = direct_path.as_ref().map_or(0, |path| path.slots.count());
+                let counts = (slots.count(), landing, slot_bytes);
                 let delivery = Delivery::new(queue, &plan, arenas, counts, place.is_inline)?;
                 let staged = || Buffer::Staged { slot: None, pieces: Vec::new() };
                 (Sink::Device(delivery), plan.extents().iter().map(|_| staged()).collect())
             }
         };
-        let by_cufile = vec![false; sources.len()];
-        let Assigned { reads, refused } = assign::assign(&plan, sources, &by_cufile, options, buffers)?;
+        let Assigned { reads, cold, refused } =
+            assign::assign(&plan, sources, direct_path.as_ref(), options, buffers, refused)?;
 
         let job = Self {
             catalog,
@@ -139,6 +157,8 @@ impl Job {
             direct: options.direct,
             queue: Queue::new(reads),
             slots,
+            direct_path,
+            cold,
             sink,
             target: options.device,
             board: Mutex::default(),
@@ -193,7 +213,7 @@ impl Job {
         op.filled = filled;
         self.tensor_bytes_done.fetch_add(delivered, Ordering::Relaxed);
         let via = match (&self.sink, &op.buffer) {
-            (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. }) if !slot.is_on_device() => {
+            (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. }) if slot.device_address().is_none() => {
                 Some(Route::Staged)
             }
             _ => None,
@@ -285,6 +305,9 @@ impl Job {
         lock(&self.board).error.get_or_insert(error);
         self.queue.stop();
         self.slots.close();
+        if let Some(path) = &self.direct_path {
+            path.slots.close();
+        }
         if let Sink::Device(delivery) = &self.sink {
             delivery.stop();
         }
@@ -334,12 +357,28 @@ impl Job {
 
     /// The line of a read that the page cache cannot serve.
     pub(super) fn cold_line(&self, op: &ReadOp) -> Line {
-        assign::cold_line(&op.source, false)
+        self.cold[self.extent(op).file.index()]
+    }
+
+    /// Whether any file's reads wait in this line if the page cache cannot serve them.
+    pub(super) fn has_cold_line(&self, line: Line) -> bool {
+        self.cold.contains(&line)
+    }
+
+    /// Fails if route `gds` was named and some reads went through host memory after all.
+    pub(super) fn check_direct(&self) -> Result<()> {
+        let Some(Err(why)) = self.direct_path.as_ref().map(DirectPath::check_kept) else { return Ok(()) };
+        if self.route == Route::Gds {
+            let path = self.catalog.files().first().map(|file| file.path.clone()).unwrap_or_default();
+            return Err(Error::RouteUnavailable { route: Route::Gds, path, why });
+        }
+        self.note_refusal(Refusal { what: Route::Gds.to_string(), path: None, why });
+        Ok(())
     }
 
     /// Whether reads may pass through the page cache where a file system refuses direct ones.
     pub(super) fn may_read_buffered(&self) -> bool {
-        self.direct != DirectIo::Always && self.route != Route::IoUring
+        self.direct != DirectIo::Always && self.route != Route::IoUring && !self.route.is_cufile()
     }
 
     /// A read begins to fill the memory of its extent.
@@ -401,6 +440,12 @@ impl Job {
 
     pub(super) fn carriers(&self) -> Vec<Carrier> {
         let mut carriers = lock(&self.carriers).clone();
+        if self.direct_path.as_ref().is_some_and(|path| path.check_kept().is_err()) {
+            // Some went through the host, nobody knows which: none of them may be called direct.
+            for carrier in carriers.iter_mut().filter(|carrier| carrier.route == Route::Gds) {
+                carrier.route = Route::GdsCompat;
+            }
+        }
         carriers.sort_by_key(|carrier| std::cmp::Reverse(carrier.tensor_bytes));
         carriers
     }

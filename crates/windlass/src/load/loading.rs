@@ -2,9 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    LoadOptions, Loaded, NumaPlacement, Tensor,
-    assign::cold_line,
-    drive,
+    LoadOptions, Loaded, NumaPlacement, Tensor, drive,
     job::{Job, News, Place},
     queue::Line,
     window::Window,
@@ -143,7 +141,13 @@ impl Loading {
             None => STAGING_SLOTS + crew.copiers,
             Some(_) => crew.pinned_slots(plan.slot_bytes(&plan_options), options),
         };
-        let place = Place { memory: &memory, device: copied_to, slots, is_inline: inline };
+        let place = Place {
+            memory: &memory,
+            device: copied_to,
+            slots,
+            depth: crew.depth.1 * crew.rings,
+            is_inline: inline,
+        };
         let job = Arc::new(Job::new(catalog, plan, sources, options, &plan_options, &place)?);
         report.memory.staging_bytes = job.slots.host_bytes();
         report.time.open_seconds = open_time.as_secs_f64();
@@ -161,7 +165,7 @@ impl Loading {
         if inline {
             loading.run_inline();
         } else {
-            loading.spawn_crew(&crew, sources, numa_node)?;
+            loading.spawn_crew(&crew, numa_node)?;
         }
         Ok(loading)
     }
@@ -171,7 +175,9 @@ impl Loading {
         let job = &self.job;
         let _running = job.enter();
         match job.route {
-            Route::IoUring => drive::serve_ring(job, Window::fixed(INLINE_DEPTH), 1),
+            Route::IoUring | Route::Gds | Route::GdsCompat => {
+                drive::serve_ring(job, Window::fixed(INLINE_DEPTH), 1)
+            }
             _ => {
                 drive::serve_cached(job, usize::MAX);
                 if job.queue.has_any(Line::Ring) {
@@ -185,7 +191,7 @@ impl Loading {
         }
     }
 
-    fn spawn_crew(&mut self, crew: &Crew, sources: &[Arc<SourceFile>], numa_node: Option<u32>) -> Result<()> {
+    fn spawn_crew(&mut self, crew: &Crew, numa_node: Option<u32>) -> Result<()> {
         let cpus = numa_node
             .and_then(|id| numa::nodes().into_iter().find(|node| node.id == id))
             .map(|node| node.cpus);
@@ -193,9 +199,7 @@ impl Loading {
         let has = |line| self.job.queue.has_any(line);
         let (unprobed, ring) = (has(Line::Unprobed), has(Line::Ring));
         // What is not cached goes on to those who can read it, which may differ from file to file.
-        let cold = |line| {
-            unprobed && self.job.route.chooses() && sources.iter().any(|s| cold_line(s, false) == line)
-        };
+        let cold = |line| unprobed && self.job.route.chooses() && self.job.has_cold_line(line);
         let (ring, pooled) = (ring || cold(Line::Ring), has(Line::Pool) || cold(Line::Pool));
         if self.job.delivery().is_some() {
             self.spawn(1, "windlass-device", &cpus, |job| {
@@ -210,7 +214,9 @@ impl Loading {
             self.spawn(crew.touchers, "windlass-touch", &cpus, move |job| while job.touch_ahead(depth) {})?;
         }
         if ring {
-            self.spawn(crew.rings, "windlass-ring", &cpus, move |job| {
+            // One thread keeps cuFile busy: it has threads of its own.
+            let rings = if self.job.direct_path.is_some() { 1 } else { crew.rings };
+            self.spawn(rings, "windlass-ring", &cpus, move |job| {
                 drive::serve_ring(job, Window::between(depth, max_depth), pool);
             })?;
         }
@@ -279,6 +285,7 @@ impl Loading {
                 if done < total {
                     return Err(Error::Internal(format!("{done} of {total} tensors became complete")));
                 }
+                self.job.check_direct()?;
                 Ok(Arrival::Finished)
             }
             Err(error) => {
@@ -342,9 +349,14 @@ impl Loading {
         report.staged_bytes = self.job.staged_bytes();
         if let (Some(device), Some(delivery)) = (&mut report.device, self.job.delivery()) {
             device.scratch_bytes = delivery.scratch_bytes();
+            device.slot_wait_seconds = self.job.slots.waited().as_secs_f64();
+            if let Some(path) = &self.job.direct_path {
+                device.scratch_bytes += path.landing_bytes();
+                device.slot_wait_seconds += path.slots.waited().as_secs_f64();
+                device.proof.clone_from(&path.proof);
+            }
             device.copies = delivery.copies();
             device.copy_wait_seconds = delivery.waited().as_secs_f64();
-            device.slot_wait_seconds = self.job.slots.waited().as_secs_f64();
         }
         if !self.finished {
             self.stop_clock(&mut report.time);

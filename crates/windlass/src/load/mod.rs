@@ -2,11 +2,12 @@
 //!
 //! [`Checkpoint::load`] is the door. `loading` plans, allocates and starts threads; each drives a lane (`drive`)
 //! with reads from the `queue`, as many at once as its `window` says; `job` turns finished reads into tensors,
-//! `delivery` those that go to a device. `mapped` is the route without reads.
+//! `delivery` those that go to a device, for which `direct` is the path past the host. `mapped` is the route without reads.
 
 mod assign;
 mod checkpoint;
 mod delivery;
+mod direct;
 mod drive;
 mod job;
 mod loading;

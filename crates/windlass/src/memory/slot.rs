@@ -4,7 +4,7 @@
 use super::mapping::{Mapping, Pages};
 use crate::{
     Error, Result,
-    device::{Allocation, CopyQueue, Device, Pinned, Source},
+    device::{Device, DirectBuffer, Pinned, Source},
 };
 use std::{
     slice,
@@ -29,8 +29,8 @@ pub(crate) enum SlotKind<'a> {
     /// Host memory that is pinned for a device, slot by slot as they are first used: pinning takes a quarter of a
     /// millisecond a MiB, and a load that needs few slots should not wait for all. On the node that is given.
     Pinned(&'a Arc<Device>, Option<u32>),
-    /// Memory of the device that the queue copies to.
-    Device(&'a CopyQueue),
+    /// Memory of a device that cuFile reads into, of at least as many bytes as all slots.
+    Device(&'a Arc<DirectBuffer>),
 }
 
 #[derive(Debug)]
@@ -52,7 +52,7 @@ enum SlotMemory {
         device: Option<Arc<Device>>,
         mapping: Mapping,
     },
-    Device(Allocation),
+    Device(Arc<DirectBuffer>),
 }
 
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl Slots {
     pub(crate) fn new(count: usize, slot_bytes: usize, kind: SlotKind<'_>) -> Result<Self> {
         let bytes = count.saturating_mul(slot_bytes);
         let memory = match kind {
-            SlotKind::Device(queue) => SlotMemory::Device(queue.allocate(bytes as u64)?),
+            SlotKind::Device(buffer) => SlotMemory::Device(buffer.clone()),
             SlotKind::Host => Self::host_memory(bytes, None, None)?,
             SlotKind::Pinned(device, node) => Self::host_memory(bytes, Some((device, count)), node)?,
         };
@@ -137,7 +137,7 @@ impl Slots {
     pub(crate) fn device_bytes(&self) -> u64 {
         match &self.shared.memory {
             SlotMemory::Host { .. } => 0,
-            SlotMemory::Device(allocation) => allocation.len(),
+            SlotMemory::Device(buffer) => buffer.len(),
         }
     }
 
@@ -181,7 +181,7 @@ impl Slot {
         let start = self.index * self.shared.slot_bytes;
         match &self.shared.memory {
             SlotMemory::Host { mapping, .. } => Source::Host(mapping.pointer(start).as_ptr()),
-            SlotMemory::Device(allocation) => Source::Device(allocation.address() + start as u64),
+            SlotMemory::Device(buffer) => Source::Device(buffer.address() + start as u64),
         }
     }
 
@@ -190,9 +190,17 @@ impl Slot {
         self.index
     }
 
-    /// Whether its bytes are memory of a device.
-    pub(crate) fn is_on_device(&self) -> bool {
-        matches!(self.shared.memory, SlotMemory::Device(_))
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.shared.slot_bytes
+    }
+
+    /// Address of its first byte, if that is memory of a device.
+    pub(crate) fn device_address(&self) -> Option<u64> {
+        match self.source() {
+            Source::Host(_) => None,
+            Source::Device(address) => Some(address),
+        }
     }
 
     /// Pins the slot, if its kind is pinned and this is its first use.

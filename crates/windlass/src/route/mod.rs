@@ -1,13 +1,14 @@
 //! How bytes move from a file to memory.
 //!
 //! `source` opens files and finds out what each can do; `residency` says what the page cache holds; one file a
-//! backend (`uring`, `threads`, `cached`) implements `Lane`. What to do with a completion is not decided here
+//! backend (`uring`, `threads`, `cached`, `gds`) implements `Lane`. What to do with a completion is not decided here
 //! but in `load::drive`, once for all backends.
 
 mod cached;
 #[cfg(feature = "fault-injection")]
 pub mod fault;
 mod filesystem;
+pub(crate) mod gds;
 pub(crate) mod residency;
 mod source;
 mod threads;
@@ -15,6 +16,7 @@ mod uring;
 
 pub(crate) use cached::CachedLane;
 pub(crate) use filesystem::{FileSystem, FileSystemKind};
+pub(crate) use gds::GdsLane;
 pub(crate) use residency::Probe;
 pub(crate) use source::{SourceFile, open_direct};
 pub(crate) use threads::PreadLane;
@@ -220,6 +222,7 @@ pub(crate) enum AnyLane {
     Uring(Box<UringLane>),
     Pread(PreadLane),
     Cached(CachedLane),
+    Gds(GdsLane),
     #[cfg(feature = "fault-injection")]
     Faulty(Box<fault::FaultyLane>),
 }
@@ -230,6 +233,7 @@ impl Lane for AnyLane {
             Self::Uring(lane) => lane.capacity(),
             Self::Pread(lane) => lane.capacity(),
             Self::Cached(lane) => lane.capacity(),
+            Self::Gds(lane) => lane.capacity(),
             #[cfg(feature = "fault-injection")]
             Self::Faulty(lane) => lane.capacity(),
         }
@@ -240,6 +244,7 @@ impl Lane for AnyLane {
             Self::Uring(lane) => lane.in_flight(),
             Self::Pread(lane) => lane.in_flight(),
             Self::Cached(lane) => lane.in_flight(),
+            Self::Gds(lane) => lane.in_flight(),
             #[cfg(feature = "fault-injection")]
             Self::Faulty(lane) => lane.in_flight(),
         }
@@ -250,6 +255,7 @@ impl Lane for AnyLane {
             Self::Uring(lane) => lane.push(op),
             Self::Pread(lane) => lane.push(op),
             Self::Cached(lane) => lane.push(op),
+            Self::Gds(lane) => lane.push(op),
             #[cfg(feature = "fault-injection")]
             Self::Faulty(lane) => lane.push(op),
         }
@@ -260,6 +266,7 @@ impl Lane for AnyLane {
             Self::Uring(lane) => lane.submit_and_wait(done),
             Self::Pread(lane) => lane.submit_and_wait(done),
             Self::Cached(lane) => lane.submit_and_wait(done),
+            Self::Gds(lane) => lane.submit_and_wait(done),
             #[cfg(feature = "fault-injection")]
             Self::Faulty(lane) => lane.submit_and_wait(done),
         }

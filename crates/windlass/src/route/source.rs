@@ -9,6 +9,7 @@ use super::{
 use crate::{
     Alignment, ByteRange, Error, Result,
     catalog::{FileIdentity, OpenFile},
+    device::DirectFile,
 };
 use rustix::{
     fs::{AtFlags, Mode, OFlags, StatxFlags},
@@ -17,7 +18,7 @@ use rustix::{
 use std::{
     fs::File,
     io,
-    os::fd::AsRawFd,
+    os::fd::{AsFd, AsRawFd},
     path::Path,
     sync::{Arc, OnceLock},
 };
@@ -31,6 +32,8 @@ pub(crate) struct SourceFile {
     /// Set when a direct read was refused although opening was not.
     direct_failed: OnceLock<Unavailable>,
     probe: Probe,
+    /// The file as cuFile knows it, once it was asked for.
+    cufile: OnceLock<Result<DirectFile, Unavailable>>,
 }
 
 /// `STATX_DIOALIGN`, Linux 6.1.
@@ -42,7 +45,7 @@ impl SourceFile {
         let filesystem = FileSystem::of(&open.file).map_err(|source| open.io_error("statfs", source))?;
         let direct = open_direct(&open.file, filesystem);
         let probe = Probe::find(&open.file);
-        Ok(Self { open, filesystem, direct, direct_failed: OnceLock::new(), probe })
+        Ok(Self { open, filesystem, direct, direct_failed: OnceLock::new(), probe, cufile: OnceLock::new() })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -79,6 +82,12 @@ impl SourceFile {
     /// The descriptor for direct reads.
     pub(crate) fn direct_file(&self) -> io::Result<&File> {
         self.direct.as_ref().map_err(|why| io::Error::new(io::ErrorKind::Unsupported, why.to_string()))
+    }
+
+    /// The file as cuFile knows it, or why it does not take it.
+    pub(crate) fn cufile(&self) -> Result<&DirectFile, Unavailable> {
+        let register = || DirectFile::register(self.direct.as_ref().map_err(Clone::clone)?.as_fd());
+        self.cufile.get_or_init(register).as_ref().map_err(Clone::clone)
     }
 
     /// Why direct reads cannot be used, or nothing if they can.

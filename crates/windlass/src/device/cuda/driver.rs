@@ -297,6 +297,11 @@ pub(super) fn open_library(name: &std::ffi::OsStr) -> Result<Library, libloading
     }
 }
 
+/// Why a library cannot be loaded, in the linker's words.
+pub(super) fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 /// Why the driver cannot be used, and what to do.
 fn unusable(error: &DriverError) -> Unavailable {
     let fix = match error.code {

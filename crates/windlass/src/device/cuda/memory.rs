@@ -17,24 +17,36 @@ pub(crate) struct Allocation {
 impl Allocation {
     /// `len` bytes, aligned to 256, to be filled by work on `stream`. What they hold is arbitrary.
     pub(super) fn new(device: &Arc<Device>, len: u64, stream: &Stream) -> Result<Self> {
-        let _entered = device.enter()?;
-        let functions = &device.driver.functions;
-        let mut address = 0;
-        let bytes = usize::try_from(len.max(1)).unwrap_or(usize::MAX);
-        let (function, code) = match functions.allocate_async.filter(|_| device.info().has_memory_pools) {
-            // SAFETY: writes one address; the stream is the device's.
-            Some(allocate) => ("cuMemAllocAsync", unsafe { allocate(&mut address, bytes, stream.handle()) }),
-            // SAFETY: writes one address; the context is current.
-            None => ("cuMemAlloc", unsafe { (functions.allocate)(&mut address, bytes) }),
+        let allocate = device.driver.functions.allocate_async.filter(|_| device.info().has_memory_pools);
+        let Some(allocate) = allocate else {
+            return Self::plain(device, len);
         };
+        Self::with(device, len, "cuMemAllocAsync", |address, bytes| {
+            // SAFETY: writes one address; the stream is the device's.
+            unsafe { allocate(address, bytes, stream.handle()) }
+        })
+    }
+
+    /// `len` bytes, aligned to 256, in the order of no stream.
+    pub(super) fn plain(device: &Arc<Device>, len: u64) -> Result<Self> {
+        Self::with(device, len, "cuMemAlloc", |address, bytes| {
+            // SAFETY: writes one address; `with` has made the context current.
+            unsafe { (device.driver.functions.allocate)(address, bytes) }
+        })
+    }
+
+    fn with(
+        device: &Arc<Device>,
+        len: u64,
+        function: &'static str,
+        allocate: impl FnOnce(&mut driver::DevicePointer, usize) -> driver::ResultCode,
+    ) -> Result<Self> {
+        let _entered = device.enter()?;
+        let mut address = 0;
+        let code = allocate(&mut address, usize::try_from(len.max(1)).unwrap_or(usize::MAX));
         if code == driver::OUT_OF_MEMORY {
             let (available, _) = device.memory().unwrap_or_default();
-            return Err(Error::MemoryBudget {
-                needed: len,
-                available,
-                limit_name: format!("the memory of {}", device.name()),
-                fix: "free memory of the device, or select fewer tensors".into(),
-            });
+            return Err(device.too_little_memory(len, available));
         }
         device.check("allocating memory", function, code)?;
         Ok(Self { device: device.clone(), address, len })

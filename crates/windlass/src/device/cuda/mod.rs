@@ -1,10 +1,11 @@
 //! CUDA devices through the driver: the only place that knows its types.
 //!
 //! `driver` is the table of functions; this file has devices and their contexts; `memory` what they own; `copies` the
-//! queue that fills them; `kernels` what runs on them.
+//! queue that fills them; `kernels` what runs on them; `cufile` the library that reads into them past the host.
 #![allow(unsafe_code)]
 
 pub(crate) mod copies;
+pub(crate) mod cufile;
 mod driver;
 mod kernels;
 pub(crate) mod memory;
@@ -58,6 +59,7 @@ pub struct Device {
     handle: DeviceHandle,
     context: Handle,
     info: DeviceInfo,
+    uuid: [u8; 16],
     kernels: OnceLock<kernels::Kernels>,
 }
 
@@ -131,11 +133,12 @@ impl Device {
         }
         let handle = handle(driver, ordinal)?;
         let info = describe(driver, ordinal, handle)?;
+        let uuid = uuid(driver, handle)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: writes one handle. No flags are set: they would be those of frameworks too.
         let code = unsafe { (driver.functions.primary_context_retain)(&mut context, handle) };
         driver.check("cuDevicePrimaryCtxRetain", code)?;
-        Ok(Self { driver, handle, context, info, kernels: OnceLock::new() })
+        Ok(Self { driver, handle, context, info, uuid, kernels: OnceLock::new() })
     }
 
     /// What it is.
@@ -146,6 +149,11 @@ impl Device {
     /// Its name in options, reports and messages.
     pub fn name(&self) -> String {
         format!("cuda:{}", self.info.ordinal)
+    }
+
+    /// Its UUID, as cuFile's statistics name it.
+    pub(crate) fn uuid(&self) -> &[u8; 16] {
+        &self.uuid
     }
 
     /// Bytes of its memory that nobody has, and that it has in all.
@@ -159,6 +167,16 @@ impl Device {
         let code = unsafe { (self.driver.functions.memory_info)(&mut free, &mut total) };
         self.check("asking for its memory", "cuMemGetInfo", code)?;
         Ok((free as u64, total as u64))
+    }
+
+    /// The error of a load that needs more of its memory than there is.
+    pub(crate) fn too_little_memory(&self, needed: u64, available: u64) -> Error {
+        Error::MemoryBudget {
+            needed,
+            available,
+            limit_name: format!("the memory of {}", self.name()),
+            fix: "free memory of the device, or select fewer tensors".into(),
+        }
     }
 
     /// Whether tensors in host memory are the device's as they are: it has no memory of its own to copy them to.
@@ -280,10 +298,6 @@ fn describe(
     // SAFETY: writes one number.
     let code = unsafe { (functions.device_memory)(&mut memory, handle) };
     driver.check("cuDeviceTotalMem", code)?;
-    let mut uuid = [0; 16];
-    // SAFETY: writes 16 bytes.
-    let code = unsafe { (functions.device_uuid)(&mut uuid, handle) };
-    driver.check("cuDeviceGetUuid", code)?;
     let luid = functions.device_luid.and_then(|get| {
         let (mut luid, mut mask) = ([0; 8], 0);
         // SAFETY: writes 8 bytes and one integer.
@@ -296,7 +310,7 @@ fn describe(
         memory_bytes: memory as u64,
         numa_node: numa::node_of_pci(&pci),
         pci,
-        uuid: uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
+        uuid: uuid(driver, handle)?.iter().map(|byte| format!("{byte:02x}")).collect(),
         luid,
         compute_capability: (attribute(Attribute::ComputeMajor), attribute(Attribute::ComputeMinor)),
         is_integrated: attribute(Attribute::Integrated) != 0,
@@ -304,6 +318,14 @@ fn describe(
         has_memory_pools: attribute(Attribute::MemoryPools) != 0,
         has_gpudirect_rdma: attribute(Attribute::GpuDirectRdma) != 0,
     })
+}
+
+fn uuid(driver: &Driver, handle: DeviceHandle) -> std::result::Result<[u8; 16], DriverError> {
+    let mut uuid = [0; 16];
+    // SAFETY: writes 16 bytes.
+    let code = unsafe { (driver.functions.device_uuid)(&mut uuid, handle) };
+    driver.check("cuDeviceGetUuid", code)?;
+    Ok(uuid)
 }
 
 /// A text that the driver writes into a buffer.

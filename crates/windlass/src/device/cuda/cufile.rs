@@ -1,0 +1,786 @@
+//! cuFile, NVIDIA's library for GPUDirect Storage, found at run time: files and device memory that it knows, reads
+//! and writes between them, one at a time or in batches.
+//!
+//! Opening it proves nothing: it copies through host memory where the direct path is missing, and says that all is
+//! well. `proof` finds out which path reads take. Layouts and codes are those of `cufile.h` 1.20.
+#![allow(unsafe_code)]
+
+use super::{Device, driver, memory::Allocation};
+use crate::{Error, Result, route::Unavailable};
+use libloading::Library;
+use std::{
+    ffi::{CString, OsString, c_char, c_int, c_long, c_uint, c_void},
+    fmt, fs, io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+/// Requests of one batch, at most: what all versions allow.
+pub(crate) const MAX_BATCH: usize = 128;
+/// First code of cuFile's own errors.
+const BASE_ERROR: c_int = 5000;
+
+/// `CUfileError_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Status {
+    code: c_int,
+    cuda: c_int,
+}
+
+/// `CUfileDescr_t`.
+#[repr(C)]
+struct FileDescription {
+    kind: c_int,
+    descriptor: FileHandle,
+    operations: *const c_void,
+}
+
+/// The union in `CUfileDescr_t`.
+#[repr(C)]
+union FileHandle {
+    descriptor: c_int,
+    _handle: *mut c_void,
+}
+
+/// `CUfileDrvProps_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Properties {
+    nvfs_major: c_uint,
+    nvfs_minor: c_uint,
+    _poll_threshold: usize,
+    _max_direct_io: usize,
+    _status_flags: c_uint,
+    _control_flags: c_uint,
+    feature_flags: c_uint,
+    _max_device_cache: c_uint,
+    _per_buffer_cache: c_uint,
+    _max_pinned: c_uint,
+    _max_batch: c_uint,
+    _max_batch_timeout_ms: c_uint,
+}
+
+/// `CUfileIOParams_t`.
+#[repr(C)]
+struct Request {
+    mode: c_int,
+    buffer: u64,
+    file_offset: i64,
+    buffer_offset: i64,
+    len: usize,
+    file: *mut c_void,
+    operation: c_int,
+    cookie: usize,
+}
+
+/// `CUfileIOEvents_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Event {
+    cookie: usize,
+    status: c_int,
+    result: isize,
+}
+
+/// `CUFILE_COMPLETE`.
+const COMPLETE: c_int = 0x10;
+/// `CUFILE_WAITING` and `CUFILE_PENDING`.
+const UNDER_WAY: c_int = 0x1 | 0x2;
+
+macro_rules! functions {
+    (
+        required { $($name:ident = $symbol:literal ($($argument:ty),*) $(-> $result:ty)?;)* }
+        optional { $($extra:ident = $extra_symbol:literal ($($extra_argument:ty),*);)* }
+    ) => {
+        struct Functions {
+            $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $($extra: Option<unsafe extern "C" fn($($extra_argument),*) -> Status>,)*
+        }
+
+        impl Functions {
+            fn find(library: &Library) -> std::result::Result<Self, &'static str> {
+                // SAFETY: each symbol is a function of the signature that `cufile.h` declares under its name. The
+                // library stays loaded for the life of the process.
+                unsafe {
+                    Ok(Self {
+                        $($name: *library.get(concat!($symbol, "\0").as_bytes()).map_err(|_| $symbol)?,)*
+                        $($extra: library.get(concat!($extra_symbol, "\0").as_bytes()).ok().map(|found| *found),)*
+                    })
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    required {
+        open = "cuFileDriverOpen"() -> Status;
+        properties = "cuFileDriverGetProperties"(*mut Properties) -> Status;
+        register_file = "cuFileHandleRegister"(*mut *mut c_void, *mut FileDescription) -> Status;
+        deregister_file = "cuFileHandleDeregister"(*mut c_void);
+        register_buffer = "cuFileBufRegister"(u64, usize, c_int) -> Status;
+        deregister_buffer = "cuFileBufDeregister"(u64) -> Status;
+        read = "cuFileRead"(*mut c_void, u64, usize, i64, i64) -> isize;
+        write = "cuFileWrite"(*mut c_void, u64, usize, i64, i64) -> isize;
+        batch_set_up = "cuFileBatchIOSetUp"(*mut *mut c_void, c_uint) -> Status;
+        batch_submit = "cuFileBatchIOSubmit"(*mut c_void, c_uint, *mut Request, c_uint) -> Status;
+        batch_status = "cuFileBatchIOGetStatus"(*mut c_void, c_uint, *mut c_uint, *mut Event, *mut libc::timespec) -> Status;
+        batch_cancel = "cuFileBatchIOCancel"(*mut c_void) -> Status;
+        batch_destroy = "cuFileBatchIODestroy"(*mut c_void);
+        use_count = "cuFileUseCount"() -> c_long;
+    }
+    optional {
+        version = "cuFileGetVersion"(*mut c_int);
+        set_flag = "cuFileSetParameterBool"(c_int, bool);
+        set_text = "cuFileSetParameterString"(c_int, *const c_char);
+        set_statistics = "cuFileSetStatsLevel"(c_int);
+        start_statistics = "cuFileStatsStart"();
+        statistics = "cuFileGetStatsL3"(*mut c_void);
+    }
+}
+
+/// cuFile, its driver open.
+pub(crate) struct CuFile {
+    functions: Functions,
+    properties: Properties,
+    /// Such as 1.20; older libraries do not say.
+    version: Option<String>,
+    path: PathBuf,
+    process: u32,
+}
+
+impl CuFile {
+    /// The library, loaded and opened at the first call.
+    pub(crate) fn get() -> std::result::Result<&'static Self, Unavailable> {
+        static CUFILE: OnceLock<std::result::Result<CuFile, Unavailable>> = OnceLock::new();
+        let cufile = CUFILE.get_or_init(Self::load).as_ref().map_err(Clone::clone)?;
+        if cufile.process != std::process::id() {
+            return Err(Unavailable::new(
+                "cuFile was opened before fork()",
+                "start workers with the method 'spawn'",
+            ));
+        }
+        Ok(cufile)
+    }
+
+    /// Whether it says that there is a direct path for some file systems. No proof: see `route::gds`.
+    pub(crate) fn has_direct_path(&self) -> bool {
+        /// `CU_FILE_P2P_SUPPORTED`.
+        const P2P_SUPPORTED: c_uint = 4;
+        let Properties { nvfs_major, nvfs_minor, feature_flags, .. } = self.properties;
+        (nvfs_major, nvfs_minor) != (0, 0) || feature_flags & (1 << P2P_SUPPORTED) != 0
+    }
+
+    /// What it is, for people.
+    pub(crate) fn describe(&self) -> String {
+        let Properties { nvfs_major, nvfs_minor, .. } = self.properties;
+        let version = self.version.as_deref().unwrap_or("of unknown version");
+        let nvfs = match (nvfs_major, nvfs_minor) {
+            (0, 0) => "without nvidia-fs".to_owned(),
+            (major, minor) => format!("with nvidia-fs {major}.{minor}"),
+        };
+        format!("{version} {nvfs}, {}", self.path.display())
+    }
+
+    fn load() -> std::result::Result<Self, Unavailable> {
+        // Version 1.20 waits for this file for ever.
+        if !Path::new("/proc/modules").exists() && !is_stand_in() {
+            let reason =
+                "this kernel has no loadable modules (/proc/modules), so it has no GPUDirect Storage";
+            return Err(Unavailable::new(reason, ""));
+        }
+        let (library, path) = open_library()?;
+        let functions = Functions::find(&library).map_err(|symbol| {
+            let reason = format!("{} has no function {symbol}", path.display());
+            Unavailable::new(reason, "install cuFile of CUDA 12 or later")
+        })?;
+        // It may have threads, and is meant to stay.
+        std::mem::forget(library);
+        let mut cufile = Self {
+            functions,
+            properties: Properties::default(),
+            version: None,
+            path,
+            process: std::process::id(),
+        };
+        cufile.configure();
+        cufile.open().map_err(|error| {
+            let (why, fix) = explain(error.code);
+            Unavailable::new(format!("cuFile does not open: {error}: {why}"), fix)
+        })?;
+        Ok(cufile)
+    }
+
+    /// What can only be set before the driver is open. Best effort: another user of this process may have opened it,
+    /// and older versions know less.
+    fn configure(&self) {
+        /// `CUFILE_PARAM_USE_PCIP2PDMA`.
+        const USE_P2PDMA: c_int = 7;
+        /// `CUFILE_PARAM_LOG_DIR`.
+        const LOG_DIRECTORY: c_int = 2;
+        /// Reads of each device, by path.
+        const STATISTICS_BY_DEVICE: c_int = 3;
+        // SAFETY: asks for a number.
+        if unsafe { (self.functions.use_count)() } > 0 {
+            return;
+        }
+        if let Some(set) = self.functions.set_flag
+            && !Path::new("/proc/driver/nvidia-fs").exists()
+        {
+            // SAFETY: sets a parameter by value.
+            unsafe { set(USE_P2PDMA, true) };
+        }
+        // Else it writes into the current directory.
+        if let (Some(set), None, Ok(directory)) = (
+            self.functions.set_text,
+            std::env::var_os("CUFILE_LOGFILE_PATH"),
+            CString::new(std::env::temp_dir().into_os_string().into_encoded_bytes()),
+        ) {
+            // SAFETY: the text is copied.
+            unsafe { set(LOG_DIRECTORY, directory.as_ptr()) };
+        }
+        if let Some(set) = self.functions.set_statistics {
+            // SAFETY: sets a level.
+            unsafe { set(STATISTICS_BY_DEVICE) };
+        }
+    }
+
+    fn open(&mut self) -> std::result::Result<(), CuFileError> {
+        let standard_input = rustix::io::dup(io::stdin().as_fd()).ok();
+        // SAFETY: no arguments.
+        let opened = check("cuFileDriverOpen", unsafe { (self.functions.open)() });
+        keep_standard_input(standard_input);
+        opened?;
+        // SAFETY: writes the structure, which is that of all versions of CUDA 12 and 13.
+        check("cuFileDriverGetProperties", unsafe { (self.functions.properties)(&mut self.properties) })?;
+        if let Some(start) = self.functions.start_statistics {
+            // SAFETY: no arguments. Without statistics there is no proof, which is said there.
+            unsafe { start() };
+        }
+        self.version = self.functions.version.and_then(|get| {
+            let mut version = 0;
+            // SAFETY: writes one integer.
+            let code = unsafe { get(&mut version) }.code;
+            (code == 0).then(|| driver::version_text(version))
+        });
+        Ok(())
+    }
+
+    /// How many reads into a device went each way since the library was opened, by whoever uses it in this process;
+    /// `None` if this version does not count.
+    pub(crate) fn counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
+        const PLENTY: usize = 64 << 10;
+        let get = self.functions.statistics?;
+        let mut buffer = vec![0u64; PLENTY / 8];
+        // SAFETY: `CUfileStatsLevel3_t` takes 5 KiB in the newest version, and is made of 64-bit numbers.
+        let code = unsafe { get(buffer.as_mut_ptr().cast()) }.code;
+        if code != 0 {
+            return None;
+        }
+        Counters::find(&buffer, uuid)
+    }
+}
+
+/// Reads into one device, by path: a part of `CUfilePerGpuStats_t`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counters {
+    /// By PCI P2PDMA.
+    pub(crate) p2p: u64,
+    /// By nvidia-fs.
+    pub(crate) nvfs: u64,
+    /// Through host memory.
+    pub(crate) posix: u64,
+}
+
+impl Counters {
+    /// Finds a device by its UUID, since what stands before the devices grows from version to version.
+    fn find(statistics: &[u64], uuid: &[u8; 16]) -> Option<Self> {
+        let (first, last) = uuid.split_at(8);
+        let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).ok();
+        let pair = [word(first)?, word(last)?];
+        let place = statistics.windows(2).position(|words| words == pair)?;
+        // After the UUID: bytes, rate, utilisation, duration and number of reads, then the numbers by path.
+        let counters = statistics.get(place + 2 + 5..place + 2 + 8)?;
+        Some(Self { p2p: counters[0], nvfs: counters[1], posix: counters[2] })
+    }
+}
+
+/// A file that cuFile knows.
+#[derive(Debug)]
+pub struct DirectFile {
+    handle: *mut c_void,
+    /// Open as long as it is registered.
+    _file: OwnedFd,
+}
+
+// SAFETY: cuFile may be called from any thread, with any handle.
+unsafe impl Send for DirectFile {}
+// SAFETY: as above.
+unsafe impl Sync for DirectFile {}
+
+impl DirectFile {
+    /// Registers a file that was opened with `O_DIRECT`: for reading, writing, or both.
+    ///
+    /// # Errors
+    /// Why cuFile cannot be used, or does not take the file.
+    pub fn register(file: BorrowedFd<'_>) -> std::result::Result<Self, Unavailable> {
+        let cufile = CuFile::get()?;
+        let file = file.try_clone_to_owned().map_err(|error| {
+            Unavailable::new(format!("no file descriptor is left: {error}"), "raise ulimit -n")
+        })?;
+        /// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.
+        const DESCRIPTOR: c_int = 1;
+        let mut description = FileDescription {
+            kind: DESCRIPTOR,
+            descriptor: FileHandle { descriptor: file.as_raw_fd() },
+            operations: std::ptr::null(),
+        };
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: writes one handle, reads the description.
+        let status = unsafe { (cufile.functions.register_file)(&mut handle, &mut description) };
+        check("cuFileHandleRegister", status).map_err(CuFileError::into_unavailable)?;
+        Ok(Self { handle, _file: file })
+    }
+
+    /// Reads from the file into a device's memory: `len` bytes from `file_offset` to `buffer_offset` of `buffer`.
+    /// Returns how many came; fewer at the end of the file.
+    ///
+    /// # Errors
+    /// The file's or cuFile's error.
+    pub fn read_at(
+        &self,
+        buffer: &DirectBuffer,
+        buffer_offset: u64,
+        len: usize,
+        file_offset: u64,
+    ) -> io::Result<usize> {
+        self.transfer(buffer, buffer_offset, len, file_offset, |functions| functions.read)
+    }
+
+    /// Writes from a device's memory to the file: `len` bytes from `buffer_offset` of `buffer` to `file_offset`.
+    /// Returns how many were written.
+    ///
+    /// # Errors
+    /// The file's or cuFile's error.
+    pub fn write_at(
+        &self,
+        buffer: &DirectBuffer,
+        buffer_offset: u64,
+        len: usize,
+        file_offset: u64,
+    ) -> io::Result<usize> {
+        self.transfer(buffer, buffer_offset, len, file_offset, |functions| functions.write)
+    }
+
+    fn transfer(
+        &self,
+        buffer: &DirectBuffer,
+        buffer_offset: u64,
+        len: usize,
+        file_offset: u64,
+        function: fn(&Functions) -> unsafe extern "C" fn(*mut c_void, u64, usize, i64, i64) -> isize,
+    ) -> io::Result<usize> {
+        let cufile = CuFile::get().map_err(|why| io::Error::other(why.to_string()))?;
+        let (file_offset, buffer_offset) = buffer.check(file_offset, buffer_offset, len)?;
+        let _entered = buffer.memory.device().enter().map_err(io::Error::other)?;
+        // SAFETY: both are registered, and the range lies inside the buffer.
+        let result = unsafe {
+            function(&cufile.functions)(self.handle, buffer.memory.address(), len, file_offset, buffer_offset)
+        };
+        // For results of -1 the system's own error is set.
+        outcome(result, io::Error::last_os_error)
+    }
+}
+
+impl Drop for DirectFile {
+    fn drop(&mut self) {
+        if let Ok(cufile) = CuFile::get() {
+            // SAFETY: registered once, deregistered once; requests hold the file.
+            unsafe { (cufile.functions.deregister_file)(self.handle) };
+        }
+    }
+}
+
+/// Memory of a device that cuFile reads into and writes from.
+#[derive(Debug)]
+pub struct DirectBuffer {
+    memory: Allocation,
+}
+
+impl DirectBuffer {
+    /// `len` bytes on a device, registered.
+    ///
+    /// # Errors
+    /// [`Error::Device`] or [`Error::MemoryBudget`]; [`Error::RouteUnavailable`] is left to the caller, who knows the
+    /// file: registration that fails is [`Error::DeviceUnavailable`].
+    pub fn new(device: &Arc<Device>, len: u64) -> Result<Self> {
+        let unavailable = |why| Error::DeviceUnavailable { device: device.name(), why };
+        let cufile = CuFile::get().map_err(unavailable)?;
+        // Memory of a stream-ordered pool cannot be registered.
+        let memory = Allocation::plain(device, len)?;
+        let _entered = device.enter()?;
+        let bytes = usize::try_from(len).unwrap_or(usize::MAX);
+        // SAFETY: the memory is the device's and stays until it is deregistered.
+        let status = unsafe { (cufile.functions.register_buffer)(memory.address(), bytes, 0) };
+        check("cuFileBufRegister", status).map_err(|error| unavailable(error.into_unavailable()))?;
+        Ok(Self { memory })
+    }
+
+    /// Address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.memory.len()
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        self.memory.device()
+    }
+
+    /// A copy of its first bytes in host memory.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn read_back(&self, into: &mut [u8]) -> Result<()> {
+        if into.len() as u64 > self.len() {
+            return Err(Error::Internal(format!("{} bytes of a buffer of {}", into.len(), self.len())));
+        }
+        super::copies::CopyQueue::new(self.device())?.read_back(self.address(), into)
+    }
+
+    /// Offsets as cuFile takes them, if the range lies inside the buffer.
+    fn check(&self, file_offset: u64, buffer_offset: u64, len: usize) -> io::Result<(i64, i64)> {
+        let inside = buffer_offset.checked_add(len as u64).is_some_and(|end| end <= self.len());
+        match (i64::try_from(file_offset), i64::try_from(buffer_offset)) {
+            (Ok(file_offset), Ok(buffer_offset)) if inside => Ok((file_offset, buffer_offset)),
+            _ => Err(io::Error::other("a request does not fit its buffer")),
+        }
+    }
+}
+
+impl Drop for DirectBuffer {
+    fn drop(&mut self) {
+        if let (Ok(cufile), Ok(_entered)) = (CuFile::get(), self.memory.device().enter()) {
+            // SAFETY: registered once, deregistered once; requests hold the buffer.
+            unsafe { (cufile.functions.deregister_buffer)(self.memory.address()) };
+        }
+    }
+}
+
+/// One read of a [`Batch`].
+pub(crate) struct BatchRead<'a> {
+    pub(crate) file: &'a DirectFile,
+    pub(crate) file_offset: u64,
+    pub(crate) buffer_offset: u64,
+    pub(crate) len: usize,
+    /// Comes back with the result.
+    pub(crate) cookie: usize,
+}
+
+/// Reads that cuFile makes at the same time.
+pub(crate) struct Batch {
+    cufile: &'static CuFile,
+    handle: *mut c_void,
+    buffer: Arc<DirectBuffer>,
+    under_way: usize,
+}
+
+impl Batch {
+    /// A batch for up to `capacity` reads into `buffer`.
+    pub(crate) fn new(buffer: Arc<DirectBuffer>, capacity: usize) -> std::result::Result<Self, Unavailable> {
+        let cufile = CuFile::get()?;
+        let mut handle = std::ptr::null_mut();
+        let capacity = c_uint::try_from(capacity.min(MAX_BATCH)).unwrap_or(1);
+        // SAFETY: writes one handle.
+        let status = unsafe { (cufile.functions.batch_set_up)(&mut handle, capacity) };
+        check("cuFileBatchIOSetUp", status).map_err(CuFileError::into_unavailable)?;
+        Ok(Self { cufile, handle, buffer, under_way: 0 })
+    }
+
+    /// Reads that were submitted and have not come back.
+    pub(crate) fn under_way(&self) -> usize {
+        self.under_way
+    }
+
+    /// Submits reads. Only while none is under way: cuFile uses a batch again when all of it is done.
+    ///
+    /// # Errors
+    /// Then none of them was submitted.
+    ///
+    /// # Safety
+    /// Until a read comes back, its file must stay registered and nobody else may use its part of the buffer.
+    pub(crate) unsafe fn submit(&mut self, reads: &[BatchRead<'_>]) -> io::Result<()> {
+        /// `CUFILE_BATCH`.
+        const BATCH: c_int = 1;
+        /// `CUFILE_READ`.
+        const READ: c_int = 0;
+        let _entered = self.buffer.device().enter().map_err(io::Error::other)?;
+        let mut requests = reads
+            .iter()
+            .map(|read| {
+                let (file_offset, buffer_offset) =
+                    self.buffer.check(read.file_offset, read.buffer_offset, read.len)?;
+                Ok(Request {
+                    mode: BATCH,
+                    buffer: self.buffer.address(),
+                    file_offset,
+                    buffer_offset,
+                    len: read.len,
+                    file: read.file.handle,
+                    operation: READ,
+                    cookie: read.cookie,
+                })
+            })
+            .collect::<io::Result<Vec<_>>>()?;
+        let count = c_uint::try_from(requests.len()).map_err(io::Error::other)?;
+        // SAFETY: the requests are copied; the caller keeps what they refer to.
+        let status =
+            unsafe { (self.cufile.functions.batch_submit)(self.handle, count, requests.as_mut_ptr(), 0) };
+        check("cuFileBatchIOSubmit", status).map_err(io::Error::other)?;
+        self.under_way += reads.len();
+        Ok(())
+    }
+
+    /// Calls `done` with cookie and result of each read that came back, waiting for the first up to `timeout`.
+    ///
+    /// # Errors
+    /// Then nothing is known of the reads that are under way.
+    pub(crate) fn poll(
+        &mut self,
+        timeout: std::time::Duration,
+        mut done: impl FnMut(usize, io::Result<usize>),
+    ) -> io::Result<()> {
+        let mut events = vec![Event { cookie: 0, status: 0, result: 0 }; self.under_way];
+        let mut count = c_uint::try_from(events.len()).map_err(io::Error::other)?;
+        let at_least = c_uint::from(!timeout.is_zero());
+        let mut timeout = libc::timespec {
+            tv_sec: timeout.as_secs() as libc::time_t,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // SAFETY: writes at most `count` events.
+        let status = unsafe {
+            (self.cufile.functions.batch_status)(
+                self.handle,
+                at_least,
+                &mut count,
+                events.as_mut_ptr(),
+                &mut timeout,
+            )
+        };
+        check("cuFileBatchIOGetStatus", status).map_err(io::Error::other)?;
+        for event in events.iter().take(count as usize).filter(|event| event.status & UNDER_WAY == 0) {
+            self.under_way = self.under_way.saturating_sub(1);
+            let result = match event.status {
+                COMPLETE => outcome(event.result, || io::Error::other("cuFile gives no reason")),
+                status => outcome(event.result.min(-1), || {
+                    io::Error::other(format!("cuFile ended the read with status {status:#x}"))
+                }),
+            };
+            done(event.cookie, result);
+        }
+        Ok(())
+    }
+
+    /// Asks that reads under way end early; they come back all the same.
+    pub(crate) fn cancel(&mut self) {
+        // SAFETY: a live batch. A refusal means that they end in their time.
+        unsafe { (self.cufile.functions.batch_cancel)(self.handle) };
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        // With reads under way its owner has leaked what they fill, and the batch with it.
+        if self.under_way == 0 {
+            // SAFETY: set up once, destroyed once.
+            unsafe { (self.cufile.functions.batch_destroy)(self.handle) };
+        }
+    }
+}
+
+/// A call of cuFile that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CuFileError {
+    function: &'static str,
+    code: c_int,
+    cuda: c_int,
+}
+
+impl CuFileError {
+    fn into_unavailable(self) -> Unavailable {
+        let (why, fix) = explain(self.code);
+        Unavailable::new(format!("{self}: {why}"), fix)
+    }
+}
+
+impl fmt::Display for CuFileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} returned {}", self.function, self.code)?;
+        if self.cuda != 0 {
+            write!(f, " (CUDA error {})", self.cuda)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for CuFileError {}
+
+fn check(function: &'static str, status: Status) -> std::result::Result<(), CuFileError> {
+    match status {
+        Status { code: 0, .. } => Ok(()),
+        Status { code, cuda } => Err(CuFileError { function, code, cuda }),
+    }
+}
+
+/// What a read or write returned: bytes, -1 with the system's error, or the negative code of an error: cuFile's own
+/// from 5000 on, the system's below.
+fn outcome(result: isize, last_error: impl FnOnce() -> io::Error) -> io::Result<usize> {
+    match usize::try_from(result) {
+        Ok(count) => Ok(count),
+        Err(_) if result == -1 => Err(last_error()),
+        Err(_) => {
+            let code = c_int::try_from(result.unsigned_abs()).unwrap_or(c_int::MAX);
+            if code < BASE_ERROR {
+                return Err(io::Error::from_raw_os_error(code));
+            }
+            let (why, fix) = explain(code);
+            let why = Unavailable::new(format!("cuFile error {code}: {why}"), fix);
+            Err(io::Error::other(why.to_string()))
+        }
+    }
+}
+
+/// What a code means, and what to do about it.
+fn explain(code: c_int) -> (&'static str, &'static str) {
+    const UDEV: &str = "in a container, mount /run/udev (-v /run/udev:/run/udev:ro); check gdscheck -p";
+    match code - BASE_ERROR {
+        1 => ("its driver is not initialised", "check gdscheck -p"),
+        2 => ("a property of its driver is invalid", "check /etc/cufile.json"),
+        7 => ("the platform does not support GPUDirect Storage", "use route staged"),
+        8 => (
+            "the file system does not support GPUDirect Storage",
+            "use ext4 (data=ordered), xfs, or a file system that gdscheck -p lists; or route staged",
+        ),
+        11 => ("the CUDA driver failed", "check that nvidia-smi works"),
+        12 | 13 => ("it takes no such memory", ""),
+        14 | 15 => ("the range leaves what was registered", ""),
+        16 => (
+            "no more of the device's memory can be registered (BAR1 or max_device_pinned_mem_size_kb)",
+            "raise max_device_pinned_mem_size_kb in /etc/cufile.json, or use a GPU with a larger BAR1",
+        ),
+        19 | 20 => ("the file was opened in a way that it does not take", "open it with O_DIRECT"),
+        23 => ("the memory is registered already", ""),
+        27 | 28 => ("it does not take the file", UDEV),
+        30 => ("it failed on the file system or its block device", UDEV),
+        33 => (
+            "nvidia-fs is not set up",
+            "load the module nvidia-fs; in a container, pass /dev/nvidia-fs* and /run/udev",
+        ),
+        36 => ("the device's memory could not be pinned", "raise the GPU's BAR1 size"),
+        48 => ("nvidia-fs failed", "see dmesg"),
+        49 => ("batches need the direct path", "use route staged"),
+        _ => ("see CUfileOpError in cufile.h", "see cufile.log in the temporary directory"),
+    }
+}
+
+/// Directories where cuFile may lie besides those that the system searches: Python packages have their own.
+static DIRECTORIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Looks for cuFile in `directory` too. Has an effect until cuFile is used for the first time.
+pub fn search_cufile_in(directory: impl Into<PathBuf>) {
+    DIRECTORIES.lock().unwrap_or_else(PoisonError::into_inner).push(directory.into());
+}
+
+/// Whether a test has named the library.
+pub(crate) fn is_stand_in() -> bool {
+    cfg!(feature = "stand-in") && std::env::var_os("WINDLASS_CUFILE").is_some()
+}
+
+fn open_library() -> std::result::Result<(Library, PathBuf), Unavailable> {
+    /// The name that it has in its packages, and that of a toolkit's link.
+    const NAMES: [&str; 2] = ["libcufile.so.0", "libcufile.so"];
+    let mut candidates: Vec<OsString> = Vec::new();
+    if is_stand_in() {
+        candidates.extend(std::env::var_os("WINDLASS_CUFILE"));
+    } else {
+        candidates.extend(NAMES.map(OsString::from));
+        let directories = DIRECTORIES.lock().unwrap_or_else(PoisonError::into_inner);
+        let system = [PathBuf::from("/usr/local/cuda/lib64")];
+        let listed = directories.iter().chain(&system).map(|directory| directory.join(NAMES[0]));
+        candidates
+            .extend(listed.filter(|path| fs::exists(path).unwrap_or(false)).map(PathBuf::into_os_string));
+    }
+    let mut tried = Vec::new();
+    for name in candidates {
+        match driver::open_library(&name) {
+            Ok(library) => return Ok((library, name.into())),
+            Err(error) => tried.push(driver::reason(&error)),
+        }
+    }
+    let fix = "install cuFile: the package libcufile of CUDA, or 'pip install nvidia-cufile'";
+    Err(Unavailable::new(format!("cuFile was not found: {}", tried.join("; ")), fix))
+}
+
+/// Without nvidia-fs, some versions close descriptor 0 as they open: puts back what was there.
+fn keep_standard_input(before: Option<OwnedFd>) {
+    if let Some(before) = before
+        && rustix::io::fcntl_getfd(io::stdin().as_fd()).is_err()
+    {
+        // SAFETY: descriptor 0 is closed, so nobody owns it; the result is given to nobody and stays open, as
+        // standard input does.
+        let mut standard_input = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(0) };
+        let _ = rustix::io::dup2(&before, &mut standard_input);
+        std::mem::forget(standard_input);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The sizes that a C compiler gives the structures of `cufile.h` 1.20.
+    #[test]
+    fn structures_have_the_layout_of_the_header() {
+        assert_eq!(size_of::<Status>(), 8);
+        assert_eq!(size_of::<FileDescription>(), 24);
+        assert_eq!(size_of::<Properties>(), 56);
+        assert_eq!(size_of::<Request>(), 64);
+        assert_eq!(std::mem::offset_of!(Request, file), 40);
+        assert_eq!(size_of::<Event>(), 24);
+    }
+
+    #[test]
+    fn a_devices_counters_are_found_wherever_they_stand() {
+        let uuid = *b"0123456789abcdef";
+        let words = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap());
+        for before in [0, 78, 143] {
+            let mut statistics = vec![7; before];
+            statistics.extend([words(&uuid[..8]), words(&uuid[8..]), 1, 2, 3, 4, 60, 10, 20, 30, 5]);
+            let found = Counters::find(&statistics, &uuid);
+            assert_eq!(found, Some(Counters { p2p: 10, nvfs: 20, posix: 30 }));
+            assert_eq!(Counters::find(&statistics[..before + 9], &uuid), None);
+            assert_eq!(Counters::find(&statistics, b"another device's"), None);
+        }
+    }
+
+    #[test]
+    fn results_are_bytes_or_the_right_kind_of_error() {
+        let none = || io::Error::other("none");
+        assert_eq!(outcome(4096, none).unwrap(), 4096);
+        assert_eq!(outcome(-5, none).unwrap_err().raw_os_error(), Some(5));
+        assert_eq!(outcome(-1, || io::Error::from_raw_os_error(28)).unwrap_err().raw_os_error(), Some(28));
+        let text = outcome(-5030, none).unwrap_err().to_string();
+        assert!(text.contains("5030") && text.contains("/run/udev"), "{text}");
+    }
+}
