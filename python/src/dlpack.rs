@@ -4,11 +4,16 @@
 #![allow(unsafe_code)]
 
 use pyo3::{ffi, prelude::*};
-use std::{ffi::CStr, ffi::c_void, sync::Arc};
-use windlass::{Dtype, memory::Block};
+use std::{ffi::CStr, ffi::c_void};
+use windlass::{DeviceId, Dtype, TensorMemory};
 
-/// `(kDLCPU, 0)`.
-pub(crate) const CPU: (i32, i32) = (1, 0);
+/// DLPack's name of a device: `kDLCPU` is 1, `kDLCUDA` 2.
+pub(crate) fn device(tensor: &windlass::Tensor) -> (i32, i32) {
+    match tensor.device() {
+        DeviceId::Cpu => (1, 0),
+        DeviceId::Cuda(ordinal) => (2, i32::try_from(ordinal).unwrap_or(i32::MAX)),
+    }
+}
 
 const VERSIONED: &CStr = c"dltensor_versioned";
 const LEGACY: &CStr = c"dltensor";
@@ -100,7 +105,7 @@ impl Exported {
 
 /// What a capsule owns: the memory, and the arrays that its descriptor points to.
 struct Owner {
-    _block: Arc<Block>,
+    _memory: TensorMemory,
     /// Shape, then strides.
     dimensions: Box<[i64]>,
 }
@@ -126,12 +131,13 @@ pub(crate) fn capsule<'py>(
     }
     let ndim =
         i32::try_from(rank).map_err(|_| pyo3::exceptions::PyBufferError::new_err("too many dimensions"))?;
-    let mut owner = Box::new(Owner { _block: tensor.block().clone(), dimensions });
+    let mut owner = Box::new(Owner { _memory: tensor.memory().clone(), dimensions });
     let shape = owner.dimensions.as_mut_ptr();
+    let (device_type, device_id) = device(tensor);
     let tensor = DlTensor {
-        data: tensor.block().as_ptr().cast(),
-        device_type: CPU.0,
-        device_id: CPU.1,
+        data: address(tensor),
+        device_type,
+        device_id,
         ndim,
         dtype: exported.dtype,
         shape,
@@ -153,6 +159,14 @@ pub(crate) fn capsule<'py>(
         let managed = DlManagedTensor { tensor, context, deleter: Some(delete_legacy) };
         new_capsule(py, managed, LEGACY, drop_unused_legacy, delete_legacy)
     }
+}
+
+/// Where the bytes begin; nowhere, if there are none on a device.
+fn address(tensor: &windlass::Tensor) -> *mut c_void {
+    if tensor.len_bytes() == 0 && tensor.device() != DeviceId::Cpu {
+        return std::ptr::null_mut();
+    }
+    std::ptr::with_exposed_provenance_mut(tensor.address() as usize)
 }
 
 fn new_capsule<'py, T>(

@@ -70,6 +70,14 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             fields.set_item("path", path)?;
             "RouteUnavailableError"
         }
+        Error::DeviceUnavailable { device, .. } => {
+            fields.set_item("device", device)?;
+            "DeviceUnavailableError"
+        }
+        Error::Device { device, .. } => {
+            fields.set_item("device", device)?;
+            "DeviceError"
+        }
         Error::NoSuchTensor { pattern, .. } => {
             fields.set_item("tensor", pattern)?;
             "TensorNotFoundError"

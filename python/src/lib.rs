@@ -40,7 +40,7 @@ mod _native {
     #[pymodule_export]
     use super::tensor::{Tensor, to_torch};
     #[pymodule_export]
-    use super::{doctor, version};
+    use super::{doctor, search_cufile_in, version};
 }
 
 use crate::error::IntoPython;
@@ -85,6 +85,12 @@ fn interruptible<T: Send>(
 #[pyfunction]
 fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
+}
+
+/// Looks for cuFile in this directory too.
+#[pyfunction]
+fn search_cufile_in(directory: std::path::PathBuf) {
+    windlass::device::search_cufile_in(directory);
 }
 
 /// What this machine offers a load, as JSON.

@@ -1,10 +1,12 @@
-//! Options and memory pools, as Python hands them over.
+//! Options, memory pools and allocators, as Python hands them over.
+#![allow(unsafe_code)]
 
 use crate::error::IntoPython;
 use pyo3::{prelude::*, types::PyDict};
-use std::ops::Range;
+use std::{io, ops::Range};
 use windlass::{
-    Error, LoadOptions,
+    DeviceAllocator, Error, LoadOptions,
+    memory::LentMemory,
     plan::{Selection, TensorSlice},
 };
 
@@ -77,11 +79,31 @@ pub(crate) fn load_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>
                         options.selection.slice(tensor.extract::<String>()?, TensorSlice::new(ranges));
                 }
             }
+            "allocator" => options.allocator = Some(allocator(value.unbind())),
             "pool" => options.pool = Some(value.cast::<MemoryPool>()?.get().pool.clone()),
             _ => options.set(&name, &value.str()?.to_string()).into_python(py)?,
         }
     }
     Ok(options)
+}
+
+/// An allocator that calls `allocate(bytes)`, which returns an address, a stream, and what owns the memory.
+fn allocator(allocate: Py<PyAny>) -> DeviceAllocator {
+    let lend = move |bytes: u64| {
+        Python::attach(|py| {
+            let (address, stream, owner): (u64, usize, Py<PyAny>) =
+                allocate.call1(py, (bytes,))?.extract(py)?;
+            Ok(LentMemory { address, stream, owner: Box::new(owner) })
+        })
+        .map_err(|error: PyErr| Error::Allocation {
+            bytes,
+            kind: "memory of the device by the allocator given",
+            source: io::Error::other(error.to_string()),
+        })
+    };
+    // SAFETY: the package passes functions of its own alone: `_frameworks` has that of torch, whose tensors are
+    // memory of the device that the load goes to, own it, and follow the current stream.
+    unsafe { DeviceAllocator::new(lend) }
 }
 
 fn add_all(

@@ -1,12 +1,15 @@
 //! Tensors, and how they reach torch in bulk.
 
-use crate::dlpack::{self, Exported};
+use crate::{
+    dlpack::{self, Exported},
+    error::IntoPython,
+};
 use pyo3::{
-    exceptions::PyBufferError,
+    exceptions::{PyAttributeError, PyBufferError, PyValueError},
     prelude::*,
     types::{PyBytes, PyDict, PyList, PyTuple},
 };
-use windlass::Dtype;
+use windlass::{DeviceId, Dtype, TensorMemory};
 
 /// One tensor in memory. Whoever views its bytes keeps them alive.
 #[pyclass(frozen, module = "windlass")]
@@ -36,24 +39,34 @@ impl Tensor {
 
     /// Size in bytes.
     #[getter]
-    fn nbytes(&self) -> usize {
-        self.tensor.block().len()
+    fn nbytes(&self) -> u64 {
+        self.tensor.len_bytes()
     }
 
-    /// Address of the first byte.
+    /// Where it is: `cpu` or `cuda:N`.
     #[getter]
-    fn data_ptr(&self) -> usize {
-        self.tensor.block().as_ptr().addr()
+    fn device(&self) -> String {
+        self.tensor.device().to_string()
     }
 
-    /// A copy of the bytes.
-    fn tobytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, self.tensor.bytes())
+    /// Address of the first byte, in the memory of its device.
+    #[getter]
+    fn data_ptr(&self) -> u64 {
+        self.tensor.address()
+    }
+
+    /// A copy of the bytes in host memory.
+    fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = py.detach(|| self.tensor.bytes()).into_python(py)?;
+        Ok(PyBytes::new(py, &bytes))
     }
 
     /// The bytes as a flat array of `uint8`, for `numpy.asarray`.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if matches!(self.tensor.memory(), TensorMemory::Device(_)) {
+            return Err(PyAttributeError::new_err("this tensor is in the memory of a device"));
+        }
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("typestr", "|u1")?;
@@ -62,9 +75,9 @@ impl Tensor {
         Ok(interface)
     }
 
-    /// Host memory.
+    /// DLPack's device type, 1 for host memory and 2 for CUDA, and the number of the device.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        dlpack::CPU
+        dlpack::device(&self.tensor)
     }
 
     /// A capsule that shares the bytes.
@@ -77,10 +90,17 @@ impl Tensor {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        // Host memory is ready at once, whatever stream the consumer uses.
-        let _ = stream;
-        if dl_device.is_some_and(|device| device != dlpack::CPU) {
-            return Err(PyBufferError::new_err("this tensor is in host memory; copy it to another device"));
+        // A tensor is handed out when the copies to it are done, so no stream has to wait for anything.
+        if self.tensor.device() != DeviceId::Cpu
+            && stream.is_some_and(|stream| stream.extract::<i64>().is_ok_and(|stream| stream == 0))
+        {
+            return Err(PyValueError::new_err(
+                "stream 0 is ambiguous in DLPack: pass 1 for CUDA's legacy default stream, 2 for the per-thread one",
+            ));
+        }
+        if dl_device.is_some_and(|device| device != dlpack::device(&self.tensor)) {
+            let message = format!("this tensor is on {}; copy it in the framework", self.tensor.device());
+            return Err(PyBufferError::new_err(message));
         }
         if copy == Some(true) {
             return Err(PyBufferError::new_err("windlass does not copy; copy in the framework"));
@@ -95,7 +115,11 @@ impl Tensor {
     }
 
     fn __repr__(&self) -> String {
-        format!("Tensor({}, {}, {:?})", self.tensor.name(), self.tensor.dtype(), self.tensor.shape())
+        let at = match self.tensor.device() {
+            DeviceId::Cpu => String::new(),
+            device => format!(", {device}"),
+        };
+        format!("Tensor({}, {}, {:?}{at})", self.tensor.name(), self.tensor.dtype(), self.tensor.shape())
     }
 }
 

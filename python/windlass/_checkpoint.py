@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import operator
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
 
 from windlass import _native
-from windlass._frameworks import Framework, converter
+from windlass._frameworks import Framework, converter, device_name, is_torch, torch_allocator
 from windlass._options import LoadOptions
 from windlass._report import Report
 from windlass.errors import OptionError, SliceError
@@ -49,7 +51,7 @@ class LoadedTensors(dict[str, Any]):
 
 def load_file(
     path: PathType | Sequence[PathType],
-    device: str = "cpu",
+    device: Any = "cpu",
     *,
     framework: Framework = "torch",
     select: Select | None = None,
@@ -57,25 +59,27 @@ def load_file(
     slices: Mapping[str, Any] | None = None,
     progress: Progress = False,
     pool: _native.MemoryPool | None = None,
+    allocator: Literal["driver", "torch"] = "driver",
     **options: Unpack[LoadOptions],
 ) -> LoadedTensors:
     """Loads a checkpoint into memory.
 
     Args:
         path: A safetensors file, an index, a directory, a glob pattern, or a list of these.
-        device: ``"cpu"``; others are errors in this version.
+        device: Where to put the tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a number, or a device of torch's.
         framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, or ``"raw"``, windlass's own.
         select: Names or glob patterns of the tensors to load, or a predicate on names. Default: all.
         exclude: Names or glob patterns of tensors to leave out.
         slices: For some tensors the part to load, as one would index them.
         progress: Called with bytes done and bytes in all; ``True`` for a bar by tqdm.
-        pool: Memory, touched before, to load into.
+        pool: Host memory, touched before, to load into.
+        allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
         options: Those of ``windlass load``; see `LoadOptions`.
 
     Returns:
         A dictionary of tensors, with the report of the load as its attribute ``report``.
     """
-    with Checkpoint(path, device=device, framework=framework) as checkpoint:
+    with Checkpoint(path, device=device, framework=framework, allocator=allocator) as checkpoint:
         return checkpoint.load(
             select=select, exclude=exclude, slices=slices, progress=progress, pool=pool, **options
         )
@@ -88,9 +92,10 @@ class Checkpoint:
 
     Args:
         paths: A safetensors file, an index, a directory, a glob pattern, or a list of these.
-        device: ``"cpu"``; others are errors in this version.
+        device: Where to put tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a number, or a device of torch's.
         framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, or ``"raw"``.
-        pool: Memory, touched before, that all loads go into unless they name another.
+        pool: Host memory, touched before, that all loads go into unless they name another.
+        allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
         options: Options of all loads; see `LoadOptions`. A load's own win.
     """
 
@@ -98,16 +103,22 @@ class Checkpoint:
         self,
         paths: PathType | Sequence[PathType],
         *,
-        device: str = "cpu",
+        device: Any = "cpu",
         framework: Framework = "torch",
         pool: _native.MemoryPool | None = None,
+        allocator: Literal["driver", "torch"] = "driver",
         **options: Unpack[LoadOptions],
     ) -> None:
-        if str(device) != "cpu":
-            raise OptionError(f"device cannot be {str(device)!r}: this version loads to 'cpu'")
-        self._convert = converter(framework)
-        self._is_torch = framework in ("torch", "pt")
-        self._options: dict[str, Any] = {"pool": pool, **options}
+        name = device_name(device, framework)
+        self._convert = converter(framework, name)
+        self._is_torch = is_torch(framework)
+        self._options: dict[str, Any] = {"device": name, "pool": pool, **options}
+        if allocator == "torch":
+            self._options["allocator"] = torch_allocator(name)
+        elif allocator != "driver":
+            raise OptionError(f"allocator cannot be {allocator!r}: it is one of driver, torch")
+        if name != "cpu":
+            _find_cufile()
         unknown = set(options) - set(LoadOptions.__annotations__)
         if unknown:
             names = ", ".join(LoadOptions.__annotations__)
@@ -377,6 +388,15 @@ class _Part:
         if isinstance(tensor, _native.Tensor):
             raise OptionError("framework 'raw' takes slices of step 1 only, no integers")
         return tensor[tuple(self._then)]
+
+
+@cache
+def _find_cufile() -> None:
+    """Shows the engine where packages of Python keep cuFile."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        for directory in ("cu13/lib", "cufile/lib"):
+            _native.search_cufile_in(os.path.join(root, directory))
 
 
 def _listed(names: str | Iterable[str] | None) -> list[str] | None:

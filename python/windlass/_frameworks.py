@@ -5,6 +5,7 @@ Frameworks are imported when first used; none of them is needed to import windla
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,8 +22,8 @@ Converter = Callable[["Sequence[Tensor]", "dict[str, Any]"], None]
 """Adds tensors to a dictionary, by name."""
 
 
-def converter(framework: str) -> Converter:
-    """The converter to a framework's tensors."""
+def converter(framework: str, device: str = "cpu") -> Converter:
+    """The converter to a framework's tensors, on a device."""
     converters: dict[str, Callable[[], Converter]] = {
         "torch": _torch,
         "pt": _torch,
@@ -34,7 +35,37 @@ def converter(framework: str) -> Converter:
     }
     if framework not in converters:
         raise OptionError(f"framework cannot be {framework!r}: it is one of {', '.join(converters)}")
+    if framework in ("numpy", "np") and device != "cpu":
+        raise OptionError(f"framework 'numpy' has arrays in host memory alone, and the device is {device!r}")
     return converters[framework]()
+
+
+def is_torch(framework: str) -> bool:
+    """Whether these are torch's tensors."""
+    return framework in ("torch", "pt")
+
+
+def device_name(device: Any, framework: str) -> str:
+    """A device as windlass names it, from text, a number, or torch's own."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        return f"cuda:{device}"
+    name = str(device)
+    if name == "cuda" and is_torch(framework) and (torch := sys.modules.get("torch")) is not None:
+        # As everywhere in torch, the current one.
+        current = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+        return f"cuda:{current}"
+    return name
+
+
+def torch_allocator(device: str) -> Callable[[int], tuple[int, int, Any]]:
+    """Memory of torch's own caching allocator, as tensors of bytes."""
+    import torch  # noqa: PLC0415
+
+    def allocate(size: int) -> tuple[int, int, Any]:
+        memory = torch.empty(size, dtype=torch.uint8, device=device)
+        return memory.data_ptr(), torch.cuda.current_stream(device).cuda_stream, memory
+
+    return allocate
 
 
 def _to_raw(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
@@ -95,7 +126,7 @@ def _numpy() -> Converter:
 
     def to_numpy(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
         for tensor in tensors:
-            array = np.asarray(tensor)
+            array = np.asarray(tensor) if tensor.device == "cpu" else np.frombuffer(tensor.tobytes(), np.uint8)
             if tensor.dtype == "F4":
                 array = _unpacked_f4(array)
             dtype = dtypes.get(tensor.dtype) or _ml_dtype(tensor)
@@ -159,6 +190,10 @@ def _jax() -> Converter:
             else:
                 # 64-bit types follow jax's own setting, and the narrow floats come through ml_dtypes: copies.
                 to_numpy([tensor], arrays)
-                into[tensor.name] = jax.device_put(arrays.pop(tensor.name), host)
+                into[tensor.name] = jax.device_put(arrays.pop(tensor.name), place(tensor))
+
+    def place(tensor: Tensor) -> Any:
+        kind, _, ordinal = tensor.device.partition(":")
+        return jax.devices("cuda")[int(ordinal)] if kind == "cuda" else host
 
     return to_jax

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
-RouteName = Literal["auto", "io_uring", "threads", "cached", "mapped"]
+RouteName = Literal["auto", "io_uring", "threads", "cached", "mapped", "staged", "gds", "gds-compat"]
 
 
 class LoadOptions(TypedDict, total=False):
@@ -17,6 +17,9 @@ class LoadOptions(TypedDict, total=False):
     """Which way the bytes take."""
     direct: Literal["auto", "always", "never"] | None
     """Whether reads go past the page cache."""
+    dtype: Any
+    """The type that a device converts floats to as they arrive: ``"float32"``, ``"float16"`` or ``"bfloat16"``, as
+    text or as torch's."""
     layout: Literal["file", "packed", "tensor"] | None
     """How tensors share memory."""
     chunk: int | str | None
@@ -34,6 +37,6 @@ class LoadOptions(TypedDict, total=False):
     numa: int | Literal["unbound", "near_storage"] | None
     """NUMA node of memory and threads."""
     memory_budget: int | str | None
-    """Most memory that the load may take."""
+    """Most host memory that the load may take."""
     populate: bool
     """With route ``mapped``: read everything in at once."""

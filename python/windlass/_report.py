@@ -16,6 +16,8 @@ class Carrier:
     route: str
     access: str
     """``direct`` past the page cache, ``buffered`` through it."""
+    via: str | None
+    """The way on to a device: ``staged`` if by pinned host memory."""
     tensor_bytes: int
     read_bytes: int
     reads: int

@@ -72,6 +72,22 @@ class RouteUnavailableError(WindlassError, RuntimeError):
     """The route that was named cannot carry the data."""
 
 
+class DeviceUnavailableError(WindlassError, RuntimeError):
+    """The device that was named is not there, or cannot be used."""
+
+    def __init__(self, message: str, *, device: str | None = None) -> None:
+        super().__init__(message)
+        self.device = device
+
+
+class DeviceError(WindlassError, RuntimeError):
+    """A device failed an operation. Tensors on it may be lost."""
+
+    def __init__(self, message: str, *, device: str | None = None) -> None:
+        super().__init__(message)
+        self.device = device
+
+
 class TensorNotFoundError(WindlassError, KeyError):
     """No tensor has this name, or no name matches the pattern."""
 
