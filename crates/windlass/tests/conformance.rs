@@ -3,19 +3,21 @@
 
 mod common;
 
-use common::{assert_is_file, can_read, expected, make_cold, make_warm, mixed_model, tensor, write_model};
+use common::{
+    assert_is_file, can_read, devices, expected, make_cold, make_warm, mixed_model, tensor, write_model,
+};
 use std::{fs, path::Path};
 use windlass::{
-    Arrival, Checkpoint, DirectIo, Dtype, Error, LoadOptions, Route,
+    Arrival, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Route,
     memory::{HugePages, MemoryPool},
     plan::{Layout, PlanError, Selection, TensorSlice},
     route::Access,
 };
 
-/// Every way to move bytes to private memory, with what must carry them on a cold file of a disk.
+/// Every way to move bytes to private memory and to a device, with what must carry them on a cold file of a disk.
 fn routes(directory: &Path) -> Vec<(LoadOptions, Route)> {
     let with = |route, direct| LoadOptions { route, direct, ..LoadOptions::default() };
-    [
+    let on_host: Vec<_> = [
         (with(Route::Auto, DirectIo::Auto), Route::IoUring),
         (with(Route::IoUring, DirectIo::Auto), Route::IoUring),
         (with(Route::IoUring, DirectIo::Never), Route::IoUring),
@@ -27,7 +29,24 @@ fn routes(directory: &Path) -> Vec<(LoadOptions, Route)> {
     ]
     .into_iter()
     .filter(|(options, _)| can_read(directory, options.route, options.direct))
-    .collect()
+    .collect();
+    let [_, device] = devices();
+    let to_device = |(options, carrier): &(LoadOptions, Route)| {
+        // The stand-in's path past the host is what `auto` takes.
+        let past_host = options.route == Route::Auto && options.direct == DirectIo::Auto;
+        (LoadOptions { device, ..options.clone() }, if past_host { Route::Gds } else { *carrier })
+    };
+    let only_to_device = [
+        (Route::Staged, DirectIo::Auto, Route::IoUring),
+        (Route::Gds, DirectIo::Auto, Route::Gds),
+        (Route::GdsCompat, DirectIo::Always, Route::GdsCompat),
+    ]
+    .map(|(route, direct, carrier)| (LoadOptions { device, ..with(route, direct) }, carrier));
+    let has_direct = can_read(directory, Route::Threads, DirectIo::Always);
+    let past_host = |(options, _): &(LoadOptions, Route)| has_direct || options.route == Route::Staged;
+    let to_device: Vec<_> =
+        on_host.iter().map(to_device).chain(only_to_device.into_iter().filter(past_host)).collect();
+    on_host.into_iter().chain(to_device).collect()
 }
 
 /// Tests that need a disk put their files here, since `/tmp` may be memory.
@@ -49,11 +68,16 @@ fn every_route_delivers_the_file_in_every_layout() {
                 let report = loaded.report();
                 let moved: u64 = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
                 assert_eq!(moved, report.tensor_bytes, "{report:?}");
-                if options.route != Route::Auto {
+                if !matches!(options.route, Route::Auto | Route::Staged) {
                     assert!(report.carriers.iter().all(|own| own.route == carrier), "{report}");
                 }
                 if options.direct == DirectIo::Never {
                     assert!(report.carriers.iter().all(|own| own.access == Access::Buffered), "{report}");
+                }
+                for own in &report.carriers {
+                    let past_host = matches!(own.route, Route::Gds | Route::GdsCompat);
+                    let staged = options.device != DeviceId::Cpu && !past_host;
+                    assert_eq!(own.via, staged.then_some(Route::Staged), "{report}");
                 }
             }
         }
@@ -64,17 +88,20 @@ fn every_route_delivers_the_file_in_every_layout() {
 fn a_warm_file_is_copied_from_the_cache_and_a_cold_one_is_not_cached() {
     let directory = disk();
     let (path, file) = mixed_model(directory.path());
-    make_cold(&path);
-    let cold = windlass::load(&[&path], &LoadOptions::default()).unwrap();
-    assert_is_file(&cold, &file);
-    let direct: u64 = sum(&cold, Route::IoUring);
-    assert!(direct * 10 > cold.report().tensor_bytes * 9, "{}", cold.report());
+    for device in devices() {
+        make_cold(&path);
+        let cold = windlass::load(&[&path], &LoadOptions { device, ..LoadOptions::default() }).unwrap();
+        assert_is_file(&cold, &file);
+        let direct = sum(&cold, Route::IoUring) + sum(&cold, Route::Gds);
+        assert!(direct * 10 > cold.report().tensor_bytes * 9, "{}", cold.report());
 
-    make_warm(&path);
-    for route in [Route::Auto, Route::Cached] {
-        let warm = windlass::load(&[&path], &LoadOptions { route, ..LoadOptions::default() }).unwrap();
-        assert_is_file(&warm, &file);
-        assert_eq!(sum(&warm, Route::Cached), warm.report().tensor_bytes, "{}", warm.report());
+        make_warm(&path);
+        for route in [Route::Auto, Route::Cached] {
+            let options = LoadOptions { route, device, ..LoadOptions::default() };
+            let warm = windlass::load(&[&path], &options).unwrap();
+            assert_is_file(&warm, &file);
+            assert_eq!(sum(&warm, Route::Cached), warm.report().tensor_bytes, "{}", warm.report());
+        }
     }
 }
 
@@ -126,13 +153,18 @@ fn a_half_cached_file_takes_each_half_by_its_own_route() {
     let path = directory.path().join("half.safetensors");
     let file =
         write_model(&path, &[tensor("a", Dtype::U8, &[16 << 20]), tensor("b", Dtype::U8, &[16 << 20])], 0, 1);
-    make_cold(&path);
-    warm_part(&path, 0, file.len() / 2);
-    for layout in [Layout::File, Layout::Packed] {
-        let loaded = windlass::load(&[&path], &LoadOptions { layout, ..LoadOptions::default() }).unwrap();
-        assert_is_file(&loaded, &file);
-        let (cached, direct) = (sum(&loaded, Route::Cached), sum(&loaded, Route::IoUring));
-        assert!(cached >= 12 << 20 && direct >= 4 << 20, "{}", loaded.report());
+    for device in devices() {
+        make_cold(&path);
+        warm_part(&path, 0, file.len() / 2);
+        for layout in [Layout::File, Layout::Packed] {
+            let options = LoadOptions { layout, device, ..LoadOptions::default() };
+            let loaded = windlass::load(&[&path], &options).unwrap();
+            assert_is_file(&loaded, &file);
+            let direct = sum(&loaded, Route::IoUring) + sum(&loaded, Route::Gds);
+            let cached = sum(&loaded, Route::Cached);
+            // A plain read of the file's beginning proves the path past the host.
+            assert!(cached >= 12 << 20 && direct >= 4 << 20, "{}", loaded.report());
+        }
     }
 }
 
@@ -141,13 +173,15 @@ fn the_route_cached_fails_on_a_cold_file_and_names_the_tensor() {
     let directory = disk();
     let (path, _) = mixed_model(directory.path());
     make_cold(&path);
-    let options = LoadOptions { route: Route::Cached, ..LoadOptions::default() };
-    match windlass::load(&[&path], &options).unwrap_err() {
-        Error::RouteUnavailable { route: Route::Cached, path: at, why } => {
-            assert_eq!(at, path);
-            assert!(why.reason.contains("tensor '") && why.fix.contains("windlass warm"), "{why}");
+    for device in devices() {
+        let options = LoadOptions { route: Route::Cached, device, ..LoadOptions::default() };
+        match windlass::load(&[&path], &options).unwrap_err() {
+            Error::RouteUnavailable { route: Route::Cached, path: at, why } => {
+                assert_eq!(at, path);
+                assert!(why.reason.contains("tensor '") && why.fix.contains("windlass warm"), "{why}");
+            }
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
     }
 }
 
@@ -158,15 +192,20 @@ fn memory_file_systems_are_copied_and_direct_reads_refused() {
         return;
     };
     let (path, file) = mixed_model(directory.path());
-    let loaded = windlass::load(&[&path], &LoadOptions::default()).unwrap();
-    assert_is_file(&loaded, &file);
-    let refused = &loaded.report().refused;
-    assert!(
-        refused.iter().any(|own| own.what == "direct reads" && own.why.reason.contains("tmpfs")),
-        "{refused:?}"
-    );
-    assert_eq!(sum(&loaded, Route::Threads), loaded.report().tensor_bytes);
+    for device in devices() {
+        let loaded = windlass::load(&[&path], &LoadOptions { device, ..LoadOptions::default() }).unwrap();
+        assert_is_file(&loaded, &file);
+        let refused = &loaded.report().refused;
+        assert!(
+            refused.iter().any(|own| own.what == "direct reads" && own.why.reason.contains("tmpfs")),
+            "{refused:?}"
+        );
+        assert_eq!(sum(&loaded, Route::Threads), loaded.report().tensor_bytes);
+    }
+    let [_, device] = devices();
     for options in [
+        LoadOptions { route: Route::Gds, device, ..LoadOptions::default() },
+        LoadOptions { route: Route::GdsCompat, device, ..LoadOptions::default() },
         LoadOptions { route: Route::IoUring, ..LoadOptions::default() },
         LoadOptions { direct: DirectIo::Always, ..LoadOptions::default() },
         LoadOptions { route: Route::Cached, ..LoadOptions::default() },
@@ -338,22 +377,25 @@ fn selections_choose_and_unknown_names_are_errors() {
 fn tensors_arrive_one_by_one_and_the_progress_adds_up() {
     let directory = disk();
     let (path, file) = mixed_model(directory.path());
-    make_cold(&path);
-    let checkpoint = Checkpoint::open(&[&path]).unwrap();
-    let mut loading = checkpoint.start(&LoadOptions { chunk_bytes: 4096, ..LoadOptions::default() }).unwrap();
-    let mut tensors = Vec::new();
-    while let Arrival::Tensor(tensor) = loading.next_within(std::time::Duration::from_secs(60)).unwrap() {
-        assert!(
-            *tensor.bytes().unwrap() == *expected(&file, tensor.name()),
-            "{} arrived with other bytes",
-            tensor.name()
-        );
-        tensors.push(tensor);
+    for device in devices() {
+        make_cold(&path);
+        let checkpoint = Checkpoint::open(&[&path]).unwrap();
+        let options = LoadOptions { chunk_bytes: 4096, device, ..LoadOptions::default() };
+        let mut loading = checkpoint.start(&options).unwrap();
+        let mut tensors = Vec::new();
+        while let Arrival::Tensor(tensor) = loading.next_within(std::time::Duration::from_secs(60)).unwrap() {
+            assert!(
+                *tensor.bytes().unwrap() == *expected(&file, tensor.name()),
+                "{} arrived with other bytes",
+                tensor.name()
+            );
+            tensors.push(tensor);
+        }
+        let progress = loading.progress();
+        assert_eq!(progress.bytes_done, progress.bytes_total);
+        assert_eq!(progress.tensors_done, progress.tensors_total);
+        assert_is_file(&loading.into_loaded(tensors), &file);
     }
-    let progress = loading.progress();
-    assert_eq!(progress.bytes_done, progress.bytes_total);
-    assert_eq!(progress.tensors_done, progress.tensors_total);
-    assert_is_file(&loading.into_loaded(tensors), &file);
 }
 
 #[test]
@@ -407,12 +449,14 @@ fn sharded_checkpoints_load_by_index_directory_glob_and_list() {
     }
     let index = directory.path().join("model.safetensors.index.json");
     let check = |paths: &[&Path]| {
-        let loaded = windlass::load(paths, &LoadOptions::default()).unwrap();
-        assert_eq!(loaded.tensors().len(), 3);
-        for (name, file) in &files {
-            assert!(*loaded.get(name).unwrap().bytes().unwrap() == *expected(file, name));
+        for device in devices() {
+            let loaded = windlass::load(paths, &LoadOptions { device, ..LoadOptions::default() }).unwrap();
+            assert_eq!(loaded.tensors().len(), 3);
+            for (name, file) in &files {
+                assert!(*loaded.get(name).unwrap().bytes().unwrap() == *expected(file, name));
+            }
+            assert_eq!(loaded.report().files, 3);
         }
-        assert_eq!(loaded.report().files, 3);
     };
     check(&[directory.path()]);
     fs::write(&index, serde_json::json!({ "weight_map": weight_map }).to_string()).unwrap();
@@ -441,9 +485,11 @@ fn small_loads_report_why_no_ring_was_used() {
     let path = directory.path().join("small.safetensors");
     let file = write_model(&path, &[tensor("a", Dtype::U8, &[900_000])], 0, 1);
     make_cold(&path);
-    let loaded = windlass::load(&[&path], &LoadOptions::default()).unwrap();
-    assert_is_file(&loaded, &file);
-    assert!(loaded.report().refused.iter().any(|own| own.what == "io_uring"), "{}", loaded.report());
+    for device in devices() {
+        let loaded = windlass::load(&[&path], &LoadOptions { device, ..LoadOptions::default() }).unwrap();
+        assert_is_file(&loaded, &file);
+        assert!(loaded.report().refused.iter().any(|own| own.what == "io_uring"), "{}", loaded.report());
+    }
 }
 
 #[test]

@@ -3,7 +3,10 @@
 
 mod common;
 
-use common::{Footprint, assert_is_file, can_read, make_cold, make_warm, mixed_model, tensor, write_model};
+use common::{
+    Footprint, assert_is_file, assert_nothing_left, can_read, devices, make_cold, make_warm, mixed_model,
+    tensor, write_model,
+};
 use std::{
     fs,
     os::unix::fs::FileExt,
@@ -41,9 +44,13 @@ fn model() -> Model {
 
 /// Every lane: its options, and whether the file must be cached for it.
 fn lanes() -> Vec<(LoadOptions, bool)> {
+    let [_, device] = devices();
     let mut lanes = Vec::new();
     for layout in [Layout::File, Layout::Packed] {
         for (route, direct, warm) in [
+            (Route::Staged, DirectIo::Auto, false),
+            (Route::Staged, DirectIo::Auto, true),
+            (Route::Gds, DirectIo::Auto, false),
             (Route::IoUring, DirectIo::Auto, false),
             (Route::IoUring, DirectIo::Never, false),
             (Route::Threads, DirectIo::Always, false),
@@ -51,16 +58,37 @@ fn lanes() -> Vec<(LoadOptions, bool)> {
             (Route::Auto, DirectIo::Auto, false),
             (Route::Auto, DirectIo::Auto, true),
         ] {
-            if !can_read(Path::new(env!("CARGO_TARGET_TMPDIR")), route, direct) {
+            let only_device = matches!(route, Route::Staged | Route::Gds);
+            let (readable_by, directly) =
+                if only_device { (Route::Threads, DirectIo::Always) } else { (route, direct) };
+            if !can_read(Path::new(env!("CARGO_TARGET_TMPDIR")), readable_by, directly) {
                 continue;
             }
-            lanes.push((
-                LoadOptions { route, direct, layout, chunk_bytes: 64 << 10, ..LoadOptions::default() },
-                warm,
-            ));
+            let options =
+                LoadOptions { route, direct, layout, chunk_bytes: 64 << 10, ..LoadOptions::default() };
+            // To a device everything is copied, whatever the layout.
+            if layout == Layout::File || only_device {
+                lanes.push((LoadOptions { device, ..options.clone() }, warm));
+            }
+            if !only_device {
+                lanes.push((options, warm));
+            }
         }
     }
+    start_threads_that_stay();
     lanes
+}
+
+/// cuFile starts threads when it is first used: before anybody counts.
+fn start_threads_that_stay() {
+    static STARTED: std::sync::Once = std::sync::Once::new();
+    STARTED.call_once(|| {
+        let model = model();
+        let [_, device] = devices();
+        let options = LoadOptions { device, route: Route::GdsCompat, ..LoadOptions::default() };
+        // Where the file system has no direct reads, there is no cuFile either.
+        let _ = windlass::load(&[&model.path], &options);
+    });
 }
 
 /// Loads under a script of faults, and checks that nothing is left behind.
@@ -79,10 +107,7 @@ fn load_with(
     let options = LoadOptions { faults: Some(script), ..options.clone() };
     let outcome = windlass::load(&[&model.path], &options);
     if outcome.is_err() {
-        let after = Footprint::now();
-        assert_eq!(after.descriptors, before.descriptors, "descriptors leak");
-        assert_eq!(after.threads, before.threads, "threads leak");
-        assert_eq!(after.arena_kib, before.arena_kib, "memory leaks");
+        assert_nothing_left(&before);
     }
     outcome
 }
@@ -171,11 +196,15 @@ fn direct_reads_refused_midway_fall_back_only_where_allowed() {
                 .then_some(Fault::Errno(libc::EINVAL))
         });
         let outcome = load_with(&model, &options, false, script);
-        if options.route == Route::Auto {
+        if matches!(options.route, Route::Auto | Route::Staged) {
             let loaded = outcome.unwrap();
             assert_is_file(&loaded, &model.file);
             assert!(
-                loaded.report().refused.iter().any(|own| own.what == "direct reads"),
+                loaded
+                    .report()
+                    .refused
+                    .iter()
+                    .any(|own| ["direct reads", "gds"].contains(&own.what.as_str())),
                 "{}",
                 loaded.report()
             );
@@ -283,6 +312,5 @@ fn cancelled_and_dropped_loads_leave_nothing_behind() {
         drop(checkpoint);
         assert!(first.len_bytes() < model.file.len() as u64, "a tensor that was handed out stays valid");
     }
-    let after = Footprint::now();
-    assert_eq!(after, before);
+    assert_nothing_left(&before);
 }

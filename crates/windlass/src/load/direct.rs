@@ -87,7 +87,8 @@ impl DirectPath {
         if !files.contains(&true) {
             return Ok(None);
         }
-        let count = (2 * depth).min((LANDING_BYTES / slot_bytes.max(1)) as usize).max(1);
+        let count = (2 * depth).min((LANDING_BYTES / slot_bytes.max(1)) as usize);
+        let count = count.min(plan.extents().len()).max(1);
         let buffer = match DirectBuffer::new(device, slot_bytes.saturating_mul(count as u64)) {
             Ok(buffer) => Arc::new(buffer),
             Err(Error::DeviceUnavailable { why, .. }) if is_named => {

@@ -200,7 +200,9 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
 /// may not.
 fn gives_up(job: &Job, op: &ReadOp, result: &io::Result<usize>, route: Route) -> Option<Unavailable> {
     match result {
-        Err(error) if route == Route::Gds && job.route == Route::Auto && op.filled == 0 => {
+        Err(error)
+            if route == Route::Gds && job.route == Route::Auto && op.filled == 0 && !is_transient(error) =>
+        {
             Some(Unavailable::new(error.to_string(), "see 'windlass doctor'"))
         }
         _ => None,
@@ -286,7 +288,7 @@ fn settle(job: &Job, mut op: ReadOp, result: io::Result<usize>, route: Route) ->
                 job.fail(error);
                 return None;
             }
-            if op.stalls > 0 && op.access == Access::Direct {
+            if op.stalls > 0 && op.access == Access::Direct && !route.is_cufile() {
                 // Some file systems end direct reads short of the last, partial block.
                 let reason = format!("{} ends direct reads early", op.source.filesystem());
                 let why = Unavailable::new(reason, "");

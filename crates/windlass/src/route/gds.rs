@@ -9,12 +9,11 @@ use crate::{
         Device, DirectBuffer,
         cuda::cufile::{Batch, BatchRead, Counters, CuFile, MAX_BATCH, is_stand_in},
     },
-    memory::Slot,
+    memory::{Slot, SlotKind, Slots},
 };
 use std::{
     collections::HashMap,
     fs, io,
-    os::unix::fs::FileExt,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -95,14 +94,16 @@ fn probe(device: &Arc<Device>, source: &SourceFile) -> Result<String, Unavailabl
     let count =
         file.read_at(&buffer, 0, len as usize, 0).map_err(|error| failed("a trial read failed", &error))?;
     let after = Evidence::now(cufile, device);
+    let unchecked = |error: &dyn std::fmt::Display| failed("a trial read cannot be checked", error);
     let mut bytes = vec![0; len as usize];
-    let mut expected = vec![0; len as usize];
-    buffer.read_back(&mut bytes).map_err(|error| failed("a trial read cannot be checked", &error))?;
-    source
-        .buffered_file()
-        .read_exact_at(&mut expected, 0)
-        .map_err(|error| failed("a trial read cannot be checked", &error))?;
-    if count as u64 != len || bytes != expected {
+    buffer.read_back(&mut bytes).map_err(|error| unchecked(&error))?;
+    // Directly, so that the page cache stays as it is.
+    let slots = Slots::new(1, len as usize, SlotKind::Host).map_err(|error| unchecked(&error))?;
+    let mut slot = slots.try_take().ok_or_else(|| unchecked(&"there is no slot"))?;
+    let expected = slot.as_mut_slice();
+    let read = source.direct_file().and_then(|file| Ok(rustix::io::pread(file, &mut *expected, 0)?));
+    let read = read.map_err(|error| unchecked(&error))?;
+    if (count, read) != (len as usize, len as usize) || *bytes != *expected {
         return Err(Unavailable::new(
             format!("a trial read gave {count} of {len} bytes, or others than the file's"),
             "",

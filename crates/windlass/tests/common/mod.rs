@@ -9,11 +9,13 @@
     clippy::print_stderr
 )]
 
+pub mod stand_in;
+
 use std::{
     fs,
     path::{Path, PathBuf},
 };
-use windlass::{Dtype, Loaded};
+use windlass::{DeviceId, Dtype, Loaded};
 
 /// One tensor of a test model.
 #[derive(Clone, Debug)]
@@ -113,6 +115,23 @@ impl Footprint {
         }
         Self { descriptors: count("/proc/self/fd"), threads: count("/proc/self/task"), arena_kib }
     }
+}
+
+/// Everywhere that tensors can go to. Devices are those of the stand-in.
+pub fn devices() -> [DeviceId; 2] {
+    std::sync::LazyLock::force(&stand_in::STAND_IN);
+    [DeviceId::Cpu, DeviceId::Cuda(0)]
+}
+
+/// Fails unless this process comes to have what it had `before`. A thread that was joined may still be listed for a
+/// moment.
+pub fn assert_nothing_left(before: &Footprint) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(2);
+    while Footprint::now() != *before && std::time::Instant::now() < deadline {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(Footprint::now(), *before, "something was left behind");
+    assert_eq!(stand_in::STAND_IN.leftovers(), [], "something was left on the device");
 }
 
 /// Whether a route can read files of this directory with this access; says so if not. A container may forbid

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::{Device, driver, memory::Allocation};
-use crate::{Error, Result, route::Unavailable};
+use crate::{Alignment, Error, Result, route::Unavailable};
 use libloading::Library;
 use std::{
     ffi::{CString, OsString, c_char, c_int, c_long, c_uint, c_void},
@@ -384,7 +384,7 @@ impl DirectFile {
     ) -> io::Result<usize> {
         let cufile = CuFile::get().map_err(|why| io::Error::other(why.to_string()))?;
         let (file_offset, buffer_offset) = buffer.check(file_offset, buffer_offset, len)?;
-        let _entered = buffer.memory.device().enter().map_err(io::Error::other)?;
+        let _entered = buffer.device().enter().map_err(io::Error::other)?;
         // SAFETY: both are registered, and the range lies inside the buffer.
         let result = unsafe {
             function(&cufile.functions)(self.handle, buffer.memory.address(), len, file_offset, buffer_offset)
@@ -407,6 +407,9 @@ impl Drop for DirectFile {
 #[derive(Debug)]
 pub struct DirectBuffer {
     memory: Allocation,
+    /// Bytes before the first block of the memory: the driver promises less than a block's alignment.
+    skipped: u64,
+    len: u64,
 }
 
 impl DirectBuffer {
@@ -419,23 +422,24 @@ impl DirectBuffer {
         let unavailable = |why| Error::DeviceUnavailable { device: device.name(), why };
         let cufile = CuFile::get().map_err(unavailable)?;
         // Memory of a stream-ordered pool cannot be registered.
-        let memory = Allocation::plain(device, len)?;
+        let memory = Allocation::plain(device, len.saturating_add(Alignment::BLOCK.bytes()))?;
         let _entered = device.enter()?;
+        let start = Alignment::BLOCK.up(memory.address()).unwrap_or(memory.address());
         let bytes = usize::try_from(len).unwrap_or(usize::MAX);
         // SAFETY: the memory is the device's and stays until it is deregistered.
-        let status = unsafe { (cufile.functions.register_buffer)(memory.address(), bytes, 0) };
+        let status = unsafe { (cufile.functions.register_buffer)(start, bytes, 0) };
         check("cuFileBufRegister", status).map_err(|error| unavailable(error.into_unavailable()))?;
-        Ok(Self { memory })
+        Ok(Self { skipped: start - memory.address(), memory, len })
     }
 
-    /// Address of the first byte.
+    /// Address of the first byte, a multiple of 4096.
     pub fn address(&self) -> u64 {
-        self.memory.address()
+        self.memory.address() + self.skipped
     }
 
     /// Length in bytes.
     pub fn len(&self) -> u64 {
-        self.memory.len()
+        self.len
     }
 
     /// Whether it has no bytes.
@@ -471,9 +475,9 @@ impl DirectBuffer {
 
 impl Drop for DirectBuffer {
     fn drop(&mut self) {
-        if let (Ok(cufile), Ok(_entered)) = (CuFile::get(), self.memory.device().enter()) {
+        if let (Ok(cufile), Ok(_entered)) = (CuFile::get(), self.device().enter()) {
             // SAFETY: registered once, deregistered once; requests hold the buffer.
-            unsafe { (cufile.functions.deregister_buffer)(self.memory.address()) };
+            unsafe { (cufile.functions.deregister_buffer)(self.address()) };
         }
     }
 }

@@ -1,0 +1,100 @@
+//! The stand-in driver, and its controls. See `testkit/fake-cuda`.
+
+use libloading::Library;
+use std::{
+    ffi::{CString, c_char, c_int},
+    path::PathBuf,
+    sync::LazyLock,
+};
+
+/// The stand-in of this process: loaded once, and found by the engine from then on.
+pub static STAND_IN: LazyLock<StandIn> = LazyLock::new(StandIn::load);
+
+pub struct StandIn {
+    library: Library,
+}
+
+impl StandIn {
+    fn load() -> Self {
+        let path = path();
+        // SAFETY: tests call this before the engine looks for a driver; other threads read the environment through
+        // the standard library, which takes turns with this.
+        unsafe {
+            for variable in ["WINDLASS_CUDA_DRIVER", "WINDLASS_CUFILE"] {
+                std::env::set_var(variable, &path);
+            }
+            std::env::set_var("FAKE_CUDA_CUFILE_MODE", "nvfs");
+        }
+        // SAFETY: a library of this project without initialisers.
+        let library = unsafe { Library::new(&path) }.unwrap_or_else(|error| panic!("{error}"));
+        Self { library }
+    }
+
+    /// Sets `KEY=VALUE`.
+    pub fn set(&self, text: &str) {
+        let text = CString::new(text).unwrap();
+        // SAFETY: of this signature in the stand-in.
+        let code = unsafe {
+            let configure: libloading::Symbol<'_, unsafe extern "C" fn(*const c_char) -> c_int> =
+                self.library.get(b"fake_cuda_configure\0").unwrap();
+            configure(text.as_ptr())
+        };
+        assert_eq!(code, 0, "{text:?} means nothing to the stand-in");
+    }
+
+    /// Takes all settings back.
+    pub fn reset(&self) {
+        // SAFETY: of this signature in the stand-in.
+        unsafe {
+            let reset: libloading::Symbol<'_, unsafe extern "C" fn()> =
+                self.library.get(b"fake_cuda_reset\0").unwrap();
+            reset();
+        }
+    }
+
+    pub fn count(&self, name: &str) -> u64 {
+        let text = CString::new(name).unwrap();
+        // SAFETY: of this signature in the stand-in.
+        let count = unsafe {
+            let count: libloading::Symbol<'_, unsafe extern "C" fn(*const c_char) -> u64> =
+                self.library.get(b"fake_cuda_count\0").unwrap();
+            count(text.as_ptr())
+        };
+        assert_ne!(count, u64::MAX, "the stand-in does not count {name}");
+        count
+    }
+
+    /// What exists on the devices and must be gone when nobody uses them.
+    pub fn leftovers(&self) -> Vec<(&'static str, u64)> {
+        [
+            "device_bytes",
+            "pinned_bytes",
+            "streams",
+            "events",
+            "modules",
+            "contexts",
+            "cufile_handles",
+            "cufile_buffers",
+            "cufile_batches",
+        ]
+        .into_iter()
+        .map(|name| (name, self.count(name)))
+        .filter(|(_, count)| *count > 0)
+        .collect()
+    }
+
+    /// A function of the driver, for tests that play another user of it.
+    pub fn function<T: Copy>(&self, name: &str) -> T {
+        let name = CString::new(name).unwrap();
+        // SAFETY: the caller names the function's type.
+        unsafe { *self.library.get::<T>(name.as_bytes_with_nul()).unwrap() }
+    }
+}
+
+/// Cargo puts it beside the test programs.
+pub fn path() -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let directory = program.parent().unwrap();
+    let names = [directory.join("libfake_cuda.so"), directory.join("../libfake_cuda.so")];
+    names.into_iter().find(|path| path.exists()).expect("the stand-in was not built beside the tests")
+}

@@ -1,0 +1,47 @@
+//! What has happened so far, by name.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        LazyLock, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// A count that only grows.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    const fn new() -> Counter {
+        Counter(AtomicU64::new(0))
+    }
+
+    pub(crate) fn add(&self, more: u64) {
+        self.0.fetch_add(more, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+pub(crate) static COPIES: Counter = Counter::new();
+pub(crate) static COPIED_BYTES: Counter = Counter::new();
+pub(crate) static KERNELS: Counter = Counter::new();
+/// Things that were destroyed together with their context, or with cuFile's driver, because nobody had done
+/// it before.
+pub(crate) static LEAKED: Counter = Counter::new();
+pub(crate) static CUFILE_READS: Counter = Counter::new();
+pub(crate) static CUFILE_WRITES: Counter = Counter::new();
+
+static CALLS: LazyLock<Mutex<HashMap<&'static str, u64>>> = LazyLock::new(Mutex::default);
+
+/// Counts a call of a driver or cuFile function, whatever comes of it.
+pub(crate) fn called(function: &'static str) {
+    *CALLS.lock().unwrap_or_else(PoisonError::into_inner).entry(function).or_default() += 1;
+}
+
+pub(crate) fn calls_of(function: &str) -> u64 {
+    CALLS.lock().unwrap_or_else(PoisonError::into_inner).get(function).copied().unwrap_or(0)
+}

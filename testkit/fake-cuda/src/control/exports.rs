@@ -1,0 +1,84 @@
+//! The functions by which tests steer the stand-in.
+
+use super::{control, counters};
+use crate::{
+    cufile::{batch::BATCHES, buffer, file::FILES},
+    execution::{context, event::EVENTS, kernel::MODULES, stream::STREAMS},
+    gate,
+    memory::{device, host},
+    status::{Code, INVALID_VALUE, NOT_INITIALIZED, SUCCESS},
+};
+use std::ffi::{CStr, c_char};
+
+/// Changes one thing: `KEY=VALUE`. Returns 0, 1 if it makes no sense, or 3 in a forked child.
+///
+/// # Safety
+/// `text` is null or ends with a NUL.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fake_cuda_configure(text: *const c_char) -> Code {
+    if gate::is_forked() {
+        return NOT_INITIALIZED;
+    }
+    // SAFETY: the caller promised so.
+    let Some((key, value)) = unsafe { read(text) }.and_then(|text| text.split_once('=')) else {
+        return INVALID_VALUE;
+    };
+    if control().set(key.trim(), value.trim()).is_ok() { SUCCESS } else { INVALID_VALUE }
+}
+
+/// Goes back to what the environment says, and makes all contexts usable again.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_reset() {
+    if !gate::is_forked() {
+        control().reset();
+        context::heal_all();
+    }
+}
+
+/// What has happened or exists, by name; `u64::MAX` for a name that means nothing, and in a forked child.
+///
+/// # Safety
+/// `name` is null or ends with a NUL.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fake_cuda_count(name: *const c_char) -> u64 {
+    if gate::is_forked() {
+        return u64::MAX;
+    }
+    // SAFETY: the caller promised so.
+    unsafe { read(name) }.and_then(count).unwrap_or(u64::MAX)
+}
+
+fn count(name: &str) -> Option<u64> {
+    if let Some(function) = name.strip_prefix("calls.") {
+        return Some(counters::calls_of(function));
+    }
+    Some(match name {
+        "device_bytes" => device::used_everywhere(),
+        "pinned_bytes" => host::pinned().bytes(),
+        "streams" => STREAMS.len(),
+        "events" => EVENTS.len(),
+        "modules" => MODULES.len(),
+        "contexts" => context::retained(),
+        "context_depth" => context::depth(),
+        "copies" => counters::COPIES.get(),
+        "copied_bytes" => counters::COPIED_BYTES.get(),
+        "kernels" => counters::KERNELS.get(),
+        "leaked" => counters::LEAKED.get(),
+        "cufile_handles" => FILES.len(),
+        "cufile_buffers" => buffer::count(),
+        "cufile_batches" => BATCHES.len(),
+        "cufile_reads" => counters::CUFILE_READS.get(),
+        "cufile_writes" => counters::CUFILE_WRITES.get(),
+        _ => return None,
+    })
+}
+
+/// # Safety
+/// `text` is null or ends with a NUL and outlives the result.
+unsafe fn read<'a>(text: *const c_char) -> Option<&'a str> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: the caller promised so.
+    unsafe { CStr::from_ptr(text) }.to_str().ok()
+}

@@ -1,0 +1,130 @@
+//! What can be set: devices, speed, and how cuFile behaves.
+
+use std::time::Duration;
+
+/// As many as cuFile's statistics have room for.
+pub(crate) const DEVICES_MAX: usize = 16;
+/// Half of a device's window, so that its addresses can be left to rest before they are used again.
+pub(crate) const MEMORY_MAX_MIB: u64 = 256 << 10;
+
+/// Everything but the faults and the trace, which have state of their own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) devices: usize,
+    pub(crate) memory_bytes: u64,
+    /// 0 for the least that the driver promises.
+    pub(crate) alignment: u64,
+    pub(crate) poison: bool,
+    pub(crate) copy_latency: Duration,
+    /// 0 for as fast as the host copies.
+    pub(crate) copy_mib_s: u64,
+    pub(crate) jitter_us: u64,
+    pub(crate) driver_version: i32,
+    pub(crate) integrated: bool,
+    pub(crate) pools: bool,
+    pub(crate) cufile_mode: CufileMode,
+    pub(crate) cufile_stats: bool,
+    pub(crate) cufile_refuses_files: bool,
+}
+
+/// Which machine cuFile believes to run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CufileMode {
+    /// The nvidia-fs kernel module is loaded.
+    Nvfs,
+    /// The kernel moves data between devices itself.
+    PeerToPeer,
+    /// Neither: reads go through host memory, and opening the driver succeeds nevertheless.
+    Compat,
+    /// As `Compat`, but a driver that may not use this mode doesn't open.
+    CompatStrict,
+    /// The driver doesn't open.
+    Closed,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            devices: 2,
+            memory_bytes: 8 << 30,
+            alignment: 0,
+            poison: true,
+            copy_latency: Duration::ZERO,
+            copy_mib_s: 0,
+            jitter_us: 0,
+            driver_version: 12_080,
+            integrated: false,
+            pools: true,
+            cufile_mode: CufileMode::Compat,
+            cufile_stats: true,
+            cufile_refuses_files: false,
+        }
+    }
+}
+
+/// A value that its key can't have, or a key that doesn't exist.
+#[derive(Debug)]
+pub(crate) struct Unacceptable;
+
+impl Settings {
+    /// How long the simulated device takes to move bytes, beyond what the host does.
+    pub(crate) fn transfer_time(&self, bytes: u64) -> Duration {
+        let moving = match self.copy_mib_s {
+            0 => 0,
+            speed => bytes.saturating_mul(1_000_000) / (speed << 20),
+        };
+        self.copy_latency + Duration::from_micros(moving)
+    }
+
+    /// Changes one setting. The error leaves all as they were.
+    pub(crate) fn set(&mut self, key: &str, value: &str) -> Result<(), Unacceptable> {
+        match key {
+            "DEVICES" => self.devices = number(value, DEVICES_MAX as u64)? as usize,
+            "MEMORY_MIB" => self.memory_bytes = number(value, MEMORY_MAX_MIB)? << 20,
+            "ALIGNMENT" => self.alignment = alignment(value)?,
+            "POISON" => self.poison = switch(value)?,
+            "COPY_LATENCY_US" => self.copy_latency = Duration::from_micros(number(value, 1 << 30)?),
+            "COPY_MIB_S" => self.copy_mib_s = number(value, 1 << 30)?,
+            "JITTER_US" => self.jitter_us = number(value, 1 << 30)?,
+            "DRIVER_VERSION" => self.driver_version = number(value, 1 << 30)? as i32,
+            "INTEGRATED" => self.integrated = switch(value)?,
+            "POOLS" => self.pools = switch(value)?,
+            "CUFILE_MODE" => self.cufile_mode = mode(value)?,
+            "CUFILE_STATS" => self.cufile_stats = switch(value)?,
+            "CUFILE_REFUSE_FS" => self.cufile_refuses_files = switch(value)?,
+            _ => return Err(Unacceptable),
+        }
+        Ok(())
+    }
+}
+
+fn number(value: &str, max: u64) -> Result<u64, Unacceptable> {
+    value.parse().ok().filter(|number| *number <= max).ok_or(Unacceptable)
+}
+
+fn switch(value: &str) -> Result<bool, Unacceptable> {
+    match value {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(Unacceptable),
+    }
+}
+
+fn alignment(value: &str) -> Result<u64, Unacceptable> {
+    number(value, 2 << 20).and_then(|bytes| match bytes {
+        0 => Ok(0),
+        bytes if bytes.is_power_of_two() => Ok(bytes),
+        _ => Err(Unacceptable),
+    })
+}
+
+fn mode(value: &str) -> Result<CufileMode, Unacceptable> {
+    match value {
+        "nvfs" => Ok(CufileMode::Nvfs),
+        "p2pdma" => Ok(CufileMode::PeerToPeer),
+        "compat" => Ok(CufileMode::Compat),
+        "compat_strict" => Ok(CufileMode::CompatStrict),
+        "closed" => Ok(CufileMode::Closed),
+        _ => Err(Unacceptable),
+    }
+}

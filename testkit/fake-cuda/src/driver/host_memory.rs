@@ -1,0 +1,54 @@
+//! Pinned host memory.
+
+use super::put;
+use crate::{
+    gate,
+    memory::host,
+    status::{Code, INVALID_VALUE},
+};
+use std::ffi::c_uint;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: c_uint) -> Code {
+    // PORTABLE, DEVICEMAP, IOMEMORY, READ_ONLY.
+    const FLAGS: c_uint = 0xF;
+    gate::in_context("cuMemHostRegister_v2", |context| {
+        if flags & !FLAGS != 0 {
+            return Err(INVALID_VALUE);
+        }
+        host::register(&context.owner, address, bytes)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemHostUnregister(address: usize) -> Code {
+    gate::ending("cuMemHostUnregister", |_| host::unregister(address))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemHostAlloc(place: *mut usize, bytes: usize, flags: c_uint) -> Code {
+    // PORTABLE, DEVICEMAP, WRITECOMBINED.
+    const FLAGS: c_uint = 0x7;
+    gate::in_context("cuMemHostAlloc", |context| {
+        if flags & !FLAGS != 0 || place.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let address = host::allocate(&context.owner, bytes)?;
+        // SAFETY: the place is the caller's.
+        unsafe { put(place, address) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemFreeHost(address: usize) -> Code {
+    gate::ending("cuMemFreeHost", |_| host::free(address))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemHostGetDevicePointer_v2(place: *mut u64, address: usize, _flags: c_uint) -> Code {
+    gate::in_context("cuMemHostGetDevicePointer_v2", |_| {
+        host::pinned().find(address).ok_or(INVALID_VALUE)?;
+        // SAFETY: the place is the caller's. With unified addressing both have one address for it.
+        unsafe { put(place, address as u64) }
+    })
+}

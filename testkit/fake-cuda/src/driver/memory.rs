@@ -1,0 +1,79 @@
+//! Device memory.
+
+use super::{put, stream};
+use crate::{
+    control::settings,
+    execution::{context::Context, operation::Operation},
+    gate,
+    memory::device::{self, PLAIN_ALIGNMENT, POOL_ALIGNMENT},
+    status::{Code, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY},
+};
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code {
+    gate::in_context("cuMemGetInfo_v2", |context| {
+        let capacity = settings().memory_bytes;
+        let memory = device::of_device(context.owner.device).ok_or(OUT_OF_MEMORY)?;
+        let unused = capacity.saturating_sub(memory.used());
+        // SAFETY: the places are the caller's.
+        unsafe { put(free, unused as usize).and_then(|()| put(total, capacity as usize)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAlloc_v2(place: *mut u64, bytes: usize) -> Code {
+    gate::in_context("cuMemAlloc_v2", |context| {
+        // SAFETY: the place is the caller's.
+        unsafe { allocate(context, place, bytes, PLAIN_ALIGNMENT) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemFree_v2(address: u64) -> Code {
+    gate::ending("cuMemFree_v2", |context| {
+        let memory = device::of_address(address).ok_or(INVALID_VALUE)?;
+        // Before the wait, so that of two calls for the same memory one fails.
+        memory.announce_release(address)?;
+        context.owner.synchronize();
+        memory.finish_release(address);
+        Ok(())
+    })
+}
+
+/// The memory can be used at once, also by other streams: stricter programs aren't told apart.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAllocAsync(place: *mut u64, bytes: usize, stream: usize) -> Code {
+    gate::in_context("cuMemAllocAsync", |context| {
+        check_pools()?;
+        stream::get(context, stream)?;
+        // SAFETY: the place is the caller's.
+        unsafe { allocate(context, place, bytes, POOL_ALIGNMENT) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemFreeAsync(address: u64, stream: usize) -> Code {
+    gate::ending("cuMemFreeAsync", |context| {
+        check_pools()?;
+        let stream = stream::get(context, stream)?;
+        device::of_address(address).ok_or(INVALID_VALUE)?.announce_release(address)?;
+        stream.push(Operation::Free(address));
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `place` is null or can be written.
+unsafe fn allocate(context: &Context, place: *mut u64, bytes: usize, alignment: u64) -> Result<(), Code> {
+    if place.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let memory = device::of_device(context.owner.device).ok_or(OUT_OF_MEMORY)?;
+    let address = memory.allocate(&context.owner, bytes as u64, alignment)?;
+    // SAFETY: the caller promised that the place can be written.
+    unsafe { put(place, address) }
+}
+
+fn check_pools() -> Result<(), Code> {
+    if settings().pools { Ok(()) } else { Err(NOT_SUPPORTED) }
+}

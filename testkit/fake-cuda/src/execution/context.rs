@@ -1,0 +1,258 @@
+//! Contexts: the primary one of each device, those made by hand, and which one is current in which thread.
+
+use super::{
+    event, kernel,
+    stream::{self, Stream},
+};
+use crate::{
+    control::{counters::LEAKED, settings::DEVICES_MAX},
+    memory,
+    status::{CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, OPERATING_SYSTEM, SUCCESS},
+};
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicI32, Ordering},
+    },
+};
+
+/// Primary contexts keep their handle when they are released and retained again.
+const FIRST_PRIMARY: usize = 0xC0DE_0000_0000;
+const FIRST_CREATED: usize = 0xC1DE_0000_0000;
+const HANDLE_STEP: usize = 0x100;
+
+/// A live context.
+pub(crate) struct Context {
+    pub(crate) owner: Arc<Owner>,
+    default_stream: OnceLock<Arc<Stream>>,
+}
+
+/// What everything that belongs to a context knows of it.
+pub(crate) struct Owner {
+    pub(crate) context: usize,
+    pub(crate) device: usize,
+    /// The error that made the context unusable.
+    sticky: AtomicI32,
+    /// Including destroyed ones that still have work to do.
+    streams: Mutex<Vec<Weak<Stream>>>,
+}
+
+struct Registry {
+    primary: [Primary; DEVICES_MAX],
+    created: BTreeMap<usize, Arc<Context>>,
+    next: usize,
+}
+
+struct Primary {
+    retained: u64,
+    context: Option<Arc<Context>>,
+}
+
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
+    primary: [const { Primary { retained: 0, context: None } }; DEVICES_MAX],
+    created: BTreeMap::new(),
+    next: FIRST_CREATED,
+});
+
+thread_local! {
+    static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Owner {
+    fn new(context: usize, device: usize) -> Arc<Owner> {
+        Arc::new(Owner { context, device, sticky: AtomicI32::new(SUCCESS), streams: Mutex::default() })
+    }
+
+    /// The error that made the context unusable, if one did.
+    pub(crate) fn health(&self) -> Result<(), Code> {
+        match self.sticky.load(Ordering::SeqCst) {
+            SUCCESS => Ok(()),
+            code => Err(code),
+        }
+    }
+
+    /// Makes the context unusable. The first error counts.
+    pub(crate) fn fail(&self, code: Code) {
+        // A loss means that it was unusable already.
+        let _ = self.sticky.compare_exchange(SUCCESS, code, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// Waits for all that was given to the context's streams so far.
+    pub(crate) fn synchronize(&self) {
+        let streams: Vec<_> = {
+            let mut streams = self.streams();
+            streams.retain(|stream| stream.strong_count() > 0);
+            streams.iter().filter_map(Weak::upgrade).collect()
+        };
+        for stream in streams {
+            stream.synchronize();
+        }
+    }
+
+    pub(super) fn adopt(&self, stream: &Arc<Stream>) {
+        self.streams().push(Arc::downgrade(stream));
+    }
+
+    fn streams(&self) -> MutexGuard<'_, Vec<Weak<Stream>>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Context {
+    fn new(handle: usize, device: usize) -> Arc<Context> {
+        Arc::new(Context { owner: Owner::new(handle, device), default_stream: OnceLock::new() })
+    }
+
+    /// The stream that is meant by none.
+    pub(crate) fn default_stream(&self) -> Result<Arc<Stream>, Code> {
+        if self.default_stream.get().is_none() {
+            let stream = Stream::start(&self.owner).map_err(|_| OPERATING_SYSTEM)?;
+            if let Err(surplus) = self.default_stream.set(stream) {
+                surplus.close();
+            }
+        }
+        self.default_stream.get().cloned().ok_or(OPERATING_SYSTEM)
+    }
+
+    /// Ends everything that belongs to the context.
+    fn destroy(&self) {
+        self.owner.synchronize();
+        let streams = stream::release_all(&self.owner);
+        if let Some(stream) = self.default_stream.get() {
+            stream.close();
+        }
+        let leaked = streams
+            + event::release_all(&self.owner)
+            + kernel::release_all(&self.owner)
+            + memory::device::release_all(&self.owner)
+            + memory::host::release_all(&self.owner);
+        LEAKED.add(leaked);
+    }
+}
+
+/// Retains a device's primary context, and makes it if nobody had retained it.
+pub(crate) fn retain_primary(device: usize) -> Result<usize, Code> {
+    let handle = FIRST_PRIMARY + device * HANDLE_STEP;
+    let mut registry = registry();
+    let primary = registry.primary.get_mut(device).ok_or(INVALID_CONTEXT)?;
+    primary.context.get_or_insert_with(|| Context::new(handle, device));
+    primary.retained += 1;
+    Ok(handle)
+}
+
+/// Releases a device's primary context, and destroys it with the last.
+pub(crate) fn release_primary(device: usize) -> Result<(), Code> {
+    let last = {
+        let mut registry = registry();
+        let primary = registry.primary.get_mut(device).ok_or(INVALID_CONTEXT)?;
+        primary.retained = primary.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        if primary.retained == 0 { primary.context.take() } else { None }
+    };
+    if let Some(context) = last {
+        context.destroy();
+    }
+    Ok(())
+}
+
+pub(crate) fn primary_is_active(device: usize) -> bool {
+    registry().primary.get(device).is_some_and(|primary| primary.context.is_some())
+}
+
+/// How often primary contexts are retained, in all.
+pub(crate) fn retained() -> u64 {
+    registry().primary.iter().map(|primary| primary.retained).sum()
+}
+
+/// Makes a context, and makes it current.
+pub(crate) fn create(device: usize) -> usize {
+    let handle = {
+        let mut registry = registry();
+        let handle = registry.next;
+        registry.next += HANDLE_STEP;
+        registry.created.insert(handle, Context::new(handle, device));
+        handle
+    };
+    with_stack(|stack| stack.push(handle));
+    handle
+}
+
+/// Destroys a context that was made by hand.
+pub(crate) fn destroy(handle: usize) -> Result<(), Code> {
+    let context = registry().created.remove(&handle).ok_or(INVALID_CONTEXT)?;
+    with_stack(|stack| {
+        if stack.last() == Some(&handle) {
+            stack.pop();
+        }
+    });
+    context.destroy();
+    Ok(())
+}
+
+/// The calling thread's context.
+pub(crate) fn current() -> Result<Arc<Context>, Code> {
+    match current_handle() {
+        0 => Err(INVALID_CONTEXT),
+        handle => find(handle).ok_or(CONTEXT_IS_DESTROYED),
+    }
+}
+
+/// The calling thread's context, alive or not, or 0.
+pub(crate) fn current_handle() -> usize {
+    with_stack(|stack| stack.last().copied()).flatten().unwrap_or(0)
+}
+
+/// Replaces the top of the calling thread's stack, or removes it for 0.
+pub(crate) fn set_current(handle: usize) -> Result<(), Code> {
+    if handle != 0 && find(handle).is_none() {
+        return Err(INVALID_CONTEXT);
+    }
+    with_stack(|stack| {
+        stack.pop();
+        if handle != 0 {
+            stack.push(handle);
+        }
+    });
+    Ok(())
+}
+
+pub(crate) fn push_current(handle: usize) -> Result<(), Code> {
+    find(handle).ok_or(INVALID_CONTEXT)?;
+    with_stack(|stack| stack.push(handle));
+    Ok(())
+}
+
+pub(crate) fn pop_current() -> Result<usize, Code> {
+    with_stack(Vec::pop).flatten().ok_or(INVALID_CONTEXT)
+}
+
+/// How many contexts are on the calling thread's stack.
+pub(crate) fn depth() -> u64 {
+    with_stack(|stack| stack.len() as u64).unwrap_or(0)
+}
+
+/// Makes all contexts usable again.
+pub(crate) fn heal_all() {
+    let registry = registry();
+    let primary = registry.primary.iter().filter_map(|primary| primary.context.as_ref());
+    for context in primary.chain(registry.created.values()) {
+        context.owner.sticky.store(SUCCESS, Ordering::SeqCst);
+    }
+}
+
+fn find(handle: usize) -> Option<Arc<Context>> {
+    let registry = registry();
+    let primary = registry.primary.iter().filter_map(|primary| primary.context.as_ref());
+    let created = registry.created.get(&handle);
+    primary.chain(created).find(|context| context.owner.context == handle).cloned()
+}
+
+/// `None` in a thread that is ending.
+fn with_stack<T>(action: impl FnOnce(&mut Vec<usize>) -> T) -> Option<T> {
+    STACK.try_with(|stack| action(&mut stack.borrow_mut())).ok()
+}
+
+fn registry() -> MutexGuard<'static, Registry> {
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,122 @@
+//! Copies between host and device, of one range or of equally distant rows.
+
+use super::context::Owner;
+use crate::{
+    control::settings,
+    memory::{device, host},
+    status::{Code, ILLEGAL_ADDRESS},
+};
+use std::thread;
+
+/// Rows of bytes to copy. One row has no pitch to speak of.
+pub(crate) struct Copy {
+    pub(crate) source: Side,
+    pub(crate) destination: Side,
+    pub(crate) width: usize,
+    pub(crate) rows: usize,
+}
+
+/// Where the first row begins and how far the next one is.
+pub(crate) struct Side {
+    pub(crate) place: Place,
+    pub(crate) pitch: usize,
+}
+
+/// Memory that a copy reads or writes when its stream gets to it.
+pub(crate) enum Place {
+    /// Of the stream's own device.
+    Device(u64),
+    /// Of any device: only a copy that the caller waits for.
+    AnyDevice(u64),
+    /// Must still be pinned then.
+    Pinned(usize),
+    /// The caller waits, so that the memory stays.
+    Waiting(usize),
+    /// Read beforehand: the caller's memory may have changed since.
+    Staged(Box<[u8]>),
+}
+
+impl Place {
+    fn is_device(&self) -> bool {
+        matches!(self, Place::Device(_) | Place::AnyDevice(_))
+    }
+}
+
+impl Copy {
+    /// What the trace calls it.
+    pub(crate) fn kind(&self) -> &'static str {
+        match (self.source.place.is_device(), self.destination.place.is_device()) {
+            (false, true) => "h2d",
+            (true, false) => "d2h",
+            (true, true) => "d2d",
+            (false, false) => "h2h",
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.width as u64 * self.rows as u64
+    }
+
+    /// Takes the time that the settings say. The bytes move at its end: so a source that is changed too early
+    /// is seen changed.
+    pub(super) fn delay(&self) {
+        let time = settings().transfer_time(self.bytes());
+        if !time.is_zero() {
+            thread::sleep(time);
+        }
+    }
+
+    pub(super) fn run(&self, owner: &Owner) -> Result<(), Code> {
+        if self.bytes() == 0 {
+            return Ok(());
+        }
+        let pinned = host::pinned();
+        let source = self.resolve(&self.source, owner, &pinned)?;
+        let destination = self.resolve(&self.destination, owner, &pinned)?;
+        for row in 0..self.rows {
+            // SAFETY: `resolve` found all rows of both sides in memory that is live: allocations stay mapped,
+            // pinned ranges stay while `pinned` is held, and otherwise the caller waits. They may overlap.
+            unsafe {
+                let from = source.add(row * self.source.pitch);
+                let to = destination.add(row * self.destination.pitch);
+                from.copy_to(to, self.width);
+            }
+        }
+        Ok(())
+    }
+
+    fn resolve(&self, side: &Side, owner: &Owner, pinned: &host::Pinned) -> Result<*mut u8, Code> {
+        let span = side.pitch * (self.rows - 1) + self.width;
+        let memory = match side.place {
+            Place::Device(_) => device::of_device(owner.device),
+            Place::AnyDevice(address) => device::of_address(address),
+            _ => None,
+        };
+        match &side.place {
+            Place::Device(address) | Place::AnyDevice(address) => {
+                match memory.ok_or(ILLEGAL_ADDRESS)?.shadow(*address, span as u64) {
+                    // Devices reach pinned memory under the address that it has for the host.
+                    Err(_) if pinned.covers(*address as usize, span) => Ok(*address as *mut u8),
+                    shadow => shadow,
+                }
+            }
+            Place::Pinned(address) if !pinned.covers(*address, span) => Err(ILLEGAL_ADDRESS),
+            Place::Pinned(address) | Place::Waiting(address) => Ok(*address as *mut u8),
+            Place::Staged(bytes) => Ok(bytes.as_ptr().cast_mut()),
+        }
+    }
+}
+
+/// Copies rows of the caller's memory together, so that it may change from now on.
+///
+/// # Safety
+/// `rows` rows of `width` bytes, `pitch` apart from `address` on, can be read.
+pub(crate) unsafe fn stage(address: usize, pitch: usize, width: usize, rows: usize) -> Box<[u8]> {
+    let mut staged = Vec::with_capacity(width * rows);
+    for row in 0..rows {
+        // SAFETY: the caller promised that each row can be read; the capacity is for all of them.
+        let bytes = unsafe { std::slice::from_raw_parts((address + row * pitch) as *const u8, width) };
+        staged.extend_from_slice(bytes);
+    }
+    staged.into_boxed_slice()
+}

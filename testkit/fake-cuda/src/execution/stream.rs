@@ -1,0 +1,134 @@
+//! Streams: each a thread that executes one operation after another, with no order between streams.
+
+use super::{context::Owner, handles::Table, operation::Operation};
+use crate::control::settings;
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+/// All streams that were created and not destroyed; not the default ones of contexts.
+pub(crate) static STREAMS: Table<Stream> = Table::new(0x97E0_0000_0000);
+
+/// A stream of operations.
+pub(crate) struct Stream {
+    pub(crate) owner: Arc<Owner>,
+    /// Tells streams apart in the trace.
+    pub(crate) number: u64,
+    queue: Mutex<Queue>,
+    arrived: Condvar,
+    finished: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Operation>,
+    submitted: u64,
+    completed: u64,
+    /// The thread ends when nothing waits.
+    closed: bool,
+}
+
+/// Destroys what a context left behind, and says how many streams that were.
+pub(crate) fn release_all(owner: &Arc<Owner>) -> u64 {
+    let left = STREAMS.remove_if(|stream| Arc::ptr_eq(&stream.owner, owner));
+    for stream in &left {
+        stream.close();
+    }
+    left.len() as u64
+}
+
+impl Stream {
+    pub(crate) fn start(owner: &Arc<Owner>) -> io::Result<Arc<Stream>> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let stream = Arc::new(Stream {
+            owner: Arc::clone(owner),
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            queue: Mutex::default(),
+            arrived: Condvar::new(),
+            finished: Condvar::new(),
+        });
+        let worker = Arc::clone(&stream);
+        thread::Builder::new().name(format!("fake-cuda-{}", stream.number)).spawn(move || worker.run())?;
+        owner.adopt(&stream);
+        Ok(stream)
+    }
+
+    pub(crate) fn push(&self, operation: Operation) {
+        let mut queue = self.queue();
+        queue.waiting.push_back(operation);
+        queue.submitted += 1;
+        self.arrived.notify_one();
+    }
+
+    /// Waits for all that was pushed so far.
+    pub(crate) fn synchronize(&self) {
+        let queue = self.queue();
+        let goal = queue.submitted;
+        let behind = |queue: &mut Queue| queue.completed < goal;
+        drop(self.finished.wait_while(queue, behind).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        let queue = self.queue();
+        queue.completed == queue.submitted
+    }
+
+    /// Ends the stream after what was pushed so far.
+    pub(crate) fn close(&self) {
+        self.queue().closed = true;
+        self.arrived.notify_one();
+    }
+
+    fn run(&self) {
+        let mut jitter = Jitter::new(self.number);
+        while let Some(operation) = self.next() {
+            jitter.delay();
+            operation.execute(self);
+            self.queue().completed += 1;
+            self.finished.notify_all();
+        }
+    }
+
+    fn next(&self) -> Option<Operation> {
+        let idle = |queue: &mut Queue| queue.waiting.is_empty() && !queue.closed;
+        let queue = self.queue();
+        let mut queue = self.arrived.wait_while(queue, idle).unwrap_or_else(PoisonError::into_inner);
+        queue.waiting.pop_front()
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Delays that look random and are the same in each run.
+pub(crate) struct Jitter(u64);
+
+impl Jitter {
+    pub(crate) fn new(seed: u64) -> Jitter {
+        Jitter(seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+    }
+
+    /// Sleeps for up to as long as the settings say.
+    pub(crate) fn delay(&mut self) {
+        match settings().jitter_us {
+            0 => (),
+            most => thread::sleep(Duration::from_micros(self.below(most + 1))),
+        }
+    }
+
+    /// A number below `bound`, which isn't 0.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}

@@ -1,0 +1,89 @@
+//! A stand-in for NVIDIA's `libcuda.so.1` and `libcufile.so.0` on machines without a GPU. It moves real bytes
+//! in real threads, in host memory, and is strict where the driver is only undefined.
+//!
+//! To use it, point a directory's `libcuda.so.1` and `libcufile.so.0` at `libfake_cuda.so` by links, not
+//! copies: both must be one library, since cuFile reads into the memory that the driver allocated. Once
+//! loaded it stays.
+//!
+//! # What it does
+//!
+//! - **Device memory** lies at addresses that the host can't follow: whoever dereferences one gets SIGSEGV.
+//!   Copies and kernels reach it by a second mapping and are checked against the live allocations; what lies
+//!   outside is error 700. Allocations are full of 0xA5, aligned to no more than the driver promises (512
+//!   bytes, or 256 from a pool), kept apart by unused pages, and their addresses rest for long after they
+//!   were freed.
+//! - **Streams** are threads, with no order between them but by events, not even with the default stream, of
+//!   which each context has one. Pinned sources are read when the stream gets to them, pageable ones at once.
+//!   A copy to pageable memory returns when it is done.
+//! - **Errors in a stream** (out of bounds, no longer pinned, or asked for) make the context unusable. From
+//!   then on its calls report the error, copies, kernels and host functions don't run, and whatever ends or
+//!   frees something does so before it reports the error.
+//! - **Contexts**: calls without one get 201. A handle of another context gets 400, one that was destroyed
+//!   too. The last release of a primary context destroys what is left in it, and counts it as leaked.
+//! - **A forked child** gets 3 from every call but `cuGetErrorName` and `cuGetErrorString`. A host function
+//!   gets 800.
+//! - **Kernels** are those of the engine's `kernels.cu`, compiled for the CPU. A module's text is looked at
+//!   only for `.version` and the names behind `.entry`.
+//! - **cuFile** reads with `pread` and stores into device memory; batches complete in no particular order.
+//!   The mode decides what the properties say and as what the statistics count a read. Files can be
+//!   registered only while the driver is open.
+//!
+//! # How to steer it
+//!
+//! Each key below is read from the environment as `FAKE_CUDA_<KEY>` at the first call, and set at run time by
+//!
+//! ```c
+//! int fake_cuda_configure(const char *key_and_value);  // "KEY=VALUE"; 0, or 1 if it makes no sense
+//! void fake_cuda_reset(void);                          // back to the environment; heals all contexts
+//! uint64_t fake_cuda_count(const char *name);          // UINT64_MAX for a name that means nothing
+//! ```
+//!
+//! An unknown or unreadable `FAKE_CUDA_` variable is reported on stderr and makes `cuInit` fail with 1, so
+//! that a misspelt fault isn't taken for a passed test.
+//!
+//! | key | default | meaning |
+//! |---|---|---|
+//! | `DEVICES` | 2 | how many, up to 16; with 0, `cuInit` fails with 100 |
+//! | `MEMORY_MIB` | 8192 | capacity of each device, up to 262144 |
+//! | `ALIGNMENT` | 0 | multiple of which allocations begin, a power of two up to 2 MiB; 0 for exactly what the driver promises |
+//! | `POISON` | 1 | 0 leaves memory as it is, and makes large allocations cheap |
+//! | `COPY_LATENCY_US` | 0 | added to each copy, read and write; the bytes move at its end |
+//! | `COPY_MIB_S` | 0 | speed of each copy, read and write; 0 for no limit |
+//! | `JITTER_US` | 0 | up to so much delay before each operation of a stream and each entry of a batch |
+//! | `DRIVER_VERSION` | 12080 | what `cuDriverGetVersion` says |
+//! | `INTEGRATED` | 0 | 1 for a device that shares the host's page tables: kernels reach host memory |
+//! | `POOLS` | 1 | 0 makes `cuMemAllocAsync` and `cuMemFreeAsync` fail with 801 |
+//! | `FAULTS` | | `function:nth=code`, by commas; see below |
+//! | `TRACE` | | file to which each executed copy, fill and kernel appends a line of JSON |
+//! | `CUFILE_MODE` | `compat` | `nvfs`, `p2pdma`, `compat`, `compat_strict` (5033 if compatibility isn't allowed), `closed` (5033) |
+//! | `CUFILE_STATS` | 1 | 0 makes `cuFileGetStatsL3` fail with 5022 |
+//! | `CUFILE_REFUSE_FS` | 0 | 1 makes `cuFileHandleRegister` fail with 5030 in the modes `nvfs` and `p2pdma` |
+//! | `CUFILE_READ_FAULTS` | | `nth=-errno`, `nth=-5xxx` or `nth=short:bytes`, by commas |
+//!
+//! Setting faults replaces those set before, and counts from then on, from 1; `*` means every time. A call
+//! fault makes the n-th call of a function return the code and do nothing; 700, 719, 46 and 999 make the
+//! current context unusable as well. `copy`, `fill` and `kernel` stand for operations that a stream executes:
+//! the n-th does nothing, and its code makes the stream's context unusable. For cuFile's functions, codes
+//! above 5000 are cuFile's and others the driver's, passed on with 5011. Read faults concern the n-th read
+//! that is executed, alone or in a batch.
+//!
+//! A line of the trace is `{"stream":1,"op":"h2d","bytes":4096,"begin_ns":…,"end_ns":…,"device":0}`, in times
+//! of CLOCK_MONOTONIC. `op` is `h2d`, `d2h`, `d2d`, `fill` or the name of a kernel, for which `bytes` are
+//! those stored.
+//!
+//! What can be counted:
+//!
+//! - what exists: `device_bytes`, `pinned_bytes`, `streams`, `events`, `modules`, `contexts` (retains of
+//!   primary ones), `context_depth` (of the calling thread's stack), `cufile_handles`, `cufile_buffers`,
+//!   `cufile_batches`;
+//! - what happened: `copies`, `copied_bytes`, `kernels`, `cufile_reads`, `cufile_writes`, `calls.<function>`,
+//!   and `leaked`: what was destroyed only with its context or with the last `cuFileDriverClose`.
+
+mod control;
+mod cufile;
+mod driver;
+mod execution;
+mod gate;
+mod memory;
+mod status;
+mod status_names;

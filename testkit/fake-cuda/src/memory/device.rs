@@ -1,0 +1,243 @@
+//! The memory of a device: what is allocated in its window, and by whom.
+
+use super::{ranges::Ranges, window::Window};
+use crate::{
+    control::{settings, settings::DEVICES_MAX},
+    execution::context::Owner,
+    status::{Code, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY},
+};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::Range,
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+/// What memory holds that was never written.
+pub(crate) const POISON: u8 = 0xA5;
+/// The driver's promises for `cuMemAlloc` and for `cuMemAllocAsync`.
+pub(crate) const PLAIN_ALIGNMENT: u64 = 512;
+pub(crate) const POOL_ALIGNMENT: u64 = 256;
+
+const PAGE: u64 = 4096;
+/// Freed bytes that stay poisoned before their pages go back to the system: whoever still writes or reads
+/// there meets poison for a while, and a long run doesn't grow.
+const QUARANTINE_MAX: u64 = 64 << 20;
+
+/// One device's memory.
+pub(crate) struct DeviceMemory {
+    window: Window,
+    state: Mutex<State>,
+    freed: Condvar,
+}
+
+struct State {
+    free: Ranges,
+    /// By start address.
+    live: BTreeMap<u64, Allocation>,
+    used: u64,
+    /// Of `used`, what is going to be freed.
+    leaving: u64,
+    /// Offsets in the window, oldest first.
+    quarantine: VecDeque<Range<u64>>,
+    quarantined: u64,
+    serial: u64,
+}
+
+struct Allocation {
+    bytes: u64,
+    /// The pages in the window that only this allocation uses, with those that keep its neighbours away.
+    reserved: Range<u64>,
+    owner: Arc<Owner>,
+    leaving: bool,
+}
+
+/// A live allocation, as found by an address in it.
+pub(crate) struct Found {
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
+    pub(crate) owner: Arc<Owner>,
+}
+
+static DEVICES: [OnceLock<Option<DeviceMemory>>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
+
+/// The memory of a device, or `None` if this machine can't provide its window.
+pub(crate) fn of_device(device: usize) -> Option<&'static DeviceMemory> {
+    DEVICES.get(device)?.get_or_init(DeviceMemory::new).as_ref()
+}
+
+/// The memory in whose window an address lies.
+pub(crate) fn of_address(address: u64) -> Option<&'static DeviceMemory> {
+    existing().find(|memory| memory.window.offset(address).is_some())
+}
+
+/// The allocation that holds an address, on any device.
+pub(crate) fn find(address: u64) -> Option<Found> {
+    of_address(address)?.find(address)
+}
+
+/// Frees what a context left behind, and says how much that was.
+pub(crate) fn release_all(owner: &Arc<Owner>) -> u64 {
+    existing().map(|memory| memory.release_all(owner)).sum()
+}
+
+/// Bytes allocated on all devices.
+pub(crate) fn used_everywhere() -> u64 {
+    existing().map(DeviceMemory::used).sum()
+}
+
+fn existing() -> impl Iterator<Item = &'static DeviceMemory> {
+    DEVICES.iter().filter_map(|memory| memory.get()?.as_ref())
+}
+
+impl DeviceMemory {
+    fn new() -> Option<DeviceMemory> {
+        let window = Window::new().ok()?;
+        let state = State {
+            free: Ranges::new(window.len()),
+            live: BTreeMap::new(),
+            used: 0,
+            leaving: 0,
+            quarantine: VecDeque::new(),
+            quarantined: 0,
+            serial: 0,
+        };
+        Some(DeviceMemory { window, state: Mutex::new(state), freed: Condvar::new() })
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.state().used
+    }
+
+    /// Allocates at an address that is a multiple of `alignment` and, unless the settings ask for more, of
+    /// nothing greater: so that nobody comes to rely on more than the driver promises.
+    pub(crate) fn allocate(&self, owner: &Arc<Owner>, bytes: u64, alignment: u64) -> Result<u64, Code> {
+        let settings = settings();
+        let capacity = settings.memory_bytes;
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let mut state = self.state();
+        // The driver, too, waits for memory that is about to be free before it gives up.
+        while state.used.saturating_add(bytes) > capacity {
+            if state.used - state.leaving + bytes.min(capacity + 1) > capacity {
+                return Err(OUT_OF_MEMORY);
+            }
+            state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.serial += 1;
+        let stagger = match settings.alignment {
+            0 => alignment * (2 * (state.serial % (PAGE / alignment / 2)) + 1),
+            _ => 0,
+        };
+        let wanted = settings.alignment.max(PAGE);
+        let reserved = (stagger + bytes + wanted).next_multiple_of(PAGE) + PAGE;
+        let offset = state.free.take(reserved).ok_or(OUT_OF_MEMORY)?;
+        let address = self.window.address(offset).next_multiple_of(wanted) + stagger;
+        let allocation = Allocation {
+            bytes,
+            reserved: offset..offset + reserved,
+            owner: Arc::clone(owner),
+            leaving: false,
+        };
+        state.live.insert(address, allocation);
+        state.used += bytes;
+        drop(state);
+        if settings.poison {
+            self.poison(address, bytes);
+        }
+        Ok(address)
+    }
+
+    /// Says that an allocation is going to be freed: from now on nobody else may.
+    pub(crate) fn announce_release(&self, address: u64) -> Result<(), Code> {
+        let mut state = self.state();
+        let allocation =
+            state.live.get_mut(&address).filter(|allocation| !allocation.leaving).ok_or(INVALID_VALUE)?;
+        allocation.leaving = true;
+        state.leaving += allocation.bytes;
+        Ok(())
+    }
+
+    /// Frees an allocation whose release was announced.
+    pub(crate) fn finish_release(&self, address: u64) {
+        let mut state = self.state();
+        // A context that is destroyed frees what is announced as well.
+        let Some(allocation) = state.live.remove(&address) else { return };
+        state.used -= allocation.bytes;
+        if allocation.leaving {
+            state.leaving -= allocation.bytes;
+        }
+        drop(state);
+        self.freed.notify_all();
+        self.retire(address, allocation);
+    }
+
+    fn release_all(&self, owner: &Arc<Owner>) -> u64 {
+        let owned = |allocation: &Allocation| Arc::ptr_eq(&allocation.owner, owner);
+        let addresses: Vec<u64> =
+            self.state().live.iter().filter(|entry| owned(entry.1)).map(|entry| *entry.0).collect();
+        for address in &addresses {
+            self.finish_release(*address);
+        }
+        addresses.len() as u64
+    }
+
+    /// The allocation that holds an address.
+    pub(crate) fn find(&self, address: u64) -> Option<Found> {
+        let state = self.state();
+        let (start, allocation) = state.live.range(..=address).next_back()?;
+        (address - start < allocation.bytes).then(|| Found {
+            start: *start,
+            bytes: allocation.bytes,
+            owner: Arc::clone(&allocation.owner),
+        })
+    }
+
+    /// Where the host finds `len` bytes at a device address, all in one allocation.
+    pub(crate) fn shadow(&self, address: u64, len: u64) -> Result<*mut u8, Code> {
+        let found = self.find(address).ok_or(ILLEGAL_ADDRESS)?;
+        if len > found.bytes - (address - found.start) {
+            return Err(ILLEGAL_ADDRESS);
+        }
+        self.window.offset(address).map(|offset| self.window.shadow(offset)).ok_or(ILLEGAL_ADDRESS)
+    }
+
+    /// Poisons what was freed, and discards it once enough was freed after it.
+    fn retire(&self, address: u64, allocation: Allocation) {
+        let len = allocation.reserved.end - allocation.reserved.start;
+        let mut discarded = Vec::new();
+        let mut state = self.state();
+        if settings().poison && len <= QUARANTINE_MAX {
+            self.poison(address, allocation.bytes);
+            state.quarantine.push_back(allocation.reserved);
+            state.quarantined += len;
+            while state.quarantined > QUARANTINE_MAX
+                && let Some(oldest) = state.quarantine.pop_front()
+            {
+                state.quarantined -= oldest.end - oldest.start;
+                discarded.push(oldest);
+            }
+        } else {
+            discarded.push(allocation.reserved);
+        }
+        drop(state);
+        for range in discarded {
+            // Before the range is free for others, whose contents this would erase.
+            self.window.discard(range.start, range.end - range.start);
+            self.state().free.give(range.start, range.end - range.start);
+        }
+    }
+
+    /// Only for addresses that nobody uses: before an allocation's is known, or after it was freed.
+    fn poison(&self, address: u64, bytes: u64) {
+        if let Some(offset) = self.window.offset(address) {
+            // SAFETY: the shadow is mapped for writing over the whole window, in which the reserved range
+            // lies.
+            unsafe { self.window.shadow(offset).write_bytes(POISON, bytes as usize) };
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,146 @@
+//! Host memory that devices may reach: registered ranges of the program's own, and ranges allocated for it.
+
+use crate::{
+    execution::context::Owner,
+    status::{
+        Code, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY,
+    },
+};
+use std::{
+    collections::BTreeMap,
+    io, ptr,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+/// All pinned ranges by their start. Streams hold it for reading while they copy from or to pinned memory: so
+/// a range stays in place until the copy that is under way has ended.
+pub(crate) struct Pinned(BTreeMap<usize, Range>);
+
+struct Range {
+    bytes: usize,
+    origin: Origin,
+    owner: Arc<Owner>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Registered,
+    Allocated,
+}
+
+/// A pinned range, as found by an address in it.
+pub(crate) struct Found {
+    pub(crate) start: usize,
+    pub(crate) bytes: usize,
+    pub(crate) owner: Arc<Owner>,
+}
+
+static PINNED: RwLock<Pinned> = RwLock::new(Pinned(BTreeMap::new()));
+
+/// Holds all pinned ranges where they are.
+pub(crate) fn pinned() -> RwLockReadGuard<'static, Pinned> {
+    PINNED.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pinned {
+    /// The range that holds an address.
+    pub(crate) fn find(&self, address: usize) -> Option<Found> {
+        let (start, range) = self.0.range(..=address).next_back()?;
+        (address - start < range.bytes).then(|| Found {
+            start: *start,
+            bytes: range.bytes,
+            owner: Arc::clone(&range.owner),
+        })
+    }
+
+    /// Whether `bytes` from `address` on are all in one range.
+    pub(crate) fn covers(&self, address: usize, bytes: usize) -> bool {
+        self.find(address).is_some_and(|found| bytes <= found.bytes - (address - found.start))
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.values().map(|range| range.bytes as u64).sum()
+    }
+}
+
+/// Pins memory of the program's own.
+pub(crate) fn register(owner: &Arc<Owner>, address: usize, bytes: usize) -> Result<(), Code> {
+    let end =
+        address.checked_add(bytes).filter(|end| address != 0 && *end != address).ok_or(INVALID_VALUE)?;
+    if !is_mapped(address, bytes) {
+        return Err(INVALID_VALUE);
+    }
+    let mut pinned = pinned_mut();
+    let overlaps = |(start, range): (&usize, &Range)| start + range.bytes > address;
+    if pinned.0.range(..end).next_back().is_some_and(overlaps) {
+        return Err(HOST_MEMORY_ALREADY_REGISTERED);
+    }
+    pinned.0.insert(address, Range { bytes, origin: Origin::Registered, owner: Arc::clone(owner) });
+    Ok(())
+}
+
+/// Undoes `register`, once no copy uses the range.
+pub(crate) fn unregister(address: usize) -> Result<(), Code> {
+    remove(address, Origin::Registered).map(|_| ()).ok_or(HOST_MEMORY_NOT_REGISTERED)
+}
+
+/// Allocates pinned memory.
+pub(crate) fn allocate(owner: &Arc<Owner>, bytes: usize) -> Result<usize, Code> {
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: lets the kernel choose the place, so that no existing mapping is touched.
+    let address = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
+    if address == libc::MAP_FAILED {
+        return Err(OUT_OF_MEMORY);
+    }
+    let range = Range { bytes, origin: Origin::Allocated, owner: Arc::clone(owner) };
+    pinned_mut().0.insert(address as usize, range);
+    Ok(address as usize)
+}
+
+/// Undoes `allocate`, once no copy uses the range.
+pub(crate) fn free(address: usize) -> Result<(), Code> {
+    let range = remove(address, Origin::Allocated).ok_or(INVALID_VALUE)?;
+    unmap(address, &range);
+    Ok(())
+}
+
+/// Unpins what a context left behind, and says how many ranges that were.
+pub(crate) fn release_all(owner: &Arc<Owner>) -> u64 {
+    let mut pinned = pinned_mut();
+    let left: Vec<_> = pinned.0.extract_if(.., |_, range| Arc::ptr_eq(&range.owner, owner)).collect();
+    for (address, range) in &left {
+        if range.origin == Origin::Allocated {
+            unmap(*address, range);
+        }
+    }
+    left.len() as u64
+}
+
+fn remove(address: usize, origin: Origin) -> Option<Range> {
+    let mut pinned = pinned_mut();
+    pinned.0.get(&address).filter(|range| range.origin == origin)?;
+    pinned.0.remove(&address)
+}
+
+fn unmap(address: usize, range: &Range) {
+    // SAFETY: the range was mapped by `allocate`, is no longer listed, and whoever asked to free it promised,
+    // as the driver demands, not to use it any more.
+    unsafe { libc::munmap(address as *mut libc::c_void, range.bytes) };
+}
+
+/// The driver refuses what it can't pin.
+fn is_mapped(address: usize, bytes: usize) -> bool {
+    const PAGE: usize = 4096;
+    let start = address / PAGE * PAGE;
+    // SAFETY: MS_ASYNC does nothing but check that the range is mapped.
+    let checked = unsafe { libc::msync(start as *mut libc::c_void, address + bytes - start, libc::MS_ASYNC) };
+    checked == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
+}
+
+fn pinned_mut() -> RwLockWriteGuard<'static, Pinned> {
+    PINNED.write().unwrap_or_else(PoisonError::into_inner)
+}

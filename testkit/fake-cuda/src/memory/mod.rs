@@ -1,0 +1,6 @@
+//! Memory: a device's, behind addresses that the host can't follow, and the host's that devices can.
+
+pub(crate) mod device;
+pub(crate) mod host;
+mod ranges;
+mod window;

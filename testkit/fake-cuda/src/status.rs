@@ -1,0 +1,31 @@
+//! The driver's result codes, with the numbers of `cuda.h`.
+
+/// A `CUresult`. A C enum could hold any number, so it isn't a Rust one.
+pub(crate) type Code = i32;
+
+pub(crate) const SUCCESS: Code = 0;
+pub(crate) const INVALID_VALUE: Code = 1;
+pub(crate) const OUT_OF_MEMORY: Code = 2;
+pub(crate) const NOT_INITIALIZED: Code = 3;
+pub(crate) const DEVICE_UNAVAILABLE: Code = 46;
+pub(crate) const NO_DEVICE: Code = 100;
+pub(crate) const INVALID_DEVICE: Code = 101;
+pub(crate) const INVALID_IMAGE: Code = 200;
+pub(crate) const INVALID_CONTEXT: Code = 201;
+pub(crate) const OPERATING_SYSTEM: Code = 304;
+pub(crate) const INVALID_HANDLE: Code = 400;
+pub(crate) const NOT_FOUND: Code = 500;
+pub(crate) const NOT_READY: Code = 600;
+pub(crate) const ILLEGAL_ADDRESS: Code = 700;
+pub(crate) const CONTEXT_IS_DESTROYED: Code = 709;
+pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Code = 712;
+pub(crate) const HOST_MEMORY_NOT_REGISTERED: Code = 713;
+pub(crate) const LAUNCH_FAILED: Code = 719;
+pub(crate) const NOT_PERMITTED: Code = 800;
+pub(crate) const NOT_SUPPORTED: Code = 801;
+pub(crate) const UNKNOWN: Code = 999;
+
+/// Whether an error leaves its context unusable.
+pub(crate) fn is_sticky(code: Code) -> bool {
+    matches!(code, ILLEGAL_ADDRESS | LAUNCH_FAILED | DEVICE_UNAVAILABLE | UNKNOWN)
+}

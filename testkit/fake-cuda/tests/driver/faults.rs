@@ -1,0 +1,72 @@
+//! Faults on request.
+
+use crate::fixture::Session;
+use std::ffi::CString;
+
+#[test]
+fn the_nth_call_fails_and_does_nothing() {
+    let session = Session::new();
+    session.configure("FAULTS=cuMemAlloc_v2:2=2,cuEventCreate:*=1");
+    let mut addresses = [0; 3];
+    let codes = addresses.each_mut().map(|address| session.cuMemAlloc_v2(address, 16));
+    assert_eq!((codes, addresses[1]), ([0, 2, 0], 0));
+    assert_eq!(session.count("device_bytes"), 32);
+    let mut event = 0;
+    assert_eq!([0; 3].map(|_: i32| session.cuEventCreate(&mut event, 0)), [1; 3]);
+    session.configure("FAULTS=");
+    assert_eq!(session.cuEventCreate(&mut event, 0), 0);
+}
+
+#[test]
+fn some_codes_stay() {
+    let session = Session::new();
+    let mut address = 0;
+    for code in [700, 719, 46, 999] {
+        session.configure(&format!("FAULTS=cuMemAlloc_v2:1={code}"));
+        assert_eq!(session.cuMemAlloc_v2(&mut address, 16), code);
+        assert_eq!(session.cuCtxSynchronize(), code);
+        session.fake_cuda_reset();
+        assert_eq!(session.cuCtxSynchronize(), 0);
+    }
+}
+
+#[test]
+fn a_copy_fails_when_it_runs() {
+    let session = Session::new();
+    let (stream, event) = (session.stream(), session.event());
+    let destination = session.upload(b"before");
+    let source = session.pinned(b"behind");
+    session.configure("FAULTS=copy:2=719");
+    let gate = session.gate(stream);
+    for offset in 0..3 {
+        let from = source[offset..].as_ptr();
+        assert_eq!(session.cuMemcpyHtoDAsync_v2(destination + offset as u64, from, 1, stream), 0);
+    }
+    assert_eq!(session.cuEventRecord(event, stream), 0);
+    drop(gate);
+    assert_eq!(session.cuEventSynchronize(event), 719);
+    assert_eq!(session.cuStreamQuery(stream), 719);
+    assert_eq!(session.cuMemcpyHtoDAsync_v2(destination, source.as_ptr(), 1, stream), 719);
+    session.fake_cuda_reset();
+    assert_eq!(session.download(destination, 6), b"before", "only the first of three ran");
+}
+
+#[test]
+fn calls_are_counted() {
+    let session = Session::new();
+    let before = session.count("calls.cuStreamQuery");
+    session.configure("FAULTS=cuStreamQuery:1=1");
+    let codes = [0, 0, 99].map(|stream| session.cuStreamQuery(stream));
+    assert_eq!(codes, [1, 0, 400]);
+    assert_eq!(session.count("calls.cuStreamQuery"), before + 3);
+    assert_eq!((session.count("calls.nothing"), session.count("nothing")), (0, u64::MAX));
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    let session = Session::new();
+    for text in ["", "POISON", "POISON=2", "DEVICES=17", "ALIGNMENT=3", "CUFILE_MODE=x", "FAULTS=a", "X=1"] {
+        let text = CString::new(text).unwrap();
+        assert_eq!(session.fake_cuda_configure(text.as_ptr()), 1, "{text:?}");
+    }
+}

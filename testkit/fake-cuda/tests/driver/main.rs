@@ -1,0 +1,14 @@
+//! The stand-in, as a program sees it that loads it with dlopen.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod contexts;
+mod copies;
+mod cufile;
+mod cufile_batches;
+mod faults;
+mod fixture;
+mod kernels;
+mod library;
+mod memory;
+mod process;
+mod streams;
