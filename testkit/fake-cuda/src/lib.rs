@@ -58,6 +58,7 @@
 //! | `CUFILE_MODE` | `compat` | `nvfs`, `p2pdma`, `compat`, `compat_strict` (5033 if compatibility isn't allowed), `closed` (5033) |
 //! | `CUFILE_STATS` | 1 | 0 makes `cuFileGetStatsL3` fail with 5022 |
 //! | `CUFILE_REFUSE_FS` | 0 | 1 makes `cuFileHandleRegister` fail with 5030 in the modes `nvfs` and `p2pdma` |
+//! | `CUFILE_THROUGH_HOST` | 0 | 1 makes the statistics count reads as made through host memory, in any mode |
 //! | `CUFILE_READ_FAULTS` | | `nth=-errno`, `nth=-5xxx` or `nth=short:bytes`, by commas |
 //!
 //! Setting faults replaces those set before, and counts from then on, from 1; `*` means every time. A call

@@ -50,7 +50,12 @@ fn assert_is_file(loaded: &Loaded, file: &[u8]) {
     assert_eq!(loaded.tensors().len(), TENSORS);
     let data = &file[file.len() - TENSORS * TENSOR_BYTES..];
     for (tensor, expected) in loaded.tensors().iter().zip(data.chunks(TENSOR_BYTES)) {
-        assert!(tensor.bytes() == expected, "{} has other bytes\n{}", tensor.name(), loaded.report());
+        assert!(
+            *tensor.bytes().unwrap() == *expected,
+            "{} has other bytes\n{}",
+            tensor.name(),
+            loaded.report()
+        );
     }
 }
 

@@ -109,7 +109,8 @@ impl Job {
     ) -> Result<Self> {
         let staged = plan.extents().iter().filter(|extent| extent.target == Target::Staged).count();
         let slot_bytes = plan.slot_bytes(plan_options);
-        let slot_count = staged.min(place.slots);
+        // What goes past the host needs none of it.
+        let slot_count = if options.route.is_cufile() { 0 } else { staged.min(place.slots) };
         let staging_bytes = slot_bytes.saturating_mul(slot_count as u64);
         let fresh = if place.device.is_some() { 0 } else { place.memory.fresh_bytes(plan.arena_bytes()) };
         memory::budget::check(fresh, staging_bytes, options.memory_budget_bytes)?;

@@ -25,6 +25,8 @@ pub(crate) struct Settings {
     pub(crate) cufile_mode: CufileMode,
     pub(crate) cufile_stats: bool,
     pub(crate) cufile_refuses_files: bool,
+    /// Whether reads go through host memory, whatever the mode says.
+    pub(crate) cufile_goes_through_host: bool,
 }
 
 /// Which machine cuFile believes to run on.
@@ -58,6 +60,7 @@ impl Default for Settings {
             cufile_mode: CufileMode::Compat,
             cufile_stats: true,
             cufile_refuses_files: false,
+            cufile_goes_through_host: false,
         }
     }
 }
@@ -92,6 +95,7 @@ impl Settings {
             "CUFILE_MODE" => self.cufile_mode = mode(value)?,
             "CUFILE_STATS" => self.cufile_stats = switch(value)?,
             "CUFILE_REFUSE_FS" => self.cufile_refuses_files = switch(value)?,
+            "CUFILE_THROUGH_HOST" => self.cufile_goes_through_host = switch(value)?,
             _ => return Err(Unacceptable),
         }
         Ok(())

@@ -102,6 +102,7 @@ pub(super) fn record(transfer: &Transfer, moved: Option<u64>, time: Duration) {
     transfers.duration_us += time.as_micros() as u64;
     transfers.unaligned += u64::from(is_unaligned);
     let route = match mode {
+        _ if settings().cufile_goes_through_host => &mut transfers.posix,
         Nvfs => &mut transfers.nvfs,
         PeerToPeer => &mut transfers.peer_to_peer,
         _ => &mut transfers.posix,

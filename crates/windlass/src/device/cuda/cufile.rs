@@ -387,7 +387,7 @@ impl DirectFile {
         let _entered = buffer.device().enter().map_err(io::Error::other)?;
         // SAFETY: both are registered, and the range lies inside the buffer.
         let result = unsafe {
-            function(&cufile.functions)(self.handle, buffer.memory.address(), len, file_offset, buffer_offset)
+            function(&cufile.functions)(self.handle, buffer.address(), len, file_offset, buffer_offset)
         };
         // For results of -1 the system's own error is set.
         outcome(result, io::Error::last_os_error)
