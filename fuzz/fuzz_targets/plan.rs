@@ -7,7 +7,9 @@ use std::path::Path;
 use windlass::{
     Alignment, Catalog, Dtype,
     catalog::safetensors::Header,
-    plan::{Layout, Plan, PlanError, PlanOptions, Target, TensorRequest, TensorSlice},
+    plan::{
+        Cast, Destination, Layout, Plan, PlanError, PlanOptions, Target, TensorRequest, TensorSlice, Transfer,
+    },
 };
 
 const MAX_TENSOR_BYTES: u64 = 1 << 16;
@@ -20,6 +22,7 @@ struct Input {
     block_shift: u8,
     blocks_a_chunk: u8,
     gap: u16,
+    destination: u8,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -63,6 +66,12 @@ fuzz_target!(|input: Input| {
         block,
         chunk_bytes: block.bytes() * u64::from(input.blocks_a_chunk % 16 + 1).max(4096 / block.bytes()),
         coalesce_gap_bytes: input.gap.into(),
+        destination: [
+            Destination::Host,
+            Destination::Device { dtype: None },
+            Destination::Device { dtype: Some(Dtype::Bf16) },
+            Destination::Device { dtype: Some(Dtype::F32) },
+        ][input.destination as usize % 4],
     };
     let mut requests = Vec::new();
     for (id, tensor) in catalog.ids().zip(wanted) {
@@ -74,6 +83,7 @@ fuzz_target!(|input: Input| {
         match Plan::new(&catalog, std::slice::from_ref(&request), &options) {
             Ok(_) => requests.push(request),
             Err(PlanError::Slice { .. }) => {}
+            Err(PlanError::Cast { from, .. }) => assert!(!Cast::SOURCES.contains(&from)),
             Err(other) => panic!("{other}"),
         }
     }
@@ -84,13 +94,22 @@ fuzz_target!(|input: Input| {
         assert_eq!(arenas[arena][at as usize].replace(byte), None, "written twice");
     };
     for extent in plan.extents() {
-        assert!(block.divides(extent.read.start()) && extent.read.len() <= options.chunk_bytes);
+        // A converted element may reach past the end of a chunk.
+        let slack =
+            if options.destination == Destination::Host { 0 } else { 8u64.next_multiple_of(block.bytes()) };
+        assert!(block.divides(extent.read.start()) && extent.read.len() <= options.chunk_bytes + slack);
         assert!(block.divides(extent.read.end()) || extent.read.end() == len);
         match extent.target {
             Target::InPlace { arena, room } => {
                 assert!(block.divides(room.start()) && room.len() >= extent.read.len());
                 for i in 0..extent.read.len() {
                     put(arena, room.start() + i, file[(extent.read.start() + i) as usize]);
+                }
+            }
+            Target::Staged if options.destination != Destination::Host => {
+                let slot = &file[extent.read.start() as usize..extent.read.end() as usize];
+                for transfer in plan.transfers(extent) {
+                    carry_out(transfer, slot, &mut put);
                 }
             }
             Target::Staged => {
@@ -108,13 +127,15 @@ fuzz_target!(|input: Input| {
         let entry = catalog.tensor(request.tensor);
         let planned =
             plan.tensors().iter().find(|planned| planned.tensor == request.tensor).expect("planned");
-        assert_eq!(entry.dtype.size_of(&planned.shape), Ok(planned.place.len()));
+        assert_eq!(planned.dtype.size_of(&planned.shape), Ok(planned.place.len()));
         if planned.place.is_empty() {
             continue;
         }
-        assert_eq!(planned.place.start() % entry.dtype.alignment(), 0);
+        assert_eq!(planned.place.start() % planned.dtype.alignment(), 0);
         let arena = &arenas[planned.arena][planned.place.start() as usize..planned.place.end() as usize];
-        if let Some(bytes) = planned.bytes_in_file() {
+        if planned.dtype != entry.dtype {
+            assert!(arena.iter().all(Option::is_some), "a byte was never written");
+        } else if let Some(bytes) = planned.bytes_in_file() {
             let expected = &file[bytes.start() as usize..bytes.end() as usize];
             assert!(arena.iter().copied().eq(expected.iter().copied().map(Some)), "other bytes");
         } else {
@@ -122,3 +143,26 @@ fuzz_target!(|input: Input| {
         }
     }
 });
+
+/// Does what a device does with a slot. Conversions only mark the bytes that they write.
+fn carry_out(transfer: Transfer, slot: &[u8], put: &mut impl FnMut(usize, u64, u8)) {
+    match transfer {
+        Transfer::Linear { source, arena, destination, len } => {
+            for i in 0..len {
+                put(arena, destination + i, slot[(source + i) as usize]);
+            }
+        }
+        Transfer::Pitched { source, pitch, arena, destination, width, height } => {
+            for i in 0..width * height {
+                put(arena, destination + i, slot[(source + i / width * pitch + i % width) as usize]);
+            }
+        }
+        Transfer::Converted { cast, source, arena, destination, elements } => {
+            let (from, to) = (cast.from().bits() / 8, cast.to().bits() / 8);
+            assert!(source + elements * from <= slot.len() as u64, "elements beyond the slot");
+            for i in 0..elements * to {
+                put(arena, destination + i, 0);
+            }
+        }
+    }
+}

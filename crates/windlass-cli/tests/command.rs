@@ -64,6 +64,20 @@ fn windlass(arguments: &[&str], path: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_windlass")).args(arguments).arg(path).output().unwrap()
 }
 
+/// The same on a machine with CUDA devices: those of the stand-in driver, with these settings.
+fn windlass_with_devices(arguments: &[&str], path: &Path, settings: &[(&str, &str)]) -> Output {
+    let program = std::env::current_exe().unwrap();
+    let stand_in = program.parent().unwrap().join("libfake_cuda.so");
+    assert!(stand_in.exists(), "{} was not built", stand_in.display());
+    Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .envs(["WINDLASS_CUDA_DRIVER", "WINDLASS_CUFILE"].map(|variable| (variable, &stand_in)))
+        .envs(settings.iter().copied())
+        .args(arguments)
+        .arg(path)
+        .output()
+        .unwrap()
+}
+
 /// Standard output of a command that succeeds and says nothing else.
 fn ok(arguments: &[&str], path: &Path) -> String {
     let output = windlass(arguments, path);
@@ -273,6 +287,81 @@ fn doctor_examines_the_machine_and_a_path() {
     let output = windlass(&["doctor"], &model.in_directory("nowhere"));
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8(output.stdout).unwrap().contains("broken  "));
+}
+
+#[test]
+fn a_model_is_loaded_to_a_device_and_the_report_names_the_route_of_every_byte() {
+    let model = Model::new();
+    let load = ["load", "--device", "cuda:1", "--json", "--verify"];
+    let output = windlass_with_devices(&load, &model.path, &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["device"]["device"], "cuda:1");
+    let carriers = report["carriers"].as_array().unwrap();
+    let moved: u64 = carriers.iter().map(|own| own["tensor_bytes"].as_u64().unwrap()).sum();
+    assert_eq!(moved, report["tensor_bytes"].as_u64().unwrap());
+    assert!(carriers.iter().all(|own| own["via"] == "staged"), "{report}");
+
+    let load = ["load", "--device", "cuda", "--dtype", "float32", "--report", "--exclude", "evil*"];
+    let text = windlass_with_devices(&load, &model.path, &[]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("on cuda:0 (Stand-in device 0") && text.contains("converted to F32"), "{text}");
+    assert!(text.contains("not used: gds"), "{text}");
+}
+
+#[test]
+fn devices_that_cannot_be_used_have_their_own_exit_code_and_a_fix() {
+    let model = Model::new();
+    let none = [("WINDLASS_CUDA_DRIVER", "/nonexistent/libcuda.so.1")];
+    let no_devices = [("FAKE_CUDA_DEVICES", "0")];
+    let old = [("FAKE_CUDA_DRIVER_VERSION", "11040")];
+    let compat = [("FAKE_CUDA_CUFILE_MODE", "compat")];
+    let full = [("FAKE_CUDA_MEMORY_MIB", "1")];
+    let lost = [("FAKE_CUDA_FAULTS", "copy:1=719")];
+    for (arguments, settings, code, words) in [
+        (&["load", "--device", "cuda"][..], &none[..], 6, "install NVIDIA's driver"),
+        (&["load", "--device", "cuda"], &no_devices, 6, "nvidia-smi"),
+        (&["load", "--device", "cuda"], &old, 6, "CUDA 12.0 or later"),
+        (&["load", "--device", "cuda:7"], &[], 6, "2 devices"),
+        (&["load", "--device", "gpu"], &[], 2, "cuda:N"),
+        (&["load", "--device", "cuda", "--route", "gds"], &compat, 6, "compatibility mode"),
+        (&["load", "--route", "gds"], &[], 2, "the target is cpu"),
+        (&["load", "--device", "cuda"], &full, 7, "the memory of cuda:0"),
+        (&["load", "--device", "cuda"], &lost, 5, "cuda:0"),
+    ] {
+        let output = windlass_with_devices(arguments, &model.path, settings);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?} {settings:?}: {said}");
+        assert!(said.contains(words) && said.lines().count() == 1, "{arguments:?} {settings:?}: {said}");
+    }
+}
+
+#[test]
+fn doctor_examines_devices_and_their_direct_path() {
+    let model = Model::new();
+    let examine = |settings: &[(&str, &str)]| -> Vec<(String, String)> {
+        let output = windlass_with_devices(&["doctor", "--json"], &model.path, settings);
+        let checks: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let text = |own: &Value, key: &str| own[key].as_str().unwrap().to_owned();
+        checks.as_array().unwrap().iter().map(|own| (text(own, "name"), text(own, "finding"))).collect()
+    };
+    let checks = examine(&[("FAKE_CUDA_CUFILE_MODE", "p2pdma")]);
+    let finding = |name: &str| {
+        let found = checks.iter().find(|(own, _)| own.ends_with(name));
+        &found.unwrap_or_else(|| panic!("{name} is missing: {checks:?}")).1
+    };
+    assert!(finding("CUDA driver").contains("12.8"));
+    assert!(finding("cuda:0").contains("compute capability 9.0"));
+    for name in ["cuda:1 PCIe link", "cuda:1 BAR1", "nvidia-fs", "P2PDMA", "cuFile", "NUMA"] {
+        finding(name);
+    }
+    if !finding("direct reads").contains("not") {
+        assert!(finding("gds to cuda:1").contains("P2PDMA"));
+    }
+    let compat = examine(&[("FAKE_CUDA_CUFILE_MODE", "compat")]);
+    assert!(compat.iter().all(|(name, finding)| !name.contains("gds to") || finding.contains("staged")));
+    let none = examine(&[("WINDLASS_CUDA_DRIVER", "/nonexistent")]);
+    assert!(none.iter().any(|(name, finding)| name == "CUDA driver" && finding.contains("host memory only")));
 }
 
 #[test]

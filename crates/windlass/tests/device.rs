@@ -23,8 +23,6 @@ use windlass::{
     route::fault::{Fault, FaultScript},
 };
 
-const OUT_OF_MEMORY: i32 = 2;
-
 /// The stand-in, to oneself: its settings are the process's.
 struct Turn {
     _turn: MutexGuard<'static, ()>,

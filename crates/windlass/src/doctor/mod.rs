@@ -1,6 +1,8 @@
 //! What this machine offers a load, what is missing, and how to fix it.
 #![forbid(unsafe_code)]
 
+mod cuda;
+
 use crate::{
     host::{device, memory, numa, read_number},
     parallel,
@@ -62,6 +64,7 @@ pub fn examine<P: AsRef<Path>>(paths: &[P]) -> Vec<Check> {
     ];
     checks.extend(memory_limits());
     checks.push(numa_nodes());
+    checks.extend(cuda::checks());
     for path in paths {
         checks.extend(path_checks(path.as_ref()));
     }
@@ -215,6 +218,7 @@ fn path_checks(path: &Path) -> Vec<Check> {
         Probe::Nowait => ok(&name("page cache"), "its contents are found by sampling (RWF_NOWAIT)"),
         Probe::None(Unavailable { reason, fix }) => slower(&name("page cache"), reason, fix),
     });
+    checks.extend(cuda::path_checks(&path.display().to_string(), path, &file));
     checks
 }
 

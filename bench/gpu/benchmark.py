@@ -1,0 +1,288 @@
+"""Measures loaders in turn, with the hardware's limits between them: rounds of cases, each load a fresh process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu import files
+from gpu.data import Model, copy_in_memory
+from gpu.environment import Environment
+from gpu.loaders import LOADERS
+from gpu.process import Child, ChildError, Deadline
+
+PEERS = ("safetensors", "fastsafetensors", "runai", "instanttensor")
+BUFFERED_PEERS = ("fastsafetensors_buffered", "runai_buffered", "instanttensor_buffered")
+# What starting one takes at most: frameworks are large, and a dozen start at once.
+START_SECONDS = 120
+# No load or limit may take longer; and less than this is left to nobody.
+LOAD_SECONDS = 100
+LEAST_SECONDS = 12
+
+
+@dataclass(frozen=True)
+class Case:
+    """One table of results."""
+
+    name: str
+    title: str
+    state: str
+    """`warm`, `cold`, or `memory` for files that lie in memory."""
+    loaders: tuple[str, ...]
+    limits: tuple[tuple[str, ...], ...]
+    """Arguments of the limits that belong to it."""
+
+
+COPIES = (("slots",), ("buffer",), ("cache",))
+CASES = (
+    Case(
+        "warm",
+        "Page cache to GPU",
+        "warm",
+        ("windlass", "windlass_staged", "windlass_torch", *PEERS, *BUFFERED_PEERS),
+        COPIES,
+    ),
+    Case("memory", "tmpfs to GPU", "memory", ("windlass", "windlass_torch", *PEERS), COPIES),
+    Case(
+        "cold",
+        "Drive to GPU",
+        "cold",
+        (
+            "windlass",
+            "windlass_staged",
+            "windlass_gds",
+            "windlass_torch",
+            *PEERS,
+            "fastsafetensors_gds",
+        ),
+        (("drive", "--threads", "8"), ("drive", "--threads", "32"), ("gds",)),
+    ),
+)
+
+
+class Benchmark:
+    """The measurements of a run, and what of them is done."""
+
+    def __init__(
+        self, environment: Environment, work: Path, model: Model, deadline: Deadline, why_no_torch: str | None
+    ) -> None:
+        self._environment = environment
+        self._work = work
+        self._deadline = deadline
+        self._why_no_torch = why_no_torch
+        self._model = model
+        self._paths = {"drive": (model.paths, model.tiny)}
+        self._seconds: dict[tuple[str, str], float] = {}
+        self.document: dict[str, Any] = {
+            "checksum": model.checksum(),
+            "bytes": model.bytes(),
+            "cases": {case.name: case.title for case in CASES},
+            "loaders": {
+                loader.name: {
+                    "package": loader.package,
+                    "setting": loader.setting,
+                    "is_ours": loader.is_ours,
+                }
+                for loader in LOADERS.values()
+            },
+            "results": [],
+            "unavailable": {case.name: {} for case in CASES},
+            "skipped": [],
+        }
+        self._memory, self._why_no_memory = copy_in_memory(model.paths, model.tiny, model.bytes())
+        if self._memory is not None:
+            folder = self._memory.path
+            self._paths["memory"] = (
+                [str(folder / Path(path).name) for path in model.paths],
+                str(folder / Path(model.tiny).name),
+            )
+
+    def close(self) -> None:
+        """Removes the copy in memory."""
+        if self._memory is not None:
+            self._memory.remove()
+
+    def run(self, rounds: int, after_round: Callable[[], None]) -> None:
+        """All rounds, as far as the time allows."""
+        for turn in range(rounds):
+            for case in CASES:
+                self._run_case(case, turn)
+                after_round()
+
+    def failures(self) -> list[str]:
+        """What windlass did not load, or not rightly."""
+        found = [
+            f"{result['case']}: {result['loader']} delivered other bytes than the files hold"
+            for result in self.document["results"]
+            if result.get("is_right") is False and self.document["loaders"][result["loader"]]["is_ours"]
+        ]
+        for case, reasons in self.document["unavailable"].items():
+            found += [
+                f"{case}: {name}: {reason['reason']}"
+                for name, reason in reasons.items()
+                if reason["is_failure"] and name.startswith("windlass")
+            ]
+        return found
+
+    def _run_case(self, case: Case, turn: int) -> None:
+        if case.state == "memory" and self._memory is None:
+            for what in (*case.loaders, *(limit[0] for limit in case.limits)):
+                self._refuse(case, what, self._why_no_memory)
+            return
+        if self._deadline.left() < LEAST_SECONDS + 20:
+            self._skip(case, turn, "all loaders")
+            return
+        children = self._started(case, turn)
+        try:
+            for step in _order(case, turn):
+                if isinstance(step, tuple):
+                    self._limit(case, turn, step)
+                elif step in children:
+                    self._load(case, turn, step, children[step])
+        finally:
+            for child in children.values():
+                child.end()
+
+    def _started(self, case: Case, turn: int) -> dict[str, Child]:
+        """Processes of all loaders that work here, started at once: that takes longer than what is measured."""
+        paths, tiny = self._files(case)
+        children = {}
+        for name in case.loaders:
+            loader = LOADERS[name]
+            if name in self.document["unavailable"][case.name]:
+                continue
+            if loader.needs_torch and self._why_no_torch is not None:
+                self._refuse(case, name, self._why_no_torch)
+                continue
+            command = [
+                "-m",
+                "gpu.measure",
+                name,
+                "--tiny",
+                tiny,
+                *([] if self._why_no_torch else ["--torch"]),
+            ]
+            children[name] = Child(
+                self._environment, self._work, *command, *paths, variables=loader.environment
+            )
+        ready = {}
+        for name, child in children.items():
+            try:
+                answer = child.answer(min(START_SECONDS, self._deadline.left()))
+            except ChildError as error:
+                answer = {"ready": False, "reason": str(error), "is_failure": True}
+            if answer["ready"]:
+                ready[name] = child
+                continue
+            child.end()
+            if self._deadline.left() <= 0:
+                self._skip(case, turn, name)
+            else:
+                # That a route or a package is missing is no failure, and whatever else a named route says neither.
+                refused = answer["reason"].startswith("RouteUnavailableError") or name == "windlass_gds"
+                self._refuse(case, name, answer["reason"], is_failure=not refused)
+        return ready
+
+    def _load(self, case: Case, turn: int, name: str, child: Child) -> None:
+        if not self._has_time(case, name):
+            self._skip(case, turn, name)
+            return
+        cached = self._put_into_state(case)
+        child.say("go")
+        try:
+            result = child.answer(min(LOAD_SECONDS, self._deadline.left()))
+        except ChildError as error:
+            result = {"error": str(error)}
+        # Only when it has ended are its memories free for the next one.
+        child.end(patience=20)
+        if "error" in result:
+            if self._deadline.left() <= 0:
+                self._skip(case, turn, name)
+            else:
+                self._refuse(case, name, result["error"], is_failure=True)
+            return
+        result["is_right"] = result["checksum"] == self.document["checksum"]
+        self._note(case, turn, {"loader": name, "cached_before": cached, **result})
+
+    def _limit(self, case: Case, turn: int, limit: tuple[str, ...]) -> None:
+        paths, _ = self._files(case)
+        name = " ".join((limit[0], *limit[2:]))
+        if limit[0] in self.document["unavailable"][case.name]:
+            return
+        if limit[0] == "gds" and not self._is_gds_proven():
+            self._refuse(case, "gds", "no load of windlass proved that reads go straight to the device")
+            return
+        if not self._has_time(case, name):
+            self._skip(case, turn, name)
+            return
+        self._put_into_state(case)
+        if limit[0] == "cache":
+            limit = ("cache", "--threads", str(len(os.sched_getaffinity(0))))
+        if limit[0] == "gds" and "WINDLASS_CUFILE" in os.environ:
+            limit = ("gds", "--library", os.environ["WINDLASS_CUFILE"])
+        child = Child(self._environment, self._work, "-m", "gpu.limits", *limit, *paths)
+        try:
+            result = child.answer(min(LOAD_SECONDS, self._deadline.left()))
+        except ChildError as error:
+            result = {"error": str(error)}
+        child.end(patience=20)
+        if "error" in result:
+            self._refuse(case, limit[0], result["error"])
+            return
+        self._note(case, turn, {"limit": limit[0], "setting": name, **result})
+
+    def _is_gds_proven(self) -> bool:
+        own = [result for result in self.document["results"] if result.get("loader") == "windlass_gds"]
+        return bool(own) and "windlass_gds" not in self.document["unavailable"]["cold"]
+
+    def _files(self, case: Case) -> tuple[list[str], str]:
+        return self._paths["memory" if case.state == "memory" else "drive"]
+
+    def _put_into_state(self, case: Case) -> float | None:
+        """Makes the files cold or warm; how much of them is cached, if the kernel says so."""
+        paths, _ = self._files(case)
+        if case.state == "memory":
+            return None
+        if case.state == "cold":
+            return files.make_cold(paths)
+        cached = files.cached_part(paths)
+        return cached if cached is not None and cached > 0.9999 else files.make_warm(paths)
+
+    def _has_time(self, case: Case, name: str) -> bool:
+        expected = 1.5 * self._seconds.get((case.name, name), 0.0)
+        return self._deadline.left() > max(LEAST_SECONDS, expected)
+
+    def _note(self, case: Case, turn: int, result: dict[str, Any]) -> None:
+        self.document["results"].append({"case": case.name, "round": turn, **result})
+        name = result.get("loader") or result["setting"]
+        self._seconds[case.name, name] = result["seconds"]
+        speed = result.get("bytes", self.document["bytes"]) / result["seconds"] / 1e9
+        wrong = "" if result.get("is_right", True) else "  WRONG BYTES"
+        kind = "" if "loader" in result else "limit "
+        print(
+            f"round {turn + 1}  {case.name:<7} {kind + name:<26} {result['seconds']:8.3f} s {speed:7.2f} GB/s{wrong}",
+            flush=True,
+        )
+
+    def _refuse(self, case: Case, name: str, reason: str, is_failure: bool = False) -> None:
+        if name not in self.document["unavailable"][case.name]:
+            self.document["unavailable"][case.name][name] = {"reason": reason, "is_failure": is_failure}
+            print(f"         {case.name:<7} {name:<26} not measured: {reason}", flush=True)
+
+    def _skip(self, case: Case, turn: int, name: str) -> None:
+        self.document["skipped"].append(
+            {"case": case.name, "round": turn, "what": name, "reason": "deadline"}
+        )
+        print(f"round {turn + 1}  {case.name:<7} {name:<26} skipped: no time is left", flush=True)
+
+
+def _order(case: Case, turn: int) -> list[str | tuple[str, ...]]:
+    """The loaders, beginning with another one each round, and between them the limits, so that all see one drift."""
+    first = turn % len(case.loaders)
+    steps: list[str | tuple[str, ...]] = [*case.loaders[first:], *case.loaders[:first]]
+    for number, limit in enumerate(case.limits):
+        steps.insert(number * (len(case.loaders) // len(case.limits) + 1), limit)
+    return steps

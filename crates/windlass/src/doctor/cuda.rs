@@ -1,0 +1,208 @@
+//! What of CUDA a load can use: driver, devices, their links, and the direct path from storage.
+#![forbid(unsafe_code)]
+
+use super::{Check, ok, slower};
+use crate::{
+    catalog::{FileIdentity, OpenFile},
+    device::{Device, DeviceInfo, cuda::cufile::CuFile, devices, driver_version},
+    host::{numa, read_number},
+    route::{SourceFile, Unavailable, gds},
+};
+use bytesize::ByteSize;
+use std::{
+    fs::{self, File},
+    path::Path,
+    sync::Arc,
+};
+
+/// The machine's part.
+pub(super) fn checks() -> Vec<Check> {
+    let version = match driver_version() {
+        Ok(version) => version,
+        Err(why) => {
+            return vec![absent(
+                "CUDA driver",
+                format!("loads go to host memory only: {}", why.reason),
+                why.fix,
+            )];
+        }
+    };
+    let mut checks = vec![ok("CUDA driver", format!("serves CUDA {version}"))];
+    let found = match devices() {
+        Ok(found) => found,
+        Err(why) => {
+            checks.push(slower("CUDA devices", why.reason, why.fix));
+            return checks;
+        }
+    };
+    for info in &found {
+        checks.extend(device_checks(info));
+    }
+    checks.extend([nvidia_fs(), p2pdma(), cufile()]);
+    checks
+}
+
+/// Something that is not here and need not be.
+fn absent(name: &str, finding: impl Into<String>, fix: impl Into<String>) -> Check {
+    Check { fix: fix.into(), ..ok(name, finding) }
+}
+
+fn device_checks(info: &DeviceInfo) -> Vec<Check> {
+    let device = format!("cuda:{}", info.ordinal);
+    let (major, minor) = info.compute_capability;
+    let memory = match Device::open(info.ordinal).and_then(|device| device.memory()) {
+        Ok((free, total)) => format!("{} of {} free", ByteSize(free), ByteSize(total)),
+        Err(error) => {
+            return vec![slower(&device, format!("{}: {error}", info.name), "check that nvidia-smi works")];
+        }
+    };
+    let kind =
+        if info.is_integrated && info.reads_pageable_memory { ", shares the host's memory" } else { "" };
+    let node = match (info.numa_node, numa::nodes().len()) {
+        (Some(node), 2..) => format!(", NUMA node {node}"),
+        _ => String::new(),
+    };
+    let finding =
+        format!("{}, {memory}, compute capability {major}.{minor}, {}{node}{kind}", info.name, info.pci);
+    let directory = Path::new("/sys/bus/pci/devices").join(&info.pci);
+    vec![
+        ok(&device, finding),
+        link(&format!("{device} PCIe link"), &directory),
+        bar1(&format!("{device} BAR1"), &directory, info),
+    ]
+}
+
+/// The speed of copies: a link that was trained to fewer lanes than it has is a broken slot or riser.
+fn link(name: &str, directory: &Path) -> Check {
+    let text = |file: &str| fs::read_to_string(directory.join(file)).map(|text| text.trim().to_owned()).ok();
+    let lanes = |file: &str| read_number::<u32>(directory.join(file));
+    match (text("max_link_speed"), lanes("current_link_width"), lanes("max_link_width")) {
+        (Some(speed), Some(width), Some(most)) if width < most => slower(
+            name,
+            format!("{width} of {most} lanes at up to {speed}"),
+            "check slot, riser and BIOS; in a virtual machine this may be all that is shown",
+        ),
+        (Some(speed), Some(width), _) => ok(name, format!("{width} lanes at up to {speed}")),
+        _ => ok(name, "the system does not show it"),
+    }
+}
+
+/// The window through which drives and cards reach the device's memory.
+fn bar1(name: &str, directory: &Path, info: &DeviceInfo) -> Check {
+    let resources = fs::read_to_string(directory.join("resource")).unwrap_or_default();
+    match bar_bytes(&resources, 1) {
+        None => ok(name, "the system does not show it"),
+        Some(bytes) if bytes < info.memory_bytes => ok(
+            name,
+            format!(
+                "{}: less than the device's memory, enough for the direct path's buffers",
+                ByteSize(bytes)
+            ),
+        ),
+        Some(bytes) => ok(name, format!("{}: all of the device's memory", ByteSize(bytes))),
+    }
+}
+
+/// Size of a region of a PCI device, from the lines `start end flags` of its file `resource`.
+fn bar_bytes(resources: &str, number: usize) -> Option<u64> {
+    let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+    let mut words = resources.lines().nth(number)?.split_whitespace();
+    let (start, end) = (hex(words.next()?)?, hex(words.next()?)?);
+    (end > start).then(|| end - start + 1)
+}
+
+fn nvidia_fs() -> Check {
+    const NAME: &str = "nvidia-fs";
+    match fs::read_to_string("/proc/driver/nvidia-fs/version") {
+        Ok(version) => ok(NAME, version.lines().next().unwrap_or("loaded").trim()),
+        Err(_) => absent(
+            NAME,
+            "not loaded: route gds needs it, or P2PDMA",
+            "modprobe nvidia-fs (package nvidia-fs-dkms); in a container, pass /dev/nvidia-fs* and /run/udev",
+        ),
+    }
+}
+
+fn p2pdma() -> Check {
+    const NAME: &str = "P2PDMA";
+    let version = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    if !version.contains("Open Kernel Module") {
+        let fix = "install the open kernel modules, 570 or later";
+        return absent(
+            NAME,
+            "NVIDIA's open driver is not in use, so drives cannot reach the device without nvidia-fs",
+            fix,
+        );
+    }
+    let multipath = fs::read_to_string("/sys/module/nvme_core/parameters/multipath").unwrap_or_default();
+    if multipath.trim() == "Y" {
+        return absent(NAME, "NVMe multipath is on, which has no P2PDMA", "boot with nvme_core.multipath=N");
+    }
+    let parameters = fs::read_to_string("/proc/driver/nvidia/params").unwrap_or_default();
+    if !parameters.contains("RMForceStaticBar1=1") {
+        let fix = "options nvidia NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\"";
+        return absent(NAME, "BAR1 is not mapped once and for all, which most devices need for it", fix);
+    }
+    ok(NAME, "nothing known is in its way; a load proves it")
+}
+
+fn cufile() -> Check {
+    const NAME: &str = "cuFile";
+    if let Err(Unavailable { reason, fix }) = gds::plausible() {
+        return absent(NAME, format!("not opened, since there is nothing for it to use: {reason}"), fix);
+    }
+    match CuFile::get() {
+        Ok(cufile) => ok(NAME, cufile.describe()),
+        Err(Unavailable { reason, fix }) => absent(NAME, reason, fix),
+    }
+}
+
+/// For each device, whether it can be filled past the host from the file system of a file.
+pub(super) fn path_checks(name: &str, path: &Path, file: &File) -> Vec<Check> {
+    let Ok(found) = devices() else {
+        return Vec::new();
+    };
+    found
+        .iter()
+        .map(|info| {
+            let name = format!("{name}: gds to cuda:{}", info.ordinal);
+            match prove(info, path, file) {
+                Ok(proof) => ok(&name, proof),
+                Err(Unavailable { reason, fix }) => {
+                    absent(&name, format!("{reason}; loads are staged through host memory"), fix)
+                }
+            }
+        })
+        .collect()
+}
+
+fn prove(info: &DeviceInfo, path: &Path, file: &File) -> Result<String, Unavailable> {
+    gds::plausible()?;
+    let failed = |error: &dyn std::fmt::Display| Unavailable::new(error.to_string(), "");
+    let open = OpenFile {
+        path: path.to_owned(),
+        file: file.try_clone().map_err(|error| failed(&error))?,
+        identity: FileIdentity::of(file).map_err(|error| failed(&error))?,
+    };
+    let source = SourceFile::new(Arc::new(open)).map_err(|error| failed(&error))?;
+    if let Some(why) = source.direct_refusal() {
+        return Err(why.clone());
+    }
+    let device = Device::open(info.ordinal).map_err(|error| failed(&error))?;
+    gds::prove(&device, &source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_region_is_read() {
+        let resources = "0x00000000d2000000 0x00000000d2ffffff 0x0000000000040200\n\
+                         0x0000021000000000 0x00000217ffffffff 0x000000000014220c\n\
+                         0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
+        assert_eq!(bar_bytes(resources, 1), Some(32 << 30));
+        assert_eq!(bar_bytes(resources, 2), None);
+        assert_eq!(bar_bytes("", 1), None);
+    }
+}
