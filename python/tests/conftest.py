@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
+import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +14,11 @@ import numpy as np
 import pytest
 
 CORPUS = Path(__file__).parents[2] / "testkit" / "corpus"
+
+STAND_IN = Path(__file__).parents[2] / "target" / "release" / "libfake_cuda.so"
+# Named before anything asks for a device. Only a package built with the feature stand-in listens.
+os.environ["WINDLASS_CUDA_DRIVER"] = os.environ["WINDLASS_CUFILE"] = str(STAND_IN)
+os.environ.setdefault("FAKE_CUDA_CUFILE_MODE", "nvfs")
 
 BITS = {
     "F4": 4,
@@ -43,6 +51,33 @@ def write_model(
     text += b" " * (-len(text) % 8 + padding)
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
     return path
+
+
+class StandIn:
+    """The stand-in driver of this process, and its controls: see testkit/fake-cuda."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(str(STAND_IN))
+        self.library.fake_cuda_count.restype = ctypes.c_uint64
+
+    def set(self, setting: str) -> None:
+        """Sets ``KEY=VALUE``."""
+        assert self.library.fake_cuda_configure(setting.encode()) == 0, setting
+
+    def count(self, name: str) -> int:
+        """How many of these there are."""
+        return self.library.fake_cuda_count(name.encode())
+
+
+@pytest.fixture
+def stand_in() -> Iterator[StandIn]:
+    """Devices: ``cuda:0`` and ``cuda:1`` of the stand-in driver, which must be empty again after the test."""
+    driver = StandIn()
+    driver.library.fake_cuda_reset()
+    yield driver
+    driver.library.fake_cuda_reset()
+    gc.collect()
+    assert driver.count("device_bytes") == driver.count("pinned_bytes") == driver.count("contexts") == 0
 
 
 @pytest.fixture

@@ -90,6 +90,54 @@ def test_every_tensor_is_that_of_the_reference(corpus: list[Path], options: dict
             assert_equal(tensor, reference[name], f"{path.name}: {name}")
 
 
+def as_bytes(tensor: torch.Tensor) -> bytes:
+    """The bytes of a torch tensor."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"route": "staged", "chunk": "4KiB"},
+        {"route": "threads"},
+        {"layout": "packed"},
+        {"layout": "tensor"},
+    ],
+    ids=lambda options: "-".join(options.values()) or "default",
+)
+def test_every_tensor_on_a_device_is_that_of_the_reference(
+    corpus: list[Path], options: dict[str, str]
+) -> None:
+    for path in corpus:
+        ours = windlass.load_file(path, device="cuda", framework="raw", **options)
+        reference = reference_tensors(path)
+        assert ours.keys() == reference.keys()
+        for name, tensor in ours.items():
+            assert tensor.tobytes() == as_bytes(reference[name]), f"{path.name}: {name}"
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_conversions_are_those_of_torch(tmp_path: Path, dtype: torch.dtype) -> None:
+    sources = ["F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"]
+    tensors = {source: (source, [70_000]) for source in sources} | {
+        "I32": ("I32", [9]),
+        "BOOL": ("BOOL", [3]),
+    }
+    # Every second header puts all elements at odd addresses.
+    for padding in (0, 1):
+        path = write_model(tmp_path / "m.safetensors", tensors, padding=padding)
+        ours = windlass.load_file(path, "cuda", framework="raw", dtype=dtype, chunk="64KiB")
+        for name, reference in reference_tensors(path).items():
+            expected = reference.to(dtype) if name in sources else reference
+            found = torch.frombuffer(bytearray(ours[name].tobytes()), dtype=expected.dtype)
+            nans = expected.isnan() if name in sources else torch.zeros_like(expected, dtype=torch.bool)
+            assert (found.isnan() == nans).all() if name in sources else True
+            assert same_bytes(found[~nans], expected[~nans]), name
+
+
 def test_names_metadata_and_shapes_are_those_of_the_reference(corpus: list[Path]) -> None:
     for path in corpus:
         with windlass.open(path) as ours, safetensors.safe_open(path, "pt") as reference:

@@ -126,7 +126,9 @@ def _numpy() -> Converter:
 
     def to_numpy(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
         for tensor in tensors:
-            array = np.asarray(tensor) if tensor.device == "cpu" else np.frombuffer(tensor.tobytes(), np.uint8)
+            array = (
+                np.asarray(tensor) if tensor.device == "cpu" else np.frombuffer(tensor.tobytes(), np.uint8)
+            )
             if tensor.dtype == "F4":
                 array = _unpacked_f4(array)
             dtype = dtypes.get(tensor.dtype) or _ml_dtype(tensor)

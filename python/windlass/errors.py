@@ -72,20 +72,28 @@ class RouteUnavailableError(WindlassError, RuntimeError):
     """The route that was named cannot carry the data."""
 
 
-class DeviceUnavailableError(WindlassError, RuntimeError):
-    """The device that was named is not there, or cannot be used."""
+class _OfDevice(WindlassError, RuntimeError):
+    """Something is wrong with a device."""
 
-    def __init__(self, message: str, *, device: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | PathLike[str] | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+        device: str | None = None,
+    ) -> None:
+        super().__init__(message, path=path, tensor=tensor, offset=offset)
         self.device = device
 
 
-class DeviceError(WindlassError, RuntimeError):
-    """A device failed an operation. Tensors on it may be lost."""
+class DeviceUnavailableError(_OfDevice):
+    """The device that was named, ``device``, is not there or cannot be used."""
 
-    def __init__(self, message: str, *, device: str | None = None) -> None:
-        super().__init__(message)
-        self.device = device
+
+class DeviceError(_OfDevice):
+    """A device, ``device``, failed an operation. Tensors on it may be lost."""
 
 
 class TensorNotFoundError(WindlassError, KeyError):

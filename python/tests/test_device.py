@@ -1,0 +1,280 @@
+"""Loading to devices: those of the stand-in driver, whose memory no framework can look at."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import windlass
+from conftest import StandIn, make_cold, write_model
+from windlass import errors
+
+pytestmark = pytest.mark.usefixtures("stand_in")
+
+
+def test_devices_are_named_as_everywhere(model: Path) -> None:
+    expected = windlass.load_file(model, framework="raw")
+    for device, name in [
+        ("cuda", "cuda:0"),
+        ("cuda:1", "cuda:1"),
+        (1, "cuda:1"),
+        (torch.device("cuda", 1), "cuda:1"),
+        (torch.device("cpu"), "cpu"),
+    ]:
+        tensors = windlass.load_file(model, device, framework="raw")
+        assert {tensor.device for tensor in tensors.values()} == {name}
+        assert all(tensors[key].tobytes() == expected[key].tobytes() for key in expected)
+    for wrong in ["gpu", "cuda:x", "mps"]:
+        with pytest.raises(errors.OptionError, match="cuda:N"):
+            windlass.load_file(model, wrong)
+
+
+def test_the_report_names_the_way_of_every_byte(model: Path) -> None:
+    make_cold(model)
+    tensors = windlass.load_file(model, "cuda:1", framework="raw")
+    report = tensors.report
+    assert sum(carrier.tensor_bytes for carrier in report.carriers) == report.tensor_bytes
+    assert {(carrier.route in ("gds", "gds-compat"), carrier.via) for carrier in report.carriers} <= {
+        (True, None),
+        (False, "staged"),
+    }
+    device = report.as_dict()["device"]
+    assert device["device"] == "cuda:1"
+    assert device["memory_bytes"] > 0
+    assert "on cuda:1" in str(report)
+
+
+def test_slices_arrivals_and_single_tensors(model: Path) -> None:
+    with windlass.open(model, framework="numpy") as host:
+        embed = host["embed"]
+    with windlass.open(model, device="cuda", framework="raw") as checkpoint:
+        part = checkpoint.load(select="embed", slices={"embed": (slice(10, 20), slice(3, 8))})["embed"]
+        assert part.shape == (10, 5)
+        assert part.tobytes() == embed[10:20, 3:8].tobytes()
+        assert checkpoint["embed"].tobytes() == embed.tobytes()
+        arrived = dict(checkpoint)
+    assert arrived["embed"].tobytes() == embed.tobytes()
+    assert arrived["empty"].nbytes == 0
+
+
+class DlTensor(ctypes.Structure):
+    """The beginning of DLPack's older structure."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+    )
+
+
+def dl_tensor(capsule: Any) -> DlTensor:
+    """What a capsule says."""
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype = ctypes.c_void_p
+    get.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    return DlTensor.from_address(get(capsule, b"dltensor"))
+
+
+def test_dlpack_says_where_the_tensor_is_and_keeps_its_memory(model: Path, stand_in: StandIn) -> None:
+    tensor = windlass.load_file(model, "cuda:1", framework="raw")["embed"]
+    assert tensor.__dlpack_device__() == (2, 1)
+    for stream in (None, -1, 1, 2, 12345):
+        capsule = tensor.__dlpack__(stream=stream)
+        told = dl_tensor(capsule)
+        assert (told.device_type, told.device_id, told.data) == (2, 1, tensor.data_ptr)
+    with pytest.raises(ValueError, match="ambiguous"):
+        tensor.__dlpack__(stream=0)
+    with pytest.raises(BufferError, match="cuda:1"):
+        tensor.__dlpack__(dl_device=(1, 0))
+    del tensor
+    assert stand_in.count("device_bytes") > 0, "the capsule owns the memory"
+    del capsule
+    assert stand_in.count("device_bytes") == 0
+
+
+def test_numpy_has_no_device_memory(model: Path) -> None:
+    with pytest.raises(errors.OptionError, match="host memory"):
+        windlass.load_file(model, "cuda", framework="numpy")
+    tensor = windlass.load_file(model, "cuda", framework="raw")["embed"]
+    with pytest.raises(AttributeError, match="memory of a device"):
+        _ = tensor.__array_interface__
+    assert "cuda:0" in repr(tensor)
+
+
+def test_errors_are_typed_and_say_what_to_do(model: Path, stand_in: StandIn) -> None:
+    with pytest.raises(errors.DeviceUnavailableError, match="2 devices") as absent:
+        windlass.load_file(model, "cuda:5", framework="raw")
+    assert isinstance(absent.value, RuntimeError)
+    assert absent.value.device == "cuda:5"
+    stand_in.set("FAULTS=copy:1=719")
+    with pytest.raises(errors.DeviceError, match="cuda:0") as lost:
+        windlass.load_file(model, "cuda", framework="raw")
+    assert isinstance(lost.value, RuntimeError)
+    stand_in.library.fake_cuda_reset()
+    stand_in.set("MEMORY_MIB=1")
+    with pytest.raises(MemoryError, match="the memory of cuda:0"):
+        windlass.load_file(model, "cuda", framework="raw")
+    for options in ({"route": "mapped"}, {"pool": windlass.MemoryPool("1MiB")}, {"dtype": "int8"}):
+        with pytest.raises(errors.OptionError):
+            windlass.load_file(model, "cuda", framework="raw", **options)
+    for options in ({"route": "gds"}, {"route": "staged"}, {"dtype": torch.float16}):
+        with pytest.raises(errors.OptionError, match="cpu"):
+            windlass.load_file(model, **options)
+    with pytest.raises(errors.OptionError, match="one of driver, torch"):
+        windlass.load_file(model, "cuda", allocator="numpy")
+
+
+class Lent:
+    """Memory of a device that an allocator gave."""
+
+    alive = 0
+
+    def __init__(self, library: ctypes.CDLL, address: int) -> None:
+        self.library, self.address = library, address
+        Lent.alive += 1
+
+    def __del__(self) -> None:
+        Lent.alive -= 1
+        context = ctypes.c_void_p()
+        self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        self.library.cuCtxPushCurrent_v2(context)
+        assert self.library.cuMemFree_v2(ctypes.c_uint64(self.address)) == 0
+        self.library.cuCtxPopCurrent_v2(ctypes.byref(context))
+        self.library.cuDevicePrimaryCtxRelease_v2(0)
+        self.library.cuDevicePrimaryCtxRelease_v2(0)
+
+
+def test_memory_of_torch_is_used_and_given_back(
+    model: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = stand_in.library
+    sizes = []
+
+    def allocate(size: int) -> tuple[int, int, Any]:
+        context, address = ctypes.c_void_p(), ctypes.c_uint64()
+        assert library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert library.cuCtxPushCurrent_v2(context) == 0
+        assert library.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+        assert library.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
+        sizes.append(size)
+        return address.value, 0, Lent(library, address.value)
+
+    monkeypatch.setattr("windlass._checkpoint.torch_allocator", lambda _device: allocate)
+    expected = windlass.load_file(model, framework="raw")
+    tensors = windlass.load_file(model, "cuda", framework="raw", allocator="torch", layout="tensor")
+    assert all(tensors[name].tobytes() == expected[name].tobytes() for name in expected)
+    assert Lent.alive == len(sizes) > 1
+    del tensors
+    assert Lent.alive == 0
+
+    def refuse(size: int) -> tuple[int, int, Any]:
+        raise RuntimeError(f"no {size} bytes are left")
+
+    monkeypatch.setattr("windlass._checkpoint.torch_allocator", lambda _device: refuse)
+    with pytest.raises(MemoryError, match="bytes are left"):
+        windlass.load_file(model, "cuda", framework="raw", allocator="torch")
+
+
+def run(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a new interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_a_child_of_fork_gets_an_error_and_the_parent_goes_on(model: Path) -> None:
+    done = run(
+        """
+        import os, sys, windlass
+        tensors = windlass.load_file(sys.argv[1], "cuda", framework="raw")
+        expected = tensors["embed"].tobytes()
+        child = os.fork()
+        if child == 0:
+            try:
+                windlass.load_file(sys.argv[1], "cuda", framework="raw")
+            except windlass.errors.DeviceUnavailableError as error:
+                assert "fork" in str(error) and "spawn" in str(error), error
+            else:
+                os._exit(1)
+            try:
+                tensors["embed"].tobytes()
+            except windlass.errors.ForkedError:
+                pass
+            else:
+                os._exit(2)
+            del tensors
+            assert windlass.load_file(sys.argv[1], framework="raw")["embed"].tobytes() == expected
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert tensors["embed"].tobytes() == expected
+        windlass.load_file(sys.argv[1], "cuda", framework="raw")
+        """,
+        model,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_a_driver_importing_and_loading_to_the_host_work(model: Path) -> None:
+    done = run(
+        """
+        import sys, windlass
+        windlass.load_file(sys.argv[1], framework="raw")
+        try:
+            windlass.load_file(sys.argv[1], "cuda", framework="raw")
+        except windlass.errors.DeviceUnavailableError as error:
+            assert "install NVIDIA's driver" in str(error), error
+        else:
+            raise SystemExit("no error")
+        """,
+        model,
+        WINDLASS_CUDA_DRIVER="/nonexistent/libcuda.so.1",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_ends_a_load_that_waits_for_copies(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [8 << 20]) for i in range(16)})
+    script = """
+        import signal, sys, windlass
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("loading", flush=True)
+        try:
+            windlass.load_file(sys.argv[1], "cuda", framework="raw")
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "FAKE_CUDA_COPY_LATENCY_US": "500000"},
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "loading\n"
+    time.sleep(0.5)
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=30)[0] == "interrupted\n"
+    assert child.returncode == 0
+
+
+def test_many_loads_in_a_row_leave_nothing(model: Path, stand_in: StandIn) -> None:
+    for _ in range(20):
+        windlass.load_file(model, "cuda", framework="raw")
+    assert stand_in.count("leaked") == 0
+    assert np.all([stand_in.count(what) == 0 for what in ("streams", "events", "cufile_buffers")])
