@@ -7,6 +7,8 @@ bin := venv / "bin"
 # Cargo's own programs, at the versions that CI uses.
 cargo_fuzz := "0.13.2"
 cargo_deny := "0.20.2"
+# NVIDIA's compiler for kernels: old, so that every driver for CUDA 12 and later takes what it makes.
+nvrtc := "12.0.140"
 export PYO3_PYTHON := bin / "python"
 
 # List the recipes.
@@ -98,8 +100,23 @@ sanitize kind="address":
         {{ if kind == "thread" { "-Zbuild-std" } else { "" } }} \
         --target "$(rustc -vV | sed -n 's/host: //p')" --target-dir target/sanitize-{{ kind }}
 
+# Compile the device's kernels to the PTX that is checked in; after changes of kernels.cu.
+kernels: venv
+    '{{ bin }}/pip' install --quiet nvidia-cuda-nvrtc-cu12=={{ nvrtc }}
+    '{{ bin }}/python' testkit/kernels/compile.py
+
 # Measure against the peers and the hardware's limits; takes an hour. Results go to bench/results.
 bench *arguments: setup
     '{{ bin }}/pip' install --quiet -r bench/requirements.txt
     '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
     '{{ bin }}/python' bench/run.py "$@"
+
+# Put what `gpu` needs into dist/gpu, to be carried to a machine with a GPU: wheels of windlass and of its peers.
+gpu-pack *arguments: setup
+    rm -rf dist/gpu
+    '{{ bin }}/maturin' build --quiet --release --out dist/gpu "$@"
+    '{{ bin }}/python' bench/gpu/pack.py dist/gpu
+
+# Check and measure on a GPU with what gpu-pack packed; builds nothing, needs no network. Results go to bench/results.
+gpu *arguments:
+    python3 bench/gpu/run.py "$@"

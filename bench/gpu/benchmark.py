@@ -17,7 +17,7 @@ from gpu.process import Child, ChildError, Deadline
 PEERS = ("safetensors", "fastsafetensors", "runai", "instanttensor")
 BUFFERED_PEERS = ("fastsafetensors_buffered", "runai_buffered", "instanttensor_buffered")
 # What starting one takes at most: frameworks are large, and a dozen start at once.
-START_SECONDS = 120
+START_SECONDS = 90
 # No load or limit may take longer; and less than this is left to nobody.
 LOAD_SECONDS = 100
 LEAST_SECONDS = 12
@@ -173,7 +173,11 @@ class Benchmark:
             try:
                 answer = child.answer(min(START_SECONDS, self._deadline.left()))
             except ChildError as error:
-                answer = {"ready": False, "reason": str(error), "is_failure": True}
+                answer = {"ready": False, "reason": str(error)}
+                # What hangs or crashes before it loads anything costs no other case its time.
+                for other in CASES if self._deadline.left() > 0 else ():
+                    if name in other.loaders:
+                        self._refuse(other, name, str(error), is_failure=True)
             if answer["ready"]:
                 ready[name] = child
                 continue
@@ -232,7 +236,7 @@ class Benchmark:
         if "error" in result:
             self._refuse(case, limit[0], result["error"])
             return
-        self._note(case, turn, {"limit": limit[0], "setting": name, **result})
+        self._note(case, turn, {**result, "limit": limit[0], "setting": name})
 
     def _is_gds_proven(self) -> bool:
         own = [result for result in self.document["results"] if result.get("loader") == "windlass_gds"]

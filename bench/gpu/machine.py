@@ -33,9 +33,14 @@ PACKAGES = (
 def main() -> None:
     """Describes the machine, and the file systems of the folders on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpu", action="store_true", help="the first device alone")
     parser.add_argument("folders", nargs="*")
-    folders = parser.parse_args().folders
+    arguments = parser.parse_args()
+    folders = arguments.folders
     lines = answers()
+    if arguments.gpu:
+        tell(lines, **_gpu())
+        return
     tell(
         lines,
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),

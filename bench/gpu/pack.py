@@ -15,7 +15,7 @@ PEERS = (
     "instanttensor==0.2.2",
     "nvidia-cufile==1.20.0.107",
     # Pure Python, which fastsafetensors and runai-model-streamer import.
-    "humanize",
+    "humanize==4.17.0",
 )
 # pip takes each of these as it is, and none that is older.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 27, 28, 30, 31, 34, 35)]

@@ -16,6 +16,9 @@ LIMITS = {
     "gds": "Drive to the device by cuFile",
 }
 
+# Whose reports are shown; all of them are in the JSON file.
+REPORTED = ("windlass", "windlass_gds")
+
 
 def markdown(document: dict[str, Any]) -> str:
     """Everything that people want to read."""
@@ -64,22 +67,21 @@ def _correctness(checks: list[dict[str, Any]]) -> list[str]:
 
 def _benchmark(benchmark: dict[str, Any], is_stand_in: bool) -> list[str]:
     lines = ["## Targets", ""]
+    judged = targets.judged(benchmark)
     if is_stand_in:
         lines += ["Not judged: stand-in driver.", ""]
     else:
         lines += ["| | target | measured | |", "|---|---|---|---|"]
-        lines += [
-            f"| {line.what} | {line.wanted} | {line.measured} | {_cell(line.verdict)} |"
-            for line in targets.judged(benchmark)
-        ]
+        lines += [f"| {row.what} | {row.wanted} | {row.measured} | {_cell(row.verdict)} |" for row in judged]
         lines.append("")
     lines += [
         "Medians of the rounds, with the fastest and slowest. Ratios to limits compare medians; `ours is faster` is",
         "the median over rounds of a loader's seconds by those of windlass in the same round; a peer counts for the",
-        "targets at its best setting. Extra host memory is what became resident beyond what was before the first load, or the",
-        "staging that the report admits, if that is more; `less available` is by how much the machine's available",
-        "memory sank, which also shows pinned memory that is not resident. Extra device memory is what was taken at",
-        "once beyond the model. Each load that counts delivered the files' bytes (checksum of all, after the clock).",
+        "targets at its best setting. Extra host memory is what became resident beyond what was before the first",
+        "load, or the staging that the report admits, if that is more; `less available` is by how much the machine's",
+        "available memory sank, which also shows pinned memory that is not resident. Extra device memory is what was",
+        "taken at once beyond the model. Each load that counts delivered the files' bytes (checksum of all, after the",
+        "clock).",
         "",
     ]
     for case, title in benchmark["cases"].items():
@@ -141,7 +143,7 @@ def _case(benchmark: dict[str, Any], case: str, title: str) -> list[str]:
     last = {
         result["loader"]: result["report_text"]
         for result in benchmark["results"]
-        if result["case"] == case and "report_text" in result
+        if result["case"] == case and result.get("loader") in REPORTED
     }
     if last:
         lines += ["What windlass reported, each time of the last round:", "", "```"]
@@ -183,7 +185,8 @@ def _spread(size: int, seconds: list[float]) -> str:
 
 def _middle(values: list[int | None], unit: float, digits: int) -> str:
     known = [value for value in values if value is not None]
-    return f"{median(known) / unit:.{digits}f}" if known else "unknown"
+    # Adding nothing makes of a negative nothing a plain one.
+    return f"{round(median(known) / unit, digits) + 0.0:.{digits}f}" if known else "unknown"
 
 
 def _cell(text: str) -> str:

@@ -36,18 +36,18 @@ def main() -> int:
     work = Path(tempfile.mkdtemp(prefix="windlass-gpu-work-"))
     places: list[Place] = []
     try:
-        if arguments.installed:
-            own = environment.installed(arguments.stand_in)
-        else:
-            own = environment.of_wheels(arguments.wheels, work, arguments.stand_in)
-        home = place(arguments.data, BENCH / "data", 2 * arguments.bytes)
-        places.append(home)
-        machine = described(own, work, home.path)
-        gpu = machine["gpu"]
+        own = environment.installed(arguments.stand_in)
+        gpu = described(own, work, "--gpu")
         if "missing" in gpu:
             return no_gpu(gpu["missing"])
         if gpu["name"].startswith(STAND_IN_NAME) and not arguments.stand_in:
             return no_gpu(f"the driver is a stand-in ({gpu['name']}), which --stand-in allows")
+        if not arguments.installed:
+            own = environment.of_wheels(arguments.wheels, work, arguments.stand_in)
+        home = place(arguments.data, BENCH / "data", 2 * arguments.bytes)
+        places.append(home)
+        machine = described(own, work, str(home.path))
+        machine["commit"] = commit(arguments.wheels)
         print(
             f"{gpu['name']}, CUDA {gpu['cuda']}, {machine['cores']} cores, files in {home.path}", flush=True
         )
@@ -80,9 +80,8 @@ def parsed() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.output is None:
         # Results of the stand-in are not to be taken for others.
-        arguments.output = (
-            Path(tempfile.mkdtemp(prefix="windlass-stand-in-")) if arguments.stand_in else BENCH / "results"
-        )
+        temporary = Path(tempfile.gettempdir()) / "windlass-stand-in"
+        arguments.output = temporary if arguments.stand_in else BENCH / "results"
     return arguments
 
 
@@ -132,19 +131,23 @@ def run(
     return FAILED if failures else 0
 
 
-def described(own: environment.Environment, work: Path, folder: Path) -> dict[str, Any]:
+def described(own: environment.Environment, work: Path, *arguments: str) -> dict[str, Any]:
     """What the machine has, as the children's Python sees it."""
-    child = Child(own, work, "-m", "gpu.machine", str(folder))
+    child = Child(own, work, "-m", "gpu.machine", *arguments)
     try:
-        machine = child.answer(180)
+        return child.answer(180)
     except ChildError as error:
         raise SystemExit(f"the machine could not be described: {error}") from error
     finally:
         child.end(patience=20)
-    packed = WHEELS / "commit"
-    commit = told_by("git", "-C", str(BENCH), "describe", "--always", "--dirty")
-    machine["commit"] = packed.read_text().strip() if packed.exists() and commit == "unknown" else commit
-    return machine
+
+
+def commit(wheels: Path) -> str:
+    """The commit that is measured: as the wheels say, or the working tree."""
+    packed = wheels / "commit"
+    if packed.exists():
+        return packed.read_text().strip()
+    return told_by("git", "-C", str(BENCH), "describe", "--always", "--dirty")
 
 
 def problems(own: environment.Environment, machine: dict[str, Any]) -> list[str]:

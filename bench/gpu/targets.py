@@ -22,18 +22,15 @@ class Line:
 
 def judged(benchmark: dict[str, Any]) -> list[Line]:
     """All targets."""
-    lines = []
-    for case, title in (("warm", "page cache to GPU"), ("memory", "tmpfs to GPU")):
-        lines.append(
-            _of_limit(benchmark, case, title, ("slots", "buffer"), "pinned copies to the device", 0.9)
-        )
-    lines.append(_of_limit(benchmark, "cold", "drive to GPU", ("drive",), named="direct reads", wanted=0.95))
+    pinned, drive = ("slots", "buffer"), ("drive",)
+    lines = [
+        _of_limit(benchmark, "warm", pinned, named="pinned copies", wanted=0.9),
+        _of_limit(benchmark, "memory", pinned, named="pinned copies", wanted=0.9),
+        _of_limit(benchmark, "cold", drive, named="direct reads", wanted=0.95),
+    ]
     for package, factor in (("fastsafetensors", 2.0), ("instanttensor", 1.2), ("runai-model-streamer", 1.2)):
-        for case, title in benchmark["cases"].items():
-            lines.append(_of_peer(benchmark, case, title, package, factor))
-    for case, title in benchmark["cases"].items():
-        lines.append(_of_memory(benchmark, case, title))
-    return lines
+        lines += [_of_peer(benchmark, case, package, factor) for case in benchmark["cases"]]
+    return lines + [_of_memory(benchmark, case) for case in benchmark["cases"]]
 
 
 def seconds_by_setting(benchmark: dict[str, Any], case: str, limit: str) -> dict[str, list[float]]:
@@ -79,9 +76,9 @@ def why_missing(benchmark: dict[str, Any], case: str, what: str) -> str:
 
 
 def _of_limit(
-    benchmark: dict[str, Any], case: str, title: str, limits: tuple[str, ...], *, named: str, wanted: float
+    benchmark: dict[str, Any], case: str, limits: tuple[str, ...], *, named: str, wanted: float
 ) -> Line:
-    what, target = f"{title}: of the rate of {named}", f"≥ {wanted:.2f}"
+    what, target = f"{benchmark['cases'][case]}: of the rate of {named}", f"≥ {wanted:.2f}"
     own = right_results(benchmark, case, OURS)
     settings = [s for limit in limits for s in seconds_by_setting(benchmark, case, limit).values()]
     if not own or not settings:
@@ -91,8 +88,8 @@ def _of_limit(
     return Line(what, target, f"{ratio:.2f}", _verdict(ratio >= wanted, 1 - ratio / wanted))
 
 
-def _of_peer(benchmark: dict[str, Any], case: str, title: str, package: str, factor: float) -> Line:
-    what, target = f"{title}: times as fast as {package}", f"≥ {factor:.1f}"
+def _of_peer(benchmark: dict[str, Any], case: str, package: str, factor: float) -> Line:
+    what, target = f"{benchmark['cases'][case]}: times as fast as {package}", f"≥ {factor:.1f}"
     own = {result["round"]: result["seconds"] for result in right_results(benchmark, case, OURS)}
     names = [name for name, about in benchmark["loaders"].items() if about["package"] == package]
     settings = {}
@@ -110,8 +107,8 @@ def _of_peer(benchmark: dict[str, Any], case: str, title: str, package: str, fac
     return Line(what, target, f"{ratio:.2f} ({setting})", _verdict(ratio >= factor, 1 - ratio / factor))
 
 
-def _of_memory(benchmark: dict[str, Any], case: str, title: str) -> Line:
-    what, target = f"{title}: extra host memory", "≤ 256 MiB"
+def _of_memory(benchmark: dict[str, Any], case: str) -> Line:
+    what, target = f"{benchmark['cases'][case]}: extra host memory", "≤ 256 MiB"
     own = right_results(benchmark, case, OURS)
     measured = [host_extra_bytes(result) for result in own]
     known = [size for size in measured if size is not None]

@@ -77,7 +77,7 @@ def stand_in() -> Iterator[StandIn]:
     yield driver
     driver.library.fake_cuda_reset()
     gc.collect()
-    assert driver.count("device_bytes") == driver.count("pinned_bytes") == driver.count("contexts") == 0
+    assert driver.count("device_bytes") == driver.count("pinned_bytes") == driver.count("streams") == 0
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ class RouteUnavailableError(WindlassError, RuntimeError):
     """The route that was named cannot carry the data."""
 
 
-class _OfDevice(WindlassError, RuntimeError):
+class _BaseDeviceError(WindlassError, RuntimeError):
     """Something is wrong with a device."""
 
     def __init__(
@@ -88,11 +88,11 @@ class _OfDevice(WindlassError, RuntimeError):
         self.device = device
 
 
-class DeviceUnavailableError(_OfDevice):
+class DeviceUnavailableError(_BaseDeviceError):
     """The device that was named, ``device``, is not there or cannot be used."""
 
 
-class DeviceError(_OfDevice):
+class DeviceError(_BaseDeviceError):
     """A device, ``device``, failed an operation. Tensors on it may be lost."""
 
 

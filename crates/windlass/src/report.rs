@@ -30,7 +30,7 @@ pub struct Report {
     pub tensor_bytes: u64,
     /// Bytes that were read: the tensors, gaps read along, and padding to whole blocks.
     pub read_bytes: u64,
-    /// Bytes of tensors that passed through a staging slot rather than being read in place.
+    /// Bytes of tensors that passed through a staging slot, of the host or of a device, rather than being read in place.
     pub staged_bytes: u64,
     /// Which route moved how much.
     pub carriers: Vec<Carrier>,
@@ -214,6 +214,29 @@ impl Report {
     }
 }
 
+impl Report {
+    /// What was refused: a line for each reason, however many files it holds for.
+    fn write_refused(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_alike = |a: &Refusal, b: &Refusal| (&a.what, &a.why) == (&b.what, &b.why);
+        for (position, refusal) in self.refused.iter().enumerate() {
+            if self.refused[..position].iter().any(|earlier| is_alike(earlier, refusal)) {
+                continue;
+            }
+            write!(f, "  not used: {}", refusal.what)?;
+            if let Some(path) = &refusal.path {
+                write!(f, " on {}", path.display())?;
+                let others =
+                    self.refused[position + 1..].iter().filter(|later| is_alike(later, refusal)).count();
+                if others > 0 {
+                    write!(f, " and {others} more")?;
+                }
+            }
+            writeln!(f, ": {}", refusal.why)?;
+        }
+        Ok(())
+    }
+}
+
 fn add_new<T: PartialEq + Clone>(own: &mut Vec<T>, later: &[T]) {
     for item in later {
         if !own.contains(item) {
@@ -250,13 +273,7 @@ impl fmt::Display for Report {
                 ByteSize(carrier.read_bytes),
             )?;
         }
-        for refusal in &self.refused {
-            write!(f, "  not used: {}", refusal.what)?;
-            if let Some(path) = &refusal.path {
-                write!(f, " on {}", path.display())?;
-            }
-            writeln!(f, ": {}", refusal.why)?;
-        }
+        self.write_refused(f)?;
         if let Some(device) = &self.device {
             let on = if device.unified { "shared with" } else { "on" };
             write!(f, "  device    {on} {} ({}, {})", device.device, device.name, device.pci)?;

@@ -78,19 +78,21 @@ fn tensors_outlive_everything_and_give_their_memory_back() {
     let (path, file) = mixed_model(directory.path());
     for pools in [0, 1] {
         stand_in.set(&format!("POOLS={pools}"));
+        let contexts = stand_in.count("contexts");
         let checkpoint = Checkpoint::open(&[&path]).unwrap();
-        let loaded = checkpoint.load(&to_device()).unwrap();
+        let loaded = checkpoint.load(&LoadOptions { device: DeviceId::Cuda(1), ..staged() }).unwrap();
         drop(checkpoint);
         assert_is_file(&loaded, &file);
         let kept = loaded.get("large").unwrap().clone();
         let expected = kept.bytes().unwrap().into_owned();
         drop(loaded);
-        assert_eq!(kept.device(), DeviceId::Cuda(0));
+        assert_eq!(kept.device(), DeviceId::Cuda(1));
         assert_eq!(*kept.bytes().unwrap(), *expected);
         assert!(stand_in.count("device_bytes") > 0);
         assert_eq!(stand_in.count("pinned_bytes"), 0, "staging is gone when the load is over");
         drop(kept);
         assert_eq!(stand_in.leftovers(), []);
+        assert_eq!(stand_in.count("contexts"), contexts, "the context is released too");
     }
     assert!(stand_in.count("calls.cuMemAllocAsync") > 0 && stand_in.count("calls.cuMemAlloc_v2") > 0);
 }
@@ -703,7 +705,7 @@ fn direct_files_are_read_and_written() {
         let mut options = fs::OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap()
     };
-    let device = Device::open(1).unwrap();
+    let device = Device::open(0).unwrap();
     let file = DirectFile::register(std::os::fd::AsFd::as_fd(&open())).unwrap();
     let buffer = DirectBuffer::new(&device, 64 << 10).unwrap();
     assert_eq!(buffer.address() % 4096, 0);

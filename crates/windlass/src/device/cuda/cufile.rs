@@ -421,6 +421,8 @@ impl DirectBuffer {
     pub fn new(device: &Arc<Device>, len: u64) -> Result<Self> {
         let unavailable = |why| Error::DeviceUnavailable { device: device.name(), why };
         let cufile = CuFile::get().map_err(unavailable)?;
+        // cuFile keeps streams and buffers of its own in each context that it meets, and goes on using them.
+        device.keep_context()?;
         // Memory of a stream-ordered pool cannot be registered.
         let memory = Allocation::plain(device, len.saturating_add(Alignment::BLOCK.bytes()))?;
         let _entered = device.enter()?;

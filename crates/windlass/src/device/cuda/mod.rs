@@ -16,7 +16,7 @@ use crate::{Error, Result, host::numa, route::Unavailable};
 use driver::{Attribute, DeviceHandle, Driver, Handle};
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     ffi::{CStr, c_char, c_int},
     marker::PhantomData,
     sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
@@ -182,6 +182,21 @@ impl Device {
     /// Whether tensors in host memory are the device's as they are: it has no memory of its own to copy them to.
     pub(crate) fn shares_host_memory(&self) -> bool {
         self.info.is_integrated && self.info.reads_pageable_memory
+    }
+
+    /// Retains the context to the end of the process.
+    fn keep_context(&self) -> Result<()> {
+        static KEPT: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.contains(&self.info.ordinal) {
+            return Ok(());
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: writes one handle, that of this device's context.
+        let code = unsafe { (self.driver.functions.primary_context_retain)(&mut context, self.handle) };
+        self.check("keeping its context", "cuDevicePrimaryCtxRetain", code)?;
+        kept.insert(self.info.ordinal);
+        Ok(())
     }
 
     /// Makes the context current on this thread until the result is dropped; what was current comes back then.
