@@ -111,6 +111,12 @@ bench *arguments: setup
     '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
     '{{ bin }}/python' bench/run.py "$@"
 
+# Measure what the way to a device costs the host, on the stand-in driver. Takes two minutes.
+bench-stand-in *arguments: setup
+    cargo build --quiet --release --package fake-cuda
+    '{{ bin }}/maturin' develop --quiet --release --features stand-in
+    '{{ bin }}/python' bench/stand_in.py "$@"
+
 # Put what `gpu` needs into dist/gpu, to be carried to a machine with a GPU: wheels of windlass and of its peers.
 gpu-pack *arguments: setup
     rm -rf dist/gpu
