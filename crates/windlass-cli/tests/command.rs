@@ -316,6 +316,7 @@ fn devices_that_cannot_be_used_have_their_own_exit_code_and_a_fix() {
     let no_devices = [("FAKE_CUDA_DEVICES", "0")];
     let old = [("FAKE_CUDA_DRIVER_VERSION", "11040")];
     let compat = [("FAKE_CUDA_CUFILE_MODE", "compat")];
+    let no_cufile = [("WINDLASS_CUFILE", "/nonexistent/libcufile.so.0")];
     let full = [("FAKE_CUDA_MEMORY_MIB", "1")];
     let lost = [("FAKE_CUDA_FAULTS", "copy:1=719")];
     for (arguments, settings, code, words) in [
@@ -325,6 +326,8 @@ fn devices_that_cannot_be_used_have_their_own_exit_code_and_a_fix() {
         (&["load", "--device", "cuda:7"], &[], 6, "2 devices"),
         (&["load", "--device", "gpu"], &[], 2, "cuda:N"),
         (&["load", "--device", "cuda", "--route", "gds"], &compat, 6, "compatibility mode"),
+        (&["load", "--device", "cuda", "--route", "gds"], &no_cufile, 6, "pip install nvidia-cufile"),
+        (&["load", "--device", "cuda", "--route", "gds-compat"], &no_cufile, 6, "pip install nvidia-cufile"),
         (&["load", "--route", "gds"], &[], 2, "the target is cpu"),
         (&["load", "--device", "cuda"], &full, 7, "the memory of cuda:0"),
         (&["load", "--device", "cuda"], &lost, 5, "cuda:0"),

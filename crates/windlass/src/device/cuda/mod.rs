@@ -91,7 +91,7 @@ pub fn devices() -> std::result::Result<Vec<DeviceInfo>, Unavailable> {
     let driver = Driver::get()?;
     let failed = |error: DriverError| Unavailable::new(error.to_string(), "check that nvidia-smi works");
     (0..count(driver).map_err(failed)?)
-        .map(|ordinal| Ok(describe(driver, ordinal, handle(driver, ordinal)?)?))
+        .map(|ordinal| describe(driver, ordinal, handle(driver, ordinal)?))
         .collect::<std::result::Result<_, DriverError>>()
         .map_err(failed)
 }
