@@ -16,6 +16,7 @@ use crate::{
 };
 use std::{
     collections::VecDeque,
+    mem::ManuallyDrop,
     sync::{
         Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -72,7 +73,7 @@ struct Queued {
     extent: usize,
     ticket: Ticket,
     /// Only dropped once the copies are done: until then the device reads it.
-    _slot: Slot,
+    slot: ManuallyDrop<Slot>,
 }
 
 /// Memory of the device beside the slots, for what kernels work on.
@@ -171,12 +172,14 @@ impl Delivery {
             Ok(ticket) => ticket,
             Err(error) => {
                 // Some of it may be under way, and reads the slot.
-                let _ = self.queue.synchronize();
+                if may_be_under_way(self.queue.synchronize()) {
+                    std::mem::forget(slot);
+                }
                 return Err(error);
             }
         };
         self.copies.fetch_add(transfers.len() as u64, Ordering::Relaxed);
-        let queued = Queued { extent, ticket, _slot: slot };
+        let queued = Queued { extent, ticket, slot: ManuallyDrop::new(slot) };
         if self.is_inline {
             return self.finish(job, queued);
         }
@@ -234,8 +237,23 @@ impl Delivery {
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        // If it fails, the device does nothing any more, or this is a child of fork and the slot's memory a copy.
-        let _ = self.ticket.wait();
+        if may_be_under_way(self.ticket.wait()) {
+            // Rather a slot that is never used again than bytes that change while they are copied.
+            tracing::warn!("a slot was leaked, since nobody knows whether it is still being copied");
+            return;
+        }
+        // SAFETY: dropped here alone, and not used afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.slot) };
+    }
+}
+
+/// Whether copies may go on although they were waited for.
+fn may_be_under_way(waited: Result<()>) -> bool {
+    match waited {
+        Ok(()) => false,
+        Err(Error::Device { source, .. }) => !source.ends_context(),
+        // A child of fork: its memory is a copy.
+        Err(_) => false,
     }
 }
 

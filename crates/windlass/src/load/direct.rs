@@ -13,7 +13,7 @@ use crate::{
 use std::sync::Arc;
 
 /// Memory of the device that direct reads land in before they are copied to their places, at most.
-const LANDING_BYTES: u64 = 256 << 20;
+const LANDING_BYTES: u64 = 128 << 20;
 
 /// cuFile's part in a load.
 #[derive(Debug)]

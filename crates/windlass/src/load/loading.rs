@@ -445,9 +445,14 @@ impl Crew {
         let max_depth = if options.in_flight_bytes.is_some() { depth } else { depth * IN_FLIGHT_GROWTH };
         let buffered = options.direct == super::DirectIo::Never
             || used.iter().any(|source| source.direct_refusal().is_some());
-        // Blocking direct reads only wait; buffered ones of a local file also copy, on a core each.
-        let pool = if buffered && !remote { cores.clamp(2, 4) } else { depth as usize };
         let copiers = cores.min(MAX_COPIERS).max(if cores > 1 { 2 } else { 1 });
+        // Blocking direct reads only wait; buffered ones of a local file also copy, on a core each. A few saturate
+        // memory, but not while they copy into slots that stay in the processor's cache.
+        let pool = match (buffered && !remote, options.device) {
+            (true, DeviceId::Cpu) => cores.clamp(2, 4),
+            (true, DeviceId::Cuda(_)) => copiers,
+            (false, _) => depth as usize,
+        };
         let many_queues = used.iter().any(|source| crate::host::device::queues(source.device()) > 1);
         let rings = options.rings.unwrap_or(if cores >= 8 && many_queues { 2 } else { 1 });
         Self {

@@ -67,8 +67,7 @@ impl Ticket {
     /// Waits until the work is done.
     ///
     /// # Errors
-    /// [`Error::Device`] if the work, or other work on the device, failed. Then nothing is known of this work, but
-    /// that the device no longer does it.
+    /// [`Error::Device`]; unless it ends the context, the work may still be under way.
     pub(crate) fn wait(&self) -> Result<()> {
         let _entered = self.device.enter()?;
         // SAFETY: the event was recorded by `CopyQueue::ticket`.

@@ -232,10 +232,16 @@ pub struct DriverError {
 }
 
 impl DriverError {
-    /// Whether the device has no memory left.
-    pub fn is_out_of_memory(&self) -> bool {
-        self.code == OUT_OF_MEMORY
+    /// Whether the device does nothing more in this context: whatever was under way has ended.
+    pub(crate) fn ends_context(&self) -> bool {
+        ends_context(self.code)
     }
+}
+
+/// Whether a context is of no use any more: its device is gone or has failed, or it was destroyed.
+pub(super) fn ends_context(code: ResultCode) -> bool {
+    // From CUDA_ERROR_DEVICE_UNAVAILABLE to CUDA_ERROR_UNKNOWN.
+    matches!(code, 46 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 999)
 }
 
 impl fmt::Display for DriverError {

@@ -69,16 +69,19 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // A child of fork has nothing to free. If the wait fails, the device is lost, and its memory with it.
-        if let Ok(_entered) = self.device.enter() {
-            let functions = &self.device.driver.functions;
-            // SAFETY: the context is current; the memory was allocated in it and is freed once. It is not used any
-            // more: work of others was waited for, and work of ours holds the allocation.
-            unsafe {
-                (functions.context_synchronize)();
-                (functions.free)(self.address);
-            }
+        // A child of fork has nothing to free.
+        let Ok(_entered) = self.device.enter() else { return };
+        let functions = &self.device.driver.functions;
+        // SAFETY: the context is current.
+        let waited = unsafe { (functions.context_synchronize)() };
+        if waited != driver::SUCCESS && !driver::ends_context(waited) {
+            // Work may still be under way: rather no memory than memory that changes under its next owner.
+            tracing::warn!(bytes = self.len, code = waited, "memory of a device was leaked");
+            return;
         }
+        // SAFETY: allocated in this context and freed once. Nobody uses it any more: work was waited for, or ended
+        // with the context.
+        unsafe { (functions.free)(self.address) };
     }
 }
 
