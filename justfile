@@ -96,7 +96,7 @@ miri:
 
 # Run the Rust tests under a sanitizer, address or thread, on the stable compiler. Needs the component rust-src.
 sanitize kind="address":
-    RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer={{ kind }}' cargo test --package windlass --tests --all-features \
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer={{ kind }} -Clink-arg=-rdynamic' cargo test --package windlass --tests --all-features \
         {{ if kind == "thread" { "-Zbuild-std" } else { "" } }} \
         --target "$(rustc -vV | sed -n 's/host: //p')" --target-dir target/sanitize-{{ kind }}
 

@@ -8,7 +8,6 @@ loader pays for pages that a virtual machine has to get from its host.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import platform
@@ -25,12 +24,12 @@ from typing import Any
 import checksum
 import model
 import report
+from cache import cached_part
 from limits import SLACK
 from loaders import HEAP_ENVIRONMENT, LOADERS, processor_count
 
 HERE = Path(__file__).resolve().parent
 CHUNK = 8 << 20
-SYS_CACHESTAT = 451
 # Reads of 4 MiB in flight that the device's limit is measured with, one after the other.
 DEPTHS = (8, 4, 16, 2, 32, 64)
 
@@ -227,24 +226,6 @@ def put_into_state(paths: list[str], state: str) -> float | None:
     if cached is not None and abs(cached - expected) > 0.02:
         raise SystemExit(f"{cached:.1%} of the files is cached, but they should be {state}")
     return cached
-
-
-def cached_part(paths: list[str]) -> float | None:
-    """How much of the files the page cache holds; `None` if the kernel does not say."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    cached = total = 0
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        size = os.fstat(descriptor).st_size
-        asked = (ctypes.c_uint64 * 2)(0, size)
-        answer = (ctypes.c_uint64 * 5)()
-        failed = libc.syscall(SYS_CACHESTAT, descriptor, asked, answer, 0)
-        os.close(descriptor)
-        if failed:
-            return None
-        cached += answer[0] * os.sysconf("SC_PAGE_SIZE")
-        total += size
-    return cached / total
 
 
 def machine(path: Path) -> dict[str, Any]:

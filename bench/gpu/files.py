@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import struct
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from cache import cached_part
 
 BITS = {
     "F4": 4,
@@ -19,7 +19,6 @@ BITS = {
     **dict.fromkeys(["C64", "F64", "I64", "U64"], 64),
 }
 CHUNK = 8 << 20
-SYS_CACHESTAT = 451
 
 
 @dataclass(frozen=True)
@@ -122,21 +121,3 @@ def make_cold(paths: list[str]) -> float | None:
             return cached
         cached = cached_part(paths)
     return cached
-
-
-def cached_part(paths: list[str]) -> float | None:
-    """How much of the files the page cache holds; `None` if the kernel does not say."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    cached = total = 0
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        size = os.fstat(descriptor).st_size
-        asked = (ctypes.c_uint64 * 2)(0, size)
-        answer = (ctypes.c_uint64 * 5)()
-        failed = libc.syscall(SYS_CACHESTAT, descriptor, asked, answer, 0)
-        os.close(descriptor)
-        if failed:
-            return None
-        cached += min(size, answer[0] * os.sysconf("SC_PAGE_SIZE"))
-        total += size
-    return cached / max(total, 1)

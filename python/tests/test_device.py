@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import windlass
-from conftest import StandIn, make_cold, write_model
+from conftest import StandIn, make_cold, run, write_model
 from windlass import errors
 
 pytestmark = pytest.mark.usefixtures("stand_in")
@@ -184,18 +184,6 @@ def test_memory_of_torch_is_used_and_given_back(
     monkeypatch.setattr("windlass._checkpoint.torch_allocator", lambda _device: refuse)
     with pytest.raises(MemoryError, match="bytes are left"):
         windlass.load_file(model, "cuda", framework="raw", allocator="torch")
-
-
-def run(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script in a new interpreter."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, **environment},
-    )
 
 
 def test_a_child_of_fork_gets_an_error_and_the_parent_goes_on(model: Path) -> None:

@@ -14,19 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import windlass
-from conftest import make_cold, write_model
-
-
-def run(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script in a new interpreter."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, **environment},
-    )
+from conftest import make_cold, run, write_model
 
 
 def test_importing_windlass_imports_no_framework() -> None:

@@ -5,7 +5,11 @@
 //! well. `proof` finds out which path reads take. Layouts and codes are those of `cufile.h` 1.20.
 #![allow(unsafe_code)]
 
-use super::{Device, driver, memory::Allocation};
+use super::{
+    Device, driver,
+    library::{self, functions},
+    memory::Allocation,
+};
 use crate::{Alignment, Error, Result, route::Unavailable};
 use libloading::Library;
 use std::{
@@ -24,14 +28,14 @@ const BASE_ERROR: c_int = 5000;
 /// `CUfileError_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Status {
+pub(super) struct Status {
     code: c_int,
     cuda: c_int,
 }
 
 /// `CUfileDescr_t`.
 #[repr(C)]
-struct FileDescription {
+pub(super) struct FileDescription {
     kind: c_int,
     descriptor: FileHandle,
     operations: *const c_void,
@@ -39,7 +43,7 @@ struct FileDescription {
 
 /// The union in `CUfileDescr_t`.
 #[repr(C)]
-union FileHandle {
+pub(super) union FileHandle {
     descriptor: c_int,
     _handle: *mut c_void,
 }
@@ -47,7 +51,7 @@ union FileHandle {
 /// `CUfileDrvProps_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct Properties {
+pub(super) struct Properties {
     nvfs_major: c_uint,
     nvfs_minor: c_uint,
     _poll_threshold: usize,
@@ -64,7 +68,7 @@ struct Properties {
 
 /// `CUfileIOParams_t`.
 #[repr(C)]
-struct Request {
+pub(super) struct Request {
     mode: c_int,
     buffer: u64,
     file_offset: i64,
@@ -78,7 +82,7 @@ struct Request {
 /// `CUfileIOEvents_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Event {
+pub(super) struct Event {
     cookie: usize,
     status: c_int,
     result: isize,
@@ -89,46 +93,23 @@ const COMPLETE: c_int = 0x10;
 /// `CUFILE_WAITING` and `CUFILE_PENDING`.
 const UNDER_WAY: c_int = 0x1 | 0x2;
 
-macro_rules! functions {
-    (
-        required { $($name:ident = $symbol:literal ($($argument:ty),*) $(-> $result:ty)?;)* }
-        optional { $($extra:ident = $extra_symbol:literal ($($extra_argument:ty),*);)* }
-    ) => {
-        struct Functions {
-            $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-            $($extra: Option<unsafe extern "C" fn($($extra_argument),*) -> Status>,)*
-        }
-
-        impl Functions {
-            fn find(library: &Library) -> std::result::Result<Self, &'static str> {
-                // SAFETY: each symbol is a function of the signature that `cufile.h` declares under its name. The
-                // library stays loaded for the life of the process.
-                unsafe {
-                    Ok(Self {
-                        $($name: *library.get(concat!($symbol, "\0").as_bytes()).map_err(|_| $symbol)?,)*
-                        $($extra: library.get(concat!($extra_symbol, "\0").as_bytes()).ok().map(|found| *found),)*
-                    })
-                }
-            }
-        }
-    };
-}
-
 functions! {
+    /// The functions, each under the name of what it does.
+    returning Status;
     required {
-        open = "cuFileDriverOpen"() -> Status;
-        properties = "cuFileDriverGetProperties"(*mut Properties) -> Status;
-        register_file = "cuFileHandleRegister"(*mut *mut c_void, *mut FileDescription) -> Status;
-        deregister_file = "cuFileHandleDeregister"(*mut c_void);
-        register_buffer = "cuFileBufRegister"(u64, usize, c_int) -> Status;
-        deregister_buffer = "cuFileBufDeregister"(u64) -> Status;
+        open = "cuFileDriverOpen"();
+        properties = "cuFileDriverGetProperties"(*mut Properties);
+        register_file = "cuFileHandleRegister"(*mut *mut c_void, *mut FileDescription);
+        deregister_file = "cuFileHandleDeregister"(*mut c_void) -> ();
+        register_buffer = "cuFileBufRegister"(u64, usize, c_int);
+        deregister_buffer = "cuFileBufDeregister"(u64);
         read = "cuFileRead"(*mut c_void, u64, usize, i64, i64) -> isize;
         write = "cuFileWrite"(*mut c_void, u64, usize, i64, i64) -> isize;
-        batch_set_up = "cuFileBatchIOSetUp"(*mut *mut c_void, c_uint) -> Status;
-        batch_submit = "cuFileBatchIOSubmit"(*mut c_void, c_uint, *mut Request, c_uint) -> Status;
-        batch_status = "cuFileBatchIOGetStatus"(*mut c_void, c_uint, *mut c_uint, *mut Event, *mut libc::timespec) -> Status;
-        batch_cancel = "cuFileBatchIOCancel"(*mut c_void) -> Status;
-        batch_destroy = "cuFileBatchIODestroy"(*mut c_void);
+        batch_set_up = "cuFileBatchIOSetUp"(*mut *mut c_void, c_uint);
+        batch_submit = "cuFileBatchIOSubmit"(*mut c_void, c_uint, *mut Request, c_uint);
+        batch_status = "cuFileBatchIOGetStatus"(*mut c_void, c_uint, *mut c_uint, *mut Event, *mut libc::timespec);
+        batch_cancel = "cuFileBatchIOCancel"(*mut c_void);
+        batch_destroy = "cuFileBatchIODestroy"(*mut c_void) -> ();
         use_count = "cuFileUseCount"() -> c_long;
     }
     optional {
@@ -729,9 +710,9 @@ fn open_library() -> std::result::Result<(Library, PathBuf), Unavailable> {
     }
     let mut tried = Vec::new();
     for name in candidates {
-        match driver::open_library(&name) {
+        match library::open(&name) {
             Ok(library) => return Ok((library, name.into())),
-            Err(error) => tried.push(driver::reason(&error)),
+            Err(error) => tried.push(library::reason(&error)),
         }
     }
     let fix = "install cuFile: the package libcufile of CUDA, or 'pip install nvidia-cufile'";

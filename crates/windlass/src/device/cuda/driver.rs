@@ -5,6 +5,7 @@
 //! which the library exports a function.
 #![allow(unsafe_code)]
 
+use super::library::{self, functions};
 use crate::route::Unavailable;
 use libloading::Library;
 use std::{
@@ -73,34 +74,9 @@ pub(super) const MEMORY_HOST: c_uint = 1;
 /// `CU_MEMORYTYPE_DEVICE`.
 pub(super) const MEMORY_DEVICE: c_uint = 2;
 
-/// Declares the table and how it is filled.
-macro_rules! functions {
-    (
-        required { $($name:ident = $symbol:literal ($($argument:ty),*);)* }
-        optional { $($extra:ident = $extra_symbol:literal ($($extra_argument:ty),*);)* }
-    ) => {
-        /// The functions, each under the name of what it does.
-        pub(super) struct Functions {
-            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> ResultCode,)*
-            $(pub(super) $extra: Option<unsafe extern "C" fn($($extra_argument),*) -> ResultCode>,)*
-        }
-
-        impl Functions {
-            fn find(library: &Library) -> Result<Self, &'static str> {
-                // SAFETY: each symbol is a function of the signature that `cuda.h` declares under its name. The
-                // pointers are used while the library is loaded: it stays so for the life of the process.
-                unsafe {
-                    Ok(Self {
-                        $($name: *library.get(concat!($symbol, "\0").as_bytes()).map_err(|_| $symbol)?,)*
-                        $($extra: library.get(concat!($extra_symbol, "\0").as_bytes()).ok().map(|found| *found),)*
-                    })
-                }
-            }
-        }
-    };
-}
-
 functions! {
+    /// The functions, each under the name of what it does.
+    returning ResultCode;
     required {
         init = "cuInit"(c_uint);
         driver_version = "cuDriverGetVersion"(*mut c_int);
@@ -275,7 +251,7 @@ fn library_names() -> Vec<OsString> {
 fn open(names: &[OsString]) -> Result<Library, Unavailable> {
     let mut tried = Vec::new();
     for name in names {
-        match open_library(name) {
+        match library::open(name) {
             Ok(library) => return Ok(library),
             Err(error) => tried.push(
                 std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string),
@@ -285,27 +261,6 @@ fn open(names: &[OsString]) -> Result<Library, Unavailable> {
     let reason = format!("no CUDA driver was found: {}", tried.join("; "));
     let fix = "install NVIDIA's driver; in a container, run it with the GPU (--gpus all)";
     Err(Unavailable::new(reason, fix))
-}
-
-#[cfg(not(windows))]
-pub(super) fn open_library(name: &std::ffi::OsStr) -> Result<Library, libloading::Error> {
-    // SAFETY: loading runs the library's initialisers; these are NVIDIA's own libraries, or those that tests name.
-    unsafe { Library::new(name) }
-}
-
-/// From System32 alone, where the driver lives: other directories of the search path belong to others.
-#[cfg(windows)]
-pub(super) fn open_library(name: &std::ffi::OsStr) -> Result<Library, libloading::Error> {
-    use libloading::os::windows;
-    // SAFETY: as above.
-    unsafe {
-        windows::Library::load_with_flags(name, windows::LOAD_LIBRARY_SEARCH_SYSTEM32).map(Library::from)
-    }
-}
-
-/// Why a library cannot be loaded, in the linker's words.
-pub(super) fn reason(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// Why the driver cannot be used, and what to do.

@@ -1,6 +1,6 @@
 //! CUDA devices through the driver: the only place that knows its types.
 //!
-//! `driver` is the table of functions; this file has devices and their contexts; `memory` what they own; `copies` the
+//! `library` finds libraries, `driver` is the table of functions; this file has devices and their contexts; `memory` what they own; `copies` the
 //! queue that fills them; `kernels` what runs on them; `cufile` the library that reads into them past the host.
 #![allow(unsafe_code)]
 
@@ -8,6 +8,7 @@ pub(crate) mod copies;
 pub(crate) mod cufile;
 mod driver;
 mod kernels;
+mod library;
 pub(crate) mod memory;
 
 pub use driver::DriverError;
