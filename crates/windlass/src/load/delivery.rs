@@ -126,7 +126,7 @@ impl Delivery {
             let slots = host_slots + device_slots;
             let data_bytes = slot_bytes.next_multiple_of(256);
             let stride = data_bytes + table_bytes(transfers_max).next_multiple_of(256);
-            let allocation = queue.allocate(stride.saturating_mul(slots as u64))?;
+            let allocation = queue.allocate_scratch(stride.saturating_mul(slots as u64))?;
             Some(ScratchMemory { allocation, data_bytes, stride, slots: host_slots })
         } else {
             None

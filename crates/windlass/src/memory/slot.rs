@@ -62,8 +62,10 @@ struct Free {
 }
 
 impl Slots {
-    /// `count` slots of `slot_bytes` each, block-aligned.
+    /// `count` slots of at least `slot_bytes` each, page-aligned.
     pub(crate) fn new(count: usize, slot_bytes: usize, kind: SlotKind<'_>) -> Result<Self> {
+        // Slots are pinned one by one, and pages may be longer than blocks.
+        let slot_bytes = slot_bytes.next_multiple_of(rustix::param::page_size());
         let bytes = count.saturating_mul(slot_bytes);
         let memory = match kind {
             SlotKind::Device(buffer) => SlotMemory::Device(buffer.clone()),

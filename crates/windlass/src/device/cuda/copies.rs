@@ -118,9 +118,15 @@ impl CopyQueue {
         &self.device
     }
 
-    /// Memory to copy to.
+    /// Memory for tensors: other devices, processes and network cards can be given it, which they cannot memory of a
+    /// stream-ordered pool.
     pub(crate) fn allocate(&self, len: u64) -> Result<Allocation> {
-        Allocation::new(&self.device, len, &self.stream)
+        Allocation::plain(&self.device, len)
+    }
+
+    /// Memory for the work of this queue alone.
+    pub(crate) fn allocate_scratch(&self, len: u64) -> Result<Allocation> {
+        Allocation::ordered(&self.device, len, &self.stream)
     }
 
     /// Makes later copies wait for what others have queued on `stream` so far: a handle of the same device, 0 for the

@@ -15,8 +15,8 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// `len` bytes, aligned to 256, to be filled by work on `stream`. What they hold is arbitrary.
-    pub(super) fn new(device: &Arc<Device>, len: u64, stream: &Stream) -> Result<Self> {
+    /// `len` bytes, aligned to 256, in the order of `stream` where the device can do that.
+    pub(super) fn ordered(device: &Arc<Device>, len: u64, stream: &Stream) -> Result<Self> {
         let allocate = device.driver.functions.allocate_async.filter(|_| device.info().has_memory_pools);
         let Some(allocate) = allocate else {
             return Self::plain(device, len);
@@ -27,7 +27,7 @@ impl Allocation {
         })
     }
 
-    /// `len` bytes, aligned to 256, in the order of no stream.
+    /// `len` bytes, aligned to 256. What they hold is arbitrary.
     pub(super) fn plain(device: &Arc<Device>, len: u64) -> Result<Self> {
         Self::with(device, len, "cuMemAlloc", |address, bytes| {
             // SAFETY: writes one address; `with` has made the context current.
