@@ -1,7 +1,7 @@
 //! Errors as Python exceptions: those of `windlass.errors`, with file, tensor and offset as attributes.
 
 use pyo3::{prelude::*, types::PyDict};
-use windlass::{Error, catalog::safetensors::HeaderError};
+use windlass::{Error, catalog::safetensors::HeaderError, plan::PlanError};
 
 /// Turns an error into the exception that Python code catches.
 pub(crate) trait IntoPython<T> {
@@ -81,6 +81,10 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::NoSuchTensor { pattern, .. } => {
             fields.set_item("tensor", pattern)?;
             "TensorNotFoundError"
+        }
+        Error::Plan(PlanError::Cast { tensor, .. }) => {
+            fields.set_item("tensor", tensor)?;
+            "UnsupportedDtypeError"
         }
         Error::Plan(_) => "SliceError",
         Error::InvalidOption { .. } => "OptionError",

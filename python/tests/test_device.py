@@ -28,6 +28,7 @@ def test_devices_are_named_as_everywhere(model: Path) -> None:
         ("cuda", "cuda:0"),
         ("cuda:1", "cuda:1"),
         (1, "cuda:1"),
+        (np.int64(1), "cuda:1"),
         (torch.device("cuda", 1), "cuda:1"),
         (torch.device("cpu"), "cpu"),
     ]:
@@ -131,6 +132,12 @@ def test_errors_are_typed_and_say_what_to_do(model: Path, stand_in: StandIn) -> 
     for options in ({"route": "gds"}, {"route": "staged"}, {"dtype": torch.float16}):
         with pytest.raises(errors.OptionError, match="cpu"):
             windlass.load_file(model, **options)
+    with windlass.open(model, framework="raw") as checkpoint:
+        for options in ({"device": "cuda"}, {"allocator": "torch"}, {"allocator": lambda _size: (1, 0, None)}):
+            with pytest.raises(errors.OptionError, match="the options are"):
+                checkpoint.load(**options)
+            with pytest.raises(errors.OptionError, match="the options are"):
+                next(checkpoint.iter_tensors(**options))
     with pytest.raises(errors.OptionError, match="one of driver, torch"):
         windlass.load_file(model, "cuda", allocator="numpy")
 

@@ -119,10 +119,7 @@ class Checkpoint:
             raise OptionError(f"allocator cannot be {allocator!r}: it is one of driver, torch")
         if name != "cpu":
             _find_cufile()
-        unknown = set(options) - set(LoadOptions.__annotations__)
-        if unknown:
-            names = ", ".join(LoadOptions.__annotations__)
-            raise OptionError(f"option cannot be {min(unknown)!r}: the options are {names}")
+        _check_names(options)
         _native.check_options(**self._options)
         listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         self._native: _native.Checkpoint | None = _native.Checkpoint([os.fspath(path) for path in listed])
@@ -175,6 +172,7 @@ class Checkpoint:
         **options: Unpack[LoadOptions],
     ) -> LoadedTensors:
         """Loads tensors; see `load_file` for the arguments."""
+        _check_names(options)
         parts = {name: self._part(name, index) for name, index in (slices or {}).items()}
         request = {
             "select": self._selected(select),
@@ -198,6 +196,7 @@ class Checkpoint:
         **options: Unpack[LoadOptions],
     ) -> Iterator[tuple[str, Any]]:
         """Gives ``(name, tensor)`` as tensors become complete, while the rest is still being loaded."""
+        _check_names(options)
         request = {
             "select": self._selected(select),
             "exclude": _listed(exclude),
@@ -388,6 +387,14 @@ class _Part:
         if isinstance(tensor, _native.Tensor):
             raise OptionError("framework 'raw' takes slices of step 1 only, no integers")
         return tensor[tuple(self._then)]
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    """Fails for options that no load has. Device and allocator belong to the checkpoint, and to each other."""
+    unknown = set(options) - set(LoadOptions.__annotations__)
+    if unknown:
+        names = ", ".join(LoadOptions.__annotations__)
+        raise OptionError(f"option cannot be {min(unknown)!r}: the options are {names}")
 
 
 @cache

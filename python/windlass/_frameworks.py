@@ -5,6 +5,7 @@ Frameworks are imported when first used; none of them is needed to import windla
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -47,8 +48,8 @@ def is_torch(framework: str) -> bool:
 
 def device_name(device: Any, framework: str) -> str:
     """A device as windlass names it, from text, a number, or torch's own."""
-    if isinstance(device, int) and not isinstance(device, bool):
-        return f"cuda:{device}"
+    if hasattr(device, "__index__") and not isinstance(device, bool):
+        return f"cuda:{operator.index(device)}"
     name = str(device)
     if name == "cuda" and is_torch(framework) and (torch := sys.modules.get("torch")) is not None:
         # As everywhere in torch, the current one.

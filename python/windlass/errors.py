@@ -109,7 +109,7 @@ class OptionError(WindlassError, ValueError):
 
 
 class UnsupportedDtypeError(WindlassError, TypeError):
-    """The framework has no type for a tensor's elements."""
+    """The framework has no type for a tensor's elements, or they cannot be converted."""
 
 
 class MemoryBudgetError(WindlassError, MemoryError):

@@ -80,7 +80,7 @@ pub(crate) struct Load {
     pub(crate) device: Option<String>,
     /// Which way the bytes take: auto (each extent the best way, the default), io_uring, threads (pread), cached
     /// (copies from the page cache) or mapped (nothing is read until it is touched); to devices also staged (never
-    /// gds), gds (past the host's memory, proven) or gds-compat (cuFile, however it does it)
+    /// gds), unified (integrated devices use host memory as it is), gds (past the host's memory, proven) or gds-compat (cuFile, however it does it)
     #[arg(long, value_name = "ROUTE")]
     pub(crate) route: Option<String>,
     /// Whether reads go past the page cache: auto (where the file system allows it, the default), always or never

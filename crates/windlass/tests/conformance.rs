@@ -69,7 +69,16 @@ fn every_route_delivers_the_file_in_every_layout() {
                 let moved: u64 = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
                 assert_eq!(moved, report.tensor_bytes, "{report:?}");
                 if !matches!(options.route, Route::Auto | Route::Staged) {
-                    assert!(report.carriers.iter().all(|own| own.route == carrier), "{report}");
+                    // What cuFile cannot serve is listed: a file's last block, if it is not whole.
+                    let is_tail = |own: &windlass::Carrier| {
+                        matches!(carrier, Route::Gds | Route::GdsCompat)
+                            && own.route == Route::Threads
+                            && own.tensor_bytes < 4096
+                    };
+                    assert!(
+                        report.carriers.iter().all(|own| own.route == carrier || is_tail(own)),
+                        "{report}"
+                    );
                 }
                 if options.direct == DirectIo::Never {
                     assert!(report.carriers.iter().all(|own| own.access == Access::Buffered), "{report}");

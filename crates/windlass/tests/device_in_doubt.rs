@@ -23,7 +23,7 @@ fn memory_that_may_still_be_copied_is_not_freed() {
     STAND_IN.reset();
     let loaded = windlass::load(&[&path], &options).unwrap();
     let with_tensors = STAND_IN.count("device_bytes");
-    STAND_IN.set("FAULTS=cuCtxSynchronize:*=900");
+    STAND_IN.set("FAULTS=cuMemFree_v2:*=900");
     drop(loaded);
     assert_eq!(STAND_IN.count("device_bytes"), with_tensors, "kernels may still read it");
 }

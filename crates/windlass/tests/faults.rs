@@ -209,7 +209,10 @@ fn direct_reads_refused_midway_fall_back_only_where_allowed() {
                 loaded.report()
             );
         } else {
-            assert!(matches!(outcome, Err(Error::RouteUnavailable { .. })), "{outcome:?}");
+            // What cuFile says of a read is not that the file has no direct reads.
+            let refused = matches!(outcome, Err(Error::RouteUnavailable { .. }));
+            let failed = matches!(outcome, Err(Error::Io { .. })) && options.route == Route::Gds;
+            assert!(refused || failed, "{outcome:?}");
         }
     }
 }

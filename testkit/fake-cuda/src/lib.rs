@@ -11,7 +11,7 @@
 //!   Copies and kernels reach it by a second mapping and are checked against the live allocations; what lies
 //!   outside is error 700. Allocations are full of 0xA5, aligned to no more than the driver promises (512
 //!   bytes, or 256 from a pool), kept apart by unused pages, and their addresses rest for long after they
-//!   were freed.
+//!   were freed. `cuMemFree` first waits for all work on the device.
 //! - **Streams** are threads, with no order between them but by events, not even with the default stream, of
 //!   which each context has one. Pinned sources are read when the stream gets to them, pageable ones at once.
 //!   A copy to pageable memory returns when it is done.
@@ -24,7 +24,7 @@
 //!   gets 800.
 //! - **Kernels** are those of the engine's `kernels.cu`, compiled for the CPU. A module's text is looked at
 //!   only for `.version` and the names behind `.entry`.
-//! - **cuFile** reads with `pread` and stores into device memory; batches complete in no particular order.
+//! - **cuFile** reads with `pread` and stores into device memory, for as many threads at once as call it.
 //!   The mode decides what the properties say and as what the statistics count a read. Files can be
 //!   registered only while the driver is open.
 //!
@@ -49,7 +49,7 @@
 //! | `POISON` | 1 | 0 leaves memory as it is, and makes large allocations cheap |
 //! | `COPY_LATENCY_US` | 0 | added to each copy, read and write; the bytes move at its end |
 //! | `COPY_MIB_S` | 0 | speed of each copy, read and write; 0 for no limit |
-//! | `JITTER_US` | 0 | up to so much delay before each operation of a stream and each entry of a batch |
+//! | `JITTER_US` | 0 | up to so much delay before each operation of a stream and each read and write |
 //! | `DRIVER_VERSION` | 12080 | what `cuDriverGetVersion` says |
 //! | `INTEGRATED` | 0 | 1 for a device that shares the host's page tables: kernels reach host memory |
 //! | `POOLS` | 1 | 0 makes `cuMemAllocAsync` and `cuMemFreeAsync` fail with 801 |
@@ -66,7 +66,7 @@
 //! current context unusable as well. `copy`, `fill` and `kernel` stand for operations that a stream executes:
 //! the n-th does nothing, and its code makes the stream's context unusable. For cuFile's functions, codes
 //! above 5000 are cuFile's and others the driver's, passed on with 5011. Read faults concern the n-th read
-//! that is executed, alone or in a batch.
+//! that is executed.
 //!
 //! A line of the trace is `{"stream":1,"op":"h2d","bytes":4096,"begin_ns":…,"end_ns":…,"device":0}`, in times
 //! of CLOCK_MONOTONIC. `op` is `h2d`, `d2h`, `d2d`, `fill` or the name of a kernel, for which `bytes` are
@@ -75,8 +75,7 @@
 //! What can be counted:
 //!
 //! - what exists: `device_bytes`, `pinned_bytes`, `streams`, `events`, `modules`, `contexts` (retains of
-//!   primary ones), `context_depth` (of the calling thread's stack), `cufile_handles`, `cufile_buffers`,
-//!   `cufile_batches`;
+//!   primary ones), `context_depth` (of the calling thread's stack), `cufile_handles`, `cufile_buffers`;
 //! - what happened: `copies`, `copied_bytes`, `kernels`, `cufile_reads`, `cufile_writes`, `calls.<function>`,
 //!   and `leaked`: what was destroyed only with its context or with the last `cuFileDriverClose`.
 

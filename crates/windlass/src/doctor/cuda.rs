@@ -125,25 +125,12 @@ fn nvidia_fs() -> Check {
 
 fn p2pdma() -> Check {
     const NAME: &str = "P2PDMA";
-    let version = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
-    if !version.contains("Open Kernel Module") {
-        let fix = "install the open kernel modules, 570 or later";
-        return absent(
-            NAME,
-            "NVIDIA's open driver is not in use, so drives cannot reach the device without nvidia-fs",
-            fix,
-        );
+    match gds::p2pdma() {
+        Ok(()) => ok(NAME, "nothing known is in its way; a load proves it"),
+        Err(Unavailable { reason, fix }) => {
+            absent(NAME, format!("{reason}, so drives cannot reach the device without nvidia-fs"), fix)
+        }
     }
-    let multipath = fs::read_to_string("/sys/module/nvme_core/parameters/multipath").unwrap_or_default();
-    if multipath.trim() == "Y" {
-        return absent(NAME, "NVMe multipath is on, which has no P2PDMA", "boot with nvme_core.multipath=N");
-    }
-    let parameters = fs::read_to_string("/proc/driver/nvidia/params").unwrap_or_default();
-    if !parameters.contains("RMForceStaticBar1=1") {
-        let fix = "options nvidia NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\"";
-        return absent(NAME, "BAR1 is not mapped once and for all, which most devices need for it", fix);
-    }
-    ok(NAME, "nothing known is in its way; a load proves it")
 }
 
 fn cufile() -> Check {

@@ -50,12 +50,16 @@ pub(super) fn assign(
     for (position, (extent, buffer)) in plan.extents().iter().zip(buffers).enumerate() {
         let file = extent.file.index();
         let source = &sources[file];
-        let (line, access) = match lines[file] {
+        let (mut line, mut access) = match lines[file] {
             Some(known) => known,
             None => {
                 *lines[file].insert(assign_file(source, cold[file], by_cufile(file), options, &mut refused)?)
             }
         };
+        if direct.is_some() && line == Line::Ring && !Plan::is_whole_blocks(extent) {
+            // cuFile would read it through the host, without saying so.
+            (line, access) = (Line::Pool, Access::Buffered);
+        }
         let op = ReadOp {
             extent: position,
             source: source.clone(),
@@ -124,14 +128,22 @@ fn assign_file(
         (Route::Cached, ..) => Line::Unprobed,
         (Route::IoUring, ..) => Line::Ring,
         // Past the page cache, whatever it holds.
-        (Route::Auto | Route::Staged, Access::Direct, _) if options.direct == DirectIo::Always => cold,
-        (Route::Auto | Route::Staged, Access::Direct, Probe::Cachestat | Probe::Nowait) => Line::Unprobed,
-        (Route::Auto | Route::Staged, Access::Direct, Probe::None(why)) => {
+        (Route::Auto | Route::Staged | Route::Unified, Access::Direct, _)
+            if options.direct == DirectIo::Always =>
+        {
+            cold
+        }
+        (Route::Auto | Route::Staged | Route::Unified, Access::Direct, Probe::Cachestat | Probe::Nowait) => {
+            Line::Unprobed
+        }
+        (Route::Auto | Route::Staged | Route::Unified, Access::Direct, Probe::None(why)) => {
             refused.add("cached", Some(source), why);
             cold
         }
         // Buffered reads take what is cached from the cache by themselves.
-        (Route::Auto | Route::Staged, Access::Buffered, _) | (Route::Threads, ..) => Line::Pool,
+        (Route::Auto | Route::Staged | Route::Unified, Access::Buffered, _) | (Route::Threads, ..) => {
+            Line::Pool
+        }
         (Route::Mapped | Route::Gds | Route::GdsCompat, ..) => {
             return Err(Error::Internal(format!("route {route} was asked to queue reads")));
         }

@@ -11,7 +11,7 @@ use crate::{
         Allocation, CopyQueue,
         cuda::copies::{Scratch, Ticket, table_bytes},
     },
-    memory::{DeviceArena, DeviceBlock, DeviceFill, Slot},
+    memory::{DeviceArena, DeviceBlock, DeviceFill, Slot, SlotKind, Slots},
     plan::{Plan, Target, Transfer},
 };
 use std::{
@@ -19,7 +19,7 @@ use std::{
     mem::ManuallyDrop,
     sync::{
         Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -63,6 +63,8 @@ pub(super) struct Delivery {
     queue: CopyQueue,
     /// Whether the thread that ends a read also waits for its copies.
     is_inline: bool,
+    /// Whether copies may be under way that nobody can wait for.
+    in_doubt: Arc<AtomicBool>,
     copies: AtomicU64,
     waited: AtomicU64,
 }
@@ -72,17 +74,22 @@ pub(super) struct Delivery {
 struct Queued {
     extent: usize,
     ticket: Ticket,
-    /// Only dropped once the copies are done: until then the device reads it.
-    slot: ManuallyDrop<Slot>,
+    in_doubt: Arc<AtomicBool>,
+    /// The slot and its table. Only dropped once the copies are done: until then the device reads them.
+    memory: ManuallyDrop<(Slot, Option<Slot>)>,
 }
 
-/// Memory of the device beside the slots, for what kernels work on.
+/// Memory beside the slots, for what kernels work on.
 #[derive(Debug)]
 struct ScratchMemory {
+    /// A table for each slot, then the bytes of each slot in host memory again.
     allocation: Allocation,
+    table_bytes: u64,
     data_bytes: u64,
-    stride: u64,
+    host_slots: usize,
     slots: usize,
+    /// Pinned tables, as many as slots.
+    tables: Slots,
 }
 
 impl Delivery {
@@ -122,14 +129,9 @@ impl Delivery {
             .zip(tensors.into_iter().zip(&writes))
             .map(|((arena, &len), (tensors, writes))| DeviceFill::new(arena, len, tensors, writes))
             .collect::<Result<_>>()?;
-        let scratch = if need_kernels {
-            let slots = host_slots + device_slots;
-            let data_bytes = slot_bytes.next_multiple_of(256);
-            let stride = data_bytes + table_bytes(transfers_max).next_multiple_of(256);
-            let allocation = queue.allocate_scratch(stride.saturating_mul(slots as u64))?;
-            Some(ScratchMemory { allocation, data_bytes, stride, slots: host_slots })
-        } else {
-            None
+        let scratch = match need_kernels {
+            true => Some(ScratchMemory::new(&queue, (host_slots, device_slots), slot_bytes, transfers_max)?),
+            false => None,
         };
         Ok(Self {
             queued: Mutex::default(),
@@ -139,6 +141,7 @@ impl Delivery {
             scratch,
             queue,
             is_inline,
+            in_doubt: Arc::default(),
             copies: AtomicU64::new(0),
             waited: AtomicU64::new(0),
         })
@@ -162,24 +165,37 @@ impl Delivery {
     /// Queues the copies of an extent, all of whose bytes are in `slot`.
     pub(super) fn send(&self, job: &Job, extent: usize, slot: Slot) -> Result<()> {
         let transfers = job.plan.transfers(&job.plan.extents()[extent]);
-        let scratch = self.scratch.as_ref().map(|scratch| scratch.of(&slot));
+        let mut table = match &self.scratch {
+            Some(scratch) if CopyQueue::may_need_kernels(&transfers) => Some(scratch.take_table()?),
+            _ => None,
+        };
+        let scratch = match (&self.scratch, &mut table) {
+            (Some(scratch), Some(table)) => Some(scratch.beside(&slot, table)),
+            _ => None,
+        };
         // SAFETY: the slot is full and goes into `Queued`, which is dropped when the work is done; this delivery holds
         // scratch and arenas, and drops them last. `Slots` gives each scratch to one owner of a slot at a time, and
         // `DeviceFill` has checked that no two extents write the same place. `check_inside` has seen each transfer.
         let queued = unsafe { self.queue.transfer(slot.source(), &transfers, &self.addresses, scratch) };
-        let ticket = queued.and_then(|()| self.queue.mark());
-        let ticket = match ticket {
+        let ticket = queued.and_then(|operations| Ok((operations, self.queue.mark()?)));
+        let (operations, ticket) = match ticket {
             Ok(ticket) => ticket,
             Err(error) => {
                 // Some of it may be under way, and reads the slot.
                 if may_be_under_way(self.queue.synchronize()) {
-                    std::mem::forget(slot);
+                    self.in_doubt.store(true, Ordering::Relaxed);
+                    std::mem::forget((slot, table));
                 }
                 return Err(error);
             }
         };
-        self.copies.fetch_add(transfers.len() as u64, Ordering::Relaxed);
-        let queued = Queued { extent, ticket, slot: ManuallyDrop::new(slot) };
+        self.copies.fetch_add(operations, Ordering::Relaxed);
+        let queued = Queued {
+            extent,
+            ticket,
+            in_doubt: self.in_doubt.clone(),
+            memory: ManuallyDrop::new((slot, table)),
+        };
         if self.is_inline {
             return self.finish(job, queued);
         }
@@ -240,10 +256,11 @@ impl Drop for Queued {
         if may_be_under_way(self.ticket.wait()) {
             // Rather a slot that is never used again than bytes that change while they are copied.
             tracing::warn!("a slot was leaked, since nobody knows whether it is still being copied");
+            self.in_doubt.store(true, Ordering::Relaxed);
             return;
         }
         // SAFETY: dropped here alone, and not used afterwards.
-        unsafe { ManuallyDrop::drop(&mut self.slot) };
+        unsafe { ManuallyDrop::drop(&mut self.memory) };
     }
 }
 
@@ -257,11 +274,54 @@ fn may_be_under_way(waited: Result<()>) -> bool {
     }
 }
 
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        lock(&self.queued).clear();
+        if self.in_doubt.load(Ordering::Relaxed) {
+            // What copies may still write to is nobody else's, whoever lent it.
+            std::mem::forget((std::mem::take(&mut self.fills), self.scratch.take()));
+        }
+    }
+}
+
 impl ScratchMemory {
-    fn of(&self, slot: &Slot) -> Scratch {
-        let number = slot.index() + if slot.device_address().is_some() { self.slots } else { 0 };
-        let data = self.allocation.address() + number as u64 * self.stride;
-        Scratch { data, table: data + self.data_bytes }
+    fn new(
+        queue: &CopyQueue,
+        (host_slots, device_slots): (usize, usize),
+        slot_bytes: u64,
+        transfers_max: usize,
+    ) -> Result<Self> {
+        let slots = host_slots + device_slots;
+        let table_bytes = table_bytes(transfers_max).next_multiple_of(256);
+        let data_bytes = slot_bytes.next_multiple_of(256);
+        let len = table_bytes
+            .saturating_mul(slots as u64)
+            .saturating_add(data_bytes.saturating_mul(host_slots as u64));
+        let allocation = queue.allocate_scratch(len)?;
+        let kind = SlotKind::Pinned(queue.device(), queue.device().info().numa_node);
+        let tables = Slots::new(slots, table_bytes as usize, kind)?;
+        Ok(Self { allocation, table_bytes, data_bytes, host_slots, slots, tables })
+    }
+
+    /// A pinned table. There is one for each slot.
+    fn take_table(&self) -> Result<Slot> {
+        let none = || Error::Internal("there are more slots in use than tables".into());
+        let table = self.tables.try_take().ok_or_else(none)?;
+        table.pin()?;
+        Ok(table)
+    }
+
+    /// What lies beside a slot.
+    fn beside<'a>(&self, slot: &Slot, table: &'a mut Slot) -> Scratch<'a> {
+        let on_device = slot.device_address().is_some();
+        let number = slot.index() + if on_device { self.host_slots } else { 0 };
+        let start = self.allocation.address();
+        let tables_end = start + self.slots as u64 * self.table_bytes;
+        Scratch {
+            data: tables_end + if on_device { 0 } else { slot.index() as u64 * self.data_bytes },
+            table: start + number as u64 * self.table_bytes,
+            host_table: table.as_mut_slice(),
+        }
     }
 }
 

@@ -26,7 +26,6 @@ pub(super) struct DirectPath {
     /// What proves it.
     pub(super) proof: Option<String>,
     buffer: Arc<DirectBuffer>,
-    depth: usize,
     /// Reads through host memory that cuFile had counted before the load.
     through_host: Option<u64>,
 }
@@ -42,7 +41,7 @@ impl DirectPath {
         sources: &[Arc<SourceFile>],
         options: &LoadOptions,
         device: &Arc<Device>,
-        (depth, slot_bytes): (usize, u64),
+        (readers, slot_bytes): (usize, u64),
         refused: &mut Vec<Refusal>,
     ) -> Result<Option<Self>> {
         let is_named = options.route.is_cufile();
@@ -87,7 +86,7 @@ impl DirectPath {
         if !files.contains(&true) {
             return Ok(None);
         }
-        let count = (2 * depth).min((LANDING_BYTES / slot_bytes.max(1)) as usize);
+        let count = (2 * readers).min((LANDING_BYTES / slot_bytes.max(1)) as usize);
         let count = count.min(plan.extents().len()).max(1);
         let buffer = match DirectBuffer::new(device, slot_bytes.saturating_mul(count as u64)) {
             Ok(buffer) => Arc::new(buffer),
@@ -104,7 +103,7 @@ impl DirectPath {
         let slots = Slots::new(count, slot_bytes as usize, SlotKind::Device(&buffer))?;
         let route = if options.route == Route::GdsCompat { Route::GdsCompat } else { Route::Gds };
         let through_host = gds::reads_through_host(device);
-        Ok(Some(Self { route, files, slots, proof, buffer, depth, through_host }))
+        Ok(Some(Self { route, files, slots, proof, buffer, through_host }))
     }
 
     /// Whether a file can take the path, and what proves it.
@@ -124,13 +123,8 @@ impl DirectPath {
         Ok(Some(proof))
     }
 
-    pub(super) fn lane(&self) -> std::result::Result<GdsLane, Unavailable> {
-        GdsLane::new(self.buffer.clone(), self.depth)
-    }
-
-    /// Reads in flight at once, at most.
-    pub(super) fn depth(&self) -> usize {
-        self.depth
+    pub(super) fn lane(&self) -> GdsLane {
+        GdsLane::new(self.buffer.clone())
     }
 
     /// Bytes of the device that reads land in.
@@ -143,7 +137,10 @@ impl DirectPath {
         let now = gds::reads_through_host(self.buffer.device());
         match (self.route, self.through_host, now) {
             (Route::Gds, Some(before), Some(now)) if now > before => Err(Unavailable::new(
-                format!("cuFile made {} reads of this load through host memory", now - before),
+                format!(
+                    "cuFile made {} reads through host memory meanwhile, of this load or of others in this process",
+                    now - before
+                ),
                 "choose route gds-compat to allow that, or staged, which is faster then",
             )),
             _ => Ok(()),

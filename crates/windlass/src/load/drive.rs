@@ -23,8 +23,8 @@ const MAX_EMPTY_STALLS: u32 = 3;
 /// Pause after the system said "try again".
 const AGAIN_PAUSE: Duration = Duration::from_millis(1);
 
-/// Serves the ring line with one ring, or with cuFile if the load has a direct path. Where that is refused, route
-/// `auto` goes on with `pool_threads` threads instead.
+/// Serves the ring line with one ring, or with one cuFile read after the other if the load has a direct path. Where that
+/// is refused, route `auto` goes on with `pool_threads` threads instead.
 pub(super) fn serve_ring(job: &Job, window: Window, pool_threads: usize) {
     // Nothing cold, no ring.
     let Some(first) = job.queue.next(Line::Ring) else {
@@ -32,7 +32,7 @@ pub(super) fn serve_ring(job: &Job, window: Window, pool_threads: usize) {
     };
     job.queue.put_back(Line::Ring, first);
     let (route, window, lane) = match &job.direct_path {
-        Some(path) => (path.route, Window::fixed(path.depth()), path.lane().map(AnyLane::Gds)),
+        Some(path) => (path.route, Window::fixed(1), Ok(AnyLane::Gds(path.lane()))),
         None => {
             let lane = UringLane::new(window.max()).map(|lane| AnyLane::Uring(Box::new(lane)));
             (Route::IoUring, window, lane)
@@ -153,6 +153,10 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
     let mut done = Vec::new();
     let mut refused = None;
     loop {
+        // Another thread has given cuFile up.
+        if route.is_cufile() && job.queue.is_without_ring() {
+            return None;
+        }
         while refused.is_none() && lane.in_flight() < window.reads().min(lane.capacity()) {
             let idle = lane.in_flight() == 0;
             let next = if idle { job.queue.next(line) } else { job.queue.try_next(line) };
@@ -301,7 +305,7 @@ fn settle(job: &Job, mut op: ReadOp, result: io::Result<usize>, route: Route) ->
                     return None;
                 }
             }
-            if op.stalls > MAX_EMPTY_STALLS && count == 0 {
+            if (op.stalls > MAX_EMPTY_STALLS && count == 0) || op.stalls > MAX_STALLS {
                 let ended = io::Error::new(
                     io::ErrorKind::UnexpectedEof,
                     "the file ends early, although its length says otherwise",
@@ -317,7 +321,7 @@ fn settle(job: &Job, mut op: ReadOp, result: io::Result<usize>, route: Route) ->
                 thread::sleep(AGAIN_PAUSE);
             }
         }
-        Err(error) if op.access == Access::Direct && is_refusal_of_direct(&error) => {
+        Err(error) if op.access == Access::Direct && is_refusal_of_direct(&error) && !route.is_cufile() => {
             let reason = format!("{} refused a direct read: {error}", op.source.filesystem());
             let why = Unavailable::new(reason, "");
             if !job.may_read_buffered() {

@@ -15,7 +15,7 @@ use crate::{
     memory::{self, Arena, Block, DeviceBlock, Fill, MemoryRequest, SlotKind, Slots, WriteRegion},
     plan::{Extent, Plan, PlanOptions, Target},
     report::{Carrier, Refusal, Retries},
-    route::{Buffer, ReadOp, Route, SourceFile},
+    route::{Buffer, ReadOp, Route, SourceFile, Unavailable},
 };
 use std::{
     collections::VecDeque,
@@ -72,8 +72,8 @@ pub(super) struct Place<'a> {
     /// The device that is to get copies; `None` if host memory is the place.
     pub(super) device: Option<&'a Arc<Device>>,
     pub(super) slots: usize,
-    /// Reads in flight at once.
-    pub(super) depth: usize,
+    /// Threads that read by cuFile.
+    pub(super) readers: usize,
     /// Whether the caller's thread does everything.
     pub(super) is_inline: bool,
 }
@@ -107,10 +107,12 @@ impl Job {
         plan_options: &PlanOptions,
         place: &Place<'_>,
     ) -> Result<Self> {
-        let staged = plan.extents().iter().filter(|extent| extent.target == Target::Staged).count();
-        let slot_bytes = plan.slot_bytes(plan_options);
         // What goes past the host needs none of it.
-        let slot_count = if options.route.is_cufile() { 0 } else { staged.min(place.slots) };
+        let needs_slot = |extent: &&Extent| {
+            extent.target == Target::Staged && !(options.route.is_cufile() && Plan::is_whole_blocks(extent))
+        };
+        let slot_bytes = plan.slot_bytes(plan_options);
+        let slot_count = plan.extents().iter().filter(needs_slot).count().min(place.slots);
         let staging_bytes = slot_bytes.saturating_mul(slot_count as u64);
         let fresh = if place.device.is_some() { 0 } else { place.memory.fresh_bytes(plan.arena_bytes()) };
         memory::budget::check(fresh, staging_bytes, options.memory_budget_bytes)?;
@@ -120,15 +122,16 @@ impl Job {
         };
         let slots = Slots::new(slot_count, slot_bytes as usize, kind)?;
         let mut refused = Vec::new();
-        let direct_path = match place.device {
-            // Too little to pay, unless it was asked for.
-            Some(_) if place.is_inline && !options.route.is_cufile() => None,
-            None => None,
-            Some(device) => {
-                let sizes = (place.depth, slot_bytes);
-                DirectPath::find(&plan, sources, options, device, sizes, &mut refused)?
-            }
-        };
+        if let (Some(device), Route::Auto) = (place.device, options.route)
+            && device.shares_host_memory()
+        {
+            let reason =
+                format!("memory that {} does not know of is no place for every kernel", device.name());
+            let why =
+                Unavailable::new(reason, "choose route unified, which copies nothing, if yours take it");
+            refused.push(Refusal { what: Route::Unified.to_string(), path: None, why });
+        }
+        let mut direct_path = None;
         let (sink, buffers) = match place.device {
             None => {
                 let arenas: Vec<Arc<Arena>> = plan
@@ -141,7 +144,16 @@ impl Job {
             }
             Some(device) => {
                 let queue = CopyQueue::new(device)?;
+                // Before what the direct path needs, which `auto` can do without.
                 let arenas = delivery::allocate(&plan, &queue, options)?;
+                if !place.is_inline {
+                    let sizes = (place.readers, slot_bytes);
+                    direct_path = DirectPath::find(&plan, sources, options, device, sizes, &mut refused)?;
+                } else if options.route == Route::Auto {
+                    let why = format!("{} bytes are too few for it to pay", plan.read_bytes());
+                    let why = Unavailable::new(why, "");
+                    refused.push(Refusal { what: Route::Gds.to_string(), path: None, why });
+                }
                 let landing = direct_path.as_ref().map_or(0, |path| path.slots.count());
                 let counts = (slots.count(), landing, slot_bytes);
                 let delivery = Delivery::new(queue, &plan, arenas, counts, place.is_inline)?;
@@ -217,6 +229,7 @@ impl Job {
             (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. }) if slot.device_address().is_none() => {
                 Some(Route::Staged)
             }
+            (Sink::Host(_), _) if self.route == Route::Unified => Some(Route::Unified),
             _ => None,
         };
         let new = Carrier { route, access: op.access, via, tensor_bytes: 0, read_bytes: 0, reads: 0 };
@@ -358,12 +371,17 @@ impl Job {
 
     /// The line of a read that the page cache cannot serve.
     pub(super) fn cold_line(&self, op: &ReadOp) -> Line {
-        self.cold[self.extent(op).file.index()]
+        let extent = self.extent(op);
+        if self.direct_path.is_some() && !Plan::is_whole_blocks(extent) {
+            return Line::Pool;
+        }
+        self.cold[extent.file.index()]
     }
 
     /// Whether any file's reads wait in this line if the page cache cannot serve them.
     pub(super) fn has_cold_line(&self, line: Line) -> bool {
-        self.cold.contains(&line)
+        // With a direct path, the ends of files go to the pool.
+        self.cold.contains(&line) || (line == Line::Pool && self.direct_path.is_some())
     }
 
     /// Fails if route `gds` was named and some reads went through host memory after all.

@@ -36,6 +36,8 @@ const REMOTE_IN_FLIGHT_BYTES: u64 = 128 << 20;
 const STAGING_SLOTS: usize = 8;
 /// Pinned memory between files and a device, at most.
 const PINNED_BYTES: u64 = 128 << 20;
+/// Threads that read by cuFile, at most.
+const MAX_DIRECT: usize = 32;
 /// Threads that copy from the page cache, at most: a few saturate memory.
 const MAX_COPIERS: usize = 8;
 /// How many times as many, at most, where that makes the device faster.
@@ -100,6 +102,8 @@ struct Crew {
     /// Reads in flight in each ring, at first and at most.
     depth: (usize, usize),
     pool: usize,
+    /// Threads that read by cuFile.
+    direct: usize,
 }
 
 impl Loading {
@@ -123,7 +127,17 @@ impl Loading {
             DeviceId::Cpu => None,
             DeviceId::Cuda(ordinal) => Some(Device::open(ordinal)?),
         };
-        let is_unified = device.as_ref().is_some_and(|device| is_unified(device, options));
+        let is_unified = options.route == Route::Unified;
+        if let (Some(device), true) = (&device, is_unified)
+            && !device.shares_host_memory()
+        {
+            let path = catalog.files().first().map(|file| file.path.clone()).unwrap_or_default();
+            let why = Unavailable::new(
+                format!("{} ({}) has memory of its own", device.name(), device.info().name),
+                "choose route auto or staged",
+            );
+            return Err(Error::RouteUnavailable { route: Route::Unified, path, why });
+        }
         let requests = options.selection.resolve(&catalog)?;
         let mut plan_options = options.plan_options();
         if is_unified {
@@ -131,23 +145,23 @@ impl Loading {
         }
         let plan = Plan::new(&catalog, &requests, &plan_options)?;
         let copied_to = device.as_ref().filter(|_| !is_unified);
-        let inline = plan.read_bytes() <= INLINE_BYTES;
+        let inline = plan.read_bytes() <= INLINE_BYTES && !options.route.is_cufile();
         let crew = if inline { Crew::ALONE } else { Crew::new(&plan, sources, options) };
         let numa_node = numa_node(sources, options.numa, copied_to)?;
-        let memory = MemoryRequest { pages: options.huge_pages, numa_node, pool: options.pool.clone() };
+        let memory = MemoryRequest {
+            pages: options.huge_pages,
+            numa_node,
+            pool: options.pool.clone(),
+            user: device.clone().filter(|_| is_unified),
+        };
         let mut report = new_report(&catalog, &plan, options, numa_node);
         report.device = device.as_deref().map(|device| new_device_report(device, &plan, options, is_unified));
         let slots = match copied_to {
             None => STAGING_SLOTS + crew.copiers,
             Some(_) => crew.pinned_slots(plan.slot_bytes(&plan_options), options),
         };
-        let place = Place {
-            memory: &memory,
-            device: copied_to,
-            slots,
-            depth: crew.depth.1 * crew.rings,
-            is_inline: inline,
-        };
+        let place =
+            Place { memory: &memory, device: copied_to, slots, readers: crew.direct, is_inline: inline };
         let job = Arc::new(Job::new(catalog, plan, sources, options, &plan_options, &place)?);
         report.memory.staging_bytes = job.slots.host_bytes();
         report.time.open_seconds = open_time.as_secs_f64();
@@ -165,7 +179,9 @@ impl Loading {
         if inline {
             loading.run_inline();
         } else {
-            loading.spawn_crew(&crew, numa_node)?;
+            // By default threads stay where the process may run: its owner may have chosen that.
+            let threads_node = numa_node.filter(|_| options.numa != NumaPlacement::Unbound);
+            loading.spawn_crew(&crew, threads_node)?;
         }
         Ok(loading)
     }
@@ -210,12 +226,17 @@ impl Loading {
         }
         if unprobed {
             self.spawn(crew.copiers, "windlass-copy", &cpus, move |job| drive::serve_cached(job, depth))?;
-        } else if ring {
+        }
+        if self.job.delivery().is_some() {
+            // Pinning takes time: the first slots are pinned side by side.
+            let first = crew.depth.0 + crew.copiers;
+            self.spawn(1, "windlass-pin", &cpus, move |job| job.slots.pin_ahead(first))?;
+        } else if ring && !unprobed {
             self.spawn(crew.touchers, "windlass-touch", &cpus, move |job| while job.touch_ahead(depth) {})?;
         }
         if ring {
-            // One thread keeps cuFile busy: it has threads of its own.
-            let rings = if self.job.direct_path.is_some() { 1 } else { crew.rings };
+            // cuFile reads one after the other on each thread.
+            let rings = if self.job.direct_path.is_some() { crew.direct } else { crew.rings };
             self.spawn(rings, "windlass-ring", &cpus, move |job| {
                 drive::serve_ring(job, Window::between(depth, max_depth), pool);
             })?;
@@ -353,7 +374,7 @@ impl Loading {
             if let Some(path) = &self.job.direct_path {
                 device.scratch_bytes += path.landing_bytes();
                 device.slot_wait_seconds += path.slots.waited().as_secs_f64();
-                device.proof.clone_from(&path.proof);
+                device.proof = path.proof.clone().filter(|_| path.check_kept().is_ok());
             }
             device.copies = delivery.copies();
             device.copy_wait_seconds = delivery.waited().as_secs_f64();
@@ -425,7 +446,7 @@ impl std::fmt::Debug for Loading {
 
 impl Crew {
     /// For what the caller's thread does by itself.
-    const ALONE: Self = Self { copiers: 1, touchers: 0, rings: 1, depth: (1, 1), pool: 1 };
+    const ALONE: Self = Self { copiers: 1, touchers: 0, rings: 1, depth: (1, 1), pool: 1, direct: 1 };
 
     fn new(plan: &Plan, sources: &[Arc<SourceFile>], options: &LoadOptions) -> Self {
         let cores = parallel::cores();
@@ -461,6 +482,7 @@ impl Crew {
             rings,
             depth: ((depth as usize).div_ceil(rings), (max_depth.min(MAX_DEPTH) as usize).div_ceil(rings)),
             pool: options.threads.unwrap_or(pool),
+            direct: (depth as usize).min(MAX_DIRECT),
         }
     }
 
@@ -470,14 +492,6 @@ impl Crew {
         let bytes = options.memory_budget_bytes.map_or(PINNED_BYTES, |budget| budget.min(PINNED_BYTES));
         wanted.min((bytes / slot_bytes.max(1)) as usize).max(1)
     }
-}
-
-/// Whether tensors in host memory are the device's as they are. Conversions need a place to go to.
-fn is_unified(device: &Device, options: &LoadOptions) -> bool {
-    device.shares_host_memory()
-        && options.dtype.is_none()
-        && options.allocator.is_none()
-        && !matches!(options.route, Route::Staged | Route::Gds | Route::GdsCompat)
 }
 
 fn new_device_report(device: &Device, plan: &Plan, options: &LoadOptions, unified: bool) -> DeviceReport {

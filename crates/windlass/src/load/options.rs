@@ -16,6 +16,9 @@ use std::{fmt, str::FromStr, sync::Arc};
 /// Longest read that a load may make: systems end longer ones early.
 const MAX_CHUNK_BYTES: u64 = 1 << 30;
 
+/// The same for a load to a device, whose slots are pinned memory.
+const MAX_PINNED_CHUNK_BYTES: u64 = 32 << 20;
+
 /// Whether reads go past the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -270,14 +273,22 @@ impl LoadOptions {
             _ => {}
         }
         match (self.device, self.route) {
-            (DeviceId::Cpu, Route::Staged | Route::Gds | Route::GdsCompat) => {
+            (DeviceId::Cpu, Route::Staged | Route::Unified | Route::Gds | Route::GdsCompat) => {
                 return refuse("route", &self.route, "it leads to a device, and the target is cpu".into());
+            }
+            (DeviceId::Cuda(_), Route::Unified) if self.dtype.is_some() || self.allocator.is_some() => {
+                let reason = "it copies nothing, so it converts nothing and needs no other memory";
+                return refuse("route", &self.route, reason.into());
             }
             (DeviceId::Cuda(_), Route::Mapped) => {
                 let reason = format!("a mapping is host memory, and the target is {}", self.device);
                 return refuse("route", &self.route, reason);
             }
             _ => {}
+        }
+        if self.device != DeviceId::Cpu && self.chunk_bytes > MAX_PINNED_CHUNK_BYTES {
+            let most = ByteSize(MAX_PINNED_CHUNK_BYTES);
+            return refuse("chunk", &self.chunk_bytes, format!("to a device it is {most} at most"));
         }
         if self.direct == DirectIo::Never && self.route.is_cufile() {
             return refuse("direct", &"never", format!("route {} reads past the page cache", self.route));

@@ -109,6 +109,11 @@ impl Queue {
         !std::mem::replace(&mut state.no_ring, true)
     }
 
+    /// Whether [`Queue::give_ring_to_pool`] was called.
+    pub(super) fn is_without_ring(&self) -> bool {
+        self.state().no_ring
+    }
+
     /// Nobody gets another read.
     pub(super) fn stop(&self) {
         let dropped = {

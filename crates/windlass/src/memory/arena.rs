@@ -11,7 +11,7 @@ use super::{
     mapping::{HUGE_PAGE_BYTES, Mapping},
     pool::PoolPiece,
 };
-use crate::{ByteRange, Error, Result};
+use crate::{ByteRange, Error, Result, device::Device};
 use std::{
     fmt,
     ops::Deref,
@@ -31,6 +31,8 @@ pub(crate) struct Arena {
     len: usize,
     /// For each huge page, the tensors on it that are still wanted: loading, or held by someone.
     live: Box<[AtomicU32]>,
+    /// A device that reads the memory as it is, whose work must end before any of it goes.
+    user: Option<Arc<Device>>,
 }
 
 #[derive(Debug)]
@@ -38,12 +40,14 @@ pub(super) enum Backing {
     Own(Mapping),
     Pooled(PoolPiece),
     File(Mapping),
+    /// Leaked.
+    Gone,
 }
 
 impl Arena {
-    pub(super) fn new(memory: Backing, len: usize) -> Arc<Self> {
+    pub(super) fn new(memory: Backing, len: usize, user: Option<Arc<Device>>) -> Arc<Self> {
         let pages = if matches!(memory, Backing::Own(_)) { len.div_ceil(HUGE_PAGE_BYTES) } else { 0 };
-        Arc::new(Self { memory, len, live: (0..pages).map(|_| AtomicU32::new(0)).collect() })
+        Arc::new(Self { memory, len, live: (0..pages).map(|_| AtomicU32::new(0)).collect(), user })
     }
 
     fn pointer(&self, offset: usize) -> NonNull<u8> {
@@ -51,6 +55,7 @@ impl Arena {
         match &self.memory {
             Backing::Own(mapping) | Backing::File(mapping) => mapping.pointer(offset),
             Backing::Pooled(piece) => piece.pointer(offset),
+            Backing::Gone => unreachable!("an arena is asked for its memory while it is dropped"),
         }
     }
 
@@ -73,7 +78,7 @@ impl Arena {
     pub(crate) fn populate_for_reading(&self, range: ByteRange) -> std::io::Result<()> {
         match &self.memory {
             Backing::File(mapping) => mapping.populate_for_reading(range),
-            Backing::Own(_) | Backing::Pooled(_) => Ok(()),
+            Backing::Own(_) | Backing::Pooled(_) | Backing::Gone => Ok(()),
         }
     }
 
@@ -93,6 +98,11 @@ impl Arena {
         &self.live[page(place.start())..=page(place.end() - 1)]
     }
 
+    /// Waits for the device that uses the memory, if one does. `false` if nobody knows whether it has ended.
+    fn is_unused_by_device(&self) -> bool {
+        self.user.as_ref().is_none_or(|device| device.wait_for_all())
+    }
+
     /// A tensor is no longer wanted: pages that hold no other go back to the system.
     fn retire(&self, place: ByteRange) {
         let Backing::Own(mapping) = &self.memory else {
@@ -102,7 +112,9 @@ impl Arena {
         let mut free: Option<(usize, usize)> = None;
         let release = |(start, end): (usize, usize)| {
             let end = (end * HUGE_PAGE_BYTES).min(self.len);
-            if let Some(range) = ByteRange::new((start * HUGE_PAGE_BYTES) as u64, end as u64) {
+            if let Some(range) = ByteRange::new((start * HUGE_PAGE_BYTES) as u64, end as u64)
+                && self.is_unused_by_device()
+            {
                 // SAFETY: the count of tensors on each of these pages went to zero. It is raised only before
                 // loading begins, and a `Block` lowers it only when it is dropped, so no reference remains.
                 unsafe { mapping.release(range) };
@@ -121,6 +133,15 @@ impl Arena {
             }
         }
         free.map(release);
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if self.user.is_some() && !self.is_unused_by_device() {
+            // Rather memory that stays than memory that is somebody else's while a kernel reads it.
+            std::mem::forget(std::mem::replace(&mut self.memory, Backing::Gone));
+        }
     }
 }
 

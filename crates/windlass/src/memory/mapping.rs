@@ -32,6 +32,8 @@ pub(crate) struct Mapping {
     /// What was mapped, alignment slack included.
     mapped_start: NonNull<u8>,
     mapped_len: usize,
+    /// The only process that has it, if it is hidden from children of `fork`.
+    only_in: Option<u32>,
 }
 
 // SAFETY: the mapping is plain memory with no thread affinity; who may touch which byte when is decided by the
@@ -65,7 +67,7 @@ impl Mapping {
         let skip = if slack == 0 || misaligned == 0 { 0 } else { HUGE_PAGE_BYTES - misaligned };
         // SAFETY: `skip < slack`, so the result stays inside the mapping.
         let start = unsafe { mapped_start.add(skip) };
-        let mapping = Self { start, len, mapped_start, mapped_len };
+        let mapping = Self { start, len, mapped_start, mapped_len, only_in: None };
         if slack > 0 {
             // Advice may be refused (huge pages compiled out): small pages then serve, and fault more often. All of
             // it, slack included, so that neighbours become one area: systems limit the number of areas.
@@ -93,7 +95,7 @@ impl Mapping {
             )?
         };
         let start = non_null(address)?;
-        Ok(Self { start, len, mapped_start: start, mapped_len })
+        Ok(Self { start, len, mapped_start: start, mapped_len, only_in: None })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -127,9 +129,11 @@ impl Mapping {
     }
 
     /// Leaves the memory out of what children of `fork` get.
-    pub(super) fn keep_from_children(&self) {
+    pub(super) fn hide_from_children(&mut self) {
         // A refusal means that children get a copy, which they do not use.
-        let _ = self.advise_all(Advice::LinuxDontFork);
+        if self.advise_all(Advice::LinuxDontFork).is_ok() {
+            self.only_in = Some(std::process::id());
+        }
     }
 
     /// Gives the whole pages of `range` back to the system. Their bytes read as zero afterwards.
@@ -199,6 +203,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.only_in.is_some_and(|process| process != std::process::id()) {
+            // A child never had it, and may have mapped something else at its place.
+            return;
+        }
         // SAFETY: exactly what was mapped, unmapped once; every pointer into it is held by something that holds
         // this mapping too.
         let result = unsafe { mm::munmap(self.mapped_start.as_ptr().cast(), self.mapped_len) };

@@ -16,7 +16,7 @@ pub use device::{DeviceBlock, LentMemory};
 pub use pool::MemoryPool;
 pub(crate) use slot::{Slot, SlotKind, Slots};
 
-use crate::{Error, Result};
+use crate::{Error, Result, device::Device};
 use arena::Backing;
 use mapping::{Mapping, Pages};
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,8 @@ pub(crate) struct MemoryRequest {
     pub(crate) pages: HugePages,
     pub(crate) numa_node: Option<u32>,
     pub(crate) pool: Option<MemoryPool>,
+    /// A device that uses the memory as it is.
+    pub(crate) user: Option<Arc<Device>>,
 }
 
 impl MemoryRequest {
@@ -56,7 +58,7 @@ impl MemoryRequest {
 pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> {
     let len = len as usize;
     if let Some(pool) = &request.pool {
-        return Ok(Arena::new(Backing::Pooled(pool.take(len)?), len));
+        return Ok(Arena::new(Backing::Pooled(pool.take(len)?), len, None));
     }
     let (pages, kind) = match request.pages {
         HugePages::Transparent => (Pages::TransparentHuge, "memory"),
@@ -70,7 +72,7 @@ pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> 
     if let Some(node) = request.numa_node {
         mapping.prefer(node).map_err(failed("memory of that NUMA node"))?;
     }
-    Ok(Arena::new(Backing::Own(mapping), len))
+    Ok(Arena::new(Backing::Own(mapping), len, request.user.clone()))
 }
 
 /// An arena that is a private view of the first `len` bytes of a file.
@@ -80,5 +82,5 @@ pub(crate) fn map_file(file: &File, len: u64) -> Result<Arc<Arena>> {
         kind: "address space for a file",
         source,
     })?;
-    Ok(Arena::new(Backing::File(mapping), len as usize))
+    Ok(Arena::new(Backing::File(mapping), len as usize, None))
 }

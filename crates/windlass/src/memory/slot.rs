@@ -82,10 +82,10 @@ impl Slots {
         pin: Option<(&Arc<Device>, usize)>,
         node: Option<u32>,
     ) -> Result<SlotMemory> {
-        let mapping = Mapping::anonymous(bytes, Pages::TransparentHuge)
+        let mut mapping = Mapping::anonymous(bytes, Pages::TransparentHuge)
             .map_err(|source| Error::Allocation { bytes: bytes as u64, kind: "staging memory", source })?;
         // A child of fork has no use for them, and a page that a read is filling must not become a copy.
-        mapping.keep_from_children();
+        mapping.hide_from_children();
         if let Some(node) = node {
             // A refusal costs speed, no bytes.
             let _ = mapping.prefer(node);
@@ -118,6 +118,26 @@ impl Slots {
             }
             waiting.get_or_insert_with(Instant::now);
             free = self.shared.returned.wait(free).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Pins slots that nobody has used yet, one after the other, until `count` are. Best effort: whoever takes a slot
+    /// that cannot be pinned is told why.
+    pub(crate) fn pin_ahead(&self, count: usize) {
+        let SlotMemory::Host { pins, device: Some(_), .. } = &self.shared.memory else { return };
+        while pins.iter().filter(|pin| pin.get().is_some()).count() < count {
+            let slot = {
+                let mut free = self.shared.free();
+                let unused = free.slots.iter().rposition(|&index| pins[index].get().is_none());
+                let Some(index) = unused.filter(|_| !free.closed).map(|position| free.slots.remove(position))
+                else {
+                    return;
+                };
+                Slot { shared: self.shared.clone(), index }
+            };
+            if slot.pin().is_err() {
+                return;
+            }
         }
     }
 

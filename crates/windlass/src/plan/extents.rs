@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Extent, PlanError, PlanOptions, Target,
+    Destination, Extent, PlanError, PlanOptions, Target,
     layout::{LaidOut, Region},
 };
 use crate::{ByteRange, Catalog, catalog::FileId};
@@ -73,18 +73,22 @@ fn cut_staged(
     for position in laid_out.staged.clone() {
         let tensor = &laid_out.tensors[position];
         let runs = &tensor.runs;
+        // What reads to a device past the host's memory cannot serve is kept apart: the last block, if it is not whole.
+        let tail = match options.destination {
+            Destination::Host => u64::MAX,
+            Destination::Device { .. } => options.block.down(catalog.file(tensor.file).len),
+        };
+        // No converted element may lie in two extents.
+        let element = tensor.cast.map_or(1, |cast| cast.from().bits() / 8);
         // Runs with small gaps are read through; the others one by one.
         let dense = (runs.widest_gap() <= options.coalesce_gap_bytes).then(|| runs.span()).flatten();
         let sparse = (0..if dense.is_some() { 0 } else { runs.count() }).map(|i| runs.get(i));
         for bytes in dense.into_iter().chain(sparse) {
-            // No converted element may lie in two extents.
-            let element = tensor.cast.map_or(1, |cast| cast.from().bits() / 8);
-            for part in
-                cells(bytes, options.chunk_bytes).filter_map(|cell| whole_elements(cell, bytes, element))
-            {
+            for part in parts(bytes, options.chunk_bytes, tail, element) {
                 if let Some((file, wanted, tensors)) = &mut pending
                     && *file == tensor.file
                     && wanted.start() / options.chunk_bytes == part.start() / options.chunk_bytes
+                    && (wanted.end() <= tail) == (part.end() <= tail)
                     && part.start() - wanted.end() <= options.coalesce_gap_bytes
                     && let Some(joined) = ByteRange::new(wanted.start(), part.end())
                 {
@@ -99,6 +103,20 @@ fn cut_staged(
     pending.map_or(Ok(()), push)
 }
 
+/// `bytes` in pieces: the elements that begin in each cell of the grid, those that reach beyond `tail` apart.
+fn parts(bytes: ByteRange, chunk: u64, tail: u64, element: u64) -> impl Iterator<Item = ByteRange> {
+    let whole = move |offset: u64| (offset - bytes.start()) / element * element + bytes.start();
+    let in_cell = move |cell: ByteRange| {
+        let up = |offset: u64| whole(offset.saturating_add(element - 1)).min(bytes.end());
+        ByteRange::new(up(cell.start()), up(cell.end())).filter(|part| !part.is_empty())
+    };
+    cells(bytes, chunk).filter_map(in_cell).flat_map(move |part| {
+        let cut = whole(tail.clamp(part.start(), part.end()));
+        let two = [ByteRange::new(part.start(), cut), ByteRange::new(cut, part.end())];
+        two.into_iter().flatten().filter(|part| !part.is_empty())
+    })
+}
+
 /// The parts of `range` in each cell of the grid. Ends only on multiples of `chunk` or at the range's own ends.
 fn cells(range: ByteRange, chunk: u64) -> impl Iterator<Item = ByteRange> {
     let mut start = range.start();
@@ -108,13 +126,6 @@ fn cells(range: ByteRange, chunk: u64) -> impl Iterator<Item = ByteRange> {
         start = next;
         Some(cell)
     })
-}
-
-/// The elements of `bytes` that begin in `cell`.
-fn whole_elements(cell: ByteRange, bytes: ByteRange, element: u64) -> Option<ByteRange> {
-    let up = |offset: u64| (offset - bytes.start()).checked_next_multiple_of(element);
-    let (start, end) = (bytes.start() + up(cell.start())?, bytes.start() + up(cell.end())?);
-    ByteRange::new(start, end.min(bytes.end())).filter(|part| !part.is_empty())
 }
 
 /// The last block of a file is rarely whole.

@@ -362,6 +362,11 @@ impl Plan {
         tensors.iter().flat_map(|tensor| tensor.runs.within(window)).map(|(part, _)| part.len()).sum()
     }
 
+    /// Whether reads in whole blocks deliver an extent: it does not end in a file's last block, cut short.
+    pub(crate) fn is_whole_blocks(extent: &Extent) -> bool {
+        Alignment::BLOCK.divides(extent.read.end())
+    }
+
     /// The copies that take a staged extent from its slot to a device.
     pub fn transfers(&self, extent: &Extent) -> Vec<Transfer> {
         transfer::transfers(self, extent)

@@ -45,6 +45,8 @@ pub enum Route {
     Mapped,
     /// To a device by way of pinned host memory, each extent read the best way: as `auto`, but never `gds`.
     Staged,
+    /// To host memory that the device uses as it is, because it has none of its own. Fails on other devices.
+    Unified,
     /// From the drive to a device past the host's memory (GPUDirect Storage). Fails where that cannot be proven.
     Gds,
     /// Through cuFile, by whichever path it takes: also one that goes through host memory.
@@ -54,13 +56,14 @@ pub enum Route {
 
 impl Route {
     /// Every route.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Auto,
         Self::IoUring,
         Self::Threads,
         Self::Cached,
         Self::Mapped,
         Self::Staged,
+        Self::Unified,
         Self::Gds,
         Self::GdsCompat,
     ];
@@ -74,6 +77,7 @@ impl Route {
             Self::Cached => "cached",
             Self::Mapped => "mapped",
             Self::Staged => "staged",
+            Self::Unified => "unified",
             Self::Gds => "gds",
             Self::GdsCompat => "gds-compat",
         }
@@ -81,7 +85,7 @@ impl Route {
 
     /// Whether it leaves the way of each extent to be found out.
     pub(crate) fn chooses(self) -> bool {
-        matches!(self, Self::Auto | Self::Staged)
+        matches!(self, Self::Auto | Self::Staged | Self::Unified)
     }
 
     /// Whether it goes through cuFile.

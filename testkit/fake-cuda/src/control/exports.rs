@@ -2,7 +2,7 @@
 
 use super::{control, counters};
 use crate::{
-    cufile::{batch::BATCHES, buffer, file::FILES},
+    cufile::{buffer, file::FILES},
     execution::{context, event::EVENTS, kernel::MODULES, stream::STREAMS},
     gate,
     memory::{device, host},
@@ -66,7 +66,6 @@ fn count(name: &str) -> Option<u64> {
         "leaked" => counters::LEAKED.get(),
         "cufile_handles" => FILES.len(),
         "cufile_buffers" => buffer::count(),
-        "cufile_batches" => BATCHES.len(),
         "cufile_reads" => counters::CUFILE_READS.get(),
         "cufile_writes" => counters::CUFILE_WRITES.get(),
         _ => return None,

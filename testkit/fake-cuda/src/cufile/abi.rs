@@ -24,8 +24,6 @@ pub(super) const HANDLE_NOT_REGISTERED: Error = 5027;
 pub(super) const HANDLE_ALREADY_REGISTERED: Error = 5028;
 pub(super) const INTERNAL_ERROR: Error = 5030;
 pub(super) const NVFS_SETUP_ERROR: Error = 5033;
-pub(super) const BATCH_SUBMIT_FAILED: Error = 5035;
-pub(super) const BATCH_FULL: Error = 5037;
 
 /// `CUfileError_t`.
 #[repr(C)]
@@ -63,38 +61,6 @@ pub(super) struct FileDescription {
 
 pub(super) const HANDLE_TYPE_OPAQUE_FD: c_int = 1;
 pub(super) const HANDLE_TYPE_USERSPACE_FS: c_int = 3;
-
-/// `CUfileIOParams_t`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct BatchEntry {
-    pub(super) mode: c_int,
-    pub(super) base: u64,
-    pub(super) file_offset: i64,
-    pub(super) buffer_offset: i64,
-    pub(super) size: usize,
-    pub(super) file: usize,
-    pub(super) operation: c_int,
-    pub(super) cookie: usize,
-}
-
-pub(super) const MODE_BATCH: c_int = 1;
-pub(super) const OPERATION_READ: c_int = 0;
-pub(super) const OPERATION_WRITE: c_int = 1;
-
-/// `CUfileIOEvents_t`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct BatchEvent {
-    pub(super) cookie: usize,
-    pub(super) status: c_int,
-    /// Bytes, or a negative error.
-    pub(super) result: isize,
-}
-
-pub(super) const STATUS_CANCELED: c_int = 0x08;
-pub(super) const STATUS_COMPLETE: c_int = 0x10;
-pub(super) const STATUS_FAILED: c_int = 0x40;
 
 /// `CUfileOpCounter_t`.
 #[repr(C)]
@@ -172,9 +138,6 @@ const _: () = {
     assert!(std::mem::offset_of!(DriverProperties, feature_flags) == 32);
     assert!(size_of::<FileDescription>() == 24);
     assert!(std::mem::offset_of!(FileDescription, handle) == 8);
-    assert!(size_of::<BatchEntry>() == 64);
-    assert!(std::mem::offset_of!(BatchEntry, file) == 40);
-    assert!(size_of::<BatchEvent>() == 24);
     assert!(size_of::<BasicStats>() == 624);
     assert!(std::mem::offset_of!(BasicStats, read_bytes) == 96);
     assert!(size_of::<DetailedStats>() == 1136);

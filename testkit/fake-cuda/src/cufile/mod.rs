@@ -2,11 +2,9 @@
 #![allow(non_snake_case)]
 
 mod abi;
-pub(crate) mod batch;
 pub(crate) mod buffer;
 pub(crate) mod file;
 mod parameters;
-mod pool;
 mod session;
 mod stats;
 mod transfer;

@@ -5,7 +5,7 @@ use super::{
         DRIVER_ALREADY_OPEN, DRIVER_CLOSING, DRIVER_NOT_INITIALIZED, DriverProperties, Error,
         NVFS_SETUP_ERROR, Status,
     },
-    answer, batch, buffer, file, parameters, put, transfer,
+    answer, buffer, file, parameters, put, transfer,
 };
 use crate::{
     control::{
@@ -79,7 +79,7 @@ fn close() -> Result<(), Error> {
         if transfer::is_under_way() {
             return Err(DRIVER_CLOSING);
         }
-        LEAKED.add(batch::release_all() + buffer::release_all() + file::release_all());
+        LEAKED.add(buffer::release_all() + file::release_all());
     }
     session.count -= 1;
     Ok(())

@@ -7,11 +7,14 @@ use super::{
     file::{self, RegisteredFile},
     session, stats,
 };
-use crate::control::{
-    control,
-    counters::{CUFILE_READS, CUFILE_WRITES},
-    faults::{READ, ReadFault},
-    settings,
+use crate::{
+    control::{
+        control,
+        counters::{CUFILE_READS, CUFILE_WRITES},
+        faults::{READ, ReadFault},
+        settings,
+    },
+    execution::stream::Jitter,
 };
 use std::{
     alloc::{Layout, alloc, dealloc, handle_alloc_error},
@@ -36,11 +39,16 @@ static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
 /// One transfer.
 pub(super) struct Transfer {
     pub(super) direction: Direction,
-    pub(super) file: Arc<RegisteredFile>,
-    pub(super) base: u64,
-    pub(super) buffer_offset: i64,
-    pub(super) file_offset: i64,
-    pub(super) size: usize,
+    file: Arc<RegisteredFile>,
+    place: Place,
+}
+
+/// What a transfer moves, in an order of our own.
+struct Place {
+    base: u64,
+    buffer_offset: i64,
+    file_offset: i64,
+    size: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +58,7 @@ pub(super) enum Direction {
 }
 
 /// Why a transfer didn't happen.
-#[derive(Clone, Copy)]
-pub(super) enum Failure {
+enum Failure {
     Cufile(Error),
     Errno(c_int),
 }
@@ -63,7 +70,7 @@ pub(super) fn is_under_way() -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn cuFileRead(file: usize, base: u64, size: usize, file_offset: i64, buffer_offset: i64) -> isize {
     let place = Place { base, buffer_offset, file_offset, size };
-    synchronous("cuFileRead", Direction::Read, file, place)
+    transfer("cuFileRead", Direction::Read, file, place)
 }
 
 #[unsafe(no_mangle)]
@@ -75,18 +82,10 @@ extern "C" fn cuFileWrite(
     buffer_offset: i64,
 ) -> isize {
     let place = Place { base, buffer_offset, file_offset, size };
-    synchronous("cuFileWrite", Direction::Write, file, place)
+    transfer("cuFileWrite", Direction::Write, file, place)
 }
 
-/// The arguments of a transfer, in an order of our own.
-struct Place {
-    base: u64,
-    buffer_offset: i64,
-    file_offset: i64,
-    size: usize,
-}
-
-fn synchronous(name: &'static str, direction: Direction, file: usize, place: Place) -> isize {
+fn transfer(name: &'static str, direction: Direction, file: usize, place: Place) -> isize {
     let prepared = admit(name).map_err(|status| status.error).and_then(|()| {
         session::mode()?;
         file::get(file)
@@ -95,8 +94,7 @@ fn synchronous(name: &'static str, direction: Direction, file: usize, place: Pla
         Ok(file) => file,
         Err(error) => return -(error as isize),
     };
-    let Place { base, buffer_offset, file_offset, size } = place;
-    match (Transfer { direction, file, base, buffer_offset, file_offset, size }).run() {
+    match (Transfer { direction, file, place }).run() {
         Ok(bytes) => bytes as isize,
         Err(Failure::Cufile(error)) => -(error as isize),
         Err(Failure::Errno(errno)) => {
@@ -109,8 +107,11 @@ fn synchronous(name: &'static str, direction: Direction, file: usize, place: Pla
 
 impl Transfer {
     /// Moves the bytes and says how many there were.
-    pub(super) fn run(&self) -> Result<u64, Failure> {
+    fn run(&self) -> Result<u64, Failure> {
+        /// Each call has a delay of its own, whichever thread makes it.
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
         UNDER_WAY.fetch_add(1, Ordering::SeqCst);
+        Jitter::new(NUMBERS.fetch_add(1, Ordering::Relaxed)).delay();
         let begin = Instant::now();
         let outcome = self.attempt();
         stats::record(self, outcome.as_ref().ok().copied(), begin.elapsed());
@@ -132,14 +133,15 @@ impl Transfer {
         let size = match fault {
             Some(ReadFault::Cufile(error)) => return Err(Failure::Cufile(error)),
             Some(ReadFault::Errno(errno)) => return Err(Failure::Errno(errno)),
-            Some(ReadFault::Short(most)) => most.min(self.size as u64),
-            None => self.size as u64,
+            Some(ReadFault::Short(most)) => most.min(self.place.size as u64),
+            None => self.place.size as u64,
         };
-        let file_offset = u64::try_from(self.file_offset).map_err(|_| Failure::Cufile(INVALID_VALUE))?;
+        let file_offset =
+            u64::try_from(self.place.file_offset).map_err(|_| Failure::Cufile(INVALID_VALUE))?;
         if !self.file.is_open() {
             return Err(Failure::Errno(libc::EBADF));
         }
-        if self.size == 0 {
+        if self.place.size == 0 {
             return Ok(0);
         }
         // Checked for what was asked, even if less is read.
@@ -154,7 +156,7 @@ impl Transfer {
     }
 
     fn target(&self) -> Result<Target, Error> {
-        buffer::target(self.base, self.buffer_offset, self.size as u64)
+        buffer::target(self.place.base, self.place.buffer_offset, self.place.size as u64)
     }
 
     /// On which device the buffer is.
@@ -165,7 +167,7 @@ impl Transfer {
     /// Whether GPUDirect Storage would have moved the bytes through a buffer of its own.
     pub(super) fn is_unaligned(&self) -> bool {
         let address = self.target().map_or(0, |target| target.address);
-        !(address | self.file_offset as u64 | self.size as u64).is_multiple_of(ALIGNMENT)
+        !(address | self.place.file_offset as u64 | self.place.size as u64).is_multiple_of(ALIGNMENT)
     }
 }
 

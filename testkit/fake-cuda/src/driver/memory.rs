@@ -3,7 +3,10 @@
 use super::{put, stream};
 use crate::{
     control::settings,
-    execution::{context::Context, operation::Operation},
+    execution::{
+        context::{self, Context},
+        operation::Operation,
+    },
     gate,
     memory::device::{self, PLAIN_ALIGNMENT, POOL_ALIGNMENT},
     status::{Code, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY},
@@ -30,11 +33,13 @@ unsafe extern "C" fn cuMemAlloc_v2(place: *mut u64, bytes: usize) -> Code {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemFree_v2(address: u64) -> Code {
-    gate::ending("cuMemFree_v2", |context| {
+    gate::ending("cuMemFree_v2", |_| {
         let memory = device::of_address(address).ok_or(INVALID_VALUE)?;
         // Before the wait, so that of two calls for the same memory one fails.
         memory.announce_release(address)?;
-        context.owner.synchronize();
+        if let Some(found) = memory.find(address) {
+            context::synchronize_device(found.owner.device);
+        }
         memory.finish_release(address);
         Ok(())
     })

@@ -12,7 +12,9 @@ use crate::{
     status::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OPERATING_SYSTEM},
 };
 use std::{
+    cell::Cell,
     ffi::{c_int, c_uint, c_void},
+    ops::Range,
     sync::Arc,
 };
 
@@ -86,6 +88,25 @@ unsafe extern "C" fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_ui
         let event = EVENTS.get(event).ok_or(INVALID_HANDLE)?;
         let generation = event.latest();
         stream.push(Operation::Wait(event, generation));
+        Ok(())
+    })
+}
+
+/// Swaps the calling thread's mode of stream capture. Nothing is ever captured here, so that it changes nothing.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(place: *mut c_int) -> Code {
+    /// Global, of this thread, and relaxed.
+    const MODES: Range<c_int> = 0..3;
+    thread_local! {
+        static MODE: Cell<c_int> = const { Cell::new(0) };
+    }
+    gate::initialized("cuThreadExchangeStreamCaptureMode", || {
+        // SAFETY: null or the caller's.
+        let place = unsafe { place.as_mut() }.ok_or(INVALID_VALUE)?;
+        if !MODES.contains(place) {
+            return Err(INVALID_VALUE);
+        }
+        *place = MODE.replace(*place);
         Ok(())
     })
 }

@@ -132,6 +132,19 @@ impl Context {
     }
 }
 
+/// Waits for all that was given to a device so far, in whichever context.
+pub(crate) fn synchronize_device(device: usize) {
+    let contexts: Vec<_> = {
+        let registry = registry();
+        let primary = registry.primary.iter().filter_map(|primary| primary.context.as_ref());
+        let all = primary.chain(registry.created.values());
+        all.filter(|context| context.owner.device == device).cloned().collect()
+    };
+    for context in contexts {
+        context.owner.synchronize();
+    }
+}
+
 /// Retains a device's primary context, and makes it if nobody had retained it.
 pub(crate) fn retain_primary(device: usize) -> Result<usize, Code> {
     let handle = FIRST_PRIMARY + device * HANDLE_STEP;

@@ -125,7 +125,7 @@ impl Jitter {
     }
 
     /// A number below `bound`, which isn't 0.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+    fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -12,6 +12,8 @@ use std::{
     path::PathBuf,
     process,
     sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
 };
 
 pub(crate) const OK: CufileStatus = CufileStatus { error: 0, cuda: 0 };
@@ -54,8 +56,8 @@ impl Drop for Fixture {
         self.session.cuFileHandleDeregister(self.handle);
         self.session.cuFileDriverClose_v2();
         let _ = fs::remove_file(&self.path);
-        if !std::thread::panicking() {
-            for name in ["cufile_handles", "cufile_buffers", "cufile_batches"] {
+        if !thread::panicking() {
+            for name in ["cufile_handles", "cufile_buffers"] {
                 assert_eq!(self.session.count(name), 0, "{name}");
             }
             assert_eq!(self.session.cuFileUseCount(), 0);
@@ -191,6 +193,71 @@ fn writes_arrive_in_the_file() {
 }
 
 #[test]
+fn many_threads_read_and_write_at_once() {
+    const THREADS: usize = 64;
+    const BLOCK: usize = 10_000;
+    for flags in [0, libc::O_DIRECT] {
+        let fixture = Fixture::new(&["COPY_LATENCY_US=50000", "JITTER_US=1000"], flags);
+        let address = fixture.session.allocate(THREADS * BLOCK);
+        let counts = || ["cufile_reads", "cufile_writes"].map(|name| fixture.session.count(name));
+        let before = counts();
+        let begin = Instant::now();
+        thread::scope(|scope| {
+            for number in 0..THREADS {
+                let fixture = &fixture;
+                scope.spawn(move || {
+                    let place = (number * BLOCK) as i64;
+                    // Into another block's place, from where it is written back behind the others.
+                    let swapped = ((THREADS - 1 - number) * BLOCK) as i64;
+                    assert_eq!(fixture.read(address, BLOCK, place, swapped), BLOCK as isize);
+                    let behind = (THREADS * BLOCK) as i64 + place;
+                    let session = &fixture.session;
+                    let written = session.cuFileWrite(fixture.handle, address, BLOCK, behind, swapped);
+                    assert_eq!(written, BLOCK as isize);
+                });
+            }
+        });
+        let elapsed = begin.elapsed();
+        assert!(elapsed >= Duration::from_millis(100), "{elapsed:?}: each call has its latency");
+        assert!(elapsed < Duration::from_secs(2), "{elapsed:?}: one call after the other takes over six");
+        assert_eq!(counts(), before.map(|count| count + THREADS as u64));
+        let blocks = &fixture.bytes[..THREADS * BLOCK];
+        let swapped: Vec<_> = blocks.rchunks(BLOCK).flatten().copied().collect();
+        assert!(fixture.session.download(address, THREADS * BLOCK) == swapped);
+        assert!(fs::read(&fixture.path).unwrap()[THREADS * BLOCK..][..THREADS * BLOCK] == *blocks);
+    }
+}
+
+#[test]
+fn each_call_has_its_delay() {
+    let fixture = Fixture::new(&["COPY_MIB_S=100"], 0);
+    let address = fixture.session.allocate(1 << 20);
+    let time_of = |calls: usize, size: usize| {
+        let begin = Instant::now();
+        for _ in 0..calls {
+            assert_eq!(fixture.read(address, size, 0, 0), size as isize);
+            assert_eq!(fixture.session.cuFileWrite(fixture.handle, address, size, 0, 0), size as isize);
+        }
+        begin.elapsed()
+    };
+    assert!(time_of(1, 1 << 20) >= Duration::from_millis(20));
+    fixture.session.configure("COPY_MIB_S=0");
+    fixture.session.configure("JITTER_US=10000");
+    assert!(time_of(10, 1) >= Duration::from_millis(20), "a fifth of what is to be expected");
+    fixture.session.configure("JITTER_US=0");
+    let closing = thread::scope(|scope| {
+        fixture.session.configure("COPY_LATENCY_US=200000");
+        let reads = fixture.session.count("cufile_reads");
+        scope.spawn(|| fixture.read(address, 1, 0, 0));
+        while fixture.session.count("cufile_reads") == reads {
+            thread::yield_now();
+        }
+        fixture.session.cuFileDriverClose_v2()
+    });
+    assert_eq!(closing, error(5006), "a call is under way");
+}
+
+#[test]
 fn buffers_must_be_device_memory() {
     let fixture = Fixture::new(&[], 0);
     let session = &fixture.session;
@@ -251,11 +318,9 @@ fn what_is_left_when_the_driver_closes_is_counted() {
     let fixture = Fixture::new(&[], 0);
     let leaked = fixture.session.count("leaked");
     let address = fixture.session.allocate(10);
-    let mut batch = 0;
     assert_eq!(fixture.session.cuFileBufRegister(address, 10, 0), OK);
-    assert_eq!(fixture.session.cuFileBatchIOSetUp(&mut batch, 4), OK);
     assert_eq!((fixture.session.cuFileDriverOpen(), fixture.session.cuFileDriverClose_v2()), (OK, OK));
     assert_eq!(fixture.session.count("leaked"), leaked);
     assert_eq!(fixture.session.cuFileDriverClose_v2(), OK);
-    assert_eq!(fixture.session.count("leaked"), leaked + 3);
+    assert_eq!(fixture.session.count("leaked"), leaked + 2);
 }

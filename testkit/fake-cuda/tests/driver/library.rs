@@ -89,6 +89,7 @@ functions! {
     cuEventQuery(event: usize) -> i32;
     cuEventSynchronize(event: usize) -> i32;
     cuEventDestroy_v2(event: usize) -> i32;
+    cuThreadExchangeStreamCaptureMode(mode: *mut i32) -> i32;
     cuLaunchHostFunc(stream: usize, function: HostFunction, argument: *mut c_void) -> i32;
     cuMemcpyHtoDAsync_v2(destination: u64, source: *const u8, bytes: usize, stream: usize) -> i32;
     cuMemcpyDtoHAsync_v2(destination: *mut u8, source: u64, bytes: usize, stream: usize) -> i32;
@@ -116,13 +117,6 @@ functions! {
     cuFileBufDeregister(base: u64) -> CufileStatus;
     cuFileRead(file: usize, base: u64, size: usize, file_offset: i64, buffer_offset: i64) -> isize;
     cuFileWrite(file: usize, base: u64, size: usize, file_offset: i64, buffer_offset: i64) -> isize;
-    cuFileBatchIOSetUp(batch: *mut usize, entries: u32) -> CufileStatus;
-    cuFileBatchIOSubmit(batch: usize, count: u32, entries: *const BatchEntry, flags: u32) -> CufileStatus;
-    cuFileBatchIOGetStatus(
-        batch: usize, least: u32, count: *mut u32, events: *mut BatchEvent, timeout: *const libc::timespec
-    ) -> CufileStatus;
-    cuFileBatchIOCancel(batch: usize) -> CufileStatus;
-    cuFileBatchIODestroy(batch: usize);
     cuFileSetParameterString(parameter: i32, value: *const c_char) -> CufileStatus;
     cuFileSetParameterBool(parameter: i32, value: bool) -> CufileStatus;
     cuFileSetParameterSizeT(parameter: i32, value: usize) -> CufileStatus;
@@ -156,29 +150,6 @@ pub(crate) struct Memcpy2DSide {
     pub(crate) device: u64,
     pub(crate) array: usize,
     pub(crate) pitch: usize,
-}
-
-/// `CUfileIOParams_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct BatchEntry {
-    pub(crate) mode: i32,
-    pub(crate) base: u64,
-    pub(crate) file_offset: i64,
-    pub(crate) buffer_offset: i64,
-    pub(crate) size: usize,
-    pub(crate) file: usize,
-    pub(crate) operation: i32,
-    pub(crate) cookie: usize,
-}
-
-/// `CUfileIOEvents_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct BatchEvent {
-    pub(crate) cookie: usize,
-    pub(crate) status: i32,
-    pub(crate) result: isize,
 }
 
 /// The stand-in, loaded once.

@@ -4,7 +4,6 @@
 mod contexts;
 mod copies;
 mod cufile;
-mod cufile_batches;
 mod faults;
 mod fixture;
 mod kernels;

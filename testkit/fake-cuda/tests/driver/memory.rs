@@ -1,7 +1,7 @@
 //! Device memory and pinned host memory.
 
 use crate::fixture::{Session, pattern};
-use std::{collections::HashSet, fs, ptr};
+use std::{collections::HashSet, fs, ptr, thread, time::Duration};
 
 const POISON: u8 = 0xA5;
 const MIB: usize = 1 << 20;
@@ -92,6 +92,33 @@ fn memory_is_freed_in_the_order_of_the_stream() {
     assert_eq!(session.count("device_bytes"), 0);
     assert_eq!(session.cuMemcpyHtoDAsync_v2(address, source.as_ptr(), 4, stream), 0);
     assert_eq!(session.cuStreamSynchronize(stream), 700, "this one came behind");
+}
+
+#[test]
+fn freeing_waits_for_all_work_on_the_device() {
+    let session = Session::new();
+    let stream = session.stream();
+    let mut other = 0;
+    let address = session.allocate(4);
+    let gate = session.gate(stream);
+    assert_eq!(session.cuMemcpyHtoDAsync_v2(address, b"data".as_ptr(), 4, stream), 0);
+    let calls = session.count("calls.cuMemFree_v2");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // From another context of the same device.
+            assert_eq!(session.cuCtxCreate_v2(&mut other, 0, 0), 0);
+            assert_eq!(session.cuMemFree_v2(address), 0);
+            assert_eq!(session.cuCtxDestroy_v2(other), 0);
+        });
+        while session.count("calls.cuMemFree_v2") == calls {
+            thread::yield_now();
+        }
+        thread::sleep(Duration::from_millis(30));
+        assert_eq!(session.count("device_bytes"), 4);
+        drop(gate);
+    });
+    assert_eq!(session.count("device_bytes"), 0);
+    assert_eq!(session.cuStreamSynchronize(stream), 0, "the copy came before");
 }
 
 #[test]

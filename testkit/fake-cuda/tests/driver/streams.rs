@@ -8,6 +8,7 @@ use std::{
     ffi::c_void,
     ptr,
     sync::{Mutex, atomic::AtomicI32, atomic::Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -88,6 +89,19 @@ fn a_destroyed_stream_finishes_its_work() {
     drop(gate);
     assert_eq!(session.cuCtxSynchronize(), 0);
     assert_eq!(session.download(destination, 4), b"data");
+}
+
+#[test]
+fn each_thread_has_a_mode_of_capture() {
+    let session = Session::new();
+    let swap = |mut mode| (session.cuThreadExchangeStreamCaptureMode(&mut mode), mode);
+    assert_eq!([swap(2), swap(1)], [(0, 0), (0, 2)]);
+    thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(swap(2), (0, 0)));
+    });
+    assert_eq!([swap(3), swap(-1)], [(1, 3), (1, -1)]);
+    assert_eq!(session.cuThreadExchangeStreamCaptureMode(ptr::null_mut()), 1);
+    assert_eq!(swap(0), (0, 1));
 }
 
 #[test]

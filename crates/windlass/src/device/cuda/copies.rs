@@ -105,13 +105,13 @@ pub(crate) enum Source {
 /// Copies to one device, done in the order in which they were queued.
 #[derive(Debug)]
 pub(crate) struct CopyQueue {
-    stream: Stream,
+    stream: Arc<Stream>,
     device: Arc<Device>,
 }
 
 impl CopyQueue {
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
-        Ok(Self { stream: Stream::new(device)?, device: device.clone() })
+        Ok(Self { stream: Arc::new(Stream::new(device)?), device: device.clone() })
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -144,26 +144,27 @@ impl CopyQueue {
         self.device.check("waiting for a stream", "cuStreamWaitEvent", code)
     }
 
-    /// Queues the transfers of one slot. `addresses` are those of the arenas, `scratch` is memory of the device of at
-    /// least the slot's length, for what needs a kernel, and `table` holds as many [`Segment`]s as there are transfers.
+    /// Queues the transfers of one slot. `addresses` are those of the arenas; `scratch` is needed where
+    /// [`CopyQueue::may_need_kernels`] says so. Returns how many copies and kernels that made.
     ///
     /// # Errors
-    /// [`Error::Device`]; then some of the transfers may have been queued: see the ticket's promise.
+    /// [`Error::Device`]; then some of it may have been queued.
     ///
     /// # Safety
-    /// Until the work that this queues is done, which a later [`CopyQueue::mark`] tells: the slot's bytes must stay
-    /// as they are; slot, scratch, table and arenas must stay allocated; and nobody else may use scratch, table and
-    /// the places of the transfers. The transfers must lie inside slot and arenas.
+    /// Until the work that this queues is done, which a later [`CopyQueue::mark`] tells, or [`CopyQueue::synchronize`]:
+    /// the slot's bytes must stay as they are; slot, scratch and arenas must stay allocated; and nobody else may use
+    /// the scratch and the places of the transfers. The transfers must lie inside slot and arenas.
     pub(crate) unsafe fn transfer(
         &self,
         slot: Source,
         transfers: &[Transfer],
         addresses: &[u64],
-        scratch: Option<Scratch>,
-    ) -> Result<()> {
+        scratch: Option<Scratch<'_>>,
+    ) -> Result<u64> {
         let _entered = self.device.enter()?;
         let by_kernel = Self::has_many_short(transfers);
         let mut segments: Vec<(Kernel, Segment)> = Vec::new();
+        let mut operations = 0;
         for transfer in transfers {
             match *transfer {
                 Transfer::Linear { source, arena, destination, len } => {
@@ -173,12 +174,14 @@ impl CopyQueue {
                     } else {
                         // SAFETY: passed on.
                         unsafe { self.copy(slot, source, destination, len)? };
+                        operations += 1;
                     }
                 }
                 Transfer::Pitched { source, pitch, arena, destination, width, height } => {
                     let destination = addresses[arena] + destination;
                     // SAFETY: passed on.
                     unsafe { self.copy_rows(slot, source, pitch, destination, width, height)? };
+                    operations += 1;
                 }
                 Transfer::Converted { cast, source, arena, destination, elements } => {
                     let destination = addresses[arena] + destination;
@@ -187,13 +190,13 @@ impl CopyQueue {
             }
         }
         if segments.is_empty() {
-            return Ok(());
+            return Ok(operations);
         }
         let Some(scratch) = scratch else {
             return Err(Error::Internal("a plan with conversions has no scratch memory".into()));
         };
         // SAFETY: passed on.
-        unsafe { self.run_kernels(slot, &mut segments, scratch) }
+        Ok(operations + unsafe { self.run_kernels(slot, &mut segments, scratch)? })
     }
 
     /// Whether [`CopyQueue::transfer`] would need scratch memory for these.
@@ -314,57 +317,101 @@ impl CopyQueue {
         &self,
         slot: Source,
         segments: &mut [(Kernel, Segment)],
-        scratch: Scratch,
-    ) -> Result<()> {
-        let data = match slot {
-            Source::Device(start) => start,
-            Source::Host(_) => {
-                let start = segments.iter().map(|(_, segment)| segment.source).min().unwrap_or(0);
-                let end =
-                    segments.iter().map(|(kernel, segment)| segment.source + kernel.source_len(segment));
-                let len = end.max().unwrap_or(start) - start;
-                // SAFETY: passed on.
-                unsafe { self.copy(slot, start, scratch.data + start, len)? };
-                scratch.data
-            }
+        scratch: Scratch<'_>,
+    ) -> Result<u64> {
+        segments.sort_by_key(|(_, segment)| segment.source);
+        let (data, mut operations) = match slot {
+            Source::Device(start) => (start, 0),
+            // SAFETY: passed on.
+            Source::Host(_) => (scratch.data, unsafe { self.copy_clusters(slot, segments, scratch.data)? }),
         };
-        segments.sort_by_key(|(kernel, segment)| (*kernel, segment.source));
-        let table: Vec<Segment> = segments
-            .iter()
-            .map(|(_, segment)| Segment { source: data + segment.source, ..*segment })
-            .collect();
-        // Not pinned: the driver has taken the bytes when the call returns.
-        // SAFETY: a segment is three numbers without padding; the caller promises room for them at `table`.
+        // Segments of one launch share its number of blocks, so long and short ones go apart.
+        let group = |(kernel, segment): &(Kernel, Segment)| (*kernel, segment.count >= LONG_PIECE_BYTES);
+        segments.sort_by_key(|entry| (group(entry), entry.1.source));
+        let bytes = size_of_val(segments) / size_of::<(Kernel, Segment)>() * size_of::<Segment>();
+        let Some(table) = scratch.host_table.get_mut(..bytes) else {
+            return Err(Error::Internal(format!("{} segments do not fit their table", segments.len())));
+        };
+        for (row, (_, segment)) in table.chunks_exact_mut(size_of::<Segment>()).zip(segments.iter()) {
+            for (place, number) in
+                row.chunks_exact_mut(8).zip([data + segment.source, segment.destination, segment.count])
+            {
+                place.copy_from_slice(&number.to_ne_bytes());
+            }
+        }
+        // SAFETY: pinned, and kept by the caller until the work is done, as is the room at `table`.
         let code = unsafe {
             (self.device.driver.functions.copy_to_device)(
                 scratch.table,
                 table.as_ptr().cast(),
-                size_of_val(table.as_slice()),
+                table.len(),
                 self.stream.handle,
             )
         };
         self.device.check("copying to it", "cuMemcpyHtoDAsync", code)?;
+        operations += 1;
         let kernels = self.device.kernels()?;
         let mut first = 0;
-        for group in segments.chunk_by(|(a, _), (b, _)| a == b) {
-            let (kernel, address) = (group[0].0, scratch.table + (first * size_of::<Segment>()) as u64);
-            let longest = group.iter().map(|(_, segment)| segment.count).max().unwrap_or(0);
+        for launch in segments.chunk_by(|a, b| group(a) == group(b)) {
+            let (kernel, address) = (launch[0].0, scratch.table + (first * size_of::<Segment>()) as u64);
+            let longest = launch.iter().map(|(_, segment)| segment.count).max().unwrap_or(0);
             // SAFETY: the table's addresses are those that the caller promises to keep.
-            unsafe { kernels.launch(&self.device, &self.stream, kernel, address, group.len(), longest)? };
-            first += group.len();
+            unsafe { kernels.launch(&self.device, &self.stream, kernel, address, launch.len(), longest)? };
+            first += launch.len();
+            operations += 1;
         }
-        Ok(())
+        Ok(operations)
+    }
+
+    /// Copies what segments need to the same places of the scratch, and little else: in one piece where they lie near
+    /// each other. They ascend.
+    ///
+    /// # Safety
+    /// As for [`CopyQueue::transfer`].
+    unsafe fn copy_clusters(
+        &self,
+        slot: Source,
+        segments: &[(Kernel, Segment)],
+        scratch: u64,
+    ) -> Result<u64> {
+        let mut copies = 0;
+        let mut cluster: Option<(u64, u64)> = None;
+        let ranges = segments
+            .iter()
+            .map(|(kernel, segment)| (segment.source, segment.source + kernel.source_len(segment)));
+        for (start, end) in ranges {
+            match &mut cluster {
+                Some((_, last)) if start <= *last + LONG_PIECE_BYTES => *last = end.max(*last),
+                _ => {
+                    if let Some((start, end)) = cluster.replace((start, end)) {
+                        // SAFETY: passed on.
+                        unsafe { self.copy(slot, start, scratch + start, end - start)? };
+                        copies += 1;
+                    }
+                }
+            }
+        }
+        if let Some((start, end)) = cluster {
+            // SAFETY: passed on.
+            unsafe { self.copy(slot, start, scratch + start, end - start)? };
+            copies += 1;
+        }
+        Ok(copies)
     }
 }
 
-/// Memory of a device beside a slot: its bytes again, and a table of segments.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Scratch {
+/// Memory beside a slot, for what kernels need.
+#[derive(Debug)]
+pub(crate) struct Scratch<'a> {
+    /// On the device, as long as the slot; not used if the slot itself is on the device.
     pub(crate) data: u64,
+    /// On the device, for the table of segments.
     pub(crate) table: u64,
+    /// Pinned, for the same table.
+    pub(crate) host_table: &'a mut [u8],
 }
 
-/// Bytes that [`CopyQueue::transfer`] needs for the table of so many transfers.
+/// Bytes that the table of so many transfers takes.
 pub(crate) fn table_bytes(transfers: usize) -> u64 {
     (transfers * size_of::<Segment>()) as u64
 }

@@ -1,5 +1,8 @@
 //! cuFile, NVIDIA's library for GPUDirect Storage, found at run time: files and device memory that it knows, reads
-//! and writes between them, one at a time or in batches.
+//! and writes between them.
+//!
+//! Its batches are not used: it counts no batched read by path, so that nothing could prove one direct, and on some
+//! file systems they never are. Several threads read at the same time instead.
 //!
 //! Opening it proves nothing: it copies through host memory where the direct path is missing, and says that all is
 //! well. `proof` finds out which path reads take. Layouts and codes are those of `cufile.h` 1.20.
@@ -20,8 +23,6 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
-/// Requests of one batch, at most: what all versions allow.
-pub(crate) const MAX_BATCH: usize = 128;
 /// First code of cuFile's own errors.
 const BASE_ERROR: c_int = 5000;
 
@@ -66,33 +67,6 @@ pub(super) struct Properties {
     _max_batch_timeout_ms: c_uint,
 }
 
-/// `CUfileIOParams_t`.
-#[repr(C)]
-pub(super) struct Request {
-    mode: c_int,
-    buffer: u64,
-    file_offset: i64,
-    buffer_offset: i64,
-    len: usize,
-    file: *mut c_void,
-    operation: c_int,
-    cookie: usize,
-}
-
-/// `CUfileIOEvents_t`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Event {
-    cookie: usize,
-    status: c_int,
-    result: isize,
-}
-
-/// `CUFILE_COMPLETE`.
-const COMPLETE: c_int = 0x10;
-/// `CUFILE_WAITING` and `CUFILE_PENDING`.
-const UNDER_WAY: c_int = 0x1 | 0x2;
-
 functions! {
     /// The functions, each under the name of what it does.
     returning Status;
@@ -105,11 +79,6 @@ functions! {
         deregister_buffer = "cuFileBufDeregister"(u64);
         read = "cuFileRead"(*mut c_void, u64, usize, i64, i64) -> isize;
         write = "cuFileWrite"(*mut c_void, u64, usize, i64, i64) -> isize;
-        batch_set_up = "cuFileBatchIOSetUp"(*mut *mut c_void, c_uint);
-        batch_submit = "cuFileBatchIOSubmit"(*mut c_void, c_uint, *mut Request, c_uint);
-        batch_status = "cuFileBatchIOGetStatus"(*mut c_void, c_uint, *mut c_uint, *mut Event, *mut libc::timespec);
-        batch_cancel = "cuFileBatchIOCancel"(*mut c_void);
-        batch_destroy = "cuFileBatchIODestroy"(*mut c_void) -> ();
         use_count = "cuFileUseCount"() -> c_long;
     }
     optional {
@@ -465,137 +434,6 @@ impl Drop for DirectBuffer {
     }
 }
 
-/// One read of a [`Batch`].
-pub(crate) struct BatchRead<'a> {
-    pub(crate) file: &'a DirectFile,
-    pub(crate) file_offset: u64,
-    pub(crate) buffer_offset: u64,
-    pub(crate) len: usize,
-    /// Comes back with the result.
-    pub(crate) cookie: usize,
-}
-
-/// Reads that cuFile makes at the same time.
-pub(crate) struct Batch {
-    cufile: &'static CuFile,
-    handle: *mut c_void,
-    buffer: Arc<DirectBuffer>,
-    under_way: usize,
-}
-
-impl Batch {
-    /// A batch for up to `capacity` reads into `buffer`.
-    pub(crate) fn new(buffer: Arc<DirectBuffer>, capacity: usize) -> std::result::Result<Self, Unavailable> {
-        let cufile = CuFile::get()?;
-        let mut handle = std::ptr::null_mut();
-        let capacity = c_uint::try_from(capacity.min(MAX_BATCH)).unwrap_or(1);
-        // SAFETY: writes one handle.
-        let status = unsafe { (cufile.functions.batch_set_up)(&mut handle, capacity) };
-        check("cuFileBatchIOSetUp", status).map_err(CuFileError::into_unavailable)?;
-        Ok(Self { cufile, handle, buffer, under_way: 0 })
-    }
-
-    /// Reads that were submitted and have not come back.
-    pub(crate) fn under_way(&self) -> usize {
-        self.under_way
-    }
-
-    /// Submits reads. Only while none is under way: cuFile uses a batch again when all of it is done.
-    ///
-    /// # Errors
-    /// Then none of them was submitted.
-    ///
-    /// # Safety
-    /// Until a read comes back, its file must stay registered and nobody else may use its part of the buffer.
-    pub(crate) unsafe fn submit(&mut self, reads: &[BatchRead<'_>]) -> io::Result<()> {
-        /// `CUFILE_BATCH`.
-        const BATCH: c_int = 1;
-        /// `CUFILE_READ`.
-        const READ: c_int = 0;
-        let _entered = self.buffer.device().enter().map_err(io::Error::other)?;
-        let mut requests = reads
-            .iter()
-            .map(|read| {
-                let (file_offset, buffer_offset) =
-                    self.buffer.check(read.file_offset, read.buffer_offset, read.len)?;
-                Ok(Request {
-                    mode: BATCH,
-                    buffer: self.buffer.address(),
-                    file_offset,
-                    buffer_offset,
-                    len: read.len,
-                    file: read.file.handle,
-                    operation: READ,
-                    cookie: read.cookie,
-                })
-            })
-            .collect::<io::Result<Vec<_>>>()?;
-        let count = c_uint::try_from(requests.len()).map_err(io::Error::other)?;
-        // SAFETY: the requests are copied; the caller keeps what they refer to.
-        let status =
-            unsafe { (self.cufile.functions.batch_submit)(self.handle, count, requests.as_mut_ptr(), 0) };
-        check("cuFileBatchIOSubmit", status).map_err(io::Error::other)?;
-        self.under_way += reads.len();
-        Ok(())
-    }
-
-    /// Calls `done` with cookie and result of each read that came back, waiting for the first up to `timeout`.
-    ///
-    /// # Errors
-    /// Then nothing is known of the reads that are under way.
-    pub(crate) fn poll(
-        &mut self,
-        timeout: std::time::Duration,
-        mut done: impl FnMut(usize, io::Result<usize>),
-    ) -> io::Result<()> {
-        let mut events = vec![Event { cookie: 0, status: 0, result: 0 }; self.under_way];
-        let mut count = c_uint::try_from(events.len()).map_err(io::Error::other)?;
-        let at_least = c_uint::from(!timeout.is_zero());
-        let mut timeout = libc::timespec {
-            tv_sec: timeout.as_secs() as libc::time_t,
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        // SAFETY: writes at most `count` events.
-        let status = unsafe {
-            (self.cufile.functions.batch_status)(
-                self.handle,
-                at_least,
-                &mut count,
-                events.as_mut_ptr(),
-                &mut timeout,
-            )
-        };
-        check("cuFileBatchIOGetStatus", status).map_err(io::Error::other)?;
-        for event in events.iter().take(count as usize).filter(|event| event.status & UNDER_WAY == 0) {
-            self.under_way = self.under_way.saturating_sub(1);
-            let result = match event.status {
-                COMPLETE => outcome(event.result, || io::Error::other("cuFile gives no reason")),
-                status => outcome(event.result.min(-1), || {
-                    io::Error::other(format!("cuFile ended the read with status {status:#x}"))
-                }),
-            };
-            done(event.cookie, result);
-        }
-        Ok(())
-    }
-
-    /// Asks that reads under way end early; they come back all the same.
-    pub(crate) fn cancel(&mut self) {
-        // SAFETY: a live batch. A refusal means that they end in their time.
-        unsafe { (self.cufile.functions.batch_cancel)(self.handle) };
-    }
-}
-
-impl Drop for Batch {
-    fn drop(&mut self) {
-        // With reads under way its owner has leaked what they fill, and the batch with it.
-        if self.under_way == 0 {
-            // SAFETY: set up once, destroyed once.
-            unsafe { (self.cufile.functions.batch_destroy)(self.handle) };
-        }
-    }
-}
-
 /// A call of cuFile that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CuFileError {
@@ -676,7 +514,10 @@ fn explain(code: c_int) -> (&'static str, &'static str) {
         ),
         36 => ("the device's memory could not be pinned", "raise the GPU's BAR1 size"),
         48 => ("nvidia-fs failed", "see dmesg"),
-        49 => ("batches need the direct path", "use route staged"),
+        49 => (
+            "there is no direct path, and compatibility mode is off",
+            "use route staged, or allow compatibility mode",
+        ),
         _ => ("see CUfileOpError in cufile.h", "see cufile.log in the temporary directory"),
     }
 }
@@ -694,6 +535,8 @@ pub(crate) fn is_stand_in() -> bool {
     cfg!(feature = "stand-in") && std::env::var_os("WINDLASS_CUFILE").is_some()
 }
 
+/// The first library that counts reads by path, which alone can prove them direct; else the first of all. Those of
+/// packages come before the system's, which may be older.
 fn open_library() -> std::result::Result<(Library, PathBuf), Unavailable> {
     /// The name that it has in its packages, and that of a toolkit's link.
     const NAMES: [&str; 2] = ["libcufile.so.0", "libcufile.so"];
@@ -701,22 +544,28 @@ fn open_library() -> std::result::Result<(Library, PathBuf), Unavailable> {
     if is_stand_in() {
         candidates.extend(std::env::var_os("WINDLASS_CUFILE"));
     } else {
-        candidates.extend(NAMES.map(OsString::from));
         let directories = DIRECTORIES.lock().unwrap_or_else(PoisonError::into_inner);
         let system = [PathBuf::from("/usr/local/cuda/lib64")];
         let listed = directories.iter().chain(&system).map(|directory| directory.join(NAMES[0]));
         candidates
             .extend(listed.filter(|path| fs::exists(path).unwrap_or(false)).map(PathBuf::into_os_string));
+        candidates.extend(NAMES.map(OsString::from));
     }
-    let mut tried = Vec::new();
+    let (mut tried, mut silent) = (Vec::new(), None);
     for name in candidates {
         match library::open(&name) {
-            Ok(library) => return Ok((library, name.into())),
+            Ok(library) if counts_by_path(&library) => return Ok((library, name.into())),
+            Ok(library) => _ = silent.get_or_insert((library, name.into())),
             Err(error) => tried.push(library::reason(&error)),
         }
     }
     let fix = "install cuFile: the package libcufile of CUDA, or 'pip install nvidia-cufile'";
-    Err(Unavailable::new(format!("cuFile was not found: {}", tried.join("; ")), fix))
+    silent.ok_or_else(|| Unavailable::new(format!("cuFile was not found: {}", tried.join("; ")), fix))
+}
+
+fn counts_by_path(library: &Library) -> bool {
+    // SAFETY: only asks whether the symbol exists.
+    unsafe { library.get::<unsafe extern "C" fn()>(b"cuFileGetStatsL3\0").is_ok() }
 }
 
 /// Without nvidia-fs, some versions close descriptor 0 as they open: puts back what was there.
@@ -742,9 +591,6 @@ mod tests {
         assert_eq!(size_of::<Status>(), 8);
         assert_eq!(size_of::<FileDescription>(), 24);
         assert_eq!(size_of::<Properties>(), 56);
-        assert_eq!(size_of::<Request>(), 64);
-        assert_eq!(std::mem::offset_of!(Request, file), 40);
-        assert_eq!(size_of::<Event>(), 24);
     }
 
     #[test]

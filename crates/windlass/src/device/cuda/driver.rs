@@ -34,6 +34,8 @@ pub(super) const NOT_READY: ResultCode = 600;
 pub(super) const HOST_REGISTER_PORTABLE: c_uint = 1;
 /// `CU_STREAM_NON_BLOCKING`: no order with the legacy default stream.
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: this thread's calls are no part of what others capture.
+pub(super) const CAPTURE_RELAXED: c_int = 2;
 /// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`: waiting threads sleep.
 pub(super) const EVENT_QUIET: c_uint = 1 | 2;
 
@@ -122,6 +124,8 @@ functions! {
     optional {
         device_luid = "cuDeviceGetLuid"(*mut [u8; 8], *mut c_uint, DeviceHandle);
         allocate_async = "cuMemAllocAsync"(*mut DevicePointer, usize, Handle);
+        free_async = "cuMemFreeAsync"(DevicePointer, Handle);
+        exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(*mut c_int);
     }
 }
 
@@ -266,6 +270,9 @@ fn open(names: &[OsString]) -> Result<Library, Unavailable> {
 /// Why the driver cannot be used, and what to do.
 fn unusable(error: &DriverError) -> Unavailable {
     let fix = match error.code {
+        3 => {
+            "if CUDA was started before fork(), start workers with the method 'spawn'; else check that nvidia-smi works"
+        }
         34 => "remove the toolkit's stub library from LD_LIBRARY_PATH",
         100 => "check that nvidia-smi lists a device; in a container, run it with the GPU (--gpus all)",
         802 => "start nvidia-fabricmanager",

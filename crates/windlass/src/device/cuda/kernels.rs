@@ -12,6 +12,7 @@ use std::{
     collections::BTreeMap,
     ffi::{CString, c_void},
     ptr,
+    sync::PoisonError,
 };
 
 const PTX: &str = concat!(include_str!("kernels.ptx"), "\0");
@@ -169,14 +170,12 @@ impl Kernels {
 impl Device {
     /// The kernels, loaded at the first call. The caller has made the context current.
     pub(super) fn kernels(&self) -> Result<&Kernels> {
+        // One thread compiles, the others wait for it.
+        let _turn = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernels) = self.kernels.get() {
             return Ok(kernels);
         }
-        let loaded = Kernels::load(self)?;
-        if let Err(superfluous) = self.kernels.set(loaded) {
-            // Another thread was faster.
-            superfluous.unload(self.driver);
-        }
+        let _ = self.kernels.set(Kernels::load(self)?);
         self.kernels.get().ok_or_else(|| Error::Internal("the kernels are gone".into()))
     }
 }

@@ -5,26 +5,34 @@ use super::{Device, copies::Stream, driver};
 use crate::{Error, Result};
 use std::{ffi::c_void, io, sync::Arc};
 
-/// Memory of a device. Freed when dropped, after all work on the device: whoever dropped the last tensor on it may
-/// have kernels under way that read it.
+/// Memory of a device.
+///
+/// Plain memory is freed after all work on the device, which `cuMemFree` waits for: whoever dropped the last tensor on
+/// it may have kernels under way that read it. Memory in the order of a stream is freed after the work of that stream.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     device: Arc<Device>,
     address: u64,
     len: u64,
+    /// The stream in whose order it is freed.
+    stream: Option<Arc<Stream>>,
 }
 
 impl Allocation {
     /// `len` bytes, aligned to 256, in the order of `stream` where the device can do that.
-    pub(super) fn ordered(device: &Arc<Device>, len: u64, stream: &Stream) -> Result<Self> {
-        let allocate = device.driver.functions.allocate_async.filter(|_| device.info().has_memory_pools);
-        let Some(allocate) = allocate else {
+    pub(super) fn ordered(device: &Arc<Device>, len: u64, stream: &Arc<Stream>) -> Result<Self> {
+        let functions = &device.driver.functions;
+        let (Some(allocate), Some(_), true) =
+            (functions.allocate_async, functions.free_async, device.info().has_memory_pools)
+        else {
             return Self::plain(device, len);
         };
-        Self::with(device, len, "cuMemAllocAsync", |address, bytes| {
+        let mut ordered = Self::with(device, len, "cuMemAllocAsync", |address, bytes| {
             // SAFETY: writes one address; the stream is the device's.
             unsafe { allocate(address, bytes, stream.handle()) }
-        })
+        })?;
+        ordered.stream = Some(stream.clone());
+        Ok(ordered)
     }
 
     /// `len` bytes, aligned to 256. What they hold is arbitrary.
@@ -49,7 +57,7 @@ impl Allocation {
             return Err(device.too_little_memory(len, available));
         }
         device.check("allocating memory", function, code)?;
-        Ok(Self { device: device.clone(), address, len })
+        Ok(Self { device: device.clone(), address, len, stream: None })
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -72,16 +80,26 @@ impl Drop for Allocation {
         // A child of fork has nothing to free.
         let Ok(_entered) = self.device.enter() else { return };
         let functions = &self.device.driver.functions;
-        // SAFETY: the context is current.
-        let waited = unsafe { (functions.context_synchronize)() };
-        if waited != driver::SUCCESS && !driver::ends_context(waited) {
-            // Work may still be under way: rather no memory than memory that changes under its next owner.
-            tracing::warn!(bytes = self.len, code = waited, "memory of a device was leaked");
-            return;
+        // A tensor may be dropped, by a garbage collector say, while another thread captures a graph.
+        let mut mode = driver::CAPTURE_RELAXED;
+        if let Some(exchange) = functions.exchange_capture_mode {
+            // SAFETY: swaps this thread's mode with that in `mode`.
+            unsafe { exchange(&mut mode) };
         }
-        // SAFETY: allocated in this context and freed once. Nobody uses it any more: work was waited for, or ended
-        // with the context.
-        unsafe { (functions.free)(self.address) };
+        let code = match (&self.stream, functions.free_async) {
+            // SAFETY: allocated in this context and freed once. All work that uses it was queued on the stream before.
+            (Some(stream), Some(free)) => unsafe { free(self.address, stream.handle()) },
+            // SAFETY: allocated in this context and freed once. Work of ours that uses it has ended, or it would be
+            // held; for work of others the call waits.
+            _ => unsafe { (functions.free)(self.address) },
+        };
+        if let Some(exchange) = functions.exchange_capture_mode {
+            // SAFETY: as above.
+            unsafe { exchange(&mut mode) };
+        }
+        if code != driver::SUCCESS && !driver::ends_context(code) {
+            tracing::warn!(bytes = self.len, code, "memory of a device could not be freed");
+        }
     }
 }
 

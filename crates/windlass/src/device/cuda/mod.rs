@@ -62,6 +62,8 @@ pub struct Device {
     info: DeviceInfo,
     uuid: [u8; 16],
     kernels: OnceLock<kernels::Kernels>,
+    /// Held while kernels are loaded.
+    loading: Mutex<()>,
 }
 
 // SAFETY: the driver's functions may be called from any thread; the handles are not changed after they were made.
@@ -139,7 +141,7 @@ impl Device {
         // SAFETY: writes one handle. No flags are set: they would be those of frameworks too.
         let code = unsafe { (driver.functions.primary_context_retain)(&mut context, handle) };
         driver.check("cuDevicePrimaryCtxRetain", code)?;
-        Ok(Self { driver, handle, context, info, uuid, kernels: OnceLock::new() })
+        Ok(Self { driver, handle, context, info, uuid, kernels: OnceLock::new(), loading: Mutex::new(()) })
     }
 
     /// What it is.
@@ -176,13 +178,24 @@ impl Device {
             needed,
             available,
             limit_name: format!("the memory of {}", self.name()),
-            fix: "free memory of the device, or select fewer tensors".into(),
+            fix: "free memory of the device (torch.cuda.empty_cache() gives back what torch keeps), select fewer tensors, \
+                  or use torch's allocator"
+                .into(),
         }
     }
 
     /// Whether tensors in host memory are the device's as they are: it has no memory of its own to copy them to.
     pub(crate) fn shares_host_memory(&self) -> bool {
         self.info.is_integrated && self.info.reads_pageable_memory
+    }
+
+    /// Waits for all work on the device, whoever's. `false` if nobody knows whether it has ended.
+    pub(crate) fn wait_for_all(&self) -> bool {
+        // A child of fork has a copy of what the device works on.
+        let Ok(_entered) = self.enter() else { return true };
+        // SAFETY: the context is current.
+        let code = unsafe { (self.driver.functions.context_synchronize)() };
+        code == driver::SUCCESS || driver::ends_context(code)
     }
 
     /// Retains the context to the end of the process.
