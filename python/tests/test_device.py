@@ -273,3 +273,30 @@ def test_many_loads_in_a_row_leave_nothing(model: Path, stand_in: StandIn) -> No
         windlass.load_file(model, "cuda", framework="raw")
     assert stand_in.count("leaked") == 0
     assert np.all([stand_in.count(what) == 0 for what in ("streams", "events", "cufile_buffers")])
+
+
+def test_a_child_of_fork_keeps_its_own_memory_when_it_drops_a_load(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [4 << 20]) for i in range(24)})
+    done = run(
+        """
+        import gc, mmap, os, sys, time, windlass
+        checkpoint = windlass.open(sys.argv[1], device="cuda", framework="raw")
+        arriving = checkpoint.iter_tensors(route="staged", layout="packed")
+        next(arriving)
+        time.sleep(1)
+        child = os.fork()
+        if child == 0:
+            # What lies where the parent has its slots, which children do not get.
+            blocks = [mmap.mmap(-1, 8 << 20) for _ in range(40)]
+            for block in blocks:
+                block[0] = 1
+            del arriving
+            gc.collect()
+            for block in blocks:
+                block[0] = block[0] + 1
+            os._exit(0 if all(block[0] == 2 for block in blocks) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        """,
+        path,
+    )
+    assert done.returncode == 0, done.stderr
