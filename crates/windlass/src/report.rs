@@ -258,6 +258,8 @@ impl fmt::Display for Report {
             self.time.total_seconds,
             ByteSize(self.bytes_per_second() as u64),
         )?;
+        // Columns stay in line whether a device was the target or not.
+        let (route_width, way_width) = if self.device.is_some() { (10, 16) } else { (9, 8) };
         for carrier in &self.carriers {
             let share = 100.0 * carrier.tensor_bytes as f64 / self.tensor_bytes.max(1) as f64;
             let way = match carrier.via {
@@ -266,7 +268,7 @@ impl fmt::Display for Report {
             };
             writeln!(
                 f,
-                "  {:<9} {way:<8} {:>10} {share:5.1} %  ({} reads of {} in all)",
+                "  {:<route_width$} {way:<way_width$} {:>10} {share:5.1} %  ({} reads of {} in all)",
                 carrier.route,
                 ByteSize(carrier.tensor_bytes).to_string(),
                 carrier.reads,
