@@ -133,7 +133,11 @@ def test_errors_are_typed_and_say_what_to_do(model: Path, stand_in: StandIn) -> 
         with pytest.raises(errors.OptionError, match="cpu"):
             windlass.load_file(model, **options)
     with windlass.open(model, framework="raw") as checkpoint:
-        for options in ({"device": "cuda"}, {"allocator": "torch"}, {"allocator": lambda _size: (1, 0, None)}):
+        for options in (
+            {"device": "cuda"},
+            {"allocator": "torch"},
+            {"allocator": lambda _size: (1, 0, None)},
+        ):
             with pytest.raises(errors.OptionError, match="the options are"):
                 checkpoint.load(**options)
             with pytest.raises(errors.OptionError, match="the options are"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-RouteName = Literal["auto", "io_uring", "threads", "cached", "mapped", "staged", "unified", "gds", "gds-compat"]
+RouteName = Literal[
+    "auto", "io_uring", "threads", "cached", "mapped", "staged", "unified", "gds", "gds-compat"
+]
 
 
 class LoadOptions(TypedDict, total=False):

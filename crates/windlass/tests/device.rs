@@ -447,6 +447,79 @@ fn several_devices_are_loaded_at_once() {
     assert_eq!(stand_in.leftovers(), []);
 }
 
+/// One thread gives cuFile up while another has a read to go on with.
+#[test]
+fn giving_cufile_up_strands_no_read() {
+    let _stand_in = Turn::take();
+    if !has_direct_reads() {
+        return;
+    }
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    drop(windlass::load(&[&path], &LoadOptions { route: Route::Gds, ..to_device() }).unwrap());
+    for round in 0..10u64 {
+        make_cold(&path);
+        // One early read fails for good, and its neighbours come short, slowly.
+        let failed = Arc::new(AtomicU64::new(0));
+        let script = FaultScript::new(move |number, _| match number % 7 {
+            _ if number == round && failed.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0 => {
+                Some(Fault::Errno(libc::EIO))
+            }
+            1 | 4 => Some(Fault::Short(4096)),
+            2 | 5 => Some(Fault::Delay(Duration::from_millis(1))),
+            _ => None,
+        });
+        let options = LoadOptions { chunk_bytes: 256 << 10, faults: Some(script), ..to_device() };
+        let loaded = windlass::load(&[&path], &options).unwrap();
+        assert_is_file(&loaded, &file);
+        let report = loaded.report();
+        let moved: u64 = report.carriers.iter().map(|own| own.tensor_bytes).sum();
+        assert_eq!(moved, report.tensor_bytes, "{report}");
+        assert!(report.refused.iter().any(|own| own.what == "gds"), "{report}");
+    }
+}
+
+#[test]
+fn short_files_need_no_direct_path() {
+    let _stand_in = Turn::take();
+    if !has_direct_reads() {
+        return;
+    }
+    let directory = disk();
+    let short = directory.path().join("a.safetensors");
+    let small = write_model(&short, &[tensor("small", Dtype::U8, &[100])], 0, 1);
+    let (long, file) = chunky(directory.path());
+    let options = LoadOptions { route: Route::Gds, ..to_device() };
+    let loaded = windlass::load(&[&short, &long], &options).unwrap();
+    assert_eq!(*loaded.get("small").unwrap().bytes().unwrap(), *common::expected(&small, "small"));
+    assert_eq!(*loaded.get("t7").unwrap().bytes().unwrap(), *common::expected(&file, "t7"));
+    let loaded = windlass::load(&[&short], &options).unwrap();
+    assert_is_file(&loaded, &small);
+}
+
+/// A strided slice with a conversion makes a segment of each run: its tables count as staging.
+#[test]
+fn tables_of_many_segments_are_part_of_the_budget() {
+    let stand_in = Turn::take();
+    stand_in.set("POISON=0");
+    let directory = disk();
+    let path = directory.path().join("strided.safetensors");
+    let file = write_model(&path, &[tensor("m", Dtype::F8E5M2, &[2 << 20, 2])], 0, 5);
+    let selection = Selection::all().slice("m", TensorSlice::new(vec![0..2 << 20, 0..1]));
+    let dtype = Some(Dtype::F16);
+    let options = LoadOptions { selection, dtype, chunk_bytes: 256 << 10, ..staged() };
+    let loaded = windlass::load(&[&path], &options).unwrap();
+    let report = loaded.report();
+    assert!(report.memory.staging_bytes <= 128 << 20, "{report}");
+    let halves: Vec<u8> =
+        common::expected(&file, "m").chunks_exact(2).flat_map(|pair| [0, pair[0]]).collect();
+    let found = loaded.get("m").unwrap().bytes().unwrap().into_owned();
+    let is_nan = |half: &[u8]| half[1] & 0x7c == 0x7c && (half[1] & 3 != 0 || half[0] != 0);
+    for (found, expected) in found.chunks_exact(2).zip(halves.chunks_exact(2)) {
+        assert!(found == expected || (is_nan(found) && is_nan(expected)), "{found:?} {expected:?}");
+    }
+}
+
 #[test]
 fn devices_that_are_not_there_are_errors() {
     let stand_in = Turn::take();

@@ -50,15 +50,16 @@ pub(super) fn assign(
     for (position, (extent, buffer)) in plan.extents().iter().zip(buffers).enumerate() {
         let file = extent.file.index();
         let source = &sources[file];
-        let (mut line, mut access) = match lines[file] {
+        let (mut line, access) = match lines[file] {
             Some(known) => known,
             None => {
                 *lines[file].insert(assign_file(source, cold[file], by_cufile(file), options, &mut refused)?)
             }
         };
-        if direct.is_some() && line == Line::Ring && !Plan::is_whole_blocks(extent) {
-            // cuFile would read it through the host, without saying so.
-            (line, access) = (Line::Pool, Access::Buffered);
+        let by_cufile = direct.is_some() || options.route.is_cufile();
+        if by_cufile && line == Line::Ring && !Plan::is_whole_blocks(extent) {
+            // cuFile would read it through the host, without saying so. A thread can read it directly.
+            line = Line::Pool;
         }
         let op = ReadOp {
             extent: position,
@@ -99,7 +100,8 @@ fn assign_file(
     let unavailable =
         |why: Unavailable| Err(Error::RouteUnavailable { route, path: source.path().to_owned(), why });
     if route.is_cufile() {
-        return Ok((Line::Ring, Access::Direct));
+        let access = if source.direct_refusal().is_some() { Access::Buffered } else { Access::Direct };
+        return Ok((Line::Ring, access));
     }
     let access = match (options.direct, source.direct_refusal()) {
         (DirectIo::Never, _) => Access::Buffered,

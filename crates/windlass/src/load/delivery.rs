@@ -6,7 +6,7 @@ use super::{
     job::{Job, lock},
 };
 use crate::{
-    ByteRange, Error, Result,
+    Alignment, ByteRange, Error, Result,
     device::{
         Allocation, CopyQueue,
         cuda::copies::{Scratch, Ticket, table_bytes},
@@ -75,8 +75,9 @@ struct Queued {
     extent: usize,
     ticket: Ticket,
     in_doubt: Arc<AtomicBool>,
-    /// The slot and its table. Only dropped once the copies are done: until then the device reads them.
-    memory: ManuallyDrop<(Slot, Option<Slot>)>,
+    /// The table and the slot. Only dropped once the copies are done: until then the device reads them. The table first:
+    /// whoever gets the slot next may need it.
+    memory: ManuallyDrop<(Option<Slot>, Slot)>,
 }
 
 /// Memory beside the slots, for what kernels work on.
@@ -92,19 +93,43 @@ struct ScratchMemory {
     tables: Slots,
 }
 
+/// What a plan needs for each slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needs {
+    pub(super) slot_bytes: u64,
+    /// For the table of what kernels work on; 0 if there is nothing.
+    pub(super) table_bytes: u64,
+}
+
+impl Needs {
+    pub(super) fn of(plan: &Plan, slot_bytes: u64) -> Self {
+        let tables = plan.extents().iter().map(|extent| {
+            let transfers = plan.transfers(extent);
+            if CopyQueue::may_need_kernels(&transfers) { table_bytes(transfers.len()) } else { 0 }
+        });
+        let table_bytes = tables.max().unwrap_or(0).next_multiple_of(Alignment::BLOCK.bytes());
+        Self { slot_bytes, table_bytes }
+    }
+
+    /// How many slots `bytes` of memory are enough for; at least one.
+    pub(super) fn slots_in(&self, bytes: u64) -> usize {
+        usize::try_from(bytes / (self.slot_bytes + self.table_bytes).max(1)).unwrap_or(usize::MAX).max(1)
+    }
+}
+
 impl Delivery {
     /// Lays the arenas of `plan` out on the device of `queue`. There are `host_slots` slots in host memory and
-    /// `device_slots` on the device, of `slot_bytes` each.
+    /// `device_slots` on the device.
     pub(super) fn new(
         queue: CopyQueue,
         plan: &Plan,
         arenas: Vec<Arc<DeviceArena>>,
-        (host_slots, device_slots, slot_bytes): (usize, usize, u64),
+        (host_slots, device_slots): (usize, usize),
+        needs: &Needs,
         is_inline: bool,
     ) -> Result<Self> {
         let mut writes: Vec<Vec<ByteRange>> = vec![Vec::new(); plan.arenas().len()];
         let mut tensors: Vec<Vec<(usize, ByteRange)>> = vec![Vec::new(); plan.arenas().len()];
-        let (mut transfers_max, mut need_kernels) = (0, false);
         for extent in plan.extents() {
             if extent.target != Target::Staged {
                 return Err(Error::Internal("a plan for a device reads in place".into()));
@@ -112,10 +137,7 @@ impl Delivery {
             for piece in plan.pieces(extent, extent.read) {
                 writes[piece.arena].push(piece.place);
             }
-            let transfers = plan.transfers(extent);
-            check_inside(&transfers, plan, slot_bytes)?;
-            need_kernels |= CopyQueue::may_need_kernels(&transfers);
-            transfers_max = transfers_max.max(transfers.len());
+            check_inside(&plan.transfers(extent), plan, needs.slot_bytes)?;
         }
         for (position, tensor) in plan.tensors().iter().enumerate() {
             if !tensor.place.is_empty() {
@@ -129,9 +151,9 @@ impl Delivery {
             .zip(tensors.into_iter().zip(&writes))
             .map(|((arena, &len), (tensors, writes))| DeviceFill::new(arena, len, tensors, writes))
             .collect::<Result<_>>()?;
-        let scratch = match need_kernels {
-            true => Some(ScratchMemory::new(&queue, (host_slots, device_slots), slot_bytes, transfers_max)?),
-            false => None,
+        let scratch = match needs.table_bytes {
+            0 => None,
+            _ => Some(ScratchMemory::new(&queue, (host_slots, device_slots), needs)?),
         };
         Ok(Self {
             queued: Mutex::default(),
@@ -145,6 +167,11 @@ impl Delivery {
             copies: AtomicU64::new(0),
             waited: AtomicU64::new(0),
         })
+    }
+
+    /// Bytes of pinned memory beside the slots.
+    pub(super) fn pinned_bytes(&self) -> u64 {
+        self.scratch.as_ref().map_or(0, |scratch| scratch.tables.host_bytes())
     }
 
     /// Bytes of the device beside arenas and slots.
@@ -194,7 +221,7 @@ impl Delivery {
             extent,
             ticket,
             in_doubt: self.in_doubt.clone(),
-            memory: ManuallyDrop::new((slot, table)),
+            memory: ManuallyDrop::new((table, slot)),
         };
         if self.is_inline {
             return self.finish(job, queued);
@@ -288,11 +315,9 @@ impl ScratchMemory {
     fn new(
         queue: &CopyQueue,
         (host_slots, device_slots): (usize, usize),
-        slot_bytes: u64,
-        transfers_max: usize,
+        &Needs { slot_bytes, table_bytes }: &Needs,
     ) -> Result<Self> {
         let slots = host_slots + device_slots;
-        let table_bytes = table_bytes(transfers_max).next_multiple_of(256);
         let data_bytes = slot_bytes.next_multiple_of(256);
         let len = table_bytes
             .saturating_mul(slots as u64)

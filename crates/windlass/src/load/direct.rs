@@ -1,7 +1,7 @@
 //! The direct path of one load to a device: which files take it, and through which slots.
 #![forbid(unsafe_code)]
 
-use super::{DirectIo, LoadOptions};
+use super::{DirectIo, LoadOptions, delivery::Needs};
 use crate::{
     Error, Result,
     device::{Device, DirectBuffer},
@@ -10,7 +10,7 @@ use crate::{
     report::Refusal,
     route::{GdsLane, Route, SourceFile, Unavailable, gds},
 };
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Memory of the device that direct reads land in before they are copied to their places, at most.
 const LANDING_BYTES: u64 = 128 << 20;
@@ -28,6 +28,8 @@ pub(super) struct DirectPath {
     buffer: Arc<DirectBuffer>,
     /// Reads through host memory that cuFile had counted before the load.
     through_host: Option<u64>,
+    /// What the counters said at the end.
+    kept: OnceLock<std::result::Result<(), Unavailable>>,
 }
 
 impl DirectPath {
@@ -41,7 +43,7 @@ impl DirectPath {
         sources: &[Arc<SourceFile>],
         options: &LoadOptions,
         device: &Arc<Device>,
-        (readers, slot_bytes): (usize, u64),
+        (readers, needs): (usize, &Needs),
         refused: &mut Vec<Refusal>,
     ) -> Result<Option<Self>> {
         let is_named = options.route.is_cufile();
@@ -67,7 +69,9 @@ impl DirectPath {
         }
         let mut files = vec![false; sources.len()];
         let mut proof = None;
-        let mut used: Vec<usize> = plan.extents().iter().map(|extent| extent.file.index()).collect();
+        // A file that has nothing but a last block, cut short, needs no direct path.
+        let whole = plan.extents().iter().filter(|extent| Plan::is_whole_blocks(extent));
+        let mut used: Vec<usize> = whole.map(|extent| extent.file.index()).collect();
         used.dedup();
         for file in used {
             let source = &sources[file];
@@ -86,8 +90,8 @@ impl DirectPath {
         if !files.contains(&true) {
             return Ok(None);
         }
-        let count = (2 * readers).min((LANDING_BYTES / slot_bytes.max(1)) as usize);
-        let count = count.min(plan.extents().len()).max(1);
+        let slot_bytes = needs.slot_bytes;
+        let count = (2 * readers).min(needs.slots_in(LANDING_BYTES)).min(plan.extents().len());
         let buffer = match DirectBuffer::new(device, slot_bytes.saturating_mul(count as u64)) {
             Ok(buffer) => Arc::new(buffer),
             Err(Error::DeviceUnavailable { why, .. }) if is_named => {
@@ -103,7 +107,7 @@ impl DirectPath {
         let slots = Slots::new(count, slot_bytes as usize, SlotKind::Device(&buffer))?;
         let route = if options.route == Route::GdsCompat { Route::GdsCompat } else { Route::Gds };
         let through_host = gds::reads_through_host(device);
-        Ok(Some(Self { route, files, slots, proof, buffer, through_host }))
+        Ok(Some(Self { route, files, slots, proof, buffer, through_host, kept: OnceLock::new() }))
     }
 
     /// Whether a file can take the path, and what proves it.
@@ -132,18 +136,32 @@ impl DirectPath {
         self.slots.device_bytes()
     }
 
-    /// Fails if reads that were said to be direct went through host memory after all.
+    /// Whether reads that were said to be direct have been, as far as is known: for good, once the load has asked
+    /// [`DirectPath::check_kept`] at its end.
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept.get().map_or_else(|| self.look().is_ok(), std::result::Result::is_ok)
+    }
+
+    /// Fails if reads that were said to be direct went through host memory after all, or if nobody counted them. Asked
+    /// when all are made; the answer stays.
     pub(super) fn check_kept(&self) -> std::result::Result<(), Unavailable> {
-        let now = gds::reads_through_host(self.buffer.device());
-        match (self.route, self.through_host, now) {
-            (Route::Gds, Some(before), Some(now)) if now > before => Err(Unavailable::new(
+        self.kept.get_or_init(|| self.look()).clone()
+    }
+
+    fn look(&self) -> std::result::Result<(), Unavailable> {
+        if self.route != Route::Gds {
+            return Ok(());
+        }
+        match (self.through_host, gds::reads_through_host(self.buffer.device())) {
+            (Some(before), Some(now)) if now == before => Ok(()),
+            (Some(before), Some(now)) if now > before => Err(Unavailable::new(
                 format!(
                     "cuFile made {} reads through host memory meanwhile, of this load or of others in this process",
                     now - before
                 ),
                 "choose route gds-compat to allow that, or staged, which is faster then",
             )),
-            _ => Ok(()),
+            _ => Err(Unavailable::new("cuFile's counters were stopped or set back meanwhile", "")),
         }
     }
 }

@@ -153,14 +153,15 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
     let mut done = Vec::new();
     let mut refused = None;
     loop {
-        // Another thread has given cuFile up.
-        if route.is_cufile() && job.queue.is_without_ring() {
-            return None;
-        }
         while refused.is_none() && lane.in_flight() < window.reads().min(lane.capacity()) {
             let idle = lane.in_flight() == 0;
             let next = if idle { job.queue.next(line) } else { job.queue.try_next(line) };
             let Some(mut op) = next else { break };
+            if route.is_cufile() && job.queue.is_without_ring() {
+                // Another thread has given cuFile up, and this read is the pool's.
+                job.queue.put_back(Line::Pool, op);
+                return None;
+            }
             if !take_slot(job, &mut op, route, idle) {
                 if job.queue.is_stopped() {
                     return None;
@@ -205,7 +206,10 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
 fn gives_up(job: &Job, op: &ReadOp, result: &io::Result<usize>, route: Route) -> Option<Unavailable> {
     match result {
         Err(error)
-            if route == Route::Gds && job.route == Route::Auto && op.filled == 0 && !is_transient(error) =>
+            if route == Route::Gds
+                && job.route == Route::Auto
+                && op.filled == 0
+                && (!is_transient(error) || op.stalls >= MAX_STALLS) =>
         {
             Some(Unavailable::new(error.to_string(), "see 'windlass doctor'"))
         }

@@ -4,7 +4,7 @@
 use super::{
     DirectIo, LoadOptions, Tensor, TensorMemory,
     assign::{self, Assigned},
-    delivery::{self, Delivery},
+    delivery::{self, Delivery, Needs},
     direct::DirectPath,
     queue::{Line, Queue},
 };
@@ -72,6 +72,8 @@ pub(super) struct Place<'a> {
     /// The device that is to get copies; `None` if host memory is the place.
     pub(super) device: Option<&'a Arc<Device>>,
     pub(super) slots: usize,
+    /// Bytes of all slots, at most.
+    pub(super) staging_bytes: u64,
     /// Threads that read by cuFile.
     pub(super) readers: usize,
     /// Whether the caller's thread does everything.
@@ -112,8 +114,13 @@ impl Job {
             extent.target == Target::Staged && !(options.route.is_cufile() && Plan::is_whole_blocks(extent))
         };
         let slot_bytes = plan.slot_bytes(plan_options);
-        let slot_count = plan.extents().iter().filter(needs_slot).count().min(place.slots);
-        let staging_bytes = slot_bytes.saturating_mul(slot_count as u64);
+        let needs = match place.device {
+            None => Needs { slot_bytes, table_bytes: 0 },
+            Some(_) => Needs::of(&plan, slot_bytes),
+        };
+        let slots = place.slots.min(needs.slots_in(place.staging_bytes));
+        let slot_count = plan.extents().iter().filter(needs_slot).count().min(slots);
+        let staging_bytes = (slot_bytes + needs.table_bytes).saturating_mul(slot_count as u64);
         let fresh = if place.device.is_some() { 0 } else { place.memory.fresh_bytes(plan.arena_bytes()) };
         memory::budget::check(fresh, staging_bytes, options.memory_budget_bytes)?;
         let kind = match place.device {
@@ -147,7 +154,7 @@ impl Job {
                 // Before what the direct path needs, which `auto` can do without.
                 let arenas = delivery::allocate(&plan, &queue, options)?;
                 if !place.is_inline {
-                    let sizes = (place.readers, slot_bytes);
+                    let sizes = (place.readers, &needs);
                     direct_path = DirectPath::find(&plan, sources, options, device, sizes, &mut refused)?;
                 } else if options.route == Route::Auto {
                     let why = format!("{} bytes are too few for it to pay", plan.read_bytes());
@@ -155,8 +162,8 @@ impl Job {
                     refused.push(Refusal { what: Route::Gds.to_string(), path: None, why });
                 }
                 let landing = direct_path.as_ref().map_or(0, |path| path.slots.count());
-                let counts = (slots.count(), landing, slot_bytes);
-                let delivery = Delivery::new(queue, &plan, arenas, counts, place.is_inline)?;
+                let counts = (slots.count(), landing);
+                let delivery = Delivery::new(queue, &plan, arenas, counts, &needs, place.is_inline)?;
                 let staged = || Buffer::Staged { slot: None, pieces: Vec::new() };
                 (Sink::Device(delivery), plan.extents().iter().map(|_| staged()).collect())
             }
@@ -459,7 +466,7 @@ impl Job {
 
     pub(super) fn carriers(&self) -> Vec<Carrier> {
         let mut carriers = lock(&self.carriers).clone();
-        if self.direct_path.as_ref().is_some_and(|path| path.check_kept().is_err()) {
+        if self.direct_path.as_ref().is_some_and(|path| !path.is_kept()) {
             // Some went through the host, nobody knows which: none of them may be called direct.
             for carrier in carriers.iter_mut().filter(|carrier| carrier.route == Route::Gds) {
                 carrier.route = Route::GdsCompat;

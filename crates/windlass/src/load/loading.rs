@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    LoadOptions, Loaded, NumaPlacement, Tensor, drive,
+    LoadOptions, Loaded, NumaPlacement, Tensor,
+    delivery::Delivery,
+    drive,
     job::{Job, News, Place},
     queue::Line,
     window::Window,
@@ -158,12 +160,23 @@ impl Loading {
         report.device = device.as_deref().map(|device| new_device_report(device, &plan, options, is_unified));
         let slots = match copied_to {
             None => STAGING_SLOTS + crew.copiers,
-            Some(_) => crew.pinned_slots(plan.slot_bytes(&plan_options), options),
+            Some(_) => crew.pinned_slots(),
         };
-        let place =
-            Place { memory: &memory, device: copied_to, slots, readers: crew.direct, is_inline: inline };
+        let staging_bytes = match copied_to {
+            None => u64::MAX,
+            Some(_) => options.memory_budget_bytes.map_or(PINNED_BYTES, |budget| budget.min(PINNED_BYTES)),
+        };
+        let place = Place {
+            memory: &memory,
+            device: copied_to,
+            slots,
+            staging_bytes,
+            readers: crew.direct,
+            is_inline: inline,
+        };
         let job = Arc::new(Job::new(catalog, plan, sources, options, &plan_options, &place)?);
-        report.memory.staging_bytes = job.slots.host_bytes();
+        report.memory.staging_bytes =
+            job.slots.host_bytes() + job.delivery().map_or(0, Delivery::pinned_bytes);
         report.time.open_seconds = open_time.as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();
         let mut loading = Self {
@@ -229,8 +242,11 @@ impl Loading {
         }
         if self.job.delivery().is_some() {
             // Pinning takes time: the first slots are pinned side by side.
-            let first = crew.depth.0 + crew.copiers;
-            self.spawn(1, "windlass-pin", &cpus, move |job| job.slots.pin_ahead(first))?;
+            let past_host = self.job.direct_path.is_some() && !unprobed;
+            let first = if past_host { 1 } else { crew.depth.0 + crew.copiers };
+            self.spawn(1, "windlass-pin", &cpus, move |job| {
+                job.slots.pin_ahead(first, || job.queue.is_over());
+            })?;
         } else if ring && !unprobed {
             self.spawn(crew.touchers, "windlass-touch", &cpus, move |job| while job.touch_ahead(depth) {})?;
         }
@@ -374,7 +390,7 @@ impl Loading {
             if let Some(path) = &self.job.direct_path {
                 device.scratch_bytes += path.landing_bytes();
                 device.slot_wait_seconds += path.slots.waited().as_secs_f64();
-                device.proof = path.proof.clone().filter(|_| path.check_kept().is_ok());
+                device.proof = path.proof.clone().filter(|_| path.is_kept());
             }
             device.copies = delivery.copies();
             device.copy_wait_seconds = delivery.waited().as_secs_f64();
@@ -487,10 +503,8 @@ impl Crew {
     }
 
     /// Slots between files and a device: for the reads in flight, as many copies, and whoever copies from the cache.
-    fn pinned_slots(&self, slot_bytes: u64, options: &LoadOptions) -> usize {
-        let wanted = 2 * (self.depth.1 * self.rings).max(self.pool) + self.copiers;
-        let bytes = options.memory_budget_bytes.map_or(PINNED_BYTES, |budget| budget.min(PINNED_BYTES));
-        wanted.min((bytes / slot_bytes.max(1)) as usize).max(1)
+    fn pinned_slots(&self) -> usize {
+        2 * (self.depth.1 * self.rings).max(self.pool) + self.copiers
     }
 }
 

@@ -62,10 +62,13 @@ struct Free {
 }
 
 impl Slots {
-    /// `count` slots of at least `slot_bytes` each, page-aligned.
+    /// `count` slots of `slot_bytes` each, block-aligned; somewhat longer if whole pages have to be pinned.
     pub(crate) fn new(count: usize, slot_bytes: usize, kind: SlotKind<'_>) -> Result<Self> {
-        // Slots are pinned one by one, and pages may be longer than blocks.
-        let slot_bytes = slot_bytes.next_multiple_of(rustix::param::page_size());
+        let slot_bytes = match kind {
+            // Slots are pinned one by one, and pages may be longer than blocks.
+            SlotKind::Pinned(..) => slot_bytes.next_multiple_of(rustix::param::page_size()),
+            SlotKind::Host | SlotKind::Device(_) => slot_bytes,
+        };
         let bytes = count.saturating_mul(slot_bytes);
         let memory = match kind {
             SlotKind::Device(buffer) => SlotMemory::Device(buffer.clone()),
@@ -121,11 +124,11 @@ impl Slots {
         }
     }
 
-    /// Pins slots that nobody has used yet, one after the other, until `count` are. Best effort: whoever takes a slot
+    /// Pins slots that nobody has used yet, one after the other, until `count` are or the load is over. Best effort: whoever takes a slot
     /// that cannot be pinned is told why.
-    pub(crate) fn pin_ahead(&self, count: usize) {
+    pub(crate) fn pin_ahead(&self, count: usize, is_over: impl Fn() -> bool) {
         let SlotMemory::Host { pins, device: Some(_), .. } = &self.shared.memory else { return };
-        while pins.iter().filter(|pin| pin.get().is_some()).count() < count {
+        while !is_over() && pins.iter().filter(|pin| pin.get().is_some()).count() < count {
             let slot = {
                 let mut free = self.shared.free();
                 let unused = free.slots.iter().rposition(|&index| pins[index].get().is_none());
