@@ -9,6 +9,7 @@
     clippy::print_stderr
 )]
 
+pub mod on_device;
 pub mod stand_in;
 
 use std::{

@@ -6,6 +6,7 @@
 
 pub(crate) mod copies;
 pub(crate) mod cufile;
+mod cufile_error;
 mod driver;
 mod kernels;
 mod library;

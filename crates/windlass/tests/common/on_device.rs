@@ -1,0 +1,65 @@
+//! What tests of devices share: a turn at the stand-in, options, a file of several chunks.
+
+use super::{
+    TestTensor,
+    stand_in::{STAND_IN, StandIn},
+    tensor, write_model,
+};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+use windlass::{DeviceId, Dtype, LoadOptions, Route};
+
+/// The stand-in, to oneself: its settings are the process's.
+pub struct Turn {
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Turn {
+    pub fn take() -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        STAND_IN.reset();
+        Self { _turn: turn }
+    }
+}
+
+impl std::ops::Deref for Turn {
+    type Target = StandIn;
+
+    fn deref(&self) -> &StandIn {
+        &STAND_IN
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        STAND_IN.reset();
+    }
+}
+
+pub fn disk() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+pub fn to_device() -> LoadOptions {
+    LoadOptions { device: DeviceId::Cuda(0), ..LoadOptions::default() }
+}
+
+pub fn staged() -> LoadOptions {
+    LoadOptions { route: Route::Staged, ..to_device() }
+}
+
+/// A file of several chunks, and its bytes.
+pub fn chunky(directory: &Path) -> (PathBuf, Vec<u8>) {
+    let path = directory.join("chunky.safetensors");
+    let tensors: Vec<TestTensor> = (0..8).map(|i| tensor(&format!("t{i}"), Dtype::U8, &[3 << 20])).collect();
+    let file = write_model(&path, &tensors, 0, 3);
+    (path, file)
+}
+
+/// cuFile starts threads when it is first used: before anybody counts.
+pub fn start_threads_that_stay(path: &Path) {
+    drop(windlass::load(&[path], &LoadOptions { route: Route::GdsCompat, ..to_device() }).unwrap());
+}
