@@ -187,7 +187,7 @@ fn slow_and_reordered_streams_deliver_the_same_bytes() {
     let stand_in = Turn::take();
     let directory = disk();
     let (path, file) = chunky(directory.path());
-    for settings in [&["COPY_LATENCY_US=3000"][..], &["JITTER_US=3000"], &["COPY_MIB_S=500", "JITTER_US=500"]]
+    for settings in [&["COPY_LATENCY_US=2000"][..], &["JITTER_US=2000"], &["COPY_MIB_S=500", "JITTER_US=500"]]
     {
         stand_in.reset();
         for setting in settings {
@@ -199,7 +199,7 @@ fn slow_and_reordered_streams_deliver_the_same_bytes() {
             } else {
                 make_cold(&path)
             }
-            let options = LoadOptions { route, chunk_bytes: 128 << 10, ..to_device() };
+            let options = LoadOptions { route, chunk_bytes: 512 << 10, ..to_device() };
             let loaded = windlass::load(&[&path], &options).unwrap();
             assert_is_file(&loaded, &file);
             if route == Route::Staged {

@@ -36,8 +36,12 @@ fn giving_cufile_up_strands_no_read() {
         make_cold(&path);
         // One early read fails for good, and its neighbours come short, slowly.
         let failed = Arc::new(AtomicU64::new(0));
-        let script = FaultScript::new(move |number, _| match number % 7 {
-            _ if number == round && failed.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0 => {
+        let script = FaultScript::new(move |number, offset| match number % 7 {
+            // Not the last block, which is not cuFile's.
+            _ if number >= round
+                && offset < 20 << 20
+                && failed.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0 =>
+            {
                 Some(Fault::Errno(libc::EIO))
             }
             1 | 4 => Some(Fault::Short(4096)),

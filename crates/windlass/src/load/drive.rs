@@ -191,7 +191,7 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
             window.arrived(*result.as_ref().unwrap_or(&0) as u64, now);
             if let Some(why) = gives_up(job, &op, &result, route) {
                 refused.get_or_insert(why);
-                return_unread(job, op, line);
+                return_unread(job, op, route, line);
                 continue;
             }
             if let Some(op) = settle(job, op, result, route) {
@@ -201,14 +201,12 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
     }
 }
 
-/// Why cuFile is not to be used any more under route `auto`: it failed a read of which nothing has come, where others
-/// may not.
+/// Why cuFile is not to be used any more under route `auto`: it failed a read where others may not.
 fn gives_up(job: &Job, op: &ReadOp, result: &io::Result<usize>, route: Route) -> Option<Unavailable> {
     match result {
         Err(error)
             if route == Route::Gds
                 && job.route == Route::Auto
-                && op.filled == 0
                 && (!is_transient(error) || op.stalls >= MAX_STALLS) =>
         {
             Some(Unavailable::new(error.to_string(), "see 'windlass doctor'"))
@@ -218,7 +216,8 @@ fn gives_up(job: &Job, op: &ReadOp, result: &io::Result<usize>, route: Route) ->
 }
 
 /// Puts a read back as if it had never been taken.
-fn return_unread(job: &Job, mut op: ReadOp, line: Line) {
+fn return_unread(job: &Job, mut op: ReadOp, route: Route, line: Line) {
+    job.take_back(&mut op, route);
     if let Buffer::Staged { slot, .. } = &mut op.buffer {
         *slot = None;
     }

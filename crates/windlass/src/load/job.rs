@@ -250,6 +250,20 @@ impl Job {
         carrier.reads += 1;
     }
 
+    /// What `route` has brought of `op` is of no use: its read begins again.
+    pub(super) fn take_back(&self, op: &mut ReadOp, route: Route) {
+        let extent = self.extent(op);
+        let window = ByteRange::at(extent.read.start(), op.filled).unwrap_or_default();
+        let delivered = self.plan.delivered_bytes(extent, window);
+        self.tensor_bytes_done.fetch_sub(delivered, Ordering::Relaxed);
+        let mut carriers = lock(&self.carriers);
+        if let Some(own) = carriers.iter_mut().find(|own| own.route == route && own.access == op.access) {
+            own.tensor_bytes = own.tensor_bytes.saturating_sub(delivered);
+        }
+        op.filled = 0;
+        op.stalls = 0;
+    }
+
     /// All bytes of `op` are there: they become parts of tensors, and tensors that are whole are posted.
     pub(super) fn complete(&self, op: ReadOp) -> Result<()> {
         self.check_unchanged(&op)?;
