@@ -118,8 +118,9 @@ bench-stand-in *arguments: setup
     '{{ bin }}/python' bench/stand_in.py "$@"
 
 # Put what `gpu` needs into dist/gpu, to be carried to a machine with a GPU: wheels of windlass and of its peers.
-gpu-pack *arguments: setup
+gpu-pack *arguments: venv
     rm -rf dist/gpu
+    '{{ bin }}/pip' install --quiet 'maturin>=1.16,<2'
     '{{ bin }}/maturin' build --quiet --release --out dist/gpu "$@"
     '{{ bin }}/python' bench/gpu/pack.py dist/gpu
 

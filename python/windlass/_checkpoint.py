@@ -51,7 +51,7 @@ class LoadedTensors(dict[str, Any]):
 
 def load_file(
     path: PathType | Sequence[PathType],
-    device: Any = "cpu",
+    device: Any = None,
     *,
     framework: Framework = "torch",
     select: Select | None = None,
@@ -67,6 +67,7 @@ def load_file(
     Args:
         path: A safetensors file, an index, a directory, a glob pattern, or a list of these.
         device: Where to put the tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a number, or a device of torch's.
+            Default: ``WINDLASS_DEVICE``, else ``"cpu"``.
         framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, or ``"raw"``, windlass's own.
         select: Names or glob patterns of the tensors to load, or a predicate on names. Default: all.
         exclude: Names or glob patterns of tensors to leave out.
@@ -103,16 +104,21 @@ class Checkpoint:
         self,
         paths: PathType | Sequence[PathType],
         *,
-        device: Any = "cpu",
+        device: Any = None,
         framework: Framework = "torch",
         pool: _native.MemoryPool | None = None,
         allocator: Literal["driver", "torch"] = "driver",
         **options: Unpack[LoadOptions],
     ) -> None:
-        name = device_name(device, framework)
+        chosen = os.environ.get("WINDLASS_DEVICE", "cpu") if device is None else device
+        name = device_name(chosen, framework)
         self._convert = converter(framework, name)
         self._is_torch = is_torch(framework)
         self._options: dict[str, Any] = {"device": name, "pool": pool, **options}
+        if allocator == "torch" and name == "cpu":
+            raise OptionError(
+                "allocator cannot be 'torch': it gives memory of a device, and the device is 'cpu'"
+            )
         if allocator == "torch":
             self._options["allocator"] = torch_allocator(name)
         elif allocator != "driver":

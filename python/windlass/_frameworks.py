@@ -60,7 +60,10 @@ def device_name(device: Any, framework: str) -> str:
 
 def torch_allocator(device: str) -> Callable[[int], tuple[int, int, Any]]:
     """Memory of torch's own caching allocator, as tensors of bytes."""
-    import torch  # noqa: PLC0415
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("allocator 'torch' needs torch; install it or leave the allocator out") from error
 
     def allocate(size: int) -> tuple[int, int, Any]:
         memory = torch.empty(size, dtype=torch.uint8, device=device)

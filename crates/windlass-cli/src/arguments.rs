@@ -95,7 +95,7 @@ pub(crate) struct Load {
     /// Convert floats on the device as they arrive: F32, F16 or BF16
     #[arg(long, value_name = "DTYPE")]
     pub(crate) dtype: Option<String>,
-    /// How tensors share memory: file (one arena a file, the default), packed (one for all, back to back) or tensor
+    /// How tensors share memory: file (one arena a file, the default; on a device arenas of 64 MiB), packed (one for all, back to back) or tensor
     /// (one a large tensor)
     #[arg(long, value_name = "LAYOUT")]
     pub(crate) layout: Option<String>,

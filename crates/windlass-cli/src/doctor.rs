@@ -17,12 +17,14 @@ fn as_text(checks: &[Check]) -> String {
     for Check { name, status, finding, fix } in checks {
         let mark = match status {
             Status::Ok => "ok    ",
+            Status::Absent => "absent",
             Status::Slower => "slower",
             Status::Broken => "broken",
         };
         let _ = writeln!(text, "{mark}  {name}: {finding}");
         if !fix.is_empty() {
-            let _ = writeln!(text, "        to fix: {fix}");
+            let advice = if *status == Status::Absent { "if wanted" } else { "to fix" };
+            let _ = writeln!(text, "        {advice}: {fix}");
         }
     }
     text

@@ -2,20 +2,28 @@
 
 use crate::{arguments, failure::Failure, output};
 use std::time::Duration;
-use windlass::{Arrival, Checkpoint, LoadOptions, Loaded, Route, plan::Selection, verify::Manifest};
+use windlass::{Arrival, Checkpoint, Error, LoadOptions, Loaded, Route, plan::Selection, verify::Manifest};
 
 /// Time between two looks at the progress.
 const TICK: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(arguments: &arguments::Load) -> Result<(), Failure> {
     let options = options(arguments)?;
+    let compares = arguments.verify || arguments.manifest.is_some();
+    if let (Some(dtype), true) = (options.dtype, compares) {
+        return Err(Failure::Windlass(Error::InvalidOption {
+            option: "dtype",
+            value: dtype.to_string(),
+            reason: "converted elements cannot be compared; leave --verify and --manifest out".into(),
+        }));
+    }
     let manifest = match &arguments.manifest {
         Some(path) => Some((path.as_path(), Manifest::read(path)?)),
         None => None,
     };
     let checkpoint = Checkpoint::open(&arguments.paths.paths)?;
     let mut loaded = load(&checkpoint, &options)?;
-    if arguments.verify || manifest.is_some() {
+    if compares {
         checkpoint.verify(&mut loaded, manifest.as_ref().map(|(path, manifest)| (*path, manifest)))?;
     }
     if arguments.json {

@@ -288,11 +288,11 @@ impl fmt::Display for Report {
             }
             writeln!(
                 f,
-                "; waited {:.3} s for copies, readers {:.3} s for slots",
+                "; waited {:.3} s for copies, readers {:.3} s for slots (all of them together)",
                 device.copy_wait_seconds, device.slot_wait_seconds
             )?;
             if let Some(proof) = &device.proof {
-                writeln!(f, "  proof     {proof}")?;
+                writeln!(f, "  proof     {proof}, and none through the host since")?;
             }
         }
         writeln!(

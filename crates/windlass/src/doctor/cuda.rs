@@ -1,7 +1,7 @@
 //! What of CUDA a load can use: driver, devices, their links, and the direct path from storage.
 #![forbid(unsafe_code)]
 
-use super::{Check, ok, slower};
+use super::{Check, Status, ok, slower};
 use crate::{
     catalog::{FileIdentity, OpenFile},
     device::{Device, DeviceInfo, cuda::cufile::CuFile, devices, driver_version},
@@ -44,7 +44,7 @@ pub(super) fn checks() -> Vec<Check> {
 
 /// Something that is not here and need not be.
 fn absent(name: &str, finding: impl Into<String>, fix: impl Into<String>) -> Check {
-    Check { fix: fix.into(), ..ok(name, finding) }
+    Check { name: name.into(), status: Status::Absent, finding: finding.into(), fix: fix.into() }
 }
 
 fn device_checks(info: &DeviceInfo) -> Vec<Check> {

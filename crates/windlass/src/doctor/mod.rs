@@ -38,6 +38,8 @@ pub struct Check {
 pub enum Status {
     /// As it should be.
     Ok,
+    /// Not here, and needed only by whoever wants what it is for.
+    Absent,
     /// Loads work, but slower than they could.
     Slower,
     /// Loads fail.

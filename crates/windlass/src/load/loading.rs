@@ -390,7 +390,9 @@ impl Loading {
             if let Some(path) = &self.job.direct_path {
                 device.scratch_bytes += path.landing_bytes();
                 device.slot_wait_seconds += path.slots.waited().as_secs_f64();
-                device.proof = path.proof.clone().filter(|_| path.is_kept());
+                let carried =
+                    report.carriers.iter().any(|own| own.route == Route::Gds && own.tensor_bytes > 0);
+                device.proof = path.proof.clone().filter(|_| carried && path.is_kept());
             }
             device.copies = delivery.copies();
             device.copy_wait_seconds = delivery.waited().as_secs_f64();

@@ -264,17 +264,25 @@ impl LoadOptions {
         };
         match (self.device, self.dtype) {
             (DeviceId::Cpu, Some(dtype)) => {
-                return refuse("dtype", &dtype, "conversions run on a device, and the target is cpu".into());
+                return refuse(
+                    "dtype",
+                    &dtype,
+                    "conversions run on a device, and the target is cpu; name one, such as device=cuda"
+                        .into(),
+                );
             }
             (_, Some(dtype)) if !Cast::TARGETS.contains(&dtype) => {
-                let known = Cast::TARGETS.map(Dtype::name).join(", ");
-                return refuse("dtype", &dtype, format!("it is one of {known}"));
+                return refuse("dtype", &dtype, "it is F32, F16 or BF16 (float32, float16, bfloat16)".into());
             }
             _ => {}
         }
         match (self.device, self.route) {
             (DeviceId::Cpu, Route::Staged | Route::Unified | Route::Gds | Route::GdsCompat) => {
-                return refuse("route", &self.route, "it leads to a device, and the target is cpu".into());
+                return refuse(
+                    "route",
+                    &self.route,
+                    "it leads to a device, and the target is cpu; name one, such as device=cuda".into(),
+                );
             }
             (DeviceId::Cuda(_), Route::Unified) if self.dtype.is_some() || self.allocator.is_some() => {
                 let reason = "it copies nothing, so it converts nothing and needs no other memory";
@@ -350,7 +358,7 @@ fn dtype(value: &str) -> Result<Dtype> {
     found.ok_or_else(|| Error::InvalidOption {
         option: "dtype",
         value: value.to_owned(),
-        reason: format!("it is one of {}", Cast::TARGETS.map(Dtype::name).join(", ")),
+        reason: "it is F32, F16 or BF16 (float32, float16, bfloat16)".into(),
     })
 }
 

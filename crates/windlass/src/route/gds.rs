@@ -91,7 +91,7 @@ fn probe(device: &Arc<Device>, source: &SourceFile) -> Result<Verdict, Unavailab
                       host memory";
         return Err(Unavailable::new(
             reason,
-            "load the module nvidia-fs, or set P2PDMA up: see 'windlass doctor'",
+            "load the module nvidia-fs, or set P2PDMA up: docs/gpu.md says how",
         ));
     }
     let file = source.cufile()?;
@@ -134,7 +134,7 @@ fn verdict(before: Option<Counters>, after: Option<Counters>) -> Verdict {
     let (Some(before), Some(after)) = (before, after) else {
         return Verdict::Unknown(Unavailable::new(
             "this cuFile does not count its reads by path, so that nothing proves the direct one",
-            "use cuFile of CUDA 13 ('pip install nvidia-cufile')",
+            "install cuFile of CUDA 13: its package libcufile or, for Python, 'pip install nvidia-cufile'",
         ));
     };
     if after.posix > before.posix {

@@ -137,8 +137,8 @@ impl CuFile {
         // Version 1.20 waits for this file for ever.
         if !Path::new("/proc/modules").exists() && !is_stand_in() {
             let reason =
-                "this kernel has no loadable modules (/proc/modules), so it has no GPUDirect Storage";
-            return Err(Unavailable::new(reason, ""));
+                "this kernel shows no loadable modules (/proc/modules), for which cuFile waits for ever";
+            return Err(Unavailable::new(reason, "use route staged"));
         }
         let (library, path) = open_library()?;
         let functions = Functions::find(&library).map_err(|symbol| {
@@ -470,7 +470,7 @@ fn open_library() -> std::result::Result<(Library, PathBuf), Unavailable> {
             Err(error) => tried.push(library::reason(&error)),
         }
     }
-    let fix = "install cuFile: the package libcufile of CUDA, or 'pip install nvidia-cufile'";
+    let fix = "install cuFile of CUDA 13: its package libcufile or, for Python, 'pip install nvidia-cufile'";
     silent.ok_or_else(|| Unavailable::new(format!("cuFile was not found: {}", tried.join("; ")), fix))
 }
 
