@@ -8,7 +8,7 @@ use crate::{
     memory::{SlotKind, Slots},
     plan::Plan,
     report::Refusal,
-    route::{GdsLane, Route, SourceFile, Unavailable, gds},
+    route::{BlockingLane, CuFileRead, Route, SourceFile, Unavailable, gds},
 };
 use std::sync::{Arc, OnceLock};
 
@@ -127,8 +127,8 @@ impl DirectPath {
         Ok(Some(proof))
     }
 
-    pub(super) fn lane(&self) -> GdsLane {
-        GdsLane::new(self.buffer.clone())
+    pub(super) fn lane(&self) -> BlockingLane<CuFileRead> {
+        BlockingLane::new(CuFileRead(self.buffer.clone()))
     }
 
     /// Bytes of the device that reads land in.

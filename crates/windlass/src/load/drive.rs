@@ -7,7 +7,7 @@ use crate::{
     memory::Slot,
     report::Refusal,
     route::{
-        Access, AnyLane, Buffer, CachedLane, Done, Lane, PreadLane, ReadOp, Route, Unavailable, UringLane,
+        Access, AnyLane, BlockingLane, Buffer, Done, Lane, ReadOp, Route, Unavailable, UringLane,
         residency::Residency,
     },
 };
@@ -66,7 +66,7 @@ pub(super) fn serve_ring(job: &Job, window: Window, pool_threads: usize) {
 
 /// Serves the pool line with one thread's blocking reads.
 pub(super) fn serve_pool(job: &Job) {
-    let lane = with_faults(job, AnyLane::Pread(PreadLane::default()));
+    let lane = with_faults(job, AnyLane::Pread(BlockingLane::default()));
     // Threads that read give up nothing.
     let _ = drive(job, lane, Window::fixed(1), Route::Threads, Line::Pool);
 }
@@ -74,7 +74,7 @@ pub(super) fn serve_pool(job: &Job) {
 /// Copies what the page cache holds, hands the rest to the ring line, and then touches memory ahead of the reads,
 /// leaving out the first `ahead` extents.
 pub(super) fn serve_cached(job: &Job, ahead: usize) {
-    let mut lane = with_faults(job, AnyLane::Cached(CachedLane::default()));
+    let mut lane = with_faults(job, AnyLane::Cached(BlockingLane::default()));
     let mut done = Vec::new();
     while let Some(mut op) = job.queue.try_next(Line::Unprobed) {
         let extent = job.extent(&op);

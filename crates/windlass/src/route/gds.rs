@@ -2,7 +2,7 @@
 //! take that path, without which they are `gds-compat`.
 #![forbid(unsafe_code)]
 
-use super::{Buffer, Done, Lane, ReadOp, SourceFile, Unavailable};
+use super::{BlockingRead, Buffer, ReadOp, SourceFile, Unavailable};
 use crate::{
     Alignment,
     device::{
@@ -167,48 +167,21 @@ pub(crate) fn reads_through_host(device: &Device) -> Option<u64> {
     CuFile::get().ok()?.counters(device.uuid()).map(|counters| counters.posix)
 }
 
-/// One read at a time into slots of a registered buffer. Several threads with such a lane keep the drive busy.
-pub(crate) struct GdsLane {
-    buffer: Arc<DirectBuffer>,
-    pending: Option<ReadOp>,
-}
+/// `cuFileRead` into slots of a registered buffer.
+#[derive(Debug)]
+pub(crate) struct CuFileRead(pub(crate) Arc<DirectBuffer>);
 
-impl GdsLane {
-    pub(crate) fn new(buffer: Arc<DirectBuffer>) -> Self {
-        Self { buffer, pending: None }
+impl BlockingRead for CuFileRead {
+    fn read(&self, op: &mut ReadOp) -> io::Result<usize> {
+        let Self(buffer) = self;
+        let file = op.source.cufile().map_err(|why| io::Error::other(why.to_string()))?;
+        let no_room = || io::Error::other("a read does not fit its slot");
+        let Buffer::Staged { slot: Some(slot), .. } = &op.buffer else { return Err(no_room()) };
+        let fits = op.position.checked_add(op.len).is_some_and(|end| end <= slot.len());
+        let start = slot.device_address().and_then(|address| address.checked_sub(buffer.address()));
+        let start = start.filter(|_| fits).ok_or_else(no_room)?;
+        file.read_at(buffer, start + op.position as u64, op.len, op.offset)
     }
-}
-
-impl Lane for GdsLane {
-    fn capacity(&self) -> usize {
-        1
-    }
-
-    fn in_flight(&self) -> usize {
-        usize::from(self.pending.is_some())
-    }
-
-    fn push(&mut self, op: ReadOp) {
-        self.pending = Some(op);
-    }
-
-    fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        if let Some(op) = self.pending.take() {
-            let result = read(&op, &self.buffer);
-            done.push(Done { op, result });
-        }
-        Ok(())
-    }
-}
-
-fn read(op: &ReadOp, buffer: &DirectBuffer) -> io::Result<usize> {
-    let file = op.source.cufile().map_err(|why| io::Error::other(why.to_string()))?;
-    let no_room = || io::Error::other("a read does not fit its slot");
-    let Buffer::Staged { slot: Some(slot), .. } = &op.buffer else { return Err(no_room()) };
-    let fits = op.position.checked_add(op.len).is_some_and(|end| end <= slot.len());
-    let start = slot.device_address().and_then(|address| address.checked_sub(buffer.address()));
-    let start = start.filter(|_| fits).ok_or_else(no_room)?;
-    file.read_at(buffer, start + op.position as u64, op.len, op.offset)
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! How bytes move from a file to memory.
 //!
-//! `source` opens files and finds out what each can do; `residency` says what the page cache holds; one file a
-//! backend (`uring`, `threads`, `cached`, `gds`) implements `Lane`. What to do with a completion is not decided here
-//! but in `load::drive`, once for all backends.
+//! `source` opens files and finds out what each can do; `residency` says what the page cache holds. There is a file for
+//! each backend: `uring` implements `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking` makes
+//! lanes of that. What to do with a completion is not decided here but in `load::drive`, once for all backends.
 
+mod blocking;
 mod cached;
 #[cfg(feature = "fault-injection")]
 pub mod fault;
@@ -14,12 +15,13 @@ mod source;
 mod threads;
 mod uring;
 
-pub(crate) use cached::CachedLane;
+pub(crate) use blocking::{BlockingLane, BlockingRead};
+pub(crate) use cached::CachedCopy;
 pub(crate) use filesystem::{FileSystem, FileSystemKind};
-pub(crate) use gds::GdsLane;
+pub(crate) use gds::CuFileRead;
 pub(crate) use residency::Probe;
 pub(crate) use source::{SourceFile, open_direct};
-pub(crate) use threads::PreadLane;
+pub(crate) use threads::Pread;
 pub(crate) use uring::UringLane;
 
 use crate::memory::{Slot, WriteRegion};
@@ -224,9 +226,9 @@ pub(crate) trait Lane {
 /// Any backend: an enum rather than `dyn`, so that the hot path is a jump.
 pub(crate) enum AnyLane {
     Uring(Box<UringLane>),
-    Pread(PreadLane),
-    Cached(CachedLane),
-    Gds(GdsLane),
+    Pread(BlockingLane<Pread>),
+    Cached(BlockingLane<CachedCopy>),
+    Gds(BlockingLane<CuFileRead>),
     #[cfg(feature = "fault-injection")]
     Faulty(Box<fault::FaultyLane>),
 }
