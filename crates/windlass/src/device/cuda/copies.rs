@@ -328,7 +328,7 @@ impl CopyQueue {
         // Segments of one launch share its number of blocks, so long and short ones go apart.
         let group = |(kernel, segment): &(Kernel, Segment)| (*kernel, segment.count >= LONG_PIECE_BYTES);
         segments.sort_by_key(|entry| (group(entry), entry.1.source));
-        let bytes = size_of_val(segments) / size_of::<(Kernel, Segment)>() * size_of::<Segment>();
+        let bytes = segments.len() * size_of::<Segment>();
         let Some(table) = scratch.host_table.get_mut(..bytes) else {
             return Err(Error::Internal(format!("{} segments do not fit their table", segments.len())));
         };
