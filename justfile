@@ -94,11 +94,13 @@ miri:
         cargo +nightly miri test --package windlass --lib -- catalog:: plan:: units:: dtype:: parallel:: \
         --skip a_hundred_thousand_tensors_parse
 
-# Run the Rust tests under a sanitizer, address or thread, on the stable compiler. Needs the component rust-src.
+# Run the Rust tests under a sanitizer, address or thread, on the stable compiler. Needs the component rust-src. Leaves
+# out the test that leaks on purpose.
 sanitize kind="address":
     RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer={{ kind }} -Clink-arg=-rdynamic' cargo test --package windlass --tests --all-features \
         {{ if kind == "thread" { "-Zbuild-std" } else { "" } }} \
-        --target "$(rustc -vV | sed -n 's/host: //p')" --target-dir target/sanitize-{{ kind }}
+        --target "$(rustc -vV | sed -n 's/host: //p')" --target-dir target/sanitize-{{ kind }} \
+        -- --skip memory_that_may_still_be_copied_is_not_freed
 
 # Compile the device's kernels to the PTX that is checked in; after changes of kernels.cu.
 kernels: venv
