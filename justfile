@@ -94,8 +94,8 @@ miri:
         cargo +nightly miri test --package windlass --lib -- catalog:: plan:: units:: dtype:: parallel:: \
         --skip a_hundred_thousand_tensors_parse
 
-# Run the Rust tests under a sanitizer, address or thread, on the stable compiler. Needs the component rust-src. Leaves
-# out the test that leaks on purpose.
+# All but the test that leaks on purpose.
+# Run the Rust tests under a sanitizer, address or thread, on the stable compiler. Needs the component rust-src.
 sanitize kind="address":
     RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer={{ kind }} -Clink-arg=-rdynamic' cargo test --package windlass --tests --all-features \
         {{ if kind == "thread" { "-Zbuild-std" } else { "" } }} \
