@@ -1,4 +1,4 @@
-"""Gives the fuzzers a start: the corpus of headers that the tests share, and an index."""
+"""Gives the fuzzers a start: the corpora that the tests share, and an index."""
 
 import json
 from pathlib import Path
@@ -16,6 +16,11 @@ def text_of(header: str | list | dict) -> str:
     return header["repeat"] * header["times"]
 
 
+def bytes_of(part: str | list) -> bytes:
+    """A part of a file of the corpus of GGUF files, which may be repeated."""
+    return bytes.fromhex(part) if isinstance(part, str) else bytes.fromhex(part[0]) * part[1]
+
+
 def main() -> None:
     """Writes the seeds where `cargo fuzz` looks for them."""
     headers = FUZZ / "corpus" / "header"
@@ -29,6 +34,17 @@ def main() -> None:
         if len(header) < MAX_BYTES and case["data_bytes"] < 2**16:
             # What the target takes: the length of the data, then the header.
             (headers / f"case-{number}").write_bytes(case["data_bytes"].to_bytes(2, "little") + header)
+    ggufs = FUZZ / "corpus" / "gguf"
+    ggufs.mkdir(parents=True, exist_ok=True)
+    cases = json.loads((FUZZ.parent / "testkit" / "corpus" / "gguf.json").read_text())
+    for number, case in enumerate(cases):
+        offset = case.get("offset", 0)
+        for name, parts in case["files"].items():
+            file = b"".join(map(bytes_of, parts))
+            if len(file) < MAX_BYTES and offset < 2**8:
+                # What the target takes: whether it is lenient, the offset, then the file.
+                is_lenient = case["error"] is not None
+                (ggufs / f"case-{number}-{name}").write_bytes(bytes([is_lenient, offset]) + file)
     indexes = FUZZ / "corpus" / "index"
     indexes.mkdir(parents=True, exist_ok=True)
     weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}

@@ -158,7 +158,7 @@ fn carry_out(transfer: Transfer, slot: &[u8], put: &mut impl FnMut(usize, u64, u
             }
         }
         Transfer::Converted { cast, source, arena, destination, elements } => {
-            let (from, to) = (cast.from().bits() / 8, cast.to().bits() / 8);
+            let (from, to) = (cast.from().block_bits() / 8, cast.to().block_bits() / 8);
             assert!(source + elements * from <= slot.len() as u64, "elements beyond the slot");
             for i in 0..elements * to {
                 put(arena, destination + i, 0);

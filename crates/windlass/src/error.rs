@@ -3,7 +3,7 @@
 
 use crate::{
     ByteRange,
-    catalog::{index::IndexError, safetensors::HeaderError},
+    catalog::{FormatError, index::IndexError},
     device::DriverError,
     plan::PlanError,
     route::{Route, Unavailable},
@@ -36,7 +36,7 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong with it.
         #[source]
-        problem: HeaderError,
+        problem: FormatError,
     },
     /// A `*.index.json` is not what its format allows, or disagrees with the files it names.
     #[error("{}: {problem}", path.display())]
@@ -193,11 +193,23 @@ pub enum Error {
         /// Why.
         reason: String,
     },
-    /// The caller cancelled the load.
-    #[error("the load was cancelled")]
+    /// The function that was to take bytes did not.
+    #[error("{}: bytes {range}{} were not taken: {source}", path.display(), Place { tensor, range: &None })]
+    Sink {
+        /// The file.
+        path: PathBuf,
+        /// Name of the read, if it has one.
+        tensor: Option<String>,
+        /// The bytes of the file.
+        range: ByteRange,
+        /// What the function said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The caller cancelled the load, or the read.
+    #[error("the load or read was cancelled")]
     Cancelled,
-    /// A load was started before this process was forked off; its threads live in the parent.
-    #[error("this load was started before fork(); start it again in this process")]
+    /// A load or reader was started before this process was forked off; its threads live in the parent.
+    #[error("this load or reader was started before fork(); start it again in this process")]
     Forked,
     /// A promise that the code makes to itself was broken. Please report it.
     #[error("internal error, please report it: {0}")]

@@ -26,12 +26,14 @@ pub mod catalog;
 pub mod device;
 pub mod doctor;
 mod dtype;
+mod environment;
 mod error;
 mod host;
 mod load;
 pub mod memory;
 mod parallel;
 pub mod plan;
+pub mod read;
 mod report;
 pub mod route;
 mod units;
@@ -40,11 +42,11 @@ mod warm;
 
 pub use catalog::Catalog;
 pub use device::DeviceId;
-pub use dtype::{Dtype, SizeError};
+pub use dtype::{Dtype, GgmlType, SizeError};
 pub use error::{Error, Result};
 pub use load::{
-    Arrival, Checkpoint, DeviceAllocator, DirectIo, LoadOptions, Loaded, Loading, NumaPlacement, Progress,
-    Tensor, TensorMemory, load,
+    Arrival, Checkpoint, DeviceAllocator, DirectIo, LoadOptions, Loaded, Loading, NumaPlacement, OpenArray,
+    Progress, Tensor, TensorMemory, load,
 };
 pub use report::{Carrier, DeviceReport, MemoryReport, Refusal, Report, Retries, TimeReport};
 pub use route::Route;

@@ -1,13 +1,18 @@
-//! The one way this crate does many small things at once.
+//! What threads share: doing many small things at once, and locking.
 #![forbid(unsafe_code)]
 
 use std::{
     sync::{
-        OnceLock,
+        Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
 };
+
+/// Locks what is consistent between any two statements that change it, so that a panic elsewhere does not spoil it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Calls `work` for each item on up to `threads` threads; answers in the order of the items.
 pub(crate) fn map<T: Send, I: Sync>(items: &[I], threads: usize, work: impl Fn(&I) -> T + Sync) -> Vec<T> {

@@ -72,6 +72,13 @@ impl Carrier {
     pub(crate) fn is_same_way(&self, other: &Self) -> bool {
         (self.route, self.access, self.via) == (other.route, other.access, other.via)
     }
+
+    /// Adds another share of the same way.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.tensor_bytes += other.tensor_bytes;
+        self.read_bytes += other.read_bytes;
+        self.reads += other.reads;
+    }
 }
 
 /// A route that was not used for some or all bytes.
@@ -179,11 +186,7 @@ impl Report {
         self.staged_bytes += later.staged_bytes;
         for carrier in &later.carriers {
             match self.carriers.iter_mut().find(|own| own.is_same_way(carrier)) {
-                Some(own) => {
-                    own.tensor_bytes += carrier.tensor_bytes;
-                    own.read_bytes += carrier.read_bytes;
-                    own.reads += carrier.reads;
-                }
+                Some(own) => own.add(carrier),
                 None => self.carriers.push(carrier.clone()),
             }
         }
@@ -214,27 +217,50 @@ impl Report {
     }
 }
 
-impl Report {
-    /// What was refused: a line for each reason, however many files it holds for.
-    fn write_refused(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_alike = |a: &Refusal, b: &Refusal| (&a.what, &a.why) == (&b.what, &b.why);
-        for (position, refusal) in self.refused.iter().enumerate() {
-            if self.refused[..position].iter().any(|earlier| is_alike(earlier, refusal)) {
-                continue;
-            }
-            write!(f, "  not used: {}", refusal.what)?;
-            if let Some(path) = &refusal.path {
-                write!(f, " on {}", path.display())?;
-                let others =
-                    self.refused[position + 1..].iter().filter(|later| is_alike(later, refusal)).count();
-                if others > 0 {
-                    write!(f, " and {others} more")?;
-                }
-            }
-            writeln!(f, ": {}", refusal.why)?;
-        }
-        Ok(())
+/// The routes that moved `bytes`: a line each. Columns stay in line if some of them lead to a device.
+pub(crate) fn write_carriers(
+    f: &mut fmt::Formatter<'_>,
+    carriers: &[Carrier],
+    bytes: u64,
+    has_device: bool,
+) -> fmt::Result {
+    let (route_width, way_width) = if has_device { (10, 16) } else { (9, 8) };
+    for carrier in carriers {
+        let share = 100.0 * carrier.tensor_bytes as f64 / bytes.max(1) as f64;
+        let way = match carrier.via {
+            Some(via) => format!("{}, {via}", carrier.access),
+            None => carrier.access.to_string(),
+        };
+        writeln!(
+            f,
+            "  {:<route_width$} {way:<way_width$} {:>10} {share:5.1} %  ({} reads of {} in all)",
+            carrier.route,
+            ByteSize(carrier.tensor_bytes).to_string(),
+            carrier.reads,
+            ByteSize(carrier.read_bytes),
+        )?;
     }
+    Ok(())
+}
+
+/// What was refused: a line for each reason, however many files it holds for.
+pub(crate) fn write_refused(f: &mut fmt::Formatter<'_>, refused: &[Refusal]) -> fmt::Result {
+    let is_alike = |a: &Refusal, b: &Refusal| (&a.what, &a.why) == (&b.what, &b.why);
+    for (position, refusal) in refused.iter().enumerate() {
+        if refused[..position].iter().any(|earlier| is_alike(earlier, refusal)) {
+            continue;
+        }
+        write!(f, "  not used: {}", refusal.what)?;
+        if let Some(path) = &refusal.path {
+            write!(f, " on {}", path.display())?;
+            let others = refused[position + 1..].iter().filter(|later| is_alike(later, refusal)).count();
+            if others > 0 {
+                write!(f, " and {others} more")?;
+            }
+        }
+        writeln!(f, ": {}", refusal.why)?;
+    }
+    Ok(())
 }
 
 fn add_new<T: PartialEq + Clone>(own: &mut Vec<T>, later: &[T]) {
@@ -258,24 +284,8 @@ impl fmt::Display for Report {
             self.time.total_seconds,
             ByteSize(self.bytes_per_second() as u64),
         )?;
-        // Columns stay in line whether a device was the target or not.
-        let (route_width, way_width) = if self.device.is_some() { (10, 16) } else { (9, 8) };
-        for carrier in &self.carriers {
-            let share = 100.0 * carrier.tensor_bytes as f64 / self.tensor_bytes.max(1) as f64;
-            let way = match carrier.via {
-                Some(via) => format!("{}, {via}", carrier.access),
-                None => carrier.access.to_string(),
-            };
-            writeln!(
-                f,
-                "  {:<route_width$} {way:<way_width$} {:>10} {share:5.1} %  ({} reads of {} in all)",
-                carrier.route,
-                ByteSize(carrier.tensor_bytes).to_string(),
-                carrier.reads,
-                ByteSize(carrier.read_bytes),
-            )?;
-        }
-        self.write_refused(f)?;
+        write_carriers(f, &self.carriers, self.tensor_bytes, self.device.is_some())?;
+        write_refused(f, &self.refused)?;
         if let Some(device) = &self.device {
             let on = if device.unified { "shared with" } else { "on" };
             write!(f, "  device    {on} {} ({}, {})", device.device, device.name, device.pci)?;

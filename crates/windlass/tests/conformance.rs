@@ -4,11 +4,12 @@
 mod common;
 
 use common::{
-    assert_is_file, can_read, devices, expected, make_cold, make_warm, mixed_model, tensor, write_model,
+    assert_is_file, assert_is_gguf, can_read, devices, expected, make_cold, make_warm, mixed_gguf,
+    mixed_model, tensor, write_model,
 };
 use std::{fs, path::Path};
 use windlass::{
-    Arrival, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Route,
+    Arrival, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
     memory::{HugePages, MemoryPool},
     plan::{Layout, PlanError, Selection, TensorSlice},
     route::Access,
@@ -57,14 +58,32 @@ fn disk() -> tempfile::TempDir {
 #[test]
 fn every_route_delivers_the_file_in_every_layout() {
     let directory = disk();
-    let (path, file) = mixed_model(directory.path());
-    for (options, carrier) in routes(directory.path()) {
+    let (safetensors, file) = mixed_model(directory.path());
+    every_route_delivers(directory.path(), &safetensors, |loaded| assert_is_file(loaded, &file));
+}
+
+#[test]
+fn every_route_delivers_a_gguf_in_every_layout() {
+    let directory = disk();
+    let (gguf, tensors) = mixed_gguf(directory.path());
+    every_route_delivers(directory.path(), &gguf, |loaded| {
+        assert_is_gguf(loaded, &tensors);
+        for tensor in loaded.tensors().iter().filter(|tensor| tensor.dtype().block_len() > 1) {
+            let alignment = if tensor.device() == DeviceId::Cpu { tensor.dtype().alignment() } else { 32 };
+            let empty = tensor.len_bytes() == 0;
+            assert!(empty || tensor.address() % alignment == 0, "{} is misaligned", tensor.name());
+        }
+    });
+}
+
+fn every_route_delivers(directory: &Path, path: &Path, assert_is_whole: impl Fn(&Loaded)) {
+    for (options, carrier) in routes(directory) {
         for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
             for chunk_bytes in [4096, 64 << 10, 4 << 20] {
-                make_cold(&path);
+                make_cold(path);
                 let options = LoadOptions { layout, chunk_bytes, ..options.clone() };
-                let loaded = windlass::load(&[&path], &options).unwrap();
-                assert_is_file(&loaded, &file);
+                let loaded = windlass::load(&[path], &options).unwrap();
+                assert_is_whole(&loaded);
                 let report = loaded.report();
                 let moved: u64 = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
                 assert_eq!(moved, report.tensor_bytes, "{report:?}");
@@ -152,7 +171,7 @@ fn warm_part(path: &Path, start: u64, len: usize) {
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut vec![0; len], start).unwrap();
 }
 
-fn sum(loaded: &windlass::Loaded, route: Route) -> u64 {
+fn sum(loaded: &Loaded, route: Route) -> u64 {
     loaded.report().carriers.iter().filter(|own| own.route == route).map(|own| own.tensor_bytes).sum()
 }
 

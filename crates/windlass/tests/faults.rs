@@ -128,6 +128,22 @@ fn short_reads_are_continued() {
     }
 }
 
+/// Direct reads go on at whole blocks, so a short one may spoil what the one before it had brought of a block.
+#[test]
+fn what_a_short_read_spoils_is_read_again() {
+    let _turn = turn();
+    let model = model();
+    for last in [Fault::Short(0), Fault::Errno(libc::EINVAL)] {
+        let (faults, reads) = ([Fault::Short(5000), Fault::Short(100), last], AtomicU32::new(0));
+        let script = FaultScript::new(move |_, offset| {
+            let is_there = (1 << 20..(1 << 20) + (64 << 10)).contains(&offset);
+            is_there.then(|| faults.get(reads.fetch_add(1, Ordering::Relaxed) as usize).cloned())?
+        });
+        let options = LoadOptions { route: Route::Threads, chunk_bytes: 64 << 10, ..LoadOptions::default() };
+        assert_is_file(&load_with(&model, &options, false, script).unwrap(), &model.file);
+    }
+}
+
 #[test]
 fn interruptions_are_repeated_and_counted() {
     let _turn = turn();

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use std::fs;
-use windlass::{Catalog, Error};
+use windlass::{Catalog, Error, catalog::FormatError};
 
 struct Case {
     name: String,
@@ -68,7 +68,11 @@ fn each_header_gives_its_error_or_is_accepted() {
                     "{}: '{message}' is no sentence part",
                     case.name
                 );
-                let variant = format!("{problem:?}");
+                let variant = match &problem {
+                    FormatError::Safetensors(problem) => format!("{problem:?}"),
+                    FormatError::Gguf(problem) => format!("{problem:?}"),
+                    other => format!("{other:?}"),
+                };
                 Some(variant.split([' ', '(', '{']).next().unwrap().to_owned())
             }
             Err(other) => panic!("{}: {other:?}", case.name),
@@ -107,5 +111,23 @@ fn accepted_headers_are_read_as_the_reference_reads_them() {
         }
         let metadata = reference.metadata().as_ref().map(|map| map.clone().into_iter().collect());
         assert_eq!(catalog.metadata(), metadata, "{}", case.name);
+    }
+}
+
+#[test]
+fn what_is_no_model_is_called_what_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    for (bytes, hint) in [
+        (&b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"[..], "git lfs pull"),
+        (b"<!DOCTYPE html><html lang=\"en\">", "web page"),
+        (b"PK\x03\x04\x00\x00\x08\x08\x00\x00archive/data.pkl", "safetensors"),
+    ] {
+        // Whatever it is called.
+        for name in ["model.safetensors", "model.bin", "model.gguf"] {
+            let path = directory.path().join(name);
+            fs::write(&path, bytes).unwrap();
+            let error = Catalog::open(&[&path]).unwrap_err();
+            assert!(error.to_string().contains(hint), "{name}: {error}");
+        }
     }
 }

@@ -4,10 +4,18 @@
 
 mod common;
 
-use common::{assert_is_file, make_cold, make_warm, mixed_model, tensor, write_model};
+use common::{
+    assert_is_file, make_cold, make_warm, mixed_model,
+    reading::{Kind, Place, TestFile, assert_all_hold, range, submit, until},
+    tensor, write_model,
+};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
-use windlass::{Dtype, Error, LoadOptions, Route, route::Access};
+use windlass::{
+    Dtype, Error, LoadOptions, Route,
+    read::{Priority, Reader, ReaderOptions},
+    route::Access,
+};
 
 const CHILD: &str = "WINDLASS_TEST_CHILD";
 
@@ -69,6 +77,34 @@ fn without_io_uring_threads_serve_and_the_report_says_why() {
     match windlass::load(&[&path], &named).unwrap_err() {
         Error::RouteUnavailable { route: Route::IoUring, why, .. } => assert!(why.reason.contains("seccomp")),
         other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn without_io_uring_readers_of_other_routes_serve() {
+    if !in_child("without_io_uring_readers_of_other_routes_serve") {
+        return;
+    }
+    let file = TestFile::new(1 << 20);
+    for errno in [libc::EPERM, libc::ENOSYS] {
+        forbid(&[libc::SYS_io_uring_setup], errno);
+        let threads = fs::read_dir("/proc/self/task").unwrap().count();
+        let error = Reader::new(&ReaderOptions { route: Route::IoUring, ..Default::default() }).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.starts_with("route io_uring cannot serve any file: ") && text.contains("seccomp"),
+            "{text}"
+        );
+        until("its thread is gone", || fs::read_dir("/proc/self/task").unwrap().count() == threads);
+        for route in [Route::Auto, Route::Threads] {
+            make_cold(&file.path);
+            let reader = Reader::new(&ReaderOptions { route, ..Default::default() }).unwrap();
+            let mut places =
+                [Kind::Memory, Kind::Host(1), Kind::Sink].map(|kind| Place::new(kind, range(9, 1 << 19)));
+            let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
+            batch.wait().unwrap();
+            assert_all_hold(&file, &places, &batch);
+        }
     }
 }
 

@@ -1,7 +1,11 @@
 //! From the paths a user gives to the files to open: a file, an index, a directory, a glob, or a list of these.
 #![forbid(unsafe_code)]
 
-use super::index::{Index, IndexError, MAX_INDEX_BYTES};
+use super::{
+    OpenFile,
+    gguf::split,
+    index::{Index, IndexError, MAX_INDEX_BYTES},
+};
 use crate::{Error, Result};
 use std::{
     fs,
@@ -34,6 +38,7 @@ pub(super) fn resolve(path: &Path) -> Result<FileSet> {
 
 fn resolve_directory(directory: &Path) -> Result<FileSet> {
     let mut files = Vec::new();
+    let mut ggufs = Vec::new();
     let mut indexes = Vec::new();
     let list_error = |source| io_error("list", directory, source);
     for entry in fs::read_dir(directory).map_err(list_error)? {
@@ -43,14 +48,13 @@ fn resolve_directory(directory: &Path) -> Result<FileSet> {
             indexes.push(path);
         } else if name.ends_with(".safetensors") {
             files.push(path);
+        } else if name.ends_with(".gguf") {
+            ggufs.push(path);
         }
     }
     let standard = directory.join("model.safetensors.index.json");
     match indexes.as_slice() {
-        [] if files.is_empty() => Err(Error::NotFound {
-            path: directory.to_owned(),
-            reason: "the directory holds no *.safetensors file".into(),
-        }),
+        [] if files.is_empty() => only_model(directory, ggufs),
         [] => {
             files.sort();
             Ok(FileSet { files, index: None })
@@ -62,6 +66,29 @@ fn resolve_directory(directory: &Path) -> Result<FileSet> {
             reason: format!("the directory holds {} indexes; name the one to load", several.len()),
         }),
     }
+}
+
+/// The GGUF files of a directory, if they are one model.
+fn only_model(directory: &Path, mut files: Vec<PathBuf>) -> Result<FileSet> {
+    files.sort();
+    let not_found = |reason| Error::NotFound { path: directory.to_owned(), reason };
+    let Some((first, others)) = files.split_first() else {
+        return Err(not_found("the directory holds no *.safetensors and no *.gguf file".into()));
+    };
+    let is_one_model = match split::Name::of(first) {
+        None => others.is_empty(),
+        Some(name) => {
+            others.iter().all(|other| split::Name::of(other).is_some_and(|other| other.is_sibling(&name)))
+        }
+    };
+    if !is_one_model {
+        let names: Vec<_> =
+            files.iter().filter_map(|file| file.file_name()).map(|name| name.to_string_lossy()).collect();
+        let reason =
+            format!("the directory holds several models; name the one to load of {}", names.join(", "));
+        return Err(not_found(reason));
+    }
+    Ok(FileSet { files, index: None })
 }
 
 fn resolve_glob(path: &Path, pattern: &str) -> Result<FileSet> {
@@ -85,11 +112,7 @@ fn resolve_glob(path: &Path, pattern: &str) -> Result<FileSet> {
 
 fn resolve_index(path: &Path) -> Result<FileSet> {
     let invalid = |problem| Error::InvalidIndex { path: path.to_owned(), problem };
-    // Before it is opened: opening a pipe waits for whoever writes to it.
-    if !fs::metadata(path).map_err(|source| super::open_error(path, source))?.is_file() {
-        return Err(Error::NotFound { path: path.to_owned(), reason: "not a regular file".into() });
-    }
-    let file = fs::File::open(path).map_err(|source| super::open_error(path, source))?;
+    let file = OpenFile::open(path)?.file;
     let mut text = Vec::new();
     file.take(MAX_INDEX_BYTES + 1).read_to_end(&mut text).map_err(|source| io_error("read", path, source))?;
     if text.len() as u64 > MAX_INDEX_BYTES {

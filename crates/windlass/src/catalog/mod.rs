@@ -1,28 +1,33 @@
 //! What a checkpoint holds: files, tensors, metadata. Plain data, read once, never believed unchecked.
 //!
-//! [`Catalog::open`] is the door: paths → files (`discover`), files → headers ([`safetensors`]), headers → one
-//! list of tensors with unique names.
+//! [`Catalog::open`] is the door: paths → files (`discover`), files → headers ([`safetensors`], [`gguf`]) of all
+//! files that belong together (`open`), headers → one list of tensors with unique names (`build`).
 #![forbid(unsafe_code)]
 
+mod build;
 mod discover;
+mod format;
+pub mod gguf;
 pub mod index;
+mod open;
+mod options;
 pub mod safetensors;
 
-use crate::{ByteRange, Dtype, Error, Result, parallel};
+pub use format::{FileFormat, FileHeader, FormatError};
+pub use open::FileIdentity;
+pub(crate) use open::OpenFile;
+pub use options::OpenOptions;
+
+use crate::{ByteRange, Dtype, Error, Result};
+use build::Builder;
 use discover::FileSet;
-use safetensors::{Header, HeaderError, LENGTH_PREFIX_BYTES, Metadata};
+use safetensors::Metadata;
 use std::{
-    collections::HashMap,
-    fs::File,
-    io,
+    collections::{HashMap, HashSet},
     ops::Range,
-    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
-
-/// Headers that are read at the same time.
-const PARALLEL_HEADERS: usize = 16;
 
 /// Position of a file in [`Catalog::files`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,12 +67,28 @@ pub struct FileEntry {
     pub path: PathBuf,
     /// Its length in bytes.
     pub len: u64,
-    /// Its `__metadata__`, if it has one.
-    pub metadata: Option<Metadata>,
+    /// Its format, and what it says about itself.
+    pub format: FileFormat,
     tensors: Range<u32>,
 }
 
 impl FileEntry {
+    /// Its `__metadata__`, if it is a safetensors file that has one.
+    pub fn metadata(&self) -> Option<&Metadata> {
+        match &self.format {
+            FileFormat::Safetensors { metadata } => metadata.as_ref(),
+            FileFormat::Gguf(_) => None,
+        }
+    }
+
+    /// What its header says but for the tensors, if it is a GGUF file.
+    pub fn gguf(&self) -> Option<&gguf::Header> {
+        match &self.format {
+            FileFormat::Safetensors { .. } => None,
+            FileFormat::Gguf(header) => Some(header),
+        }
+    }
+
     /// Its tensors, as positions in [`Catalog::tensors`], in the order of their bytes.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorId> + use<> {
         (self.tensors.start as usize..self.tensors.end as usize).map(tensor_id)
@@ -85,74 +106,14 @@ pub struct TensorEntry {
     pub shape: Box<[u64]>,
     /// The file that holds it.
     pub file: FileId,
-    /// Its bytes in that file.
+    /// Its bytes in that file. Of [`Dtype::UnknownGgml`] at most these.
     pub bytes: ByteRange,
 }
 
-/// What tells a file from another of the same name, and from itself before it was rewritten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileIdentity {
-    device: u64,
-    inode: u64,
-    len: u64,
-    modified_ns: i128,
-}
-
-impl FileIdentity {
-    /// The identity of an open file.
-    ///
-    /// # Errors
-    /// Those of `fstat`.
-    pub fn of(file: &File) -> io::Result<Self> {
-        let stat = file.metadata()?;
-        Ok(Self {
-            device: stat.dev(),
-            inode: stat.ino(),
-            len: stat.len(),
-            modified_ns: i128::from(stat.mtime()) * 1_000_000_000 + i128::from(stat.mtime_nsec()),
-        })
-    }
-
-    /// Length of the file in bytes.
-    pub const fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Whether the file has no byte.
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The device number that the file lies on.
-    pub const fn device(&self) -> u64 {
-        self.device
-    }
-
-    /// What is different in `now`, in words, or `None` if it is the same file, unchanged.
-    pub fn change(&self, now: &Self) -> Option<String> {
-        if (self.device, self.inode) != (now.device, now.inode) {
-            Some("another file has taken its name".into())
-        } else if self.len != now.len {
-            Some(format!("it had {} bytes and now has {}", self.len, now.len))
-        } else if self.modified_ns != now.modified_ns {
-            Some("its modification time moved".into())
-        } else {
-            None
-        }
-    }
-}
-
-/// A file of a catalog, still open from the reading of its header: nobody can swap it for another.
-#[derive(Debug)]
-pub(crate) struct OpenFile {
-    pub(crate) path: PathBuf,
-    pub(crate) file: File,
-    pub(crate) identity: FileIdentity,
-}
-
 impl Catalog {
-    /// Reads the headers behind `paths`: safetensors files, `*.safetensors.index.json` files, directories that
-    /// hold either, or glob patterns.
+    /// Reads the headers behind `paths`: safetensors and GGUF files, `*.safetensors.index.json` files, directories
+    /// that hold any of these, or glob patterns. Any one file of a split GGUF model stands for all of them. The format is
+    /// what the first bytes say, whatever the name is.
     ///
     /// ```no_run
     /// let catalog = windlass::Catalog::open(&["models/llama"])?;
@@ -164,17 +125,30 @@ impl Catalog {
     /// [`Error::NotFound`], [`Error::InvalidFile`], [`Error::InvalidIndex`], [`Error::DuplicateTensor`] or
     /// [`Error::Io`].
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self> {
-        Self::open_files(paths).map(|(catalog, _)| catalog)
+        Self::open_with(paths, &OpenOptions::default())
     }
 
-    /// Like [`Catalog::open`], and hands out the open files in the order of [`Catalog::files`].
-    pub(crate) fn open_files<P: AsRef<Path>>(paths: &[P]) -> Result<(Self, Vec<OpenFile>)> {
+    /// Like [`Catalog::open`], with options.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::open`].
+    pub fn open_with<P: AsRef<Path>>(paths: &[P], options: &OpenOptions) -> Result<Self> {
+        Self::open_files(paths, options).map(|(catalog, _)| catalog)
+    }
+
+    /// Like [`Catalog::open_with`], and hands out the open files in the order of [`Catalog::files`].
+    pub(crate) fn open_files<P: AsRef<Path>>(
+        paths: &[P],
+        options: &OpenOptions,
+    ) -> Result<(Self, Vec<OpenFile>)> {
         let mut builder = Builder::default();
         let mut open_files = Vec::new();
+        let mut split_models = HashSet::new();
         for path in paths {
             let FileSet { files, index } = discover::resolve(path.as_ref())?;
-            let first_file = builder.files.len();
-            for (open_file, header) in read_headers(&files)? {
+            let first_file = builder.file_count();
+            let found = open::read_headers(&files, options)?;
+            for (open_file, header) in open::with_siblings(found, &mut split_models, options)? {
                 builder.add_file(&open_file.path, open_file.identity.len(), header, index.as_ref())?;
                 open_files.push(open_file);
             }
@@ -185,13 +159,16 @@ impl Catalog {
         Ok((builder.finish(), open_files))
     }
 
-    /// A catalog of one file whose header was read by other means: `len` is the length of the whole file.
+    /// A catalog of one file whose header was read by other means: `len` is the length of the whole file, which is the
+    /// one that the header was checked against. A header of one file of a split GGUF model gives a catalog of that file
+    /// alone.
     ///
     /// # Errors
-    /// [`Error::InvalidFile`].
-    pub fn from_header(path: &Path, len: u64, header: Header) -> Result<Self> {
+    /// [`Error::InvalidFile`] if the file has more tensors than a catalog can hold; [`Error::Internal`] if the header
+    /// says that a tensor ends past 2^64, which no parser here lets through.
+    pub fn from_header(path: &Path, len: u64, header: impl Into<FileHeader>) -> Result<Self> {
         let mut builder = Builder::default();
-        builder.add_file(path, len, header, None)?;
+        builder.add_file(path, len, header.into(), None)?;
         Ok(builder.finish())
     }
 
@@ -208,6 +185,11 @@ impl Catalog {
     /// Every position in [`Catalog::tensors`].
     pub fn ids(&self) -> impl ExactSizeIterator<Item = TensorId> + use<> {
         (0..self.tensors.len()).map(tensor_id)
+    }
+
+    /// Every position in [`Catalog::files`].
+    pub fn file_ids(&self) -> impl ExactSizeIterator<Item = FileId> + use<> {
+        (0..self.files.len()).map(file_id)
     }
 
     /// The tensor of that name.
@@ -227,9 +209,9 @@ impl Catalog {
 
     /// The `__metadata__` of all files; where two files disagree on an entry, the first one's stands.
     ///
-    /// `None` if no file has any.
+    /// `None` if no file has any. GGUF files have [`key_values`](Self::key_values) instead.
     pub fn metadata(&self) -> Option<Metadata> {
-        let mut all = self.files.iter().filter_map(|file| file.metadata.as_ref()).peekable();
+        let mut all = self.files.iter().filter_map(FileEntry::metadata).peekable();
         all.peek()?;
         let mut merged = Metadata::new();
         for metadata in all {
@@ -238,6 +220,19 @@ impl Catalog {
             }
         }
         Some(merged)
+    }
+
+    /// The keys and values of all GGUF files, with the file that each is from, in order; where two files have the same
+    /// key, the first one's value stands.
+    pub fn key_values(&self) -> Vec<(&str, &gguf::Value, FileId)> {
+        let mut keys = HashSet::new();
+        let of_file = |(id, file)| FileEntry::gguf(file).map(|header| (id, header));
+        self.file_ids()
+            .zip(&self.files)
+            .filter_map(of_file)
+            .flat_map(|(id, header)| header.metadata.iter().map(move |(key, value)| (key, value, id)))
+            .filter(|(key, ..)| keys.insert(*key))
+            .collect()
     }
 
     /// What a reader of the checkpoint should know, such as tensors that its index leaves out.
@@ -274,146 +269,4 @@ const fn tensor_id(index: usize) -> TensorId {
 #[allow(clippy::cast_possible_truncation)]
 const fn file_id(index: usize) -> FileId {
     FileId(index as u32)
-}
-
-#[derive(Default)]
-struct Builder {
-    files: Vec<FileEntry>,
-    tensors: Vec<TensorEntry>,
-    by_name: HashMap<Arc<str>, TensorId>,
-    notes: Vec<String>,
-}
-
-impl Builder {
-    fn add_file(
-        &mut self,
-        path: &Path,
-        len: u64,
-        header: Header,
-        index: Option<&(PathBuf, index::Index)>,
-    ) -> Result<()> {
-        let file = file_id(self.files.len());
-        let first_tensor = tensor_id(self.tensors.len());
-        // Data offsets count from the end of the header; the file ends where the last tensor does.
-        let data_len = header.tensors.last().map_or(0, |tensor| tensor.data.end());
-        let data_start = len.saturating_sub(data_len);
-        let mut unlisted = 0usize;
-        self.tensors.reserve(header.tensors.len());
-        self.by_name.reserve(header.tensors.len());
-        for tensor in header.tensors {
-            if let Some((index_path, index)) = index {
-                let folder = index_path.parent().unwrap_or(Path::new(""));
-                match index.weight_map.get(&tensor.name) {
-                    Some(owner) if folder.join(owner) != path => {
-                        self.notes.push(format!(
-                            "tensor '{}' of {} is left out: the index takes it from '{owner}'",
-                            tensor.name,
-                            path.display()
-                        ));
-                        continue;
-                    }
-                    Some(_) => {}
-                    None => unlisted += 1,
-                }
-            }
-            let bytes = data_start
-                .checked_add(tensor.data.start())
-                .and_then(|start| ByteRange::at(start, tensor.data.len()))
-                .ok_or_else(|| Error::Internal(format!("tensor '{}' ends past 2^64", tensor.name)))?;
-            let name: Arc<str> = tensor.name.into();
-            let id = tensor_id(self.tensors.len());
-            if let Some(first) = self.by_name.insert(name.clone(), id) {
-                let first = self.tensors[first.index()].file;
-                return Err(Error::DuplicateTensor {
-                    tensor: name.to_string(),
-                    first: self.files[first.index()].path.clone(),
-                    second: path.to_owned(),
-                });
-            }
-            let shape = tensor.shape.into();
-            self.tensors.push(TensorEntry { name, dtype: tensor.dtype, shape, file, bytes });
-        }
-        if unlisted > 0 {
-            self.notes.push(format!(
-                "{unlisted} tensors of {} are not in the index; they are included",
-                path.display()
-            ));
-        }
-        if u32::try_from(self.tensors.len()).is_err() || u32::try_from(self.files.len()).is_err() {
-            return Err(Error::Internal("more than 2^32 tensors or files in one catalog".into()));
-        }
-        let tensors = first_tensor.0..tensor_id(self.tensors.len()).0;
-        self.files.push(FileEntry { path: path.to_owned(), len, metadata: header.metadata, tensors });
-        Ok(())
-    }
-
-    /// Each tensor that the index lists must be in the file that it names.
-    fn check_index(&self, path: &Path, index: &index::Index, first_file: usize) -> Result<()> {
-        for (tensor, file) in &index.weight_map {
-            let found = self.by_name.get(tensor.as_str()).map(|id| self.tensors[id.index()].file);
-            if found.is_none_or(|found| found.index() < first_file) {
-                let problem = index::IndexError::MissingTensor { tensor: tensor.clone(), file: file.clone() };
-                return Err(Error::InvalidIndex { path: path.to_owned(), problem });
-            }
-        }
-        Ok(())
-    }
-
-    fn finish(self) -> Catalog {
-        let Self { files, tensors, by_name, notes } = self;
-        Catalog { files, tensors, by_name, notes }
-    }
-}
-
-/// Opens the files and parses their headers, several at a time, keeping their order.
-fn read_headers(paths: &[PathBuf]) -> Result<Vec<(OpenFile, Header)>> {
-    parallel::map(paths, PARALLEL_HEADERS, |path| read_header(path)).into_iter().collect()
-}
-
-fn read_header(path: &Path) -> Result<(OpenFile, Header)> {
-    let io_error = |operation, range| {
-        move |source| Error::Io { operation, path: path.to_owned(), tensor: None, range, source }
-    };
-    // Before it is opened: opening a pipe waits for whoever writes to it.
-    let stat = std::fs::metadata(path).map_err(|source| open_error(path, source))?;
-    if !stat.is_file() {
-        return Err(Error::NotFound { path: path.to_owned(), reason: "not a regular file".into() });
-    }
-    let file = File::open(path).map_err(|source| open_error(path, source))?;
-    let identity = FileIdentity::of(&file).map_err(io_error("stat", None))?;
-    let invalid = |problem| Error::InvalidFile { path: path.to_owned(), problem };
-    let file_len = identity.len();
-    if file_len < LENGTH_PREFIX_BYTES {
-        return Err(invalid(HeaderError::TooShort { file_len }));
-    }
-    let mut prefix = [0; 8];
-    read_exactly(&file, path, &mut prefix, 0)?;
-    let header_len = safetensors::header_len(prefix, file_len).map_err(invalid)?;
-    let mut text =
-        vec![0; usize::try_from(header_len).map_err(|_| invalid(HeaderError::TooLarge { header_len }))?];
-    read_exactly(&file, path, &mut text, LENGTH_PREFIX_BYTES)?;
-    let header = Header::parse(&text, file_len).map_err(invalid)?;
-    Ok((OpenFile { path: path.to_owned(), file, identity }, header))
-}
-
-fn read_exactly(file: &File, path: &Path, buffer: &mut [u8], offset: u64) -> Result<()> {
-    let range = ByteRange::at(offset, buffer.len() as u64);
-    file.read_exact_at(buffer, offset).map_err(|source| match range {
-        // The length was checked before: the file shrank in between.
-        Some(needed) if source.kind() == io::ErrorKind::UnexpectedEof => Error::Truncated {
-            path: path.to_owned(),
-            tensor: None,
-            needed,
-            file_len: file.metadata().map_or(0, |stat| stat.len()),
-        },
-        _ => Error::Io { operation: "read", path: path.to_owned(), tensor: None, range, source },
-    })
-}
-
-/// The error of a failed `open`.
-pub(crate) fn open_error(path: &Path, source: io::Error) -> Error {
-    if source.kind() == io::ErrorKind::NotFound {
-        return Error::NotFound { path: path.to_owned(), reason: "no such file".into() };
-    }
-    Error::Io { operation: "open", path: path.to_owned(), tensor: None, range: None, source }
 }

@@ -269,7 +269,9 @@ fn check_tensor(tensor: String, info: TensorInfo, expected_start: u64) -> Result
         Ok(needed) if needed == data.len() => Ok(HeaderTensor { name: tensor, dtype, shape, data }),
         Ok(needed) => Err(HeaderError::SizeMismatch { tensor, dtype, shape, needed, given: data.len() }),
         Err(SizeError::Overflow) => Err(HeaderError::Overflow { tensor, dtype, shape }),
-        Err(SizeError::PartialByte) => Err(HeaderError::PartialByte { tensor, dtype, shape }),
+        Err(SizeError::PartialByte | SizeError::PartialBlock | SizeError::UnknownType) => {
+            Err(HeaderError::PartialByte { tensor, dtype, shape })
+        }
     }
 }
 
@@ -329,7 +331,9 @@ impl<'de> Deserialize<'de> for TensorInfo {
                 let mut data_offsets = None;
                 while let Some(field) = map.next_key()? {
                     match field {
-                        Field::Dtype => set_once(&mut dtype, "dtype", || map.next_value())?,
+                        Field::Dtype => {
+                            set_once(&mut dtype, "dtype", || map.next_value().map(|OwnDtype(dtype)| dtype))?
+                        }
                         Field::Shape => set_once(&mut shape, "shape", || map.next_value())?,
                         Field::DataOffsets => {
                             set_once(&mut data_offsets, "data_offsets", || map.next_value())?
@@ -349,13 +353,26 @@ impl<'de> Deserialize<'de> for TensorInfo {
             /// The reference implementation also takes `[dtype, shape, data_offsets]`.
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<TensorInfo, A::Error> {
                 let missing = |position| de::Error::invalid_length(position, &self);
-                let dtype = seq.next_element()?.ok_or_else(|| missing(0))?;
+                let OwnDtype(dtype) = seq.next_element()?.ok_or_else(|| missing(0))?;
                 let shape = seq.next_element()?.ok_or_else(|| missing(1))?;
                 let data_offsets = seq.next_element()?.ok_or_else(|| missing(2))?;
                 Ok(TensorInfo { dtype, shape, data_offsets })
             }
         }
         deserializer.deserialize_struct("tensor", &["dtype", "shape", "data_offsets"], TensorInfoVisitor)
+    }
+}
+
+/// An element type that this format has.
+struct OwnDtype(Dtype);
+
+impl<'de> Deserialize<'de> for OwnDtype {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let dtype = Dtype::deserialize_of_header(deserializer)?;
+        if !dtype.is_of_safetensors() {
+            return Err(de::Error::custom(format_args!("{dtype} is not a type of safetensors files")));
+        }
+        Ok(Self(dtype))
     }
 }
 

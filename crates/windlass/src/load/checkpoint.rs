@@ -1,11 +1,12 @@
 //! An open checkpoint: its catalog, and its files ready to be read.
 #![forbid(unsafe_code)]
 
-use super::{LoadOptions, Loaded, Loading, mapped};
+use super::{LoadOptions, Loaded, Loading, OpenArray, mapped};
 use crate::{
-    Catalog, Result,
-    catalog::{FileId, OpenFile},
+    Catalog, Error, Result,
+    catalog::{FileId, OpenFile, OpenOptions, gguf::ArrayValues},
     parallel,
+    read::ReadFile,
     route::{Route, SourceFile},
     verify::{self, Manifest},
 };
@@ -43,8 +44,16 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`Catalog::open`].
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self> {
+        Self::open_with(paths, &OpenOptions::default())
+    }
+
+    /// Like [`Checkpoint::open`], with options.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::open`].
+    pub fn open_with<P: AsRef<Path>>(paths: &[P], options: &OpenOptions) -> Result<Self> {
         let started = Instant::now();
-        let (catalog, files) = Catalog::open_files(paths)?;
+        let (catalog, files) = Catalog::open_files(paths, options)?;
         let files: Vec<Arc<OpenFile>> = files.into_iter().map(Arc::new).collect();
         let sources =
             parallel::map(&files, PARALLEL_PROBES, |file| SourceFile::new(file.clone()).map(Arc::new))
@@ -63,12 +72,55 @@ impl Checkpoint {
         std::mem::take(&mut *self.open_time.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// A file of the catalog, for reads by a [`Reader`](crate::read::Reader) rather than by a load. `None` if the file
+    /// is not one of this catalog's.
+    pub fn read_file(&self, file: FileId) -> Option<ReadFile> {
+        self.sources.get(file.index()).cloned().map(ReadFile::from_source)
+    }
+
     pub(crate) fn sources(&self) -> &[Arc<SourceFile>] {
         &self.sources
     }
 
     pub(crate) fn source(&self, file: FileId) -> &SourceFile {
         &self.sources[file.index()]
+    }
+
+    /// An array among the keys and values of a GGUF file, to be read; `None` if `key` is no array there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] if there is no such file in this checkpoint.
+    pub fn array(&self, file: FileId, key: &str) -> Result<Option<OpenArray>> {
+        let (Some(source), Some(entry)) =
+            (self.sources.get(file.index()), self.catalog.files().get(file.index()))
+        else {
+            return Err(Error::InvalidOption {
+                option: "file",
+                value: file.index().to_string(),
+                reason: format!("the checkpoint has {} files, counted from 0", self.sources.len()),
+            });
+        };
+        let array = entry.gguf().and_then(|header| header.metadata.get(key)?.as_array());
+        Ok(array.map(|array| OpenArray::new(source.clone(), array.clone())))
+    }
+
+    /// Reads an array among the keys and values of a GGUF file, or `None` if `key` is no array there.
+    ///
+    /// ```no_run
+    /// use windlass::{Checkpoint, catalog::gguf::ArrayValues};
+    /// let checkpoint = Checkpoint::open(&["model.gguf"])?;
+    /// if let Some(first) = checkpoint.catalog().file_ids().next()
+    ///     && let Some(ArrayValues::String(tokens)) = checkpoint.metadata_array(first, "tokenizer.ggml.tokens")?
+    /// {
+    ///     println!("{} tokens", tokens.len());
+    /// }
+    /// # Ok::<(), windlass::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::array`] and [`OpenArray::read`].
+    pub fn metadata_array(&self, file: FileId, key: &str) -> Result<Option<ArrayValues>> {
+        self.array(file, key)?.map(|array| array.read()).transpose()
     }
 
     /// Compares what `loaded` holds with `manifest` or, without one, with a second, plain reading of the files, and

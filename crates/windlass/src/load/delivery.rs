@@ -1,22 +1,19 @@
 //! From staging slots to a device: each read that ends starts its own copies, and frees its slot when they are done.
 #![allow(unsafe_code)]
 
-use super::{
-    LoadOptions,
-    job::{Job, lock},
-};
+use super::{LoadOptions, job::Job};
 use crate::{
     Alignment, ByteRange, Error, Result,
     device::{
         Allocation, CopyQueue,
-        cuda::copies::{Scratch, Ticket, table_bytes},
+        cuda::copies::{Scratch, table_bytes},
     },
-    memory::{DeviceArena, DeviceBlock, DeviceFill, Slot, SlotKind, Slots},
+    memory::{Copying, DeviceArena, DeviceBlock, DeviceFill, Slot, SlotKind, Slots, may_be_under_way},
+    parallel::lock,
     plan::{Plan, Target, Transfer},
 };
 use std::{
     collections::VecDeque,
-    mem::ManuallyDrop,
     sync::{
         Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -73,11 +70,8 @@ pub(super) struct Delivery {
 #[derive(Debug)]
 struct Queued {
     extent: usize,
-    ticket: Ticket,
-    in_doubt: Arc<AtomicBool>,
-    /// The table and the slot. Only dropped once the copies are done: until then the device reads them. The table first:
-    /// whoever gets the slot next may need it.
-    memory: ManuallyDrop<(Option<Slot>, Slot)>,
+    /// The table and the slot. The table is dropped first: whoever gets the slot next may need it.
+    copying: Copying<(Option<Slot>, Slot)>,
 }
 
 /// Memory beside the slots, for what kernels work on.
@@ -217,12 +211,7 @@ impl Delivery {
             }
         };
         self.copies.fetch_add(operations, Ordering::Relaxed);
-        let queued = Queued {
-            extent,
-            ticket,
-            in_doubt: self.in_doubt.clone(),
-            memory: ManuallyDrop::new((table, slot)),
-        };
+        let queued = Queued { extent, copying: Copying::new(ticket, (table, slot), self.in_doubt.clone()) };
         if self.is_inline {
             return self.finish(job, queued);
         }
@@ -259,14 +248,14 @@ impl Delivery {
     }
 
     fn finish(&self, job: &Job, queued: Queued) -> Result<()> {
-        if !queued.ticket.is_over() {
+        if !queued.copying.is_over() {
             let since = Instant::now();
-            queued.ticket.wait()?;
+            queued.copying.wait()?;
             let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
             self.waited.fetch_add(nanoseconds, Ordering::Relaxed);
         }
         // Also says whether it went well.
-        queued.ticket.wait()?;
+        queued.copying.wait()?;
         let extent = &job.plan.extents()[queued.extent];
         let mut blocks: Vec<(usize, DeviceBlock)> = Vec::new();
         for piece in job.plan.pieces(extent, extent.read) {
@@ -275,29 +264,6 @@ impl Delivery {
         drop(queued);
         job.deliver(extent, blocks);
         Ok(())
-    }
-}
-
-impl Drop for Queued {
-    fn drop(&mut self) {
-        if may_be_under_way(self.ticket.wait()) {
-            // Rather a slot that is never used again than bytes that change while they are copied.
-            tracing::warn!("a slot was leaked, since nobody knows whether it is still being copied");
-            self.in_doubt.store(true, Ordering::Relaxed);
-            return;
-        }
-        // SAFETY: dropped here alone, and not used afterwards.
-        unsafe { ManuallyDrop::drop(&mut self.memory) };
-    }
-}
-
-/// Whether copies may go on although they were waited for.
-fn may_be_under_way(waited: Result<()>) -> bool {
-    match waited {
-        Ok(()) => false,
-        Err(Error::Device { source, .. }) => !source.ends_context(),
-        // A child of fork: its memory is a copy.
-        Err(_) => false,
     }
 }
 
@@ -370,9 +336,9 @@ fn check_inside(transfers: &[Transfer], plan: &Plan, slot_bytes: u64) -> Result<
             Transfer::Converted { cast, source, arena, destination, elements } => {
                 let bytes = |bits: u64| elements.checked_mul(bits / 8);
                 (
-                    bytes(cast.from().bits()).and_then(|len| ByteRange::at(source, len)),
+                    bytes(cast.from().block_bits()).and_then(|len| ByteRange::at(source, len)),
                     arena,
-                    bytes(cast.to().bits()).and_then(|len| ByteRange::at(destination, len)),
+                    bytes(cast.to().block_bits()).and_then(|len| ByteRange::at(destination, len)),
                 )
             }
         };

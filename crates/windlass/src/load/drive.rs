@@ -7,21 +7,11 @@ use crate::{
     memory::Slot,
     report::Refusal,
     route::{
-        Access, AnyLane, BlockingLane, Buffer, Done, Lane, ReadOp, Route, Unavailable, UringLane,
-        residency::Residency,
+        Access, AnyLane, BlockingLane, Buffer, Done, Lane, Outcome, ReadOp, Route, Unavailable, UringLane,
+        is_transient, residency::Residency,
     },
 };
-use std::{
-    io, thread,
-    time::{Duration, Instant},
-};
-
-/// Reads in a row without progress before an error is final.
-const MAX_STALLS: u32 = 100;
-/// Of these, how many may be empty: no error, no bytes, and the file has not changed.
-const MAX_EMPTY_STALLS: u32 = 3;
-/// Pause after the system said "try again".
-const AGAIN_PAUSE: Duration = Duration::from_millis(1);
+use std::{io, thread, time::Instant};
 
 /// Serves the ring line with one ring, or with one cuFile read after the other if the load has a direct path. Where that
 /// is refused, route `auto` goes on with `pool_threads` threads instead.
@@ -122,7 +112,10 @@ fn settle_cached(job: &Job, mut op: ReadOp, result: io::Result<usize>, cold_acce
     // The cache ends here: the rest is cold. Staged extents start over rather than hold a slot while they wait.
     match &mut op.buffer {
         Buffer::Staged { slot, .. } => *slot = None,
-        Buffer::InPlace(_) if count > 0 => job.account(&mut op, Route::Cached, count, count as u64),
+        // Direct reads go on at a whole block.
+        Buffer::InPlace(_) if count > 0 => {
+            job.account(&mut op, Route::Cached, count, Alignment::BLOCK.down(count as u64));
+        }
         Buffer::InPlace(_) => {}
     }
     op.access = cold_access;
@@ -207,7 +200,7 @@ fn gives_up(job: &Job, op: &ReadOp, result: &io::Result<usize>, route: Route) ->
         Err(error)
             if route == Route::Gds
                 && job.route == Route::Auto
-                && (!is_transient(error) || op.stalls >= MAX_STALLS) =>
+                && (!is_transient(error) || op.is_out_of_patience()) =>
         {
             Some(Unavailable::new(error.to_string(), "see 'windlass doctor'"))
         }
@@ -258,16 +251,7 @@ fn aim(job: &Job, op: &mut ReadOp) {
         job.note_refusal(Refusal { what, path, why: why.clone() });
         op.access = Access::Buffered;
     }
-    let block = match op.access {
-        Access::Direct => Alignment::BLOCK,
-        Access::Buffered => Alignment::BYTE,
-    };
-    // Direct reads begin again at the block that is not whole, and take whole blocks: there is room for them.
-    let start = block.down(op.filled);
-    let len = extent.read.len() - start;
-    op.offset = extent.read.start() + start;
-    op.position = start as usize;
-    op.len = block.up(len).unwrap_or(len) as usize;
+    op.aim(extent.read);
 }
 
 /// What came of a read: `Some` if it must go on, `None` if it is finished or the load is over.
@@ -275,56 +259,35 @@ fn settle(job: &Job, mut op: ReadOp, result: io::Result<usize>, route: Route) ->
     if job.queue.is_stopped() {
         return None;
     }
-    let extent = job.extent(&op);
-    let whole = extent.read.len();
-    match result {
-        Ok(count) => {
-            let filled = (op.position as u64 + count as u64).min(whole);
-            if filled > op.filled {
-                op.stalls = 0;
-                job.account(&mut op, route, count, filled);
-            } else {
-                op.stalls += 1;
-            }
-            if op.filled == whole {
-                complete(job, op);
-                return None;
-            }
-            job.note_short_read();
-            if let Err(error) = job.check_unchanged(&op) {
-                job.fail(error);
-                return None;
-            }
-            if op.stalls > 0 && op.access == Access::Direct && !route.is_cufile() {
-                // Some file systems end direct reads short of the last, partial block.
-                let reason = format!("{} ends direct reads early", op.source.filesystem());
-                let why = Unavailable::new(reason, "");
-                if job.direct != DirectIo::Always {
-                    let path = Some(op.source.path().to_owned());
-                    job.note_refusal(Refusal { what: "direct reads".into(), path, why });
-                    op.access = Access::Buffered;
-                } else if op.stalls >= MAX_STALLS {
-                    job.fail(refused_direct(job, &op, why));
-                    return None;
-                }
-            }
-            if (op.stalls > MAX_EMPTY_STALLS && count == 0) || op.stalls > MAX_STALLS {
-                let ended = io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    "the file ends early, although its length says otherwise",
-                );
-                job.fail(read_error(job, &op, ended));
+    let whole = job.extent(&op).read.len();
+    let outcome = op.outcome(whole, result, route, |op, count, filled| job.account(op, route, count, filled));
+    if outcome.is_short() {
+        job.note_short_read();
+        if let Err(error) = job.check_unchanged(&op) {
+            job.fail(error);
+            return None;
+        }
+    }
+    match outcome {
+        Outcome::Complete => {
+            complete(job, op);
+            return None;
+        }
+        Outcome::Short => {}
+        Outcome::DirectEndsEarly { is_final } => {
+            let reason = format!("{} ends direct reads early", op.source.filesystem());
+            let why = Unavailable::new(reason, "");
+            if job.direct != DirectIo::Always {
+                let path = Some(op.source.path().to_owned());
+                job.note_refusal(Refusal { what: "direct reads".into(), path, why });
+                op.access = Access::Buffered;
+            } else if is_final {
+                job.fail(refused_direct(job, &op, why));
                 return None;
             }
         }
-        Err(error) if is_transient(&error) && op.stalls < MAX_STALLS => {
-            op.stalls += 1;
-            job.note_interruption();
-            if error.kind() == io::ErrorKind::WouldBlock {
-                thread::sleep(AGAIN_PAUSE);
-            }
-        }
-        Err(error) if op.access == Access::Direct && is_refusal_of_direct(&error) && !route.is_cufile() => {
+        Outcome::Interrupted => job.note_interruption(),
+        Outcome::DirectRefused(error) => {
             let reason = format!("{} refused a direct read: {error}", op.source.filesystem());
             let why = Unavailable::new(reason, "");
             if !job.may_read_buffered() {
@@ -334,7 +297,7 @@ fn settle(job: &Job, mut op: ReadOp, result: io::Result<usize>, route: Route) ->
             // `aim` reports it.
             op.source.refuse_direct(why);
         }
-        Err(error) => {
+        Outcome::Failed(error) => {
             job.fail(read_error(job, &op, error));
             return None;
         }
@@ -370,14 +333,6 @@ fn read_error(job: &Job, op: &ReadOp, source: io::Error) -> Error {
     let tensor = job.tensor_name(op);
     let range = crate::ByteRange::new(extent.read.start() + op.filled, extent.read.end());
     Error::Io { operation: "read", path: op.source.path().to_owned(), tensor, range, source }
-}
-
-fn is_transient(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
-}
-
-fn is_refusal_of_direct(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
 fn with_faults(job: &Job, lane: AnyLane) -> AnyLane {

@@ -13,6 +13,7 @@ use crate::{
     device::{CopyQueue, Device},
     host::usage::Usage,
     memory::{self, Arena, Block, DeviceBlock, Fill, MemoryRequest, SlotKind, Slots, WriteRegion},
+    parallel::lock,
     plan::{Extent, Plan, PlanOptions, Target},
     report::{Carrier, Refusal, Retries},
     route::{Buffer, ReadOp, Route, SourceFile, Unavailable},
@@ -20,7 +21,7 @@ use crate::{
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Instant,
@@ -555,9 +556,4 @@ fn fills_and_buffers(plan: &Plan, arenas: Vec<Arc<Arena>>) -> Result<(Vec<Fill>,
         })
         .collect::<Result<_>>()?;
     Ok((fills, buffers))
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these locks guard is consistent between any two statements, so a panic elsewhere does not spoil it.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,6 +4,7 @@
 //! with reads from the `queue`, as many at once as its `window` says; `job` turns finished reads into tensors,
 //! `delivery` those that go to a device, for which `direct` is the path past the host. `mapped` is the route without reads.
 
+mod array;
 mod assign;
 mod checkpoint;
 mod delivery;
@@ -17,6 +18,7 @@ mod queue;
 mod tensor;
 mod window;
 
+pub use array::OpenArray;
 pub use checkpoint::{Checkpoint, load};
 pub use loading::{Arrival, Loading, Progress};
 pub use options::{DeviceAllocator, DirectIo, LoadOptions, NumaPlacement};

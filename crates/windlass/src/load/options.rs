@@ -4,7 +4,7 @@
 #[cfg(feature = "fault-injection")]
 use crate::route::fault::FaultScript;
 use crate::{
-    Alignment, DeviceId, Dtype, Error, Result,
+    Alignment, DeviceId, Dtype, Error, Result, environment,
     memory::{HugePages, LentMemory, MemoryPool},
     plan::{Cast, Destination, Layout, PlanOptions, Selection},
     route::Route,
@@ -153,16 +153,7 @@ impl LoadOptions {
     /// [`Error::InvalidOption`] names the variable.
     pub fn from_env() -> Result<Self> {
         let mut options = Self::default();
-        for (variable, option) in VARIABLES {
-            if let Ok(value) = std::env::var(variable) {
-                options.set(option, &value).map_err(|error| match error {
-                    Error::InvalidOption { value, reason, .. } => {
-                        Error::InvalidOption { option: variable, value, reason }
-                    }
-                    other => other,
-                })?;
-            }
-        }
+        environment::apply(&VARIABLES, |option, value| options.set(option, value))?;
         Ok(options)
     }
 
@@ -205,13 +196,7 @@ impl LoadOptions {
                 }
             }
             "memory_budget" => self.memory_budget_bytes = Some(bytes("memory_budget", value)?),
-            "populate" => {
-                self.populate = value.to_ascii_lowercase().parse().map_err(|_| Error::InvalidOption {
-                    option: "populate",
-                    value: value.to_owned(),
-                    reason: "it is true or false".into(),
-                })?;
-            }
+            "populate" => self.populate = environment::boolean("populate", value)?,
             _ => {
                 let known: Vec<&str> = VARIABLES.iter().map(|(_, option)| *option).collect();
                 return Err(Error::InvalidOption {

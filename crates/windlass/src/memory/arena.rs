@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::{
+    borrowed::Borrowed,
     coverage::Coverage,
     mapping::{HUGE_PAGE_BYTES, Mapping},
     pool::PoolPiece,
@@ -40,6 +41,7 @@ pub(super) enum Backing {
     Own(Mapping),
     Pooled(PoolPiece),
     File(Mapping),
+    Borrowed(Borrowed),
     /// Leaked.
     Gone,
 }
@@ -55,6 +57,7 @@ impl Arena {
         match &self.memory {
             Backing::Own(mapping) | Backing::File(mapping) => mapping.pointer(offset),
             Backing::Pooled(piece) => piece.pointer(offset),
+            Backing::Borrowed(memory) => memory.pointer(offset),
             Backing::Gone => unreachable!("an arena is asked for its memory while it is dropped"),
         }
     }
@@ -78,7 +81,7 @@ impl Arena {
     pub(crate) fn populate_for_reading(&self, range: ByteRange) -> std::io::Result<()> {
         match &self.memory {
             Backing::File(mapping) => mapping.populate_for_reading(range),
-            Backing::Own(_) | Backing::Pooled(_) | Backing::Gone => Ok(()),
+            Backing::Own(_) | Backing::Pooled(_) | Backing::Borrowed(_) | Backing::Gone => Ok(()),
         }
     }
 
@@ -154,11 +157,17 @@ pub(crate) struct WriteRegion {
 }
 
 impl WriteRegion {
+    /// Where its first byte will be.
+    pub(crate) fn address(&self) -> usize {
+        self.arena.pointer(self.start).addr().get()
+    }
+
     /// The bytes. They hold zeros or what a failed attempt left.
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: `Fill::new` hands out each byte of an arena in at most one region, regions are not `Clone`,
         // and blocks over these bytes exist only after the region was consumed by `Fill::complete`. The arena,
-        // held by the region, keeps the bytes mapped; anonymous memory is initialised by the kernel.
+        // held by the region, keeps the bytes mapped; anonymous memory is initialised by the kernel, borrowed memory by
+        // its lender.
         unsafe { slice::from_raw_parts_mut(self.arena.pointer(self.start).as_ptr(), self.len) }
     }
 }

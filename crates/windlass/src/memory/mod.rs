@@ -2,7 +2,9 @@
 //! who write it and those who read it; `mapping` is the only place that maps memory.
 
 mod arena;
+mod borrowed;
 pub(crate) mod budget;
+mod copying;
 mod coverage;
 mod device;
 mod mapping;
@@ -11,6 +13,8 @@ mod slot;
 
 pub use arena::Block;
 pub(crate) use arena::{Arena, Fill, WriteRegion};
+pub(crate) use borrowed::advise_huge_pages;
+pub(crate) use copying::{Copying, may_be_under_way};
 pub(crate) use device::{DeviceArena, DeviceFill};
 pub use device::{DeviceBlock, LentMemory};
 pub use pool::MemoryPool;
@@ -18,9 +22,10 @@ pub(crate) use slot::{Slot, SlotKind, Slots};
 
 use crate::{Error, Result, device::Device};
 use arena::Backing;
+use borrowed::Borrowed;
 use mapping::{Mapping, Pages};
 use serde::{Deserialize, Serialize};
-use std::{fs::File, sync::Arc};
+use std::{fs::File, ptr::NonNull, sync::Arc};
 
 /// What pages arenas are made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +78,17 @@ pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> 
         mapping.prefer(node).map_err(failed("memory of that NUMA node"))?;
     }
     Ok(Arena::new(Backing::Own(mapping), len, request.user.clone()))
+}
+
+/// An arena of `len` bytes that belong to the caller.
+///
+/// # Safety
+/// The `len` bytes from `start` on must be valid for reads and writes and initialised, and nobody else may use them, as long as somebody
+/// holds a region of the arena.
+#[allow(unsafe_code)]
+pub(crate) unsafe fn borrow(start: NonNull<u8>, len: usize) -> Arc<Arena> {
+    // SAFETY: passed on; an arena asks for no byte past its length.
+    Arena::new(Backing::Borrowed(unsafe { Borrowed::new(start) }), len, None)
 }
 
 /// An arena that is a private view of the first `len` bytes of a file.

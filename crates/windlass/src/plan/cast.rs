@@ -17,7 +17,7 @@ impl Cast {
     pub const SOURCES: [Dtype; 5] = [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::F8E4M3, Dtype::F8E5M2];
 
     /// The conversion that turns tensors of type `from` into what a load with `dtype=to` delivers. Numbers that are
-    /// no floats, and those that are of that type already, stay what they are.
+    /// no floats, quantised ones included, and those that are of that type already, stay what they are.
     ///
     /// # Errors
     /// The types, if a float cannot be converted.
@@ -45,7 +45,7 @@ impl Cast {
 
     /// Bytes in memory of so many bytes in the file.
     pub(crate) fn resize(self, bytes: u64) -> Option<u64> {
-        (bytes / (self.from.bits() / 8)).checked_mul(self.to.bits() / 8)
+        (bytes / (self.from.block_bits() / 8)).checked_mul(self.to.block_bits() / 8)
     }
 }
 
@@ -59,7 +59,9 @@ fn is_float(dtype: Dtype) -> bool {
         | Dtype::I32
         | Dtype::U32
         | Dtype::I64
-        | Dtype::U64 => false,
+        | Dtype::U64
+        | Dtype::Quantized(_)
+        | Dtype::UnknownGgml(_) => false,
         Dtype::F4
         | Dtype::F6E2M3
         | Dtype::F6E3M2

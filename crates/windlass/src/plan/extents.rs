@@ -79,7 +79,7 @@ fn cut_staged(
             Destination::Device { .. } => options.block.down(catalog.file(tensor.file).len),
         };
         // No converted element may lie in two extents.
-        let element = tensor.cast.map_or(1, |cast| cast.from().bits() / 8);
+        let element = tensor.cast.map_or(1, |cast| cast.from().block_bits() / 8);
         // Runs with small gaps are read through; the others one by one.
         let dense = (runs.widest_gap() <= options.coalesce_gap_bytes).then(|| runs.span()).flatten();
         let sparse = (0..if dense.is_some() { 0 } else { runs.count() }).map(|i| runs.get(i));

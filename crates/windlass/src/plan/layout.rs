@@ -30,6 +30,11 @@ const KERNEL_ALIGNMENT: Alignment = match Alignment::new(16) {
     Some(alignment) => alignment,
     None => Alignment::BYTE,
 };
+/// What ggml promises its kernels of every tensor, and GGUF files keep by default.
+const QUANTIZED_ALIGNMENT: Alignment = match Alignment::new(32) {
+    Some(alignment) => alignment,
+    None => Alignment::BYTE,
+};
 /// Longest gap between two tensors that is kept on a device, so that one copy takes both.
 const MAX_KEPT_GAP_BYTES: u64 = 4096;
 /// Arenas of a device grow no further, so that memory comes back bit by bit as tensors are dropped.
@@ -150,7 +155,8 @@ fn kept_gap(last: &PlannedTensor, next: &Wanted) -> Option<u64> {
         return None;
     }
     let gap = next.runs.get(0).start().checked_sub(last.runs.get(0).end())?;
-    (gap <= MAX_KEPT_GAP_BYTES && KERNEL_ALIGNMENT.divides(last.place.end() + gap)).then_some(gap)
+    let alignment = if next.dtype.block_len() > 1 { QUANTIZED_ALIGNMENT } else { KERNEL_ALIGNMENT };
+    (gap <= MAX_KEPT_GAP_BYTES && alignment.divides(last.place.end() + gap)).then_some(gap)
 }
 
 /// One run of bytes, where the elements are aligned in memory if they are in the file.

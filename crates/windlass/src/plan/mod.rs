@@ -18,11 +18,11 @@ pub use transfer::Transfer;
 
 use crate::{
     Alignment, ByteRange, Catalog, Dtype,
-    catalog::{FileId, TensorId},
+    catalog::{FileId, TensorEntry, TensorId, gguf::ByteOrder},
 };
 use serde::{Deserialize, Serialize};
 use slice::Runs;
-use std::{collections::HashSet, ops::Range};
+use std::{collections::HashSet, fmt, ops::Range};
 
 /// Reads of one plan, at most: 64 TiB in chunks of the default size.
 const MAX_READS: u64 = 1 << 24;
@@ -111,6 +111,32 @@ pub enum PlanError {
         /// The type asked for.
         to: Dtype,
     },
+    /// A tensor is of a type that only its number is known of, so its size is not.
+    #[error(
+        "tensor '{tensor}' is of ggml type {id}, which this version does not know{}; exclude {}",
+        Others { count: *count, what: "such types" }, if *count == 1 { "it" } else { "them" }
+    )]
+    UnknownType {
+        /// Name of the first such tensor.
+        tensor: String,
+        /// Its type's number.
+        id: u32,
+        /// How many tensors that are wanted are of unknown types.
+        count: usize,
+    },
+    /// A tensor's numbers are in the other byte order, which nothing here would turn round.
+    #[error(
+        "tensor '{tensor}' of type {dtype} is big-endian{}; exclude {}, or convert the model to little-endian",
+        Others { count: *count, what: "that order" }, if *count == 1 { "it" } else { "them" }
+    )]
+    ByteOrder {
+        /// Name of the first such tensor.
+        tensor: String,
+        /// Its type.
+        dtype: Dtype,
+        /// How many tensors that are wanted are in that order.
+        count: usize,
+    },
     /// One tensor is requested more than once.
     #[error("tensor '{tensor}' is requested twice in one load")]
     RequestedTwice {
@@ -142,6 +168,44 @@ pub enum PlanError {
     /// Some offset or size does not fit 64 bits.
     #[error("the tensors are larger than any address space")]
     TooLarge,
+}
+
+/// How many tensors have the same problem as the one that is named.
+struct Others {
+    count: usize,
+    what: &'static str,
+}
+
+impl fmt::Display for Others {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.count > 1 {
+            write!(f, ", and {} tensors in all are of {}", self.count, self.what)?;
+        }
+        Ok(())
+    }
+}
+
+/// Fails for tensors whose bytes would mean nothing in memory.
+fn check_readable(catalog: &Catalog, requests: &[TensorRequest]) -> Result<(), PlanError> {
+    let is_unknown = |entry: &&TensorEntry| matches!(entry.dtype, Dtype::UnknownGgml(_));
+    let is_reversed = |entry: &&TensorEntry| {
+        let is_single_bytes = (entry.dtype.block_len(), entry.dtype.block_bits()) == (1, 8);
+        let header = catalog.file(entry.file).gguf();
+        !is_single_bytes && header.is_some_and(|header| header.byte_order == ByteOrder::Big)
+    };
+    let entries = || requests.iter().map(|request| catalog.tensor(request.tensor));
+    for entry in entries() {
+        let tensor = || entry.name.to_string();
+        if let Dtype::UnknownGgml(id) = entry.dtype {
+            let count = entries().filter(is_unknown).count();
+            return Err(PlanError::UnknownType { tensor: tensor(), id, count });
+        }
+        if is_reversed(&entry) {
+            let count = entries().filter(is_reversed).count();
+            return Err(PlanError::ByteOrder { tensor: tensor(), dtype: entry.dtype, count });
+        }
+    }
+    Ok(())
 }
 
 /// Sizes come from files, which may lie as far as a sparse file can: no plan may exhaust memory by itself.
@@ -269,6 +333,7 @@ impl Plan {
             let PlanOptions { chunk_bytes, block, .. } = *options;
             return Err(PlanError::Chunk { chunk_bytes, block: block.bytes() });
         }
+        check_readable(catalog, requests)?;
         let mut seen = HashSet::with_capacity(requests.len());
         let mut wanted = Vec::with_capacity(requests.len());
         for request in requests {

@@ -71,6 +71,15 @@ pub enum SliceError {
     /// Elements of less than a byte, cut inside a byte.
     #[error("the part does not begin and end on whole bytes, as a slice of packed elements must")]
     PartialByte,
+    /// Quantised elements, cut inside a block.
+    #[error(
+        "the part does not begin and end on whole blocks of {block_len} along the last dimension, as a slice of \
+         quantised elements must"
+    )]
+    PartialBlock {
+        /// Elements of a block.
+        block_len: u64,
+    },
     /// The tensor's own size does not fit 64 bits.
     #[error("the tensor is larger than any address space")]
     Overflow,
@@ -98,13 +107,14 @@ impl Runs {
         shape: &[u64],
         slice: &TensorSlice,
     ) -> Result<Self, SliceError> {
-        let sliced = slice.shape(shape)?;
-        if sliced.contains(&0) {
+        if slice.shape(shape)?.contains(&0) {
             return Ok(Self { start, run_len: 0, dimensions: Box::default(), count: 0 });
         }
+        let (shape, slice) = &in_blocks(shape, slice, dtype.block_len())?;
+        let sliced = slice.shape(shape)?;
         // No dimension is 0, so every product below divides the tensor's own size and cannot overflow.
         let mut strides = vec![0; shape.len()];
-        let mut stride_bits = dtype.bits();
+        let mut stride_bits = dtype.block_bits();
         for (stride, &size) in strides.iter_mut().zip(shape).rev() {
             *stride = stride_bits;
             stride_bits = stride_bits.checked_mul(size).ok_or(SliceError::Overflow)?;
@@ -197,6 +207,27 @@ impl Runs {
             Some((part, i * self.run_len + (part.start() - run.start())))
         })
     }
+}
+
+/// A shape and a slice of it whose last dimension counts blocks rather than elements.
+fn in_blocks(
+    shape: &[u64],
+    slice: &TensorSlice,
+    block_len: u64,
+) -> Result<(Vec<u64>, TensorSlice), SliceError> {
+    let (mut shape, mut slice) = (shape.to_vec(), slice.clone());
+    let rank = shape.len();
+    let partial = || SliceError::PartialBlock { block_len };
+    let blocks = |elements: u64| {
+        if elements.is_multiple_of(block_len) { Ok(elements / block_len) } else { Err(partial()) }
+    };
+    if let Some(last) = shape.last_mut() {
+        *last = blocks(*last)?;
+    }
+    if let Some(range) = rank.checked_sub(1).and_then(|last| slice.ranges.get_mut(last)) {
+        *range = blocks(range.start)?..blocks(range.end)?;
+    }
+    Ok((shape, slice))
 }
 
 /// The first of `0..count` for which `before` is false; it must be true for all smaller ones.
@@ -295,6 +326,20 @@ mod tests {
                 Err(error) => prop_assert_eq!(error, SliceError::PartialByte),
             }
         }
+    }
+
+    #[test]
+    fn quantised_elements_are_cut_between_blocks_or_refused() {
+        let q8_0 = Dtype::Quantized(crate::GgmlType::Q8_0);
+        let runs = |ranges| Runs::new(1000, q8_0, &[3, 96], &TensorSlice::new(ranges));
+        let rows = runs(vec![1..3]).unwrap();
+        assert_eq!((rows.count(), rows.get(0)), (1, ByteRange::at(1000 + 3 * 34, 2 * 3 * 34).unwrap()));
+        let columns = runs(vec![0..3, 32..96]).unwrap();
+        assert_eq!((columns.count(), columns.total_len()), (3, 3 * 2 * 34));
+        assert_eq!(columns.get(1), ByteRange::at(1000 + 4 * 34, 2 * 34).unwrap());
+        assert_eq!(runs(vec![0..3, 16..48]), Err(SliceError::PartialBlock { block_len: 32 }));
+        assert_eq!(runs(vec![0..3, 0..33]), Err(SliceError::PartialBlock { block_len: 32 }));
+        assert_eq!(runs(vec![0..3, 7..7]).unwrap().count(), 0);
     }
 
     #[test]

@@ -2,7 +2,13 @@
 //! hardware can do.
 
 use super::*;
-use crate::{Dtype, catalog::safetensors::Header};
+use crate::{
+    Dtype, GgmlType,
+    catalog::{
+        gguf::{self, Gguf, GgufTensor},
+        safetensors::Header,
+    },
+};
 use proptest::prelude::*;
 use std::path::Path;
 
@@ -12,8 +18,11 @@ fn model(tensors: &[(Dtype, Vec<u64>)], padding: usize) -> (Catalog, Vec<u8>) {
     (catalog, (0..len).map(|i| ((i * 31) >> 3) as u8 ^ i as u8).collect())
 }
 
-/// The catalog of a safetensors file, and its length.
+/// The catalog of a file that can hold these tensors, and its length.
 fn catalog(tensors: &[(Dtype, Vec<u64>)], padding: usize) -> (Catalog, u64) {
+    if tensors.iter().any(|(dtype, _)| !dtype.is_of_safetensors()) {
+        return catalog_of_gguf(tensors, padding as u64);
+    }
     let mut offset = 0;
     let mut entries = Vec::new();
     for (i, (dtype, shape)) in tensors.iter().enumerate() {
@@ -27,6 +36,28 @@ fn catalog(tensors: &[(Dtype, Vec<u64>)], padding: usize) -> (Catalog, u64) {
     let len = 8 + text.len() as u64 + offset;
     let header = Header::parse(text.as_bytes(), len).unwrap();
     (Catalog::from_header(Path::new("model.safetensors"), len, header).unwrap(), len)
+}
+
+/// The catalog of a GGUF file that is embedded in another, and the length of that.
+fn catalog_of_gguf(tensors: &[(Dtype, Vec<u64>)], offset: u64) -> (Catalog, u64) {
+    let data_start = offset + 64;
+    let mut end = data_start;
+    let place = |(i, (dtype, shape)): (usize, &(Dtype, Vec<u64>))| {
+        let start = data_start + (end - data_start).next_multiple_of(32);
+        let bytes = ByteRange::at(start, dtype.size_of(shape).unwrap()).unwrap();
+        end = bytes.end();
+        GgufTensor { name: format!("t{i}"), dtype: *dtype, shape: shape.clone(), bytes }
+    };
+    let tensors = tensors.iter().enumerate().map(place).collect();
+    let header = gguf::Header {
+        version: 3,
+        byte_order: ByteOrder::Little,
+        alignment: 32,
+        offset,
+        data_start,
+        metadata: gguf::KeyValues::default(),
+    };
+    (Catalog::from_header(Path::new("model.gguf"), end, Gguf { header, tensors }).unwrap(), end)
 }
 
 /// Does what an executor does, with `Vec`s for arenas.
@@ -86,7 +117,7 @@ fn carry_out(transfer: Transfer, slot: &[u8], put: &mut impl FnMut(usize, u64, u
             }
         }
         Transfer::Converted { cast, source, arena, destination, elements } => {
-            let len = elements * cast.from().bits() / 8;
+            let len = elements * cast.from().block_bits() / 8;
             let converted = converted(cast, &slot[source as usize..(source + len) as usize]);
             for (i, byte) in converted.into_iter().enumerate() {
                 put(arena, destination + i as u64, byte);
@@ -97,7 +128,7 @@ fn carry_out(transfer: Transfer, slot: &[u8], put: &mut impl FnMut(usize, u64, u
 
 /// Stands for a conversion: each element longer or shorter, and inverted.
 fn converted(cast: Cast, bytes: &[u8]) -> Vec<u8> {
-    let (from, to) = ((cast.from().bits() / 8) as usize, (cast.to().bits() / 8) as usize);
+    let (from, to) = ((cast.from().block_bits() / 8) as usize, (cast.to().block_bits() / 8) as usize);
     let resized = |element: &[u8]| element.iter().cycle().take(to).map(|byte| !byte).collect::<Vec<u8>>();
     bytes.chunks_exact(from).flat_map(resized).collect()
 }
@@ -140,6 +171,7 @@ fn check(plan: &Plan, catalog: &Catalog, file: &[u8], requests: &[TensorRequest]
         }
         let alignment = match options.destination {
             Destination::Host => entry.dtype.alignment(),
+            Destination::Device { .. } if entry.dtype.block_len() > 1 => 32,
             Destination::Device { .. } => 16,
         };
         assert_eq!(planned.place.start() % alignment, 0, "{} is misaligned", entry.name);
@@ -166,12 +198,29 @@ fn dtype() -> impl Strategy<Value = Dtype> {
 prop_compose! {
     fn tensor()(dtype in dtype(), shape in prop::collection::vec(0..24u64, 0..4)) -> (Dtype, Vec<u64>) {
         let mut shape = shape;
-        if dtype.bits() < 8 {
+        if dtype.block_bits() < 8 {
             // Whole bytes, as a valid file has.
             shape.push(4);
         }
         (dtype, shape)
     }
+}
+
+prop_compose! {
+    fn tensor_of_gguf()(
+        block in prop::sample::select(&GgmlType::ALL[..]),
+        shape in prop::collection::vec(0..4u64, 1..4),
+        is_plain in prop::bool::weighted(0.2),
+    ) -> (Dtype, Vec<u64>) {
+        let dtype = if is_plain { Dtype::F32 } else { Dtype::Quantized(block) };
+        let mut shape = shape;
+        *shape.last_mut().unwrap() *= dtype.block_len();
+        (dtype, shape)
+    }
+}
+
+fn tensors() -> impl Strategy<Value = Vec<(Dtype, Vec<u64>)>> {
+    prop_oneof![prop::collection::vec(tensor(), 0..12), prop::collection::vec(tensor_of_gguf(), 0..6)]
 }
 
 prop_compose! {
@@ -205,7 +254,7 @@ proptest! {
 
     #[test]
     fn every_wanted_byte_arrives_once_and_in_place(
-        (tensors, wishes) in prop::collection::vec(tensor(), 0..12)
+        (tensors, wishes) in tensors()
             .prop_flat_map(|tensors| { let count = tensors.len(); (Just(tensors), wishes(count)) }),
         padding in 0..70usize,
         options in options(),
@@ -217,16 +266,23 @@ proptest! {
             let entry = catalog.tensor(id);
             let ranges = cut.iter().zip(&*entry.shape).map(|((a, b), &size)| {
                 let (a, b) = ((a * (size + 1) as f64) as u64, (b * (size + 1) as f64) as u64);
-                a.min(b)..a.max(b)
+                let (start, end) = (a.min(b), a.max(b));
+                // Half of the cuts through quantised rows fall between blocks.
+                let unit = if (start + end) % 2 == 0 { entry.dtype.block_len() } else { 1 };
+                let unit = if size.is_multiple_of(unit) { unit } else { 1 };
+                start / unit * unit..end / unit * unit
             });
             let slice = TensorSlice::new(ranges.collect());
             match Plan::new(&catalog, &[TensorRequest { tensor: id, slice: slice.clone() }], &options) {
                 Ok(_) => requests.push(TensorRequest { tensor: id, slice }),
                 Err(PlanError::Cast { from, .. }) => prop_assert!(!Cast::SOURCES.contains(&from)),
-                Err(error) => prop_assert!(
-                    entry.dtype.bits() < 8 && matches!(error, PlanError::Slice { problem: SliceError::PartialByte, .. }),
-                    "{}", error
-                ),
+                Err(PlanError::Slice { problem: SliceError::PartialByte, .. }) => {
+                    prop_assert!(entry.dtype.block_bits() < 8);
+                }
+                Err(PlanError::Slice { problem: SliceError::PartialBlock { block_len }, .. }) => {
+                    prop_assert!(block_len > 1 && block_len == entry.dtype.block_len());
+                }
+                Err(error) => prop_assert!(false, "{}", error),
             }
         }
         let plan = Plan::new(&catalog, &requests, &options).unwrap();

@@ -66,7 +66,7 @@ pub(super) fn transfers(plan: &Plan, extent: &Extent) -> Vec<Transfer> {
                     source,
                     arena,
                     destination: tensor.place.start() + cast.resize(before).unwrap_or(u64::MAX),
-                    elements: part.len() / (cast.from().bits() / 8),
+                    elements: part.len() / (cast.from().block_bits() / 8),
                 },
             };
             match last.map(|last| join(last, next)) {

@@ -2,7 +2,7 @@
 //!
 //! `source` opens files and finds out what each can do; `residency` says what the page cache holds. There is a file for
 //! each backend: `uring` implements `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking` makes
-//! lanes of that. What to do with a completion is not decided here but in `load::drive`, once for all backends.
+//! lanes of that. `outcome` says what a completion means, once for all backends and for loads and readers.
 
 mod blocking;
 mod cached;
@@ -10,6 +10,7 @@ mod cached;
 pub mod fault;
 mod filesystem;
 pub(crate) mod gds;
+mod outcome;
 pub(crate) mod residency;
 mod source;
 mod threads;
@@ -19,6 +20,7 @@ pub(crate) use blocking::{BlockingLane, BlockingRead};
 pub(crate) use cached::CachedCopy;
 pub(crate) use filesystem::{FileSystem, FileSystemKind};
 pub(crate) use gds::CuFileRead;
+pub(crate) use outcome::{Outcome, is_transient};
 pub(crate) use residency::Probe;
 pub(crate) use source::{SourceFile, open_direct};
 pub(crate) use threads::Pread;

@@ -6,11 +6,7 @@ use super::{
     filesystem::{FileSystem, FileSystemKind},
     residency::Probe,
 };
-use crate::{
-    Alignment, ByteRange, Error, Result,
-    catalog::{FileIdentity, OpenFile},
-    device::DirectFile,
-};
+use crate::{Alignment, ByteRange, Result, catalog::OpenFile, device::DirectFile};
 use rustix::{
     fs::{AtFlags, Mode, OFlags, StatxFlags},
     io::Errno,
@@ -50,6 +46,10 @@ impl SourceFile {
 
     pub(crate) fn path(&self) -> &Path {
         &self.open.path
+    }
+
+    pub(crate) fn open_file(&self) -> &OpenFile {
+        &self.open
     }
 
     pub(crate) fn filesystem(&self) -> FileSystem {
@@ -112,21 +112,7 @@ impl SourceFile {
         needed: ByteRange,
         tensor_at: impl FnOnce(u64) -> Option<String>,
     ) -> Result<()> {
-        let now = FileIdentity::of(&self.open.file).map_err(|source| self.open.io_error("stat", source))?;
-        let Some(change) = self.open.identity.change(&now) else { return Ok(()) };
-        let (path, file_len) = (self.open.path.clone(), now.len());
-        Err(if file_len < needed.end() {
-            let tensor = tensor_at(file_len.max(needed.start()));
-            Error::Truncated { path, tensor, needed, file_len }
-        } else {
-            Error::Changed { path, tensor: tensor_at(needed.start()), change }
-        })
-    }
-}
-
-impl OpenFile {
-    fn io_error(&self, operation: &'static str, source: io::Error) -> Error {
-        Error::Io { operation, path: self.path.clone(), tensor: None, range: None, source }
+        self.open.check_unchanged(needed, tensor_at)
     }
 }
 

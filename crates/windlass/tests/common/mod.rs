@@ -9,7 +9,9 @@
     clippy::print_stderr
 )]
 
+pub mod gguf;
 pub mod on_device;
+pub mod reading;
 pub mod stand_in;
 
 use std::{
@@ -91,10 +93,74 @@ pub fn mixed_model(directory: &Path) -> (PathBuf, Vec<u8>) {
     (path, file)
 }
 
+/// A tensor of a GGUF file, as it must come out of a load.
+#[derive(Clone, Debug)]
+pub struct GgufTensor {
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<u64>,
+    pub bytes: Vec<u8>,
+}
+
+/// A tensor whose bytes are a function of its name. `shape` is slowest first, as everywhere but in the file.
+pub fn gguf_tensor(name: &str, type_id: u32, shape: &[u64]) -> (GgufTensor, gguf::Tensor) {
+    let dtype = Dtype::from_ggml(type_id).unwrap();
+    let mut state = name.bytes().fold(1u64, |state, byte| state.wrapping_mul(31).wrapping_add(byte.into()));
+    let bytes: Vec<u8> = (0..dtype.size_of(shape).unwrap())
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as u8
+        })
+        .collect();
+    let dimensions: Vec<u64> = shape.iter().rev().copied().collect();
+    let written = gguf::Tensor { name: name.into(), dimensions, type_id, offset: None, bytes: bytes.clone() };
+    (GgufTensor { name: name.into(), dtype, shape: shape.to_vec(), bytes }, written)
+}
+
+/// Writes a GGUF file of these tensors and a few keys.
+pub fn write_gguf(path: &Path, tensors: &[(&str, u32, &[u64])]) -> Vec<GgufTensor> {
+    let mut writer = gguf::Writer::default().key("general.architecture", "test");
+    let mut expected = Vec::new();
+    for (name, type_id, shape) in tensors {
+        let (tensor, written) = gguf_tensor(name, *type_id, shape);
+        expected.push(tensor);
+        writer.tensors.push(written);
+    }
+    fs::write(path, writer.finish()).unwrap();
+    expected
+}
+
+/// A GGUF model with every type of ggml, sizes from nothing to several chunks.
+pub fn mixed_gguf(directory: &Path) -> (PathBuf, Vec<GgufTensor>) {
+    let known = |&id: &u32| Dtype::from_ggml(id).is_some_and(|dtype| !matches!(dtype, Dtype::UnknownGgml(_)));
+    let names: Vec<(String, u32)> = (0..43).filter(known).map(|id| (format!("small.{id}"), id)).collect();
+    let mut tensors: Vec<(&str, u32, &[u64])> =
+        names.iter().map(|(name, id)| (name.as_str(), *id, [3, 256].as_slice())).collect();
+    tensors.push(("empty", 12, &[0, 256]));
+    tensors.push(("scalar", 28, &[]));
+    tensors.push(("large", 12, &[3000, 2048]));
+    tensors.push(("experts", 39, &[8, 64, 2048]));
+    tensors.push(("tail", 24, &[77]));
+    let path = directory.join("mixed.gguf");
+    let expected = write_gguf(&path, &tensors);
+    (path, expected)
+}
+
+/// Fails unless `loaded` is exactly these tensors.
+pub fn assert_is_gguf(loaded: &Loaded, expected: &[GgufTensor]) {
+    assert_eq!(loaded.tensors().len(), expected.len());
+    for GgufTensor { name, dtype, shape, bytes } in expected {
+        let tensor = loaded.get(name).unwrap_or_else(|| panic!("{name} is missing"));
+        assert_eq!((tensor.dtype(), tensor.shape()), (*dtype, shape.as_slice()), "{name}");
+        assert!(*tensor.bytes().unwrap() == **bytes, "{name} has other bytes");
+    }
+}
+
 /// Descriptors, threads and memory mappings of this process: what a load must not leave behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Footprint {
     pub descriptors: usize,
+    /// Threads with a name of the engine's or the kernel's rings': the harness starts and ends others as it likes.
     pub threads: usize,
     /// Bytes of mappings that asked for huge pages: arenas, and nothing that libc or Rust map by themselves.
     pub arena_kib: u64,
@@ -114,7 +180,12 @@ impl Footprint {
                 arena_kib += size;
             }
         }
-        Self { descriptors: count("/proc/self/fd"), threads: count("/proc/self/task"), arena_kib }
+        let threads = fs::read_dir("/proc/self/task").unwrap().filter(|thread| {
+            // One that has just ended has no name any more.
+            let name = fs::read_to_string(thread.as_ref().unwrap().path().join("comm")).unwrap_or_default();
+            ["windlass", "iou-", "fake-cuda"].iter().any(|prefix| name.starts_with(prefix))
+        });
+        Self { descriptors: count("/proc/self/fd"), threads: threads.count(), arena_kib }
     }
 }
 

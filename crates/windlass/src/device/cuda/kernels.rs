@@ -64,7 +64,7 @@ impl Kernel {
     pub(super) fn source_len(self, segment: &Segment) -> u64 {
         match self {
             Self::Copy => segment.count,
-            Self::Cast(cast) => segment.count * (cast.from().bits() / 8),
+            Self::Cast(cast) => segment.count * (cast.from().block_bits() / 8),
         }
     }
 }

@@ -1,0 +1,98 @@
+//! From headers to a catalog: one list of tensors with unique names.
+#![forbid(unsafe_code)]
+
+use super::{
+    Catalog, FileEntry, FileHeader, TensorEntry, TensorId, file_id, format::Located, index, tensor_id,
+};
+use crate::{Error, Result};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// A catalog to which files are still being added.
+#[derive(Default)]
+pub(super) struct Builder {
+    files: Vec<FileEntry>,
+    tensors: Vec<TensorEntry>,
+    by_name: HashMap<Arc<str>, TensorId>,
+    notes: Vec<String>,
+}
+
+impl Builder {
+    pub(super) fn file_count(&self) -> usize {
+        self.files.len()
+    }
+
+    pub(super) fn add_file(
+        &mut self,
+        path: &Path,
+        len: u64,
+        header: FileHeader,
+        index: Option<&(PathBuf, index::Index)>,
+    ) -> Result<()> {
+        let file = file_id(self.files.len());
+        let first_tensor = tensor_id(self.tensors.len());
+        let (format, tensors) = header.into_parts(len)?;
+        let mut unlisted = 0usize;
+        self.tensors.reserve(tensors.len());
+        self.by_name.reserve(tensors.len());
+        for Located { name, dtype, shape, bytes } in tensors {
+            if let Some((index_path, index)) = index {
+                let folder = index_path.parent().unwrap_or(Path::new(""));
+                match index.weight_map.get(&name) {
+                    Some(owner) if folder.join(owner) != path => {
+                        self.notes.push(format!(
+                            "tensor '{name}' of {} is left out: the index takes it from '{owner}'",
+                            path.display()
+                        ));
+                        continue;
+                    }
+                    Some(_) => {}
+                    None => unlisted += 1,
+                }
+            }
+            let name: Arc<str> = name.into();
+            let id = tensor_id(self.tensors.len());
+            if let Some(first) = self.by_name.insert(name.clone(), id) {
+                let first = self.tensors[first.index()].file;
+                return Err(Error::DuplicateTensor {
+                    tensor: name.to_string(),
+                    first: self.files[first.index()].path.clone(),
+                    second: path.to_owned(),
+                });
+            }
+            self.tensors.push(TensorEntry { name, dtype, shape: shape.into(), file, bytes });
+        }
+        if unlisted > 0 {
+            self.notes.push(format!(
+                "{unlisted} tensors of {} are not in the index; they are included",
+                path.display()
+            ));
+        }
+        if u32::try_from(self.tensors.len()).is_err() || u32::try_from(self.files.len()).is_err() {
+            return Err(Error::Internal("more than 2^32 tensors or files in one catalog".into()));
+        }
+        let tensors = first_tensor.0..tensor_id(self.tensors.len()).0;
+        self.files.push(FileEntry { path: path.to_owned(), len, format, tensors });
+        Ok(())
+    }
+
+    /// Each tensor that the index lists must be in the file that it names.
+    pub(super) fn check_index(&self, path: &Path, index: &index::Index, first_file: usize) -> Result<()> {
+        for (tensor, file) in &index.weight_map {
+            let found = self.by_name.get(tensor.as_str()).map(|id| self.tensors[id.index()].file);
+            if found.is_none_or(|found| found.index() < first_file) {
+                let problem = index::IndexError::MissingTensor { tensor: tensor.clone(), file: file.clone() };
+                return Err(Error::InvalidIndex { path: path.to_owned(), problem });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(self) -> Catalog {
+        let Self { files, tensors, by_name, notes } = self;
+        Catalog { files, tensors, by_name, notes }
+    }
+}

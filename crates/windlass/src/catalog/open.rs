@@ -1,0 +1,353 @@
+//! From paths to open files and their headers, of split models those of every file.
+#![forbid(unsafe_code)]
+
+use super::{
+    FileHeader, FormatError, OpenOptions,
+    format::foreign,
+    gguf::{self, ByteSource, Gguf, GgufError, split::Part},
+    safetensors::{self, Header, HeaderError, LENGTH_PREFIX_BYTES},
+};
+use crate::{ByteRange, Error, Result, parallel};
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    fs::File,
+    io,
+    os::unix::fs::{FileExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+/// Headers that are read at the same time.
+const PARALLEL_HEADERS: usize = 16;
+
+/// What tells a file from another of the same name, and from itself before it was rewritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileIdentity {
+    device: u64,
+    inode: u64,
+    len: u64,
+    modified_ns: i128,
+}
+
+impl FileIdentity {
+    /// The identity of an open file.
+    ///
+    /// # Errors
+    /// Those of `fstat`.
+    pub fn of(file: &File) -> io::Result<Self> {
+        let stat = file.metadata()?;
+        Ok(Self {
+            device: stat.dev(),
+            inode: stat.ino(),
+            len: stat.len(),
+            modified_ns: i128::from(stat.mtime()) * 1_000_000_000 + i128::from(stat.mtime_nsec()),
+        })
+    }
+
+    /// Length of the file in bytes.
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the file has no byte.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device number that the file lies on.
+    pub const fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// What is different in `now`, in words, or `None` if it is the same file, unchanged.
+    pub fn change(&self, now: &Self) -> Option<String> {
+        if (self.device, self.inode) != (now.device, now.inode) {
+            Some("another file has taken its name".into())
+        } else if self.len != now.len {
+            Some(format!("it had {} bytes and now has {}", self.len, now.len))
+        } else if self.modified_ns != now.modified_ns {
+            Some("its modification time moved".into())
+        } else {
+            None
+        }
+    }
+}
+
+/// A file of a catalog, still open from the reading of its header: nobody can swap it for another.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+    pub(crate) identity: FileIdentity,
+}
+
+impl OpenFile {
+    /// Opens a regular file.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        // Before it is opened: opening a pipe waits for whoever writes to it.
+        let stat = std::fs::metadata(path).map_err(|source| open_error(path, source))?;
+        if !stat.is_file() {
+            return Err(not_a_file(path));
+        }
+        Self::from_file(File::open(path).map_err(|source| open_error(path, source))?, path)
+    }
+
+    /// Takes an open file over, which must be a regular one.
+    pub(crate) fn from_file(file: File, path: &Path) -> Result<Self> {
+        let stat = |source| Error::Io {
+            operation: "stat",
+            path: path.to_owned(),
+            tensor: None,
+            range: None,
+            source,
+        };
+        if !file.metadata().map_err(stat)?.is_file() {
+            return Err(not_a_file(path));
+        }
+        let identity = FileIdentity::of(&file).map_err(stat)?;
+        Ok(Self { path: path.to_owned(), file, identity })
+    }
+
+    /// Fails if the file is no longer what it was when its header was read. `needed` are the bytes at stake,
+    /// `tensor_at` gives the tensor that holds one of them.
+    pub(crate) fn check_unchanged(
+        &self,
+        needed: ByteRange,
+        tensor_at: impl FnOnce(u64) -> Option<String>,
+    ) -> Result<()> {
+        let now = FileIdentity::of(&self.file).map_err(|source| self.io_error("stat", source))?;
+        let Some(change) = self.identity.change(&now) else { return Ok(()) };
+        let (path, file_len) = (self.path.clone(), now.len());
+        Err(if file_len < needed.end() {
+            let tensor = tensor_at(file_len.max(needed.start()));
+            Error::Truncated { path, tensor, needed, file_len }
+        } else {
+            Error::Changed { path, tensor: tensor_at(needed.start()), change }
+        })
+    }
+
+    pub(crate) fn io_error(&self, operation: &'static str, source: io::Error) -> Error {
+        Error::Io { operation, path: self.path.clone(), tensor: None, range: None, source }
+    }
+}
+
+fn not_a_file(path: &Path) -> Error {
+    Error::NotFound { path: path.to_owned(), reason: "not a regular file".into() }
+}
+
+impl ByteSource for OpenFile {
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.identity.len())
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        FileExt::read_exact_at(&self.file, buffer, offset)
+    }
+}
+
+/// Opens the files and parses their headers, several at a time, keeping their order.
+pub(super) fn read_headers(paths: &[PathBuf], options: &OpenOptions) -> Result<Vec<(OpenFile, FileHeader)>> {
+    parallel::map(paths, PARALLEL_HEADERS, |path| read_header(path, options)).into_iter().collect()
+}
+
+/// The files that were `found`, with all others of those that are part of a split model, in order. `split_models` are
+/// the first files of those that are complete already: any other file of them is not wanted again.
+pub(super) fn with_siblings(
+    found: Vec<(OpenFile, FileHeader)>,
+    split_models: &mut HashSet<PathBuf>,
+    options: &OpenOptions,
+) -> Result<Vec<(OpenFile, FileHeader)>> {
+    let mut complete = Vec::with_capacity(found.len());
+    let mut waiting = VecDeque::from(found);
+    while let Some((file, header)) = waiting.pop_front() {
+        let Some(gguf) = header.gguf() else {
+            complete.push((file, header));
+            continue;
+        };
+        let Some(part) = Part::of(&gguf.header) else {
+            Part::check_whole(&gguf.header, gguf.tensors.len() as u64)
+                .map_err(|problem| invalid(&file.path, problem))?;
+            complete.push((file, header));
+            continue;
+        };
+        let siblings = part.siblings(&file.path).map_err(|problem| invalid(&file.path, problem))?;
+        if siblings.first().is_some_and(|first| !split_models.insert(first.clone())) {
+            continue;
+        }
+        let names: HashSet<&PathBuf> = siblings.iter().collect();
+        let (together, others): (Vec<_>, Vec<_>) =
+            waiting.into_iter().partition(|(other, _)| names.contains(&other.path));
+        waiting = others.into();
+        let path = file.path.clone();
+        let mut model: HashMap<PathBuf, _> = [(file, header)]
+            .into_iter()
+            .chain(together)
+            .map(|(file, header)| (file.path.clone(), (file, header)))
+            .collect();
+        let missing: Vec<_> =
+            siblings.iter().filter(|sibling| !model.contains_key(*sibling)).cloned().collect();
+        for (file, header) in read_siblings(&missing, &path, options)? {
+            model.insert(file.path.clone(), (file, header));
+        }
+        let in_order = siblings.iter().filter_map(|sibling| model.remove(sibling)).collect();
+        if let Some(left_over) = model.keys().next() {
+            let path = left_over.display();
+            return Err(Error::Internal(format!("{path} is not among the files of its own model")));
+        }
+        complete.extend(checked_model(part, in_order)?);
+    }
+    Ok(complete)
+}
+
+fn read_siblings(
+    missing: &[PathBuf],
+    of: &Path,
+    options: &OpenOptions,
+) -> Result<Vec<(OpenFile, FileHeader)>> {
+    read_headers(missing, options).map_err(|error| match error {
+        Error::NotFound { path, reason } => {
+            let reason = format!("{reason}; {} is part of the same split model", of.display());
+            Error::NotFound { path, reason }
+        }
+        other => other,
+    })
+}
+
+/// All files of a split model, in order, if each of them says so.
+fn checked_model(part: Part, model: Vec<(OpenFile, FileHeader)>) -> Result<Vec<(OpenFile, FileHeader)>> {
+    let mut tensors = 0;
+    for (number, (file, header)) in (0..).zip(&model) {
+        let Some(gguf) = header.gguf() else {
+            return Err(file.gguf_error(gguf::no_magic(file, 0)));
+        };
+        part.check_member(&gguf.header, number).map_err(|problem| invalid(&file.path, problem))?;
+        tensors += gguf.tensors.len() as u64;
+    }
+    if let Some((file, header)) = model.first()
+        && let Some(gguf) = header.gguf()
+    {
+        part.check_tensors(&gguf.header, tensors).map_err(|problem| invalid(&file.path, problem))?;
+    }
+    Ok(model)
+}
+
+fn read_header(path: &Path, options: &OpenOptions) -> Result<(OpenFile, FileHeader)> {
+    let open_file = OpenFile::open(path)?;
+    let header = header_of(&open_file, options)?;
+    Ok((open_file, header))
+}
+
+fn header_of(open_file: &OpenFile, options: &OpenOptions) -> Result<FileHeader> {
+    let header = parsed_header(open_file, options);
+    // Before any error of the header: a file that is being written may say anything.
+    open_file.check_unchanged(ByteRange::default(), |_| None)?;
+    header
+}
+
+fn parsed_header(open_file: &OpenFile, options: &OpenOptions) -> Result<FileHeader> {
+    if is_gguf(open_file, options)? {
+        return read_gguf(open_file, options);
+    }
+    let is_named_gguf =
+        open_file.path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    match read_safetensors(open_file) {
+        // It was meant to be a GGUF: that it is none is what is wrong with it.
+        Err(Error::InvalidFile { .. }) if is_named_gguf => read_gguf(open_file, options),
+        header => header.map(FileHeader::from),
+    }
+}
+
+fn read_gguf(open_file: &OpenFile, options: &OpenOptions) -> Result<FileHeader> {
+    let parsed = Gguf::parse(open_file, options).map_err(|problem| open_file.gguf_error(problem));
+    parsed.map(FileHeader::from)
+}
+
+/// Whether the first bytes are those of GGUF. Nothing else can be looked for inside a file.
+fn is_gguf(open_file: &OpenFile, options: &OpenOptions) -> Result<bool> {
+    let mut magic = [0; gguf::MAGIC.len()];
+    if options.offset == 0 && open_file.identity.len() >= magic.len() as u64 {
+        read_exactly(open_file, &mut magic, 0)?;
+    }
+    Ok(options.offset > 0 || magic == gguf::MAGIC)
+}
+
+fn read_safetensors(open_file: &OpenFile) -> Result<Header> {
+    let invalid = |problem: HeaderError| invalid(&open_file.path, problem);
+    let file_len = open_file.identity.len();
+    if file_len < LENGTH_PREFIX_BYTES {
+        return Err(invalid(HeaderError::TooShort { file_len }));
+    }
+    let mut prefix = [0; 8];
+    read_exactly(open_file, &mut prefix, 0)?;
+    let header_len = safetensors::header_len(prefix, file_len).map_err(|problem| {
+        // Text and archives look like a header of many exabytes.
+        let mut beginning = [0; 32];
+        let len = beginning.len().min(file_len as usize);
+        let what = open_file.read_exact_at(&mut beginning[..len], 0).ok().and_then(|()| foreign(&beginning));
+        match what {
+            Some(what) => self::invalid(&open_file.path, FormatError::Foreign { what }),
+            None => invalid(problem),
+        }
+    })?;
+    let mut text =
+        vec![0; usize::try_from(header_len).map_err(|_| invalid(HeaderError::TooLarge { header_len }))?];
+    read_exactly(open_file, &mut text, LENGTH_PREFIX_BYTES)?;
+    Header::parse(&text, file_len).map_err(invalid)
+}
+
+fn invalid(path: &Path, problem: impl Into<FormatError>) -> Error {
+    Error::InvalidFile { path: path.to_owned(), problem: problem.into() }
+}
+
+fn read_exactly(open_file: &OpenFile, buffer: &mut [u8], offset: u64) -> Result<()> {
+    let range = ByteRange::at(offset, buffer.len() as u64).unwrap_or_default();
+    open_file.read_exact_at(buffer, offset).map_err(|source| open_file.read_error(range, source))
+}
+
+impl OpenFile {
+    /// The error of a failed read of bytes that the file had when it was opened.
+    fn read_error(&self, range: ByteRange, source: io::Error) -> Error {
+        let path = self.path.clone();
+        if source.kind() == io::ErrorKind::UnexpectedEof {
+            let file_len = self.file.metadata().map_or(0, |stat| stat.len());
+            return Error::Truncated { path, tensor: None, needed: range, file_len };
+        }
+        Error::Io { operation: "read", path, tensor: None, range: Some(range), source }
+    }
+
+    /// The error of a GGUF file that could not be used.
+    pub(crate) fn gguf_error(&self, problem: GgufError) -> Error {
+        match problem {
+            GgufError::Io { range, source } => self.read_error(range, source),
+            problem => invalid(&self.path, problem),
+        }
+    }
+}
+
+/// The error of a failed `open`.
+pub(crate) fn open_error(path: &Path, source: io::Error) -> Error {
+    if source.kind() == io::ErrorKind::NotFound {
+        return Error::NotFound { path: path.to_owned(), reason: "no such file".into() };
+    }
+    Error::Io { operation: "open", path: path.to_owned(), tensor: None, range: None, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_file_that_is_written_while_its_header_is_read_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.gguf");
+        std::fs::write(&path, [b"GGUF".as_slice(), &3u32.to_le_bytes(), &[0; 16]].concat()).unwrap();
+        let open_file = OpenFile::open(&path).unwrap();
+        assert!(header_of(&open_file, &OpenOptions::default()).is_ok());
+        File::options().append(true).open(&path).unwrap().write_all(b"more").unwrap();
+        let found = header_of(&open_file, &OpenOptions::default()).unwrap_err();
+        assert!(matches!(found, Error::Changed { tensor: None, .. }), "{found:?}");
+        std::fs::write(&path, b"{}").unwrap();
+        let found = header_of(&open_file, &OpenOptions::default()).unwrap_err();
+        assert!(matches!(found, Error::Changed { tensor: None, .. }), "{found:?}");
+    }
+}

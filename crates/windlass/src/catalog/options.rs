@@ -1,0 +1,29 @@
+//! How files are opened.
+#![forbid(unsafe_code)]
+
+use crate::{Result, environment};
+
+/// How headers are found and how strictly they are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenOptions {
+    /// Takes GGUF files that break the specification where no harm comes of it; see [`gguf`](super::gguf). Safetensors
+    /// files have no such leeway.
+    pub lenient: bool,
+    /// Where the GGUF begins in each file, in bytes: 0 unless it is embedded in something else.
+    pub offset: u64,
+}
+
+impl OpenOptions {
+    /// The defaults, changed by `WINDLASS_LENIENT` (`true` or `false`). An offset is about one file: no variable sets it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`](crate::Error::InvalidOption) names the variable.
+    pub fn from_env() -> Result<Self> {
+        let mut options = Self::default();
+        environment::apply(&[("WINDLASS_LENIENT", "lenient")], |option, value| {
+            options.lenient = environment::boolean(option, value)?;
+            Ok(())
+        })?;
+        Ok(options)
+    }
+}

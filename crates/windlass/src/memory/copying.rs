@@ -1,0 +1,60 @@
+//! Memory that a device still copies from or to.
+#![allow(unsafe_code)]
+
+use crate::{Error, Result, device::cuda::copies::Ticket};
+use std::{
+    mem::ManuallyDrop,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// What copies that were queued work on. It goes once they are done; if nobody can know that, it never goes.
+#[derive(Debug)]
+pub(crate) struct Copying<T> {
+    ticket: Ticket,
+    in_doubt: Arc<AtomicBool>,
+    /// Only dropped once the copies are done: until then the device uses it.
+    memory: ManuallyDrop<T>,
+}
+
+impl<T> Copying<T> {
+    /// Keeps `memory` until the work behind `ticket` is done. If nobody can know whether it is, `in_doubt` will say so.
+    pub(crate) fn new(ticket: Ticket, memory: T, in_doubt: Arc<AtomicBool>) -> Self {
+        Self { ticket, in_doubt, memory: ManuallyDrop::new(memory) }
+    }
+
+    /// Whether the copies are done, or failed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.ticket.is_over()
+    }
+
+    /// Waits for the copies, and says whether they went well.
+    pub(crate) fn wait(&self) -> Result<()> {
+        self.ticket.wait()
+    }
+}
+
+impl<T> Drop for Copying<T> {
+    fn drop(&mut self) {
+        if may_be_under_way(self.ticket.wait()) {
+            // Rather memory that is never used again than bytes that change while they are copied.
+            tracing::warn!("memory was leaked, since nobody knows whether a device still copies it");
+            self.in_doubt.store(true, Ordering::Relaxed);
+            return;
+        }
+        // SAFETY: dropped here alone, and not used afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.memory) };
+    }
+}
+
+/// Whether copies may go on although they were waited for.
+pub(crate) fn may_be_under_way(waited: Result<()>) -> bool {
+    match waited {
+        Ok(()) => false,
+        Err(Error::Device { source, .. }) => !source.ends_context(),
+        // A child of fork: its memory is a copy.
+        Err(_) => false,
+    }
+}

@@ -1,0 +1,452 @@
+//! What the caller holds of reads on their way.
+#![forbid(unsafe_code)]
+
+use super::{BatchReport, Priority, ReadFile, queue::Queue, request::OnEnd};
+use crate::{
+    ByteRange, Error, Result,
+    memory::{Block, Fill, WriteRegion},
+    parallel::lock,
+    report::{Carrier, Refusal, Retries},
+    route::Route,
+};
+use std::{
+    collections::VecDeque,
+    panic::{self, AssertUnwindSafe},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// Reads on their way, numbered in the order in which they were submitted.
+///
+/// Each succeeds or fails for itself. Dropping the batch cancels what has not begun and waits for what the kernel or a
+/// device has: after that, nobody uses the caller's memory any more.
+///
+/// In a child of `fork`, all of them have failed with [`Error::Forked`]: nobody reads there.
+#[derive(Debug)]
+pub struct Batch {
+    state: Arc<BatchState>,
+    queue: Arc<Queue>,
+}
+
+/// What a child of `fork` is told of each read.
+static FORKED: Error = Error::Forked;
+
+/// How far a read has got.
+#[derive(Clone, Copy, Debug)]
+pub enum ReadStatus<'a> {
+    /// Waiting, or under way.
+    Pending,
+    /// All bytes are in their place.
+    Delivered,
+    /// It has ended without all of its bytes; what lies in its place is worth nothing.
+    Failed(&'a Error),
+}
+
+impl<'a> ReadStatus<'a> {
+    /// Whether it has not ended.
+    pub fn is_pending(self) -> bool {
+        matches!(self, Self::Pending)
+    }
+
+    /// Why it failed, if it did.
+    pub fn error(self) -> Option<&'a Error> {
+        match self {
+            Self::Failed(error) => Some(error),
+            Self::Pending | Self::Delivered => None,
+        }
+    }
+}
+
+/// What caller and lanes share of a batch.
+#[derive(Debug)]
+pub(super) struct BatchState {
+    pub(super) number: u64,
+    reads: Box<[ReadState]>,
+    route: Route,
+    cancelled: AtomicBool,
+    bytes_done: AtomicU64,
+    progress: Mutex<Progress>,
+    changed: Condvar,
+    figures: Mutex<Figures>,
+    started: Instant,
+    process: u32,
+}
+
+/// One read.
+#[derive(Debug)]
+pub(super) struct ReadState {
+    pub(super) file: ReadFile,
+    pub(super) range: ByteRange,
+    pub(super) name: Option<Arc<str>>,
+    /// What its pieces are parts of, if they are parts of memory.
+    pub(super) fill: Option<Fill>,
+    /// Whether the memory is the reader's, and the caller takes it.
+    pub(super) is_owned: bool,
+    /// Pieces that have not ended.
+    pub(super) pending: AtomicUsize,
+    /// Whether it was a prefetch that somebody waits for by now.
+    is_urgent: AtomicBool,
+    error: OnceLock<Error>,
+    block: Mutex<Option<Block>>,
+    on_end: Mutex<Option<OnEnd>>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    has_ended: Vec<bool>,
+    ended: usize,
+    /// Those that have ended and that [`Batch::next_ended`] has not told.
+    untold: VecDeque<usize>,
+    ended_at: Option<Instant>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Figures {
+    priority: Priority,
+    carriers: Vec<Carrier>,
+    refused: Vec<Refusal>,
+    retries: Retries,
+    staged_bytes: u64,
+}
+
+impl Batch {
+    pub(super) fn new(state: Arc<BatchState>, queue: Arc<Queue>) -> Self {
+        Self { state, queue }
+    }
+
+    /// Number of reads.
+    pub fn len(&self) -> usize {
+        self.state.reads.len()
+    }
+
+    /// Whether it has no read.
+    pub fn is_empty(&self) -> bool {
+        self.state.reads.is_empty()
+    }
+
+    /// Number of reads that have ended, well or not.
+    pub fn ended(&self) -> usize {
+        if self.is_foreign() { self.len() } else { self.state.progress().ended }
+    }
+
+    /// Bytes that have reached their place.
+    pub fn bytes_done(&self) -> u64 {
+        self.state.bytes_done.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that were asked for.
+    pub fn bytes_total(&self) -> u64 {
+        self.state.reads.iter().map(|read| read.range.len()).sum()
+    }
+
+    /// How far a read has got. One that does not exist is pending for ever.
+    pub fn status(&self, read: usize) -> ReadStatus<'_> {
+        if self.is_foreign() {
+            return ReadStatus::Failed(&FORKED);
+        }
+        let has_ended = self.state.progress().has_ended.get(read).copied().unwrap_or(false);
+        match self.state.reads.get(read) {
+            Some(state) if has_ended => state.error.get().map_or(ReadStatus::Delivered, ReadStatus::Failed),
+            _ => ReadStatus::Pending,
+        }
+    }
+
+    /// Waits for all reads, which makes those of a prefetch [`Demand`](Priority::Demand).
+    ///
+    /// # Errors
+    /// That of the first read that failed, in the order of the reads. The others have ended too.
+    pub fn wait(&self) -> Result<(), &Error> {
+        // No timeout, so it does not run out.
+        self.wait_within(Duration::MAX).unwrap_or(Ok(()))
+    }
+
+    /// Like [`wait`](Batch::wait), but no longer than `timeout`: `None` if some read is still pending then.
+    pub fn wait_within(&self, timeout: Duration) -> Option<Result<(), &Error>> {
+        if self.is_foreign() {
+            return Some(Err(&FORKED));
+        }
+        self.promote_if(|progress| progress.ended < self.len(), None);
+        let ended = self.wait_until(timeout, |progress| (progress.ended == self.len()).then_some(()));
+        ended.map(|()| self.state.reads.iter().find_map(|read| read.error.get()).map_or(Ok(()), Err))
+    }
+
+    /// Waits for one read no longer than `timeout`, which makes it [`Demand`](Priority::Demand).
+    pub fn wait_read(&self, read: usize, timeout: Duration) -> ReadStatus<'_> {
+        if read < self.len() && !self.is_foreign() {
+            self.promote_if(|progress| !progress.has_ended[read], Some(read));
+            self.wait_until(timeout, |progress| progress.has_ended[read].then_some(()));
+        }
+        self.status(read)
+    }
+
+    /// The next read to end, each once, in the order in which they end. Waits no longer than `timeout`; `None` if none
+    /// ended, or all were told.
+    pub fn next_ended(&self, timeout: Duration) -> Option<usize> {
+        if self.is_foreign() {
+            return None;
+        }
+        let told = self.wait_until(timeout, |progress| {
+            let next = progress.untold.pop_front();
+            (next.is_some() || progress.ended == self.len()).then_some(next)
+        });
+        told.flatten()
+    }
+
+    /// The bytes of a read into [`Target::memory`](super::Target::memory), once; `None` before they are there.
+    pub fn take(&self, read: usize) -> Option<Block> {
+        let state = self.state.reads.get(read).filter(|_| !self.is_foreign())?;
+        lock(&state.block).take()
+    }
+
+    /// Turns a prefetch into a demand.
+    pub fn promote(&self) {
+        self.promote_if(|progress| progress.ended < self.len(), None);
+    }
+
+    /// Reads that have not begun will not, and end with [`Error::Cancelled`]. Those under way end as they may.
+    pub fn cancel(&self) {
+        if self.is_foreign() {
+            return;
+        }
+        self.state.cancelled.store(true, Ordering::Relaxed);
+        for piece in self.queue.remove(self.state.number) {
+            piece.end(Err(Error::Cancelled));
+        }
+    }
+
+    /// What it has done so far. A child of `fork` learns only what was asked for.
+    pub fn report(&self) -> BatchReport {
+        let state = &self.state;
+        let (ended, failed, ended_at, figures) = if self.is_foreign() {
+            (self.len(), self.len(), None, Figures::default())
+        } else {
+            let progress = state.progress();
+            let failed = state.reads.iter().zip(&progress.has_ended);
+            let failed = failed.filter(|(read, has_ended)| **has_ended && read.error.get().is_some()).count();
+            (progress.ended, failed, progress.ended_at, lock(&state.figures).clone())
+        };
+        BatchReport {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            route: state.route,
+            priority: figures.priority,
+            reads: self.len(),
+            delivered: ended - failed,
+            failed,
+            bytes: self.bytes_total(),
+            delivered_bytes: figures.carriers.iter().map(|carrier| carrier.tensor_bytes).sum(),
+            read_bytes: figures.carriers.iter().map(|carrier| carrier.read_bytes).sum(),
+            staged_bytes: figures.staged_bytes,
+            carriers: figures.carriers,
+            refused: figures.refused,
+            retries: figures.retries,
+            seconds: ended_at.unwrap_or_else(Instant::now).duration_since(state.started).as_secs_f64(),
+        }
+    }
+
+    fn promote_if(&self, is_wanted: impl FnOnce(&Progress) -> bool, read: Option<usize>) {
+        if self.is_foreign() || !is_wanted(&self.state.progress()) {
+            return;
+        }
+        if lock(&self.state.figures).priority == Priority::Prefetch {
+            if read.is_none() {
+                lock(&self.state.figures).priority = Priority::Demand;
+            }
+            // A lane may have taken a piece and put it back later.
+            for (number, own) in self.state.reads.iter().enumerate() {
+                if read.is_none_or(|read| read == number) {
+                    own.is_urgent.store(true, Ordering::Relaxed);
+                }
+            }
+            self.queue.promote(self.state.number, read);
+        }
+    }
+
+    /// Whether this process is a child of `fork` in which nobody reads: locks may be held by threads that it lacks.
+    fn is_foreign(&self) -> bool {
+        self.state.process != std::process::id()
+    }
+
+    fn wait_until<T>(
+        &self,
+        timeout: Duration,
+        mut ready: impl FnMut(&mut Progress) -> Option<T>,
+    ) -> Option<T> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut progress = self.state.progress();
+        loop {
+            if let Some(value) = ready(&mut progress) {
+                return Some(value);
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            progress = match left {
+                Some(Duration::ZERO) => return None,
+                Some(left) => {
+                    let woken = self.state.changed.wait_timeout(progress, left);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.state.changed.wait(progress).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        if self.is_foreign() {
+            return;
+        }
+        self.cancel();
+        let _ = self.wait_until(Duration::MAX, |progress| (progress.ended == self.len()).then_some(()));
+    }
+}
+
+impl ReadState {
+    pub(super) fn new(
+        file: ReadFile,
+        range: ByteRange,
+        name: Option<Arc<str>>,
+        on_end: Option<OnEnd>,
+        fill: Option<Fill>,
+        is_owned: bool,
+    ) -> Self {
+        let (pending, is_urgent, error) = (AtomicUsize::new(0), AtomicBool::new(false), OnceLock::new());
+        let (block, on_end) = (Mutex::default(), Mutex::new(on_end));
+        Self { file, range, name, fill, is_owned, pending, is_urgent, error, block, on_end }
+    }
+
+    pub(super) fn is_urgent(&self) -> bool {
+        self.is_urgent.load(Ordering::Relaxed)
+    }
+
+    /// A name for error messages.
+    pub(super) fn name(&self) -> Option<String> {
+        self.name.as_ref().map(|name| name.to_string())
+    }
+
+    /// All bytes of a piece are in its region.
+    pub(super) fn complete(&self, region: WriteRegion) -> Result<()> {
+        match &self.fill {
+            Some(fill) => fill.complete(region, |_, block| {
+                if self.is_owned {
+                    *lock(&self.block) = Some(block);
+                }
+            }),
+            None => Err(Error::Internal("a region was completed of a read without memory".into())),
+        }
+    }
+}
+
+impl BatchState {
+    pub(super) fn new(number: u64, reads: Vec<ReadState>, route: Route, priority: Priority) -> Self {
+        let progress = Progress { has_ended: vec![false; reads.len()], ..Progress::default() };
+        Self {
+            number,
+            reads: reads.into(),
+            route,
+            cancelled: AtomicBool::new(false),
+            bytes_done: AtomicU64::new(0),
+            progress: Mutex::new(progress),
+            changed: Condvar::new(),
+            figures: Mutex::new(Figures { priority, ..Figures::default() }),
+            started: Instant::now(),
+            process: std::process::id(),
+        }
+    }
+
+    pub(super) fn read(&self, read: usize) -> &ReadState {
+        &self.reads[read]
+    }
+
+    /// Why a piece of a read need not be read any more, if so.
+    pub(super) fn is_lost(&self, read: usize) -> bool {
+        self.cancelled.load(Ordering::Relaxed) || self.reads[read].error.get().is_some()
+    }
+
+    /// A piece of a read has ended: its lane, the kernel and the device are done with its memory.
+    pub(super) fn end_piece(&self, read: usize, bytes: u64, result: Result<()>) {
+        let state = &self.reads[read];
+        match result {
+            Ok(()) => {
+                self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+            }
+            // The first error stands.
+            Err(error) => drop(state.error.set(error)),
+        }
+        // What other lanes wrote of this read comes before its end.
+        if state.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.end_read(read);
+        }
+    }
+
+    /// A read ends before it began.
+    pub(super) fn fail(&self, read: usize, error: Error) {
+        let _ = self.reads[read].error.set(error);
+        self.end_read(read);
+    }
+
+    /// A read of no bytes ends.
+    pub(super) fn end_empty(&self, read: usize) {
+        if self.reads[read].is_owned {
+            *lock(&self.reads[read].block) = Some(Block::empty());
+        }
+        self.end_read(read);
+    }
+
+    fn end_read(&self, read: usize) {
+        let state = &self.reads[read];
+        if state.error.get().is_some() {
+            *lock(&state.block) = None;
+        }
+        if let Some(OnEnd(on_end)) = lock(&state.on_end).take() {
+            let outcome = state.error.get().map_or(Ok(()), Err);
+            // The panic hook has told; the lane has others to serve.
+            let _ = panic::catch_unwind(AssertUnwindSafe(|| on_end(outcome)));
+        }
+        let mut progress = self.progress();
+        progress.has_ended[read] = true;
+        progress.untold.push_back(read);
+        progress.ended += 1;
+        if progress.ended == self.reads.len() {
+            progress.ended_at = Some(Instant::now());
+        }
+        drop(progress);
+        self.changed.notify_all();
+    }
+
+    /// What `carriers` did for a piece. If it failed, they have read but not delivered.
+    pub(super) fn account(&self, carriers: Vec<Carrier>, staged_bytes: u64, was_delivered: bool) {
+        let mut figures = lock(&self.figures);
+        figures.staged_bytes += staged_bytes;
+        for mut carrier in carriers {
+            if !was_delivered {
+                carrier.tensor_bytes = 0;
+            }
+            match figures.carriers.iter_mut().find(|own| own.is_same_way(&carrier)) {
+                Some(own) => own.add(&carrier),
+                None => figures.carriers.push(carrier),
+            }
+        }
+    }
+
+    pub(super) fn note_refusal(&self, refusal: Refusal) {
+        let mut figures = lock(&self.figures);
+        if !figures.refused.contains(&refusal) {
+            figures.refused.push(refusal);
+        }
+    }
+
+    pub(super) fn note_short_read(&self) {
+        lock(&self.figures).retries.short += 1;
+    }
+
+    pub(super) fn note_interruption(&self) {
+        lock(&self.figures).retries.interrupted += 1;
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        lock(&self.progress)
+    }
+}

@@ -1,0 +1,151 @@
+//! On to a device: pinned slots, copies that are queued as reads end, and a thread that waits for them.
+#![allow(unsafe_code)]
+
+use super::{options::ReaderOptions, queue::Taken};
+use crate::{
+    Error, Result,
+    device::{CopyQueue, Device},
+    memory::{Copying, Slot, SlotKind, Slots, may_be_under_way},
+    parallel::lock,
+    plan::Transfer,
+    report::Carrier,
+    route::Unavailable,
+};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+/// Slots beside those that reads fill: what is being copied meanwhile.
+const COPYING_SLOTS: usize = 4;
+
+/// One device's share of a reader.
+#[derive(Debug)]
+pub(super) struct DeviceLine {
+    /// Copies that were queued, oldest first.
+    sent: Mutex<Sent>,
+    changed: Condvar,
+    slots: Slots,
+    queue: CopyQueue,
+    /// Whether nobody knows if the copy that was waited for last has ended, so that its slot was given up.
+    in_doubt: Arc<AtomicBool>,
+    slots_given_up: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Sent {
+    waiting: VecDeque<(Copying<Slot>, Delivery)>,
+    closed: bool,
+}
+
+/// A piece on its way to the device, and who read it.
+#[derive(Debug)]
+struct Delivery {
+    taken: Taken,
+    carriers: Vec<Carrier>,
+}
+
+impl Delivery {
+    fn end(self, result: Result<()>) {
+        let staged_bytes = self.taken.piece.wanted.len();
+        self.taken.end_carried(self.carriers, staged_bytes, result);
+    }
+}
+
+impl DeviceLine {
+    pub(super) fn new(ordinal: u32, options: &ReaderOptions) -> Result<Arc<Self>> {
+        let device = Device::open(ordinal)?;
+        let affordable = (options.memory_budget_bytes / options.chunk_bytes) as usize;
+        let count = (options.in_flight + COPYING_SLOTS).min(affordable);
+        let kind = SlotKind::Pinned(&device, device.info().numa_node);
+        Ok(Arc::new(Self {
+            sent: Mutex::default(),
+            changed: Condvar::new(),
+            slots: Slots::new(count, options.chunk_bytes as usize, kind)?,
+            queue: CopyQueue::new(&device)?,
+            in_doubt: Arc::default(),
+            slots_given_up: AtomicUsize::new(0),
+        }))
+    }
+
+    /// A free slot. `None` if none is free and `may_wait` does not hold.
+    pub(super) fn slot(&self, may_wait: bool) -> Result<Option<Slot>> {
+        let slot = if may_wait { self.slots.take() } else { self.slots.try_take() };
+        match slot {
+            Some(slot) => slot.pin().map(|()| Some(slot)),
+            None if self.slots_given_up.load(Ordering::Relaxed) < self.slots.count() => Ok(None),
+            None => Err(Error::DeviceUnavailable {
+                device: self.queue.device().name(),
+                why: Unavailable::new(
+                    "copies of which nobody knows whether they have ended hold all staging memory",
+                    "make a new reader",
+                ),
+            }),
+        }
+    }
+
+    /// Copies the bytes of a piece, which `carriers` have read and which begin at `source` in the slot, to `address`; then
+    /// it ends.
+    pub(super) fn send(&self, slot: Slot, source: u64, address: u64, taken: Taken, carriers: Vec<Carrier>) {
+        let len = taken.piece.wanted.len();
+        let delivery = Delivery { taken, carriers };
+        let transfer = Transfer::Linear { source, arena: 0, destination: 0, len };
+        // SAFETY: the slot is full and goes into `Copying`, which frees it when the copy is done. The piece ends only
+        // then, and until it does the memory at `address` is this read's alone (`Target::device`).
+        let queued = unsafe { self.queue.transfer(slot.source(), &[transfer], &[address], None) };
+        match queued.and_then(|_| self.queue.mark()) {
+            Ok(ticket) => {
+                let copying = Copying::new(ticket, slot, self.in_doubt.clone());
+                lock(&self.sent).waiting.push_back((copying, delivery));
+                self.changed.notify_one();
+            }
+            Err(error) => {
+                // Some of it may be under way, and reads the slot.
+                if may_be_under_way(self.queue.synchronize()) {
+                    std::mem::forget(slot);
+                    self.give_slot_up();
+                }
+                delivery.end(Err(error));
+            }
+        }
+    }
+
+    /// Waits for copies, one after the other, until the line is closed and empty.
+    pub(super) fn serve(&self) {
+        loop {
+            let mut sent = lock(&self.sent);
+            let (copying, delivery) = loop {
+                if let Some(next) = sent.waiting.pop_front() {
+                    break next;
+                }
+                if sent.closed {
+                    return;
+                }
+                sent = self.changed.wait(sent).unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(sent);
+            let result = copying.wait();
+            drop(copying);
+            if self.in_doubt.swap(false, Ordering::Relaxed) {
+                self.give_slot_up();
+            }
+            delivery.end(result);
+        }
+    }
+
+    /// With the last one, nobody may wait for slots any more.
+    fn give_slot_up(&self) {
+        if self.slots_given_up.fetch_add(1, Ordering::Relaxed) + 1 == self.slots.count() {
+            self.slots.close();
+        }
+    }
+
+    /// Nothing will be sent any more.
+    pub(super) fn close(&self) {
+        lock(&self.sent).closed = true;
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,83 @@
+//! What a caller can ask of a reader.
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "fault-injection")]
+use crate::route::fault::FaultScript;
+use crate::{Alignment, Error, Result, load::DirectIo, route::Route};
+use bytesize::ByteSize;
+
+/// Longest single read.
+const MAX_CHUNK_BYTES: u64 = 32 << 20;
+/// Most reads in flight.
+const MAX_IN_FLIGHT: usize = 1024;
+
+/// How to read. The default is right for almost everyone.
+#[derive(Clone, Debug)]
+pub struct ReaderOptions {
+    /// Which way the bytes take: `auto`, `io_uring`, `threads` or `cached`.
+    ///
+    /// `auto` copies what the page cache holds, and reads the rest by threads rather than a ring: what is read into the
+    /// caller's memory is mostly copied there from a slot, and many threads copy faster than one.
+    pub route: Route,
+    /// Whether reads go past the page cache.
+    pub direct: DirectIo,
+    /// Reads at once. Prefetching takes up half of them at most, or the only one.
+    pub in_flight: usize,
+    /// Longest single read in bytes; a multiple of 4096.
+    pub chunk_bytes: u64,
+    /// Most bytes of staging memory, for the host and for each device. It is taken as it is first used.
+    pub memory_budget_bytes: u64,
+    /// Whether to advise huge pages for the caller's memory before it is written, where 2 MiB of it and more lie together.
+    pub huge_pages: bool,
+    /// Faults to inject into the reads.
+    #[cfg(feature = "fault-injection")]
+    pub faults: Option<FaultScript>,
+}
+
+impl Default for ReaderOptions {
+    fn default() -> Self {
+        Self {
+            route: Route::Auto,
+            direct: DirectIo::Auto,
+            in_flight: 16,
+            chunk_bytes: 2 << 20,
+            memory_budget_bytes: 128 << 20,
+            huge_pages: true,
+            #[cfg(feature = "fault-injection")]
+            faults: None,
+        }
+    }
+}
+
+impl ReaderOptions {
+    /// # Errors
+    /// [`Error::InvalidOption`].
+    pub(super) fn check(&self) -> Result<()> {
+        let invalid =
+            |option, value: String, reason: String| Err(Error::InvalidOption { option, value, reason });
+        if !matches!(self.route, Route::Auto | Route::IoUring | Route::Threads | Route::Cached) {
+            let reason = "batches are read by auto, io_uring, threads or cached".into();
+            return invalid("route", self.route.to_string(), reason);
+        }
+        if self.in_flight == 0 || self.in_flight > MAX_IN_FLIGHT {
+            let reason = format!("it is between 1 and {MAX_IN_FLIGHT} reads");
+            return invalid("in_flight", self.in_flight.to_string(), reason);
+        }
+        let chunk = self.chunk_bytes;
+        if chunk == 0 || chunk > MAX_CHUNK_BYTES || !Alignment::BLOCK.divides(chunk) {
+            let reason = format!("it is a multiple of 4096 up to {}", ByteSize(MAX_CHUNK_BYTES));
+            return invalid("chunk", chunk.to_string(), reason);
+        }
+        if self.memory_budget_bytes < chunk {
+            let reason = format!("one read needs {}", ByteSize(chunk));
+            return invalid("memory_budget", self.memory_budget_bytes.to_string(), reason);
+        }
+        Ok(())
+    }
+
+    /// Staging slots: one for each read in flight, as far as the budget goes.
+    pub(super) fn slots(&self) -> usize {
+        let affordable = usize::try_from(self.memory_budget_bytes / self.chunk_bytes).unwrap_or(usize::MAX);
+        self.in_flight.min(affordable)
+    }
+}

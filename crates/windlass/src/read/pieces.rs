@@ -1,0 +1,218 @@
+//! Cutting requests into pieces: one read each, no longer than a chunk.
+#![allow(unsafe_code)]
+
+use super::{
+    ReadRequest,
+    batch::{BatchState, ReadState},
+    device::DeviceLine,
+    request::{self, Sink},
+};
+use crate::{
+    Alignment, ByteRange, Error, Result,
+    memory::{self, Fill, MemoryRequest, WriteRegion},
+};
+use std::sync::{Arc, atomic::Ordering};
+
+/// One read's worth of a request.
+#[derive(Debug)]
+pub(super) struct Piece {
+    batch: Arc<BatchState>,
+    read: usize,
+    /// The bytes of the file that it delivers.
+    pub(super) wanted: ByteRange,
+    /// Where they go. `None` while they are read, or once that has ended.
+    pub(super) place: Option<Place>,
+    has_ended: bool,
+}
+
+/// Where the bytes of a piece go.
+pub(super) enum Place {
+    /// Memory of the reader's: whole blocks are read right there. It has room for all blocks of the piece.
+    Own(WriteRegion),
+    /// The caller's memory, of exactly the bytes that are wanted.
+    Borrowed(WriteRegion),
+    /// To a device, at this address.
+    Device(Arc<DeviceLine>, u64),
+    Sink(Arc<Sink>),
+}
+
+/// A request without its pieces, and what to make them of.
+pub(super) struct Cut {
+    pub(super) state: ReadState,
+    pub(super) pieces: Vec<(ByteRange, Place)>,
+}
+
+impl Piece {
+    pub(super) fn new(batch: &Arc<BatchState>, read: usize, wanted: ByteRange, place: Place) -> Self {
+        batch.read(read).pending.fetch_add(1, Ordering::Relaxed);
+        Self { batch: batch.clone(), read, wanted, place: Some(place), has_ended: false }
+    }
+
+    pub(super) fn batch(&self) -> &BatchState {
+        &self.batch
+    }
+
+    pub(super) fn read_index(&self) -> usize {
+        self.read
+    }
+
+    /// What it is a piece of.
+    pub(super) fn of(&self) -> &ReadState {
+        self.batch.read(self.read)
+    }
+
+    pub(super) fn is_of(&self, batch: u64) -> bool {
+        self.batch.number == batch
+    }
+
+    /// Whether its read has failed already or was cancelled.
+    pub(super) fn is_lost(&self) -> bool {
+        self.batch.is_lost(self.read)
+    }
+
+    /// Nobody uses its memory any more.
+    pub(super) fn end(mut self, result: Result<()>) {
+        self.settle(result);
+    }
+
+    fn settle(&mut self, result: Result<()>) {
+        self.place = None;
+        if !std::mem::replace(&mut self.has_ended, true) {
+            self.batch.end_piece(self.read, self.wanted.len(), result);
+        }
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        // Else whoever waits for it would wait for ever.
+        self.settle(Err(Error::Internal("a read was given up".into())));
+    }
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Own(_) => "Own",
+            Self::Borrowed(_) => "Borrowed",
+            Self::Device(..) => "Device",
+            Self::Sink(_) => "Sink",
+        })
+    }
+}
+
+/// Cuts a request at multiples of `chunk` bytes of its file. `line` gives the way to a device.
+pub(super) fn cut(
+    request: ReadRequest,
+    chunk: u64,
+    line: impl FnOnce(crate::DeviceId) -> Result<Arc<DeviceLine>>,
+) -> std::result::Result<Cut, Box<(ReadState, Error)>> {
+    let ReadRequest { file, range, target, name, on_end } = request;
+    let (file_len, path) = (file.len(), file.path().to_owned());
+    let is_owned = matches!(target.0, request::Place::Memory);
+    let placed = match target.0 {
+        _ if range.end() > file_len => {
+            let tensor = name.as_ref().map(|name| name.to_string());
+            Err(Error::Truncated { path, tensor, needed: range, file_len })
+        }
+        _ if range.is_empty() => Ok((None, Vec::new())),
+        request::Place::Memory => own(range, chunk).map(|(fill, pieces)| (Some(fill), pieces)),
+        request::Place::Host(start) => {
+            // SAFETY: `Target::host` passes the condition on: nobody else uses the bytes until the read has ended, and
+            // it ends after its last region is gone.
+            let arena = unsafe { memory::borrow(start.pointer(), range.len() as usize) };
+            let misplacement = (start.pointer().addr().get() as u64).wrapping_sub(range.start());
+            let is_congruent = Alignment::BLOCK.divides(misplacement);
+            let parts = parts(range, chunk, is_congruent);
+            let writes: Vec<ByteRange> = parts.iter().map(|part| relative(*part, range.start())).collect();
+            let whole = [(0, relative(range, range.start()))];
+            Fill::new(arena, whole, &writes).map(|(fill, regions)| {
+                (Some(fill), parts.into_iter().zip(regions.into_iter().map(Place::Borrowed)).collect())
+            })
+        }
+        request::Place::Device(_, address) if address.checked_add(range.len()).is_none() => {
+            let reason = format!("{} bytes from there end past 2^64", range.len());
+            Err(Error::InvalidOption { option: "device", value: format!("{address:#x}"), reason })
+        }
+        request::Place::Device(device, address) => line(device).map(|line| {
+            let place =
+                |part: ByteRange| Place::Device(line.clone(), address + (part.start() - range.start()));
+            (None, parts(range, chunk, false).into_iter().map(|part| (part, place(part))).collect())
+        }),
+        request::Place::Sink(sink) => {
+            let parts = parts(range, chunk, false).into_iter();
+            Ok((None, parts.map(|part| (part, Place::Sink(sink.clone()))).collect()))
+        }
+    };
+    match placed {
+        Ok((fill, pieces)) => {
+            Ok(Cut { state: ReadState::new(file, range, name, on_end, fill, is_owned), pieces })
+        }
+        Err(error) => Err(Box::new((ReadState::new(file, range, name, on_end, None, is_owned), error))),
+    }
+}
+
+/// Memory for `range` with room for whole blocks, and the pieces that fill it.
+fn own(range: ByteRange, chunk: u64) -> Result<(Fill, Vec<(ByteRange, Place)>)> {
+    let blocks = range
+        .aligned_hull(Alignment::BLOCK)
+        .ok_or_else(|| Error::Internal(format!("bytes {range} end past 2^64")))?;
+    let arena = memory::allocate(blocks.len(), &MemoryRequest::default())?;
+    let parts = parts(blocks, chunk, false);
+    let writes: Vec<ByteRange> = parts.iter().map(|part| relative(*part, blocks.start())).collect();
+    let (fill, regions) = Fill::new(arena, [(0, relative(range, blocks.start()))], &writes)?;
+    let wanted = parts.into_iter().map(|part| part.intersection(range).unwrap_or_default());
+    Ok((fill, wanted.zip(regions.into_iter().map(Place::Own)).collect()))
+}
+
+/// `range`, cut at multiples of `chunk`. With `blocks_apart` partial blocks at its ends are parts of their own, so that the rest can
+/// be read in place.
+fn parts(range: ByteRange, chunk: u64, blocks_apart: bool) -> Vec<ByteRange> {
+    let block = Alignment::BLOCK;
+    let mut parts = Vec::new();
+    let mut start = range.start();
+    while start < range.end() {
+        let mut end = range.end().min((start / chunk + 1).saturating_mul(chunk));
+        if blocks_apart && !block.divides(start) {
+            end = end.min(block.up(start).unwrap_or(end));
+        } else if blocks_apart && block.down(end) > start {
+            end = block.down(end);
+        }
+        parts.extend(ByteRange::new(start, end));
+        start = end;
+    }
+    parts
+}
+
+/// `range`, counted from `origin`.
+fn relative(range: ByteRange, origin: u64) -> ByteRange {
+    ByteRange::at(range.start() - origin, range.len()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parts_are_the_range_in_order_and_none_crosses_a_chunk(
+            start in 0..1u64 << 24,
+            len in 0..1u64 << 22,
+            blocks in 1..64u64,
+            blocks_apart: bool,
+        ) {
+            let (range, chunk) = (ByteRange::at(start, len).unwrap(), blocks * 4096);
+            let mut next = range.start();
+            for part in parts(range, chunk, blocks_apart) {
+                prop_assert_eq!(part.start(), next);
+                prop_assert!(!part.is_empty());
+                prop_assert_eq!(part.start() / chunk, (part.end() - 1) / chunk);
+                let is_whole = part.start() % 4096 == 0 && part.end() % 4096 == 0;
+                prop_assert!(!blocks_apart || is_whole || part.len() < 4096);
+                next = part.end();
+            }
+            prop_assert_eq!(next, range.end());
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! A reader: its threads, and how batches get to them.
+#![forbid(unsafe_code)]
+
+use super::{
+    Batch, Priority, ReadRequest, ReaderOptions,
+    batch::BatchState,
+    device::DeviceLine,
+    pieces::{self, Cut, Piece},
+    queue::Queue,
+    request,
+    worker::Worker,
+};
+use crate::{
+    ByteRange, DeviceId, Error, Result,
+    memory::{self, SlotKind, Slots},
+    parallel::lock,
+    report::Refusal,
+    route::{AnyLane, BlockingLane, Route, Unavailable, UringLane},
+};
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+};
+
+/// Reads byte ranges into memory of the caller's choice, on threads that stay.
+///
+/// Dropping it ends what waits with [`Error::Cancelled`] and waits for what is under way, unless one of its own threads
+/// drops it.
+#[derive(Debug)]
+pub struct Reader {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    next_batch: AtomicU64,
+    process: u32,
+}
+
+/// What the threads of a reader share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) options: ReaderOptions,
+    pub(super) queue: Arc<Queue>,
+    /// Staging for what cannot be read in place.
+    pub(super) slots: Slots,
+    lines: Mutex<HashMap<u32, Arc<DeviceLine>>>,
+}
+
+impl Reader {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`]; [`Error::RouteUnavailable`] if the route that is named cannot run here;
+    /// [`Error::Allocation`]; [`Error::Io`] if the system gives no thread.
+    pub fn new(options: &ReaderOptions) -> Result<Self> {
+        options.check()?;
+        let slots = Slots::new(options.slots(), options.chunk_bytes as usize, SlotKind::Host)?;
+        let queue = Queue::new(options.in_flight);
+        let shared = Arc::new(Shared { options: options.clone(), queue, slots, lines: Mutex::default() });
+        let (threads, next_batch) = (Mutex::default(), AtomicU64::new(0));
+        let reader = Self { shared, threads, next_batch, process: std::process::id() };
+        if options.route == Route::IoUring {
+            reader.start_ring()?;
+        } else {
+            for _ in 0..options.in_flight {
+                reader.spawn("windlass-read", |shared| {
+                    Worker::run(shared, AnyLane::Pread(BlockingLane::default()), Route::Threads);
+                })?;
+            }
+        }
+        Ok(reader)
+    }
+
+    /// The options that it was made with.
+    pub fn options(&self) -> &ReaderOptions {
+        &self.shared.options
+    }
+
+    /// Starts to read. Each request succeeds or fails for itself: what is wrong with one, a range past the end of its
+    /// file for instance, is told by its status.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a child of the process that made the reader. Nothing else.
+    pub fn submit(
+        &self,
+        requests: impl IntoIterator<Item = ReadRequest>,
+        priority: Priority,
+    ) -> Result<Batch> {
+        if self.process != std::process::id() {
+            return Err(Error::Forked);
+        }
+        let shared = &self.shared;
+        let (mut reads, mut cuts, mut broken, mut borrowed) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut goes_to_device = false;
+        for (number, request) in requests.into_iter().enumerate() {
+            if let request::Place::Host(start) = &request.target.0 {
+                borrowed.extend(ByteRange::at(start.pointer().addr().get() as u64, request.range.len()));
+            }
+            goes_to_device |= matches!(request.target.0, request::Place::Device(..));
+            match pieces::cut(request, shared.options.chunk_bytes, |device| self.line(device)) {
+                Ok(Cut { state, pieces }) => {
+                    reads.push(state);
+                    cuts.push((number, pieces));
+                }
+                Err(failed) => {
+                    let (state, error) = *failed;
+                    reads.push(state);
+                    broken.push((number, error));
+                }
+            }
+        }
+        if shared.options.huge_pages {
+            memory::advise_huge_pages(borrowed);
+        }
+        let number = self.next_batch.fetch_add(1, Ordering::Relaxed);
+        let state = Arc::new(BatchState::new(number, reads, shared.options.route, priority));
+        let batch = Batch::new(state.clone(), shared.queue.clone());
+        if goes_to_device && shared.options.route == Route::Auto {
+            let why = "batches reach a device by way of pinned host memory";
+            let why = Unavailable::new(why, "load whole tensors to use the direct path");
+            state.note_refusal(Refusal { what: Route::Gds.to_string(), path: None, why });
+        }
+        for (read, error) in broken {
+            state.fail(read, error);
+        }
+        let mut waiting = Vec::new();
+        for (read, pieces) in cuts {
+            if pieces.is_empty() {
+                state.end_empty(read);
+                continue;
+            }
+            waiting.extend(pieces.into_iter().map(|(wanted, place)| Piece::new(&state, read, wanted, place)));
+        }
+        shared.queue.push(waiting, priority);
+        Ok(batch)
+    }
+
+    /// The way to a device.
+    fn line(&self, device: DeviceId) -> Result<Arc<DeviceLine>> {
+        let DeviceId::Cuda(ordinal) = device else {
+            return Err(Error::InvalidOption {
+                option: "device",
+                value: device.to_string(),
+                reason: "it has no addresses of its own: give a pointer of the host".into(),
+            });
+        };
+        let mut lines = lock(&self.shared.lines);
+        if let Some(line) = lines.get(&ordinal) {
+            return Ok(line.clone());
+        }
+        let line = DeviceLine::new(ordinal, &self.shared.options)?;
+        let serving = line.clone();
+        self.spawn("windlass-device", move |_| serving.serve())?;
+        lines.insert(ordinal, line.clone());
+        Ok(line)
+    }
+
+    /// Starts the one thread of a ring, which must be made by whoever uses it.
+    fn start_ring(&self) -> Result<()> {
+        let (told, hears) = mpsc::channel();
+        self.spawn("windlass-ring", move |shared| match UringLane::new(shared.options.in_flight) {
+            Ok(lane) => {
+                drop(told);
+                Worker::run(shared, AnyLane::Uring(Box::new(lane)), Route::IoUring);
+            }
+            Err(why) => drop(told.send(why)),
+        })?;
+        match hears.recv() {
+            Ok(why) => {
+                Err(Error::RouteUnavailable { route: Route::IoUring, path: PathBuf::from("any file"), why })
+            }
+            // It has begun.
+            Err(mpsc::RecvError) => Ok(()),
+        }
+    }
+
+    fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) -> Result<()> {
+        let shared = self.shared.clone();
+        let thread = thread::Builder::new().name(name.into()).spawn(move || work(&shared));
+        let thread = thread.map_err(|source| Error::Io {
+            operation: "starting a thread",
+            path: PathBuf::from("a reader"),
+            tensor: None,
+            range: None,
+            source,
+        })?;
+        lock(&self.threads).push(thread);
+        Ok(())
+    }
+}
+
+impl Shared {
+    pub(super) fn with_faults(&self, lane: AnyLane) -> AnyLane {
+        #[cfg(feature = "fault-injection")]
+        if let Some(faults) = &self.options.faults {
+            return faults.wrap(lane);
+        }
+        lane
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // The threads live in the parent: here, what detaches them may write to memory that is somebody else's by now.
+            let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::take(threads));
+            return;
+        }
+        self.shared.queue.close("");
+        let lines: Vec<_> = lock(&self.shared.lines).drain().map(|(_, line)| line).collect();
+        let (devices, readers): (Vec<_>, Vec<_>) = lock(&self.threads)
+            .drain(..)
+            .partition(|thread| thread.thread().name() == Some("windlass-device"));
+        let current = thread::current().id();
+        let is_own = readers.iter().chain(&devices).any(|thread| thread.thread().id() == current);
+        let end = move || {
+            // Those who wait for copies go last: readers may still send some.
+            for thread in readers {
+                let _ = thread.join();
+            }
+            lines.iter().for_each(|line| line.close());
+            for thread in devices {
+                let _ = thread.join();
+            }
+        };
+        if is_own {
+            // It cannot wait for itself. If no thread is to be had, the others end without being waited for.
+            let _ = thread::Builder::new().name("windlass-end".into()).spawn(end);
+        } else {
+            end();
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What is read, and where to.
+#![allow(unsafe_code)]
+
+use crate::{ByteRange, DeviceId, Error, Result, catalog::OpenFile, route::SourceFile};
+use rustix::fs::OFlags;
+use std::{fmt, fs::File, os::fd::AsRawFd, path::Path, ptr::NonNull, sync::Arc};
+
+/// What a sink says if it does not take the bytes.
+pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
+
+/// An open file to read from. Clones are the same file.
+///
+/// A file that changes after it was opened fails the reads that notice.
+#[derive(Clone, Debug)]
+pub struct ReadFile(pub(super) Arc<SourceFile>);
+
+impl ReadFile {
+    /// Opens a regular file.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`](crate::Error::NotFound) or [`Error::Io`](crate::Error::Io).
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::of(OpenFile::open(path.as_ref())?)
+    }
+
+    /// Takes an open file over. `path` is what messages call it.
+    ///
+    /// # Errors
+    /// Those of [`ReadFile::open`].
+    pub fn from_file(file: File, path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let is_direct = rustix::fs::fcntl_getfl(&file).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
+        if is_direct {
+            // Reads through the page cache need a description of their own: the flag is shared by duplicates.
+            let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|source| {
+                Error::Io { operation: "open", path: path.to_owned(), tensor: None, range: None, source }
+            })?;
+            return Self::of(OpenFile::from_file(again, path)?);
+        }
+        Self::of(OpenFile::from_file(file, path)?)
+    }
+
+    fn of(open: OpenFile) -> Result<Self> {
+        Ok(Self(Arc::new(SourceFile::new(Arc::new(open))?)))
+    }
+
+    pub(crate) fn from_source(source: Arc<SourceFile>) -> Self {
+        Self(source)
+    }
+
+    /// Length in bytes when it was opened.
+    pub fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// Whether it has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What messages call it.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+/// Bytes of a file, and where they go.
+#[derive(Debug)]
+pub struct ReadRequest {
+    pub(super) file: ReadFile,
+    pub(super) range: ByteRange,
+    pub(super) target: Target,
+    pub(super) name: Option<Arc<str>>,
+    pub(super) on_end: Option<OnEnd>,
+}
+
+impl ReadRequest {
+    /// The bytes `range` of `file` to `target`: all of them, or an error.
+    pub fn new(file: &ReadFile, range: ByteRange, target: Target) -> Self {
+        Self { file: file.clone(), range, target, name: None, on_end: None }
+    }
+
+    /// Gives it a name for messages, such as that of the tensor.
+    #[must_use]
+    pub fn named(mut self, name: impl Into<Arc<str>>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Has `on_end` called once the read has ended, well or not, on one of the reader's threads or, if there is nothing
+    /// to do or it is cancelled, on the caller's. It should be quick, and must not wait for reads, nor drop a batch, which
+    /// waits for its reads.
+    #[must_use]
+    pub fn on_end(mut self, on_end: impl FnOnce(std::result::Result<(), &Error>) + Send + 'static) -> Self {
+        self.on_end = Some(OnEnd(Box::new(on_end)));
+        self
+    }
+}
+
+type EndCallback = Box<dyn FnOnce(std::result::Result<(), &Error>) + Send>;
+
+pub(super) struct OnEnd(pub(super) EndCallback);
+
+impl fmt::Debug for OnEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnEnd")
+    }
+}
+
+/// Where bytes go.
+pub struct Target(pub(super) Place);
+
+pub(super) enum Place {
+    Memory,
+    Host(HostAddress),
+    Device(DeviceId, u64),
+    Sink(Arc<Sink>),
+}
+
+/// Takes bytes: their position in the read, and the bytes.
+pub(super) type Sink = dyn Fn(u64, &[u8]) -> std::result::Result<(), SinkError> + Send + Sync;
+
+/// Where the caller's memory begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostAddress(NonNull<u8>);
+
+// SAFETY: an address; who may use the memory is said by `Target::host`.
+unsafe impl Send for HostAddress {}
+
+impl HostAddress {
+    pub(super) fn pointer(self) -> NonNull<u8> {
+        self.0
+    }
+}
+
+impl Target {
+    /// Memory of the reader's, which [`Batch::take`](super::Batch::take) hands out. It lies so that direct reads need no
+    /// copy.
+    pub fn memory() -> Self {
+        Self(Place::Memory)
+    }
+
+    /// The caller's memory.
+    ///
+    /// # Safety
+    /// As many bytes from `start` on as the request reads must be valid for reads and writes and initialised, whatever
+    /// they are, and nobody else may use them, until the read has ended: until its [`ReadStatus`](super::ReadStatus) is no longer pending, or the batch
+    /// was dropped.
+    pub unsafe fn host(start: NonNull<u8>) -> Self {
+        Self(Place::Host(HostAddress(start)))
+    }
+
+    /// Memory of a device, such as a CUDA pointer, which belongs to the caller.
+    ///
+    /// # Safety
+    /// As many bytes from `address` on as the request reads must be memory of that device, in its primary context, and
+    /// nobody else may use them until the read has ended; if it ended with [`Error::Device`](crate::Error::Device), until
+    /// the device was waited for besides, since the copy may be under way still.
+    pub unsafe fn device(device: DeviceId, address: u64) -> Self {
+        Self(Place::Device(device, address))
+    }
+
+    /// A function that gets the bytes in pieces, with their position in the read, in any order and from several threads
+    /// at once. Each byte is there once, unless the read fails; an error of the function fails it.
+    pub fn sink(
+        sink: impl Fn(u64, &[u8]) -> std::result::Result<(), SinkError> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Place::Sink(Arc::new(sink)))
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Place::Memory => f.write_str("Memory"),
+            Place::Host(address) => write!(f, "Host({:p})", address.0),
+            Place::Device(device, address) => write!(f, "Device({device}, {address:#x})"),
+            Place::Sink(_) => f.write_str("Sink"),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What a read that ended asks for next: decided here once, for all backends and for all who read.
+#![forbid(unsafe_code)]
+
+use super::{Access, ReadOp, Route};
+use crate::{Alignment, ByteRange};
+use std::{io, thread, time::Duration};
+
+/// Reads in a row without progress before an error is final.
+const MAX_STALLS: u32 = 100;
+/// Of these, how many may be empty: no error, no bytes, and the file has not changed.
+const MAX_EMPTY_STALLS: u32 = 3;
+/// Pause after the system said "try again".
+const AGAIN_PAUSE: Duration = Duration::from_millis(1);
+
+/// What came of one read.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// All bytes are there.
+    Complete,
+    /// Some came; read on.
+    Short,
+    /// No byte came of a direct read, or again no whole block. Some file systems end these short of the last, partial block.
+    DirectEndsEarly {
+        /// Whether it was so often enough: direct reads will not bring the rest.
+        is_final: bool,
+    },
+    /// Nothing came, and nothing is wrong; read again.
+    Interrupted,
+    /// The file system takes no direct reads after all.
+    DirectRefused(io::Error),
+    /// Reading again will not help.
+    Failed(io::Error),
+}
+
+impl Outcome {
+    /// Whether fewer bytes came than were asked for, which a file that has changed would explain.
+    pub(crate) fn is_short(&self) -> bool {
+        match self {
+            Self::Short | Self::DirectEndsEarly { .. } => true,
+            Self::Failed(error) => error.kind() == io::ErrorKind::UnexpectedEof,
+            Self::Complete | Self::Interrupted | Self::DirectRefused(_) => false,
+        }
+    }
+}
+
+impl ReadOp {
+    /// Points the next read at the bytes of `read` that are missing.
+    pub(crate) fn aim(&mut self, read: ByteRange) {
+        let block = match self.access {
+            Access::Direct => Alignment::BLOCK,
+            Access::Buffered => Alignment::BYTE,
+        };
+        // Direct reads begin again at the block that is not whole, and take whole blocks: there is room for them.
+        let start = block.down(self.filled);
+        let len = read.len() - start;
+        self.offset = read.start() + start;
+        self.position = start as usize;
+        self.len = block.up(len).unwrap_or(len) as usize;
+    }
+
+    /// What came of a read by `route` of which `whole` bytes are wanted. `account` is told how many bytes it brought and
+    /// how many are there then, which it must note in `filled`.
+    pub(crate) fn outcome(
+        &mut self,
+        whole: u64,
+        result: io::Result<usize>,
+        route: Route,
+        account: impl FnOnce(&mut Self, usize, u64),
+    ) -> Outcome {
+        let is_direct = self.access == Access::Direct && !route.is_cufile();
+        match result {
+            Ok(count) => {
+                let reached = (self.position as u64 + count as u64).min(whole);
+                // A direct read goes on at a whole block, and may spoil what it writes again and does not bring.
+                let filled =
+                    if is_direct && reached < whole { Alignment::BLOCK.down(reached) } else { reached };
+                if filled > self.filled {
+                    self.stalls = 0;
+                    account(self, count, filled);
+                } else {
+                    self.stalls += 1;
+                }
+                let is_empty_again = count == 0 && self.stalls > MAX_EMPTY_STALLS;
+                if self.filled == whole {
+                    Outcome::Complete
+                } else if is_empty_again || !is_direct && self.stalls > MAX_STALLS {
+                    Outcome::Failed(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "the file ends early, although its length says otherwise",
+                    ))
+                } else if is_direct && (count == 0 || self.stalls > 1) {
+                    Outcome::DirectEndsEarly { is_final: self.is_out_of_patience() }
+                } else {
+                    Outcome::Short
+                }
+            }
+            Err(error) if is_transient(&error) && !self.is_out_of_patience() => {
+                self.stalls += 1;
+                if error.kind() == io::ErrorKind::WouldBlock {
+                    thread::sleep(AGAIN_PAUSE);
+                }
+                Outcome::Interrupted
+            }
+            Err(error) if is_direct && is_refusal_of_direct(&error) => Outcome::DirectRefused(error),
+            Err(error) => Outcome::Failed(error),
+        }
+    }
+
+    /// Whether so many reads in a row brought nothing that one more is not worth it.
+    pub(crate) fn is_out_of_patience(&self) -> bool {
+        self.stalls >= MAX_STALLS
+    }
+}
+
+pub(crate) fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
+}
+
+fn is_refusal_of_direct(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
+}
