@@ -1,15 +1,20 @@
 //! Open checkpoints.
 
 use crate::{
-    error::IntoPython, interruptible, loading::Loading, options::load_options, report::NativeReport,
+    error::IntoPython,
+    interruptible,
+    key_values::{self, KeyValues},
+    loading::Loading,
+    options::load_options,
+    report::NativeReport,
     tensor::Tensor,
 };
 use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
 };
-use std::{collections::BTreeMap, path::PathBuf};
-use windlass::{Route, verify::Manifest};
+use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
+use windlass::{Route, catalog::OpenOptions, verify::Manifest};
 
 /// A checkpoint with its files open.
 #[pyclass(frozen, module = "windlass")]
@@ -20,8 +25,15 @@ pub(crate) struct Checkpoint {
 #[pymethods]
 impl Checkpoint {
     #[new]
-    fn new(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Self> {
-        let checkpoint = py.detach(|| windlass::Checkpoint::open(&paths)).into_python(py)?;
+    #[pyo3(signature = (paths, *, lenient=None, offset=0))]
+    fn new(py: Python<'_>, paths: Vec<PathBuf>, lenient: Option<bool>, offset: u64) -> PyResult<Self> {
+        let lenient = match lenient {
+            Some(lenient) => lenient,
+            None => OpenOptions::from_env().into_python(py)?.lenient,
+        };
+        let options = OpenOptions { lenient, offset };
+        let open = || windlass::Checkpoint::open_with(&paths, &options);
+        let checkpoint = py.detach(open).into_python(py)?;
         Ok(Self { checkpoint })
     }
 
@@ -39,19 +51,19 @@ impl Checkpoint {
         self.checkpoint.catalog().tensors().len()
     }
 
-    /// Element type, shape and file of a tensor.
+    /// Element type, shape and file of a tensor, and how many elements along the last dimension belong together.
     fn info<'py>(
         &self,
         py: Python<'py>,
         name: &str,
-    ) -> PyResult<(&'static str, Bound<'py, PyTuple>, PathBuf)> {
+    ) -> PyResult<(Cow<'static, str>, Bound<'py, PyTuple>, PathBuf, u64)> {
         let catalog = self.checkpoint.catalog();
         let Some(id) = catalog.find(name) else {
             return Err(catalog.no_such_tensor(name)).into_python(py);
         };
         let entry = catalog.tensor(id);
         let path = catalog.file(entry.file).path.clone();
-        Ok((entry.dtype.name(), PyTuple::new(py, &*entry.shape)?, path))
+        Ok((entry.dtype.name(), PyTuple::new(py, &*entry.shape)?, path, entry.dtype.block_len()))
     }
 
     /// The files, in order.
@@ -62,6 +74,11 @@ impl Checkpoint {
     /// The files' `__metadata__`; `None` if there is none.
     fn metadata(&self) -> Option<BTreeMap<String, String>> {
         self.checkpoint.catalog().metadata()
+    }
+
+    /// Keys and values of GGUF files; `None` if there is no such file.
+    fn key_values<'py>(&self, py: Python<'py>) -> PyResult<Option<KeyValues<'py>>> {
+        key_values::key_values(py, &self.checkpoint)
     }
 
     /// Starts a load. Not for route `mapped`.

@@ -1,7 +1,7 @@
 //! Errors as Python exceptions: those of `windlass.errors`, with file, tensor and offset as attributes.
 
 use pyo3::{prelude::*, types::PyDict};
-use windlass::{Error, catalog::safetensors::HeaderError, plan::PlanError};
+use windlass::{Error, catalog::FormatError, plan::PlanError};
 
 /// Turns an error into the exception that Python code catches.
 pub(crate) trait IntoPython<T> {
@@ -28,16 +28,21 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             fields.set_item("path", path)?;
             "CheckpointNotFoundError"
         }
-        Error::InvalidFile { path, problem: HeaderError::Truncated { tensor, file_len, .. } } => {
-            fields.set_item("path", path)?;
-            fields.set_item("tensor", tensor)?;
-            fields.set_item("offset", file_len)?;
-            "TruncatedError"
-        }
         Error::InvalidFile { path, problem } => {
             fields.set_item("path", path)?;
             fields.set_item("tensor", problem.tensor())?;
-            "FormatError"
+            match problem.truncated_at() {
+                Some(file_len) => {
+                    fields.set_item("offset", file_len)?;
+                    "TruncatedError"
+                }
+                None => {
+                    if let FormatError::Gguf(problem) = problem {
+                        fields.set_item("offset", problem.offset())?;
+                    }
+                    "FormatError"
+                }
+            }
         }
         Error::InvalidIndex { path, .. } | Error::InvalidManifest { path, .. } => {
             fields.set_item("path", path)?;
@@ -82,9 +87,17 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             fields.set_item("tensor", pattern)?;
             "TensorNotFoundError"
         }
-        Error::Plan(PlanError::Cast { tensor, .. }) => {
+        Error::Plan(
+            PlanError::Cast { tensor, .. }
+            | PlanError::UnknownType { tensor, .. }
+            | PlanError::ByteOrder { tensor, .. },
+        ) => {
             fields.set_item("tensor", tensor)?;
             "UnsupportedDtypeError"
+        }
+        Error::Plan(PlanError::Slice { tensor, .. }) => {
+            fields.set_item("tensor", tensor)?;
+            "SliceError"
         }
         Error::Plan(_) => "SliceError",
         Error::InvalidOption { .. } => "OptionError",

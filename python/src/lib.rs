@@ -7,6 +7,7 @@
 mod checkpoint;
 mod dlpack;
 mod error;
+mod key_values;
 mod loading;
 mod options;
 mod report;
@@ -31,6 +32,8 @@ const TICK: Duration = Duration::from_millis(50);
 mod _native {
     #[pymodule_export]
     use super::checkpoint::Checkpoint;
+    #[pymodule_export]
+    use super::key_values::NativeArray;
     #[pymodule_export]
     use super::loading::Loading;
     #[pymodule_export]

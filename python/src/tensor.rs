@@ -9,6 +9,7 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict, PyList, PyTuple},
 };
+use std::borrow::Cow;
 use windlass::{DeviceId, Dtype, TensorMemory};
 
 /// One tensor in memory. Whoever views its bytes keeps them alive.
@@ -25,9 +26,9 @@ impl Tensor {
         self.tensor.name()
     }
 
-    /// Its element type, by its safetensors name.
+    /// Its element type, by the name that safetensors or ggml give it.
     #[getter]
-    fn dtype(&self) -> &'static str {
+    fn dtype(&self) -> Cow<'static, str> {
         self.tensor.dtype().name()
     }
 
@@ -35,6 +36,12 @@ impl Tensor {
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.tensor.shape())
+    }
+
+    /// Shape of the bytes of a quantised tensor: its own, but for the last dimension. `None` for all others.
+    #[getter]
+    fn bytes_shape<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        quantized_shape(&self.tensor).map(|shape| PyTuple::new(py, shape)).transpose()
     }
 
     /// Size in bytes.
@@ -105,7 +112,7 @@ impl Tensor {
         if copy == Some(true) {
             return Err(PyBufferError::new_err("windlass does not copy; copy in the framework"));
         }
-        let Some(exported) = Exported::as_is(self.tensor.dtype(), max_version) else {
+        let Some(exported) = exported(&self.tensor, max_version) else {
             return Err(PyBufferError::new_err(format!(
                 "DLPack of this version has no type for {}; view the bytes instead",
                 self.tensor.dtype()
@@ -136,10 +143,10 @@ pub(crate) fn to_torch<'py>(
     for tensor in tensors {
         let tensor = &tensor.cast::<Tensor>()?.get().tensor;
         let dtype = tensor.dtype();
-        let converted = match Exported::as_is(dtype, None) {
+        let converted = match exported(tensor, None) {
             Some(exported) => from_dlpack.call1((dlpack::capsule(py, tensor, exported, None)?,))?,
             None => {
-                let Some(torch_dtype) = views.get_item(dtype.name())? else {
+                let Some(torch_dtype) = views.get_item(&*dtype.name())? else {
                     let message = format!(
                         "torch has no type for {dtype}, which tensor '{}' is made of; load it with framework='raw'",
                         tensor.name()
@@ -153,6 +160,24 @@ pub(crate) fn to_torch<'py>(
         into.set_item(tensor.name(), converted)?;
     }
     Ok(())
+}
+
+/// A tensor as DLPack up to `max_version` can carry it: elements, or blocks of elements as bytes.
+fn exported(tensor: &windlass::Tensor, max_version: Option<(u32, u32)>) -> Option<Exported> {
+    match quantized_shape(tensor) {
+        Some(shape) => Some(Exported::bytes(shape)),
+        None => Exported::as_is(tensor.dtype(), max_version),
+    }
+}
+
+/// The shape of a quantised tensor's bytes: its last dimension holds those of its blocks.
+fn quantized_shape(tensor: &windlass::Tensor) -> Option<Vec<u64>> {
+    let Dtype::Quantized(block) = tensor.dtype() else { return None };
+    let mut shape = tensor.shape().to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = *last / block.block_len() * block.block_bytes();
+    }
+    Some(shape)
 }
 
 /// The shape of a tensor's bytes: that of its elements, but for packed ones, whose last dimension shrinks.

@@ -12,11 +12,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 CORPUS = Path(__file__).parents[2] / "testkit" / "corpus"
+# The writer of GGUF files, their corpus and other parsers.
+sys.path.append(str(Path(__file__).parents[2] / "testkit" / "gguf"))
 
 STAND_IN = Path(__file__).parents[2] / "target" / "release" / "libfake_cuda.so"
 # Named before anything asks for a device. Only a package built with the feature stand-in listens.
@@ -153,3 +156,41 @@ def header_cases() -> Iterator[tuple[str, bytes, str | None]]:
             )
             file = struct.pack("<Q", len(header)) + header + bytes(case["data_bytes"])
         yield case["name"], file, case["error"]
+
+
+class GgufCase(NamedTuple):
+    """A case of the corpus of GGUF files; see its README."""
+
+    name: str
+    files: dict[str, bytes]
+    open: str
+    offset: int
+    errors: dict[bool, str | None]
+    """What happens when it is opened leniently, or not."""
+    tensors: list[tuple[str, str, list[int], int, int]] | None
+    others: dict[str, dict[str, str]]
+
+    def write(self, directory: Path) -> Path:
+        """Writes its files and returns the one to open."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, data in self.files.items():
+            (directory / name).write_bytes(data)
+        return directory / self.open
+
+
+def gguf_cases() -> Iterator[GgufCase]:
+    """The corpus of GGUF files."""
+
+    def part(part: str | list) -> bytes:
+        return bytes.fromhex(part) if isinstance(part, str) else bytes.fromhex(part[0]) * part[1]
+
+    for case in json.loads((CORPUS / "gguf.json").read_text()):
+        yield GgufCase(
+            case["name"],
+            {name: b"".join(map(part, parts)) for name, parts in case["files"].items()},
+            case["open"],
+            case.get("offset", 0),
+            {False: case["error"], True: case.get("lenient", case["error"])},
+            case.get("tensors"),
+            case.get("others", {}),
+        )

@@ -14,6 +14,7 @@ from typing import Any
 
 from windlass import _native, errors
 from windlass._checkpoint import Checkpoint, LoadedTensors, TensorSlice, load_file
+from windlass._metadata import MetadataArray
 from windlass._native import MemoryPool, Tensor
 from windlass._options import LoadOptions
 from windlass._report import Carrier, Refusal, Report
@@ -37,6 +38,7 @@ __all__ = [
     "LoadOptions",
     "LoadedTensors",
     "MemoryPool",
+    "MetadataArray",
     "Refusal",
     "Report",
     "Tensor",

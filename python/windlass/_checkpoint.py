@@ -9,11 +9,20 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from windlass import _native
-from windlass._frameworks import Framework, converter, device_name, is_torch, torch_allocator
+from windlass._frameworks import (
+    Converter,
+    Framework,
+    check_framework,
+    converter,
+    device_name,
+    is_torch,
+    torch_allocator,
+)
+from windlass._metadata import read_only
 from windlass._options import LoadOptions
 from windlass._report import Report
 from windlass.errors import OptionError, SliceError
@@ -60,12 +69,14 @@ def load_file(
     progress: Progress = False,
     pool: _native.MemoryPool | None = None,
     allocator: Literal["driver", "torch"] = "driver",
+    lenient: bool | None = None,
+    offset: int | None = None,
     **options: Unpack[LoadOptions],
 ) -> LoadedTensors:
     """Loads a checkpoint into memory.
 
     Args:
-        path: A safetensors file, an index, a directory, a glob pattern, or a list of these.
+        path: A safetensors or GGUF file, an index, a directory, a glob pattern, or a list of these.
         device: Where to put the tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a number, or a device of torch's.
             Default: ``WINDLASS_DEVICE``, else ``"cpu"``.
         framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, or ``"raw"``, windlass's own.
@@ -75,12 +86,19 @@ def load_file(
         progress: Called with bytes done and bytes in all; ``True`` for a bar by tqdm.
         pool: Host memory, touched before, to load into.
         allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
+        lenient: Whether to take GGUF files that break the specification where no harm comes of it. Default:
+            ``WINDLASS_LENIENT``, else not.
+        offset: Byte at which the GGUF begins in each file, where it is embedded in another. Default: 0, the start of
+            the file.
         options: Those of ``windlass load``; see `LoadOptions`.
 
     Returns:
-        A dictionary of tensors, with the report of the load as its attribute ``report``.
+        A dictionary of tensors, with the report of the load as its attribute ``report``. Quantised tensors of GGUF
+        files are ``uint8``: their last dimension counts the bytes of its blocks.
     """
-    with Checkpoint(path, device=device, framework=framework, allocator=allocator) as checkpoint:
+    with Checkpoint(
+        path, device=device, framework=framework, allocator=allocator, lenient=lenient, offset=offset
+    ) as checkpoint:
         return checkpoint.load(
             select=select, exclude=exclude, slices=slices, progress=progress, pool=pool, **options
         )
@@ -92,11 +110,16 @@ class Checkpoint:
     Iterating it gives ``(name, tensor)`` in the order in which tensors become complete.
 
     Args:
-        paths: A safetensors file, an index, a directory, a glob pattern, or a list of these.
+        paths: A safetensors or GGUF file, an index, a directory, a glob pattern, or a list of these. One file of a
+            split GGUF model stands for all.
         device: Where to put tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a number, or a device of torch's.
         framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, or ``"raw"``.
         pool: Host memory, touched before, that all loads go into unless they name another.
         allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
+        lenient: Whether to take GGUF files that break the specification where no harm comes of it. Default:
+            ``WINDLASS_LENIENT``, else not.
+        offset: Byte at which the GGUF begins in each file, where it is embedded in another. Default: 0, the start of
+            the file.
         options: Options of all loads; see `LoadOptions`. A load's own win.
     """
 
@@ -108,11 +131,14 @@ class Checkpoint:
         framework: Framework = "torch",
         pool: _native.MemoryPool | None = None,
         allocator: Literal["driver", "torch"] = "driver",
+        lenient: bool | None = None,
+        offset: int | None = None,
         **options: Unpack[LoadOptions],
     ) -> None:
         chosen = os.environ.get("WINDLASS_DEVICE", "cpu") if device is None else device
         name = device_name(chosen, framework)
-        self._convert = converter(framework, name)
+        check_framework(framework, name)
+        self._framework = framework, name
         self._is_torch = is_torch(framework)
         self._options: dict[str, Any] = {"device": name, "pool": pool, **options}
         if allocator == "torch" and name == "cpu":
@@ -126,29 +152,49 @@ class Checkpoint:
         if name != "cpu":
             _find_cufile()
         _check_names(options)
+        if offset is not None and not 0 <= offset < 1 << 64:
+            raise OptionError(f"offset cannot be {offset}: it is a number of bytes")
         _native.check_options(**self._options)
         listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-        self._native: _native.Checkpoint | None = _native.Checkpoint([os.fspath(path) for path in listed])
+        self._native: _native.Checkpoint | None = _native.Checkpoint(
+            [os.fspath(path) for path in listed], lenient=lenient, offset=offset or 0
+        )
+        self._metadata: Mapping[str, Any] | None = None
         self._report: _native.Report | None = None
+
+    @cached_property
+    def _convert(self) -> Converter:
+        # Not when the checkpoint is opened: looking at it needs no framework.
+        return converter(*self._framework)
 
     def keys(self) -> list[str]:
         """Names of the tensors, in the order of the checkpoint."""
         return self._opened.keys()
 
-    def metadata(self) -> dict[str, str] | None:
-        """The ``__metadata__`` of the files; ``None`` if there is none."""
-        return self._opened.metadata()
+    def metadata(self) -> Mapping[str, Any] | None:
+        """What the files say about themselves; ``None`` if that is nothing.
+
+        Of safetensors files a dictionary of texts, their ``__metadata__``. Of GGUF files a read-only mapping of their
+        keys and values, in the order of the file; arrays in it are sequences that are read when they are looked at,
+        see `MetadataArray`. Whoever keeps such arrays unread keeps their files open.
+        """
+        if self._metadata is None:
+            metadata, key_values = self._opened.metadata(), self._opened.key_values()
+            if key_values is None:
+                return metadata
+            self._metadata = read_only(key_values, metadata or {})
+        return self._metadata
 
     def files(self) -> list[str]:
         """The files, in order."""
         return [os.fspath(path) for path in self._opened.files()]
 
     def get_shape(self, name: str) -> list[int]:
-        """Shape of a tensor, without loading it."""
+        """Shape of a tensor, without loading it: that of its elements, also where they are quantised."""
         return list(self._opened.info(name)[1])
 
     def get_dtype(self, name: str) -> str:
-        """Element type of a tensor by its safetensors name, without loading it."""
+        """Element type of a tensor without loading it, by the name that safetensors or ggml give it."""
         return self._opened.info(name)[0]
 
     def get_tensor(self, name: str) -> Any:
@@ -160,12 +206,17 @@ class Checkpoint:
 
     def get_slice(self, name: str) -> TensorSlice:
         """A tensor that loads what it is indexed with."""
-        dtype, shape, _ = self._opened.info(name)
+        dtype, shape, *_ = self._opened.info(name)
         return TensorSlice(self, name, dtype, list(shape))
 
     def _part(self, name: str, index: Any) -> _Part:
-        dtype, shape, _ = self._opened.info(name)
-        return _Part(name, index, shape, is_packed=dtype == "F4" and self._is_torch)
+        dtype, shape, _, block_len = self._opened.info(name)
+        packing = None
+        if block_len > 1:
+            packing = f"its elements lie in blocks of {block_len}"
+        elif dtype == "F4" and self._is_torch:
+            packing = "torch packs pairs of F4 elements"
+        return _Part(name, index, shape, packing)
 
     def load(
         self,
@@ -213,11 +264,12 @@ class Checkpoint:
         if self._is_mapped(merged):
             yield from self._load(request).items()
             return
+        convert = self._convert
         loading = self._opened.start(**merged)
         try:
             while (tensor := loading.next()) is not None:
                 converted: dict[str, Any] = {}
-                self._convert([tensor], converted)
+                convert([tensor], converted)
                 yield tensor.name, converted[tensor.name]
             self._note(loading.report())
         finally:
@@ -248,8 +300,12 @@ class Checkpoint:
         return manifest
 
     def close(self) -> None:
-        """Closes the files. Tensors that were loaded stay valid."""
-        self._native = None
+        """Closes the files. Tensors that were loaded stay valid.
+
+        Open stay, until nobody has them any more: the files of mapped tensors, of loads that are under way, and of
+        arrays of `metadata` that were not read.
+        """
+        self._native = self._metadata = None
 
     def __enter__(self) -> Self:
         return self
@@ -287,6 +343,8 @@ class Checkpoint:
 
     def _load(self, request: Mapping[str, Any], progress: Progress = False) -> LoadedTensors:
         options = self._merged(request)
+        # Before anything is read: whoever lacks the framework should not wait for a load.
+        convert = self._convert
         tensors: list[Tensor]
         if self._is_mapped(options):
             tensors, native_report = self._opened.map(**options)
@@ -296,7 +354,7 @@ class Checkpoint:
                 tensors = loading.wait(callback)
             native_report = loading.report()
         loaded = LoadedTensors(native_report)
-        self._convert(tensors, loaded)
+        convert(tensors, loaded)
         self._note(native_report)
         return loaded
 
@@ -322,7 +380,7 @@ class TensorSlice:
         return list(self._shape)
 
     def get_dtype(self) -> str:
-        """Element type by its safetensors name."""
+        """Element type by the name that safetensors or ggml give it."""
         return self._dtype
 
     def __getitem__(self, index: Any) -> Any:
@@ -334,9 +392,9 @@ class TensorSlice:
 class _Part:
     """An index into a tensor: the ranges to read, and what is left to do with the result."""
 
-    def __init__(self, name: str, index: Any, shape: Sequence[int], *, is_packed: bool) -> None:
-        # Of a packed type, torch sees pairs of elements: steps would take pairs.
-        self._unit_steps = len(shape) - 1 if is_packed else None
+    def __init__(self, name: str, index: Any, shape: Sequence[int], packing: str | None) -> None:
+        # Of a packed type one sees bytes, or pairs of elements: steps would take those.
+        self._unit_steps = None if packing is None else (len(shape) - 1, packing)
         if isinstance(index, list):
             if index:
                 raise SliceError(f"tensor {name!r} cannot be indexed with a list; use slices", tensor=name)
@@ -364,8 +422,8 @@ class _Part:
             step = 1 if item.step is None else item.step
             if not isinstance(step, int) or step < 1:
                 raise SliceError(f"step {step} for {where}: steps must be positive", tensor=name)
-            if step != 1 and dimension == self._unit_steps:
-                raise SliceError(f"step {step} for {where}: torch packs pairs of F4 elements", tensor=name)
+            if step != 1 and self._unit_steps is not None and dimension == self._unit_steps[0]:
+                raise SliceError(f"step {step} for {where}: {self._unit_steps[1]}", tensor=name)
             try:
                 start = 0 if item.start is None else operator.index(item.start)
                 stop = size if item.stop is None else operator.index(item.stop)

@@ -23,22 +23,18 @@ Converter = Callable[["Sequence[Tensor]", "dict[str, Any]"], None]
 """Adds tensors to a dictionary, by name."""
 
 
-def converter(framework: str, device: str = "cpu") -> Converter:
-    """The converter to a framework's tensors, on a device."""
-    converters: dict[str, Callable[[], Converter]] = {
-        "torch": _torch,
-        "pt": _torch,
-        "numpy": _numpy,
-        "np": _numpy,
-        "jax": _jax,
-        "flax": _jax,
-        "raw": lambda: _to_raw,
-    }
-    if framework not in converters:
-        raise OptionError(f"framework cannot be {framework!r}: it is one of {', '.join(converters)}")
+def check_framework(framework: str, device: str) -> None:
+    """Whether there is such a framework, for a device; not whether it is installed."""
+    if framework not in _CONVERTERS:
+        raise OptionError(f"framework cannot be {framework!r}: it is one of {', '.join(_CONVERTERS)}")
     if framework in ("numpy", "np") and device != "cpu":
         raise OptionError(f"framework 'numpy' has arrays in host memory alone, and the device is {device!r}")
-    return converters[framework]()
+
+
+def converter(framework: str, device: str = "cpu") -> Converter:
+    """The converter to a framework's tensors, on a device."""
+    check_framework(framework, device)
+    return _CONVERTERS[framework]()
 
 
 def is_torch(framework: str) -> bool:
@@ -81,7 +77,9 @@ def _torch() -> Converter:
     try:
         import torch  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError("framework 'torch' needs torch; install it or choose framework='numpy'") from error
+        raise ImportError(
+            "framework 'torch' needs torch; install it or choose framework='numpy' or 'raw'"
+        ) from error
     # Types that DLPack carries only in its newest versions or not at all: exported as bytes, viewed as these.
     names = {
         "F8_E4M3": "float8_e4m3fn",
@@ -133,6 +131,9 @@ def _numpy() -> Converter:
             array = (
                 np.asarray(tensor) if tensor.device == "cpu" else np.frombuffer(tensor.tobytes(), np.uint8)
             )
+            if tensor.bytes_shape is not None:
+                into[tensor.name] = array.reshape(tensor.bytes_shape)
+                continue
             if tensor.dtype == "F4":
                 array = _unpacked_f4(array)
             dtype = dtypes.get(tensor.dtype) or _ml_dtype(tensor)
@@ -191,7 +192,8 @@ def _jax() -> Converter:
     def to_jax(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
         arrays: dict[str, Any] = {}
         for tensor in tensors:
-            if tensor.dtype in shared and tensor.nbytes > 0:
+            is_shared = tensor.dtype in shared or tensor.bytes_shape is not None
+            if is_shared and tensor.nbytes > 0:
                 into[tensor.name] = jax.dlpack.from_dlpack(tensor)
             else:
                 # 64-bit types follow jax's own setting, and the narrow floats come through ml_dtypes: copies.
@@ -203,3 +205,14 @@ def _jax() -> Converter:
         return jax.devices("cuda")[int(ordinal)] if kind == "cuda" else host
 
     return to_jax
+
+
+_CONVERTERS: dict[str, Callable[[], Converter]] = {
+    "torch": _torch,
+    "pt": _torch,
+    "numpy": _numpy,
+    "np": _numpy,
+    "jax": _jax,
+    "flax": _jax,
+    "raw": lambda: _to_raw,
+}

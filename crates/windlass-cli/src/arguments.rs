@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
+use windlass::{Checkpoint, catalog::OpenOptions};
 
 /// Moves tensors between storage and memory at the speed of the hardware, and reports how.
 #[derive(Debug, Parser)]
@@ -24,6 +25,7 @@ Exit codes:
 
 Environment:
   WINDLASS_DEVICE, WINDLASS_ROUTE and so on set the options of load; flags win.
+  WINDLASS_LENIENT=true opens files as --lenient does; --lenient=false wins over it.
   WINDLASS_LOG=debug logs what is refused and what fails as it happens.";
 
 #[derive(Debug, Subcommand)]
@@ -54,16 +56,40 @@ pub(crate) enum Command {
 /// A checkpoint.
 #[derive(Debug, Args)]
 pub(crate) struct Paths {
-    /// Safetensors files, *.safetensors.index.json files, directories that hold either, or glob patterns
+    /// Safetensors or GGUF files, *.safetensors.index.json files, directories that hold these, or glob patterns. One
+    /// file of a split GGUF model stands for all
     #[arg(required = true, value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
+    /// Take GGUF files that break the specification where no harm comes of it
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub(crate) lenient: Option<bool>,
+    /// Byte at which the GGUF begins in each file, where it is embedded in another
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    pub(crate) offset: u64,
+}
+
+impl Paths {
+    /// Opens the checkpoint: flags win over the environment.
+    pub(crate) fn open(&self) -> windlass::Result<Checkpoint> {
+        let lenient = match self.lenient {
+            Some(lenient) => lenient,
+            None => OpenOptions::from_env()?.lenient,
+        };
+        Checkpoint::open_with(&self.paths, &OpenOptions { lenient, offset: self.offset })
+    }
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Inspect {
     #[command(flatten)]
     pub(crate) paths: Paths,
-    /// Show every tensor, also where numbered neighbours are alike
+    /// Show every tensor, also where numbered neighbours are alike, and the first values of GGUF arrays
     #[arg(long)]
     pub(crate) all: bool,
     /// Print JSON

@@ -5,7 +5,7 @@ use std::{
     io::{self, Write},
     process::ExitCode,
 };
-use windlass::Error;
+use windlass::{Error, plan::PlanError};
 
 /// Why a command did not do what it was asked.
 #[derive(Debug)]
@@ -54,6 +54,8 @@ impl Failure {
 
 fn exit_code(error: &Error) -> u8 {
     match error {
+        // What the file holds cannot be loaded, whatever is asked for.
+        Error::Plan(PlanError::UnknownType { .. } | PlanError::ByteOrder { .. }) => 4,
         Error::InvalidOption { .. } | Error::Plan(_) => 2,
         Error::NotFound { .. } | Error::NoSuchTensor { .. } => 3,
         Error::InvalidFile { .. }

@@ -1,33 +1,37 @@
 //! `windlass inspect`.
 
-use crate::{arguments, failure::Failure, output, tree::Tree};
+use crate::{arguments, failure::Failure, key_values, output, tree::Tree};
 use bytesize::ByteSize;
 use serde_json::json;
 use std::{collections::BTreeMap, fmt::Write};
-use windlass::Catalog;
+use windlass::{Checkpoint, catalog::FileEntry};
 
 pub(crate) fn run(arguments: &arguments::Inspect) -> Result<(), Failure> {
-    let catalog = Catalog::open(&arguments.paths.paths)?;
+    let checkpoint = arguments.paths.open()?;
     if arguments.json {
-        output::write_json(&as_json(&catalog))
+        output::write_json(&as_json(&checkpoint, arguments.all)?)
     } else {
-        output::write_text(&as_text(&catalog, arguments.all))
+        output::write_text(&as_text(&checkpoint, arguments.all)?)
     }
 }
 
-fn as_json(catalog: &Catalog) -> serde_json::Value {
-    let files: Vec<_> = catalog
-        .files()
-        .iter()
-        .map(|file| {
-            json!({
-                "path": file.path.to_string_lossy(),
-                "bytes": file.len,
-                "tensors": file.tensors().len(),
-                "metadata": file.metadata,
-            })
-        })
-        .collect();
+fn as_json(checkpoint: &Checkpoint, all: bool) -> windlass::Result<serde_json::Value> {
+    let catalog = checkpoint.catalog();
+    let describe = |(id, file): (_, &FileEntry)| {
+        let mut described = json!({
+            "path": file.path.to_string_lossy(),
+            "bytes": file.len,
+            "format": file.format.name(),
+            "tensors": file.tensors().len(),
+            "metadata": file.metadata(),
+        });
+        if let Some(header) = file.gguf() {
+            described["gguf"] = key_values::as_json(checkpoint, id, header, all)?;
+        }
+        Ok(described)
+    };
+    let files =
+        catalog.file_ids().zip(catalog.files()).map(describe).collect::<windlass::Result<Vec<_>>>()?;
     let tensors: Vec<_> = catalog
         .tensors()
         .iter()
@@ -42,16 +46,17 @@ fn as_json(catalog: &Catalog) -> serde_json::Value {
             })
         })
         .collect();
-    json!({ "files": files, "tensors": tensors, "notes": catalog.notes() })
+    Ok(json!({ "files": files, "tensors": tensors, "notes": catalog.notes() }))
 }
 
 fn tensors(count: usize) -> String {
     format!("{count} {}", if count == 1 { "tensor" } else { "tensors" })
 }
 
-fn as_text(catalog: &Catalog, all: bool) -> String {
+fn as_text(checkpoint: &Checkpoint, all: bool) -> windlass::Result<String> {
+    let catalog = checkpoint.catalog();
     let mut text = String::new();
-    for file in catalog.files() {
+    for (id, file) in catalog.file_ids().zip(catalog.files()) {
         let _ = writeln!(
             text,
             "{}  {}, {}",
@@ -59,8 +64,11 @@ fn as_text(catalog: &Catalog, all: bool) -> String {
             ByteSize(file.len),
             tensors(file.tensors().len())
         );
-        for (key, value) in file.metadata.iter().flatten() {
+        for (key, value) in file.metadata().into_iter().flatten() {
             let _ = writeln!(text, "  {}: {}", output::printable(key), output::printable(value));
+        }
+        if let Some(header) = file.gguf() {
+            key_values::write(&mut text, checkpoint, id, header, all)?;
         }
     }
     let mut dtypes: BTreeMap<_, (usize, u64)> = BTreeMap::new();
@@ -80,5 +88,5 @@ fn as_text(catalog: &Catalog, all: bool) -> String {
     for note in catalog.notes() {
         let _ = writeln!(text, "note: {note}");
     }
-    text
+    Ok(text)
 }

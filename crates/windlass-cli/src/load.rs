@@ -21,7 +21,7 @@ pub(crate) fn run(arguments: &arguments::Load) -> Result<(), Failure> {
         Some(path) => Some((path.as_path(), Manifest::read(path)?)),
         None => None,
     };
-    let checkpoint = Checkpoint::open(&arguments.paths.paths)?;
+    let checkpoint = arguments.paths.open()?;
     let mut loaded = load(&checkpoint, &options)?;
     if compares {
         checkpoint.verify(&mut loaded, manifest.as_ref().map(|(path, manifest)| (*path, manifest)))?;

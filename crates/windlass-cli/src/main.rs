@@ -8,6 +8,7 @@ mod arguments;
 mod doctor;
 mod failure;
 mod inspect;
+mod key_values;
 mod load;
 mod output;
 mod tree;

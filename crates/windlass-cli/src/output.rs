@@ -10,11 +10,29 @@ use std::{
 /// Text that stays on its line and does nothing to a terminal. Names and metadata come from files that anyone may
 /// have written, escape sequences included.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(char::is_control) {
+    if !text.contains(is_unprintable) {
         return text.into();
     }
-    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let escape = |c: char| if is_unprintable(c) { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(escape).collect::<String>().into()
+}
+
+/// Whether a character shows as nothing, or changes how others show: controls, marks of direction and of no width, and
+/// line ends that are no control.
+fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{AD}'
+                | '\u{61C}'
+                | '\u{180E}'
+                | '\u{200B}'..='\u{200F}'
+                | '\u{2028}'..='\u{202E}'
+                | '\u{2060}'..='\u{206F}'
+                | '\u{FEFF}'
+                | '\u{FFF9}'..='\u{FFFB}'
+                | '\u{E0000}'..='\u{E007F}'
+        )
 }
 
 /// Writes lines for people to standard output; see [`printable`].

@@ -2,11 +2,11 @@
 
 use crate::{arguments, failure::Failure, output};
 use std::{fmt::Write, ops::ControlFlow};
-use windlass::{Checkpoint, verify::Manifest};
+use windlass::verify::Manifest;
 
 pub(crate) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
     let expected = arguments.against.as_deref().map(Manifest::read).transpose()?;
-    let checkpoint = Checkpoint::open(&arguments.paths.paths)?;
+    let checkpoint = arguments.paths.open()?;
     let total = checkpoint.catalog().tensors().iter().map(|tensor| tensor.bytes.len()).sum();
     let bar = output::progress_bar(total);
     let found = Manifest::of(&checkpoint, |bytes| {

@@ -3,10 +3,9 @@
 use crate::{arguments, failure::Failure, output};
 use bytesize::ByteSize;
 use std::ops::ControlFlow;
-use windlass::Checkpoint;
 
 pub(crate) fn run(arguments: &arguments::Warm) -> Result<(), Failure> {
-    let checkpoint = Checkpoint::open(&arguments.paths.paths)?;
+    let checkpoint = arguments.paths.open()?;
     let bar = output::progress_bar(checkpoint.catalog().files().iter().map(|file| file.len).sum());
     let report = checkpoint.warm(|bytes| {
         bar.inc(bytes);

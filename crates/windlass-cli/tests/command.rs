@@ -9,6 +9,9 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
+#[path = "../../windlass/tests/common/gguf.rs"]
+mod gguf;
+
 const LAYERS: usize = 3;
 const LAYER_BYTES: usize = 1 << 20;
 
@@ -382,4 +385,128 @@ fn completions_and_manual_pages_know_every_subcommand() {
         let text = fs::read_to_string(pages.join(page)).unwrap();
         assert!(text.contains(".TH"), "{page}");
     }
+}
+
+/// A GGUF model of two blocks with a long vocabulary; its data breaks the default alignment.
+fn gguf_model(alignment: u32) -> (tempfile::TempDir, PathBuf) {
+    let tokens: Vec<String> = (0..20_000).map(|i| format!("token-{i}")).collect();
+    let mut writer = gguf::Writer { alignment: alignment.into(), ..gguf::Writer::default() }
+        .key("general.architecture", "llama")
+        .key("general.alignment", gguf::Item::U32(alignment))
+        .key("tokenizer.ggml.tokens", gguf::Item::strings(tokens.iter().map(String::as_str)))
+        .key("template", format!("{}\u{1b}[31m", "long ".repeat(40)).as_str());
+    for block in 0..2 {
+        writer = writer.tensor(&format!("blk.{block}.weight"), &[256, 3], 12, vec![block; 3 * 144]);
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    fs::write(&path, writer.finish()).unwrap();
+    (directory, path)
+}
+
+#[test]
+fn inspect_shows_what_a_gguf_says_of_itself() {
+    let (_directory, path) = gguf_model(32);
+    let text = ok(&["inspect"], &path);
+    for shown in
+        ["GGUF version 3", "general.architecture: llama", "tokens: [string; 20000]", "0..1.weight", "Q4_K"]
+    {
+        assert!(text.contains(shown), "{text}");
+    }
+    assert!(!text.contains("token-0") && text.contains("... (20"), "{text}");
+    let all = ok(&["inspect", "--all"], &path);
+    assert!(all.contains(r#""token-0","token-1""#) && !all.contains("token-9"), "{all}");
+    assert!(!all.contains('\u{1b}') && all.contains("  1.weight"), "{all}");
+
+    let value = json(&["inspect", "--json"], &path);
+    let file = &value["files"][0];
+    assert_eq!((&file["format"], &file["gguf"]["version"]), (&"gguf".into(), &3.into()));
+    let keys = file["gguf"]["key_values"].as_array().unwrap();
+    assert_eq!(
+        keys[0],
+        serde_json::json!({"key": "general.architecture", "type": "string", "value": "llama"})
+    );
+    assert_eq!((&keys[2]["element"], &keys[2]["len"]), (&"string".into(), &20_000.into()));
+    assert_eq!(value["tensors"][1]["dtype"], "Q4_K");
+    assert_eq!(value["tensors"][1]["shape"], serde_json::json!([3, 256]));
+    let all = json(&["inspect", "--all", "--json"], &path);
+    assert_eq!(all["files"][0]["gguf"]["key_values"][2]["first"][7], "token-7");
+}
+
+#[test]
+fn inspect_writes_numbers_as_they_are_and_nothing_that_hides() {
+    let hidden = "a\u{9b}31m\u{202e}b\u{200b}c\u{2066}d\u{feff}\u{2028}e";
+    let long_key = "k".repeat(300);
+    let writer = gguf::Writer::default()
+        .key("epsilon", gguf::Item::F32(1e-5))
+        .key("scale", gguf::Item::F64(0.1))
+        .key("none", gguf::Item::F32(f32::NAN))
+        .key("endless", gguf::Item::F64(f64::NEG_INFINITY))
+        .key("scores", gguf::Item::Array(6, vec![gguf::Item::F32(0.1), gguf::Item::F32(f32::INFINITY)]))
+        .key(hidden, hidden)
+        .key(&long_key, gguf::Item::U8(1));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    fs::write(&path, writer.finish()).unwrap();
+
+    let value = json(&["inspect", "--all", "--json"], &path);
+    let values = value["files"][0]["gguf"]["key_values"].as_array().unwrap();
+    let shown: Vec<_> = values.iter().map(|entry| entry["value"].to_string()).collect();
+    assert_eq!(shown[..4], ["0.00001", "0.1", "\"NaN\"", "\"-inf\""]);
+    assert_eq!(values[4]["first"].to_string(), r#"[0.1,"inf"]"#);
+    assert_eq!(values[5]["value"], hidden);
+
+    let text = ok(&["inspect"], &path);
+    assert!(text.is_ascii() && text.contains("\\u{9b}31m\\u{202e}b\\u{200b}c\\u{2066}d\\u{feff}"), "{text}");
+    assert!(!text.contains(&long_key) && text.contains("... (300 bytes): 1"), "{text}");
+    assert!(ok(&["inspect", "--all"], &path).contains(&format!("{long_key}: 1")));
+}
+
+#[test]
+fn gguf_files_load_verify_and_warm() {
+    let (directory, path) = gguf_model(32);
+    let text = ok(&["load", "--verify", "--report"], &path);
+    assert!(text.contains("verified"), "{text}");
+    let digests = ok(&["verify"], &path);
+    assert!(digests.contains("blk.1.weight Q4_K [3, 256]"), "{digests}");
+    assert_eq!(json(&["warm", "--json"], &path)["files"], 1);
+
+    let embedded = directory.path().join("embedded.bin");
+    fs::write(&embedded, [vec![0; 96], fs::read(&path).unwrap()].concat()).unwrap();
+    fails(4, &["verify", "--offset", "95"], &embedded);
+    assert_eq!(ok(&["verify", "--offset", "96"], &embedded), digests);
+}
+
+#[test]
+fn tensors_that_cannot_be_loaded_are_wrong_data() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    let unknown = gguf::Writer::default().tensor("new", &[32], 97, vec![0; 32]);
+    let big =
+        gguf::Writer { big_endian: true, ..gguf::Writer::default() }.tensor("big", &[8], 0, vec![0; 32]);
+    for (writer, name) in [(unknown, "new"), (big, "big")] {
+        fs::write(&path, writer.finish()).unwrap();
+        ok(&["inspect"], &path);
+        let message = fails(4, &["load"], &path);
+        assert!(message.contains(&format!("tensor '{name}'")), "{message}");
+    }
+}
+
+#[test]
+fn lenient_is_a_flag_and_a_variable() {
+    let (_directory, path) = gguf_model(4);
+    let message = fails(4, &["load"], &path);
+    assert!(message.contains("general.alignment is 4"), "{message}");
+    ok(&["load", "--lenient"], &path);
+    let with = |value: &str, flags: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_windlass"));
+        command.arg("load").args(flags).arg(&path).env("WINDLASS_LENIENT", value).output().unwrap()
+    };
+    assert!(with("true", &[]).status.success());
+    assert!(with(" True ", &[]).status.success());
+    assert_eq!(with("true", &["--lenient=false"]).status.code(), Some(4));
+    assert!(with("perhaps", &["--lenient"]).status.success());
+    let wrong = with("perhaps", &[]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("WINDLASS_LENIENT cannot be 'perhaps'"));
 }
