@@ -1,0 +1,68 @@
+/* Reads into memory of a CUDA device, allocated by the driver that WINDLASS_CUDA_DRIVER names.
+ * Usage: device FILE: a checkpoint of at least three tensors. */
+#define _GNU_SOURCE
+#include "check.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int main(int count, char **arguments) {
+    CHECK(count == 2);
+    void *driver = dlopen(getenv("WINDLASS_CUDA_DRIVER"), RTLD_NOW);
+    CHECK(driver);
+    int (*init)(unsigned) = (int (*)(unsigned))dlsym(driver, "cuInit");
+    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(driver, "cuDevicePrimaryCtxRetain");
+    int (*set_current)(void *) = (int (*)(void *))dlsym(driver, "cuCtxSetCurrent");
+    int (*allocate)(uint64_t *, size_t) = (int (*)(uint64_t *, size_t))dlsym(driver, "cuMemAlloc_v2");
+    int (*to_host)(void *, uint64_t, size_t) = (int (*)(void *, uint64_t, size_t))dlsym(driver, "cuMemcpyDtoH_v2");
+    CHECK(init && retain && set_current && allocate && to_host);
+    void *context = NULL;
+    CHECK(init(0) == 0 && retain(&context, 0) == 0 && set_current(context) == 0);
+
+    windlass_catalog *catalog = NULL;
+    windlass_reader *reader = NULL;
+    const char *path = arguments[1];
+    CHECK(windlass_catalog_open(&path, 1, NULL, &catalog) == WINDLASS_OK);
+    CHECK(windlass_reader_create(NULL, &reader) == WINDLASS_OK);
+    windlass_tensor tensor = {.size = sizeof tensor};
+    CHECK(windlass_catalog_tensor(catalog, 0, &tensor) == WINDLASS_OK);
+
+    uint64_t address = 0;
+    CHECK(allocate(&address, tensor.bytes + 1) == 0);
+    windlass_read reads[3] = {0};
+    unsigned char *expected = malloc(tensor.bytes), *found = malloc(tensor.bytes);
+    for (int index = 0; index < 3; index++) {
+        reads[index].size = sizeof reads[index];
+        reads[index].catalog = catalog;
+        reads[index].file = tensor.file;
+        reads[index].fd = -1;
+        reads[index].offset = tensor.offset;
+        reads[index].length = tensor.bytes;
+        reads[index].name = tensor.name;
+    }
+    reads[0].target = WINDLASS_TARGET_CUDA;
+    reads[0].destination = (void *)(uintptr_t)(address + 1);
+    reads[1].destination = expected;
+    /* A device that is not there fails its own read. */
+    reads[2].target = WINDLASS_TARGET_CUDA;
+    reads[2].device = 99;
+    reads[2].destination = (void *)(uintptr_t)address;
+    windlass_batch *batch = NULL;
+    CHECK(windlass_batch_submit(reader, reads, 3, WINDLASS_DEMAND, &batch) == WINDLASS_OK);
+    CHECK(windlass_batch_wait(batch, UINT64_MAX, NULL, NULL) == WINDLASS_DEVICE);
+    CHECK(windlass_batch_status(batch, 0) == WINDLASS_OK && windlass_batch_status(batch, 1) == WINDLASS_OK);
+    char *report = NULL;
+    CHECK(windlass_batch_report(batch, &report) == WINDLASS_OK && strstr(report, "\"via\":\"staged\""));
+    windlass_string_free(report);
+    CHECK(to_host(found, address + 1, tensor.bytes) == 0);
+    CHECK(memcmp(found, expected, tensor.bytes) == 0);
+    windlass_batch_free(batch);
+    windlass_reader_free(reader);
+    windlass_catalog_free(catalog);
+    free(expected);
+    free(found);
+    puts("ok");
+    return 0;
+}

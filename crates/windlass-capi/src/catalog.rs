@@ -1,0 +1,251 @@
+//! What a checkpoint holds.
+#![allow(unsafe_code)]
+
+use crate::{
+    status::{Failure, call, windlass_status},
+    text,
+    versioned::{self, Versioned},
+};
+use std::{
+    ffi::{CString, c_char},
+    os::unix::ffi::OsStrExt,
+    path::Path,
+    ptr, slice,
+};
+use windlass::{Catalog, Checkpoint, catalog::OpenOptions, read::ReadFile};
+
+/// What a checkpoint holds: its files and tensors. Its files stay open.
+pub struct windlass_catalog {
+    checkpoint: Checkpoint,
+    /// Names, types and paths for C, by the number of tensor or file.
+    names: Vec<CString>,
+    dtypes: Vec<CString>,
+    paths: Vec<CString>,
+}
+
+/// How to open a checkpoint.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct windlass_catalog_options {
+    /// `sizeof(windlass_catalog_options)`.
+    pub size: u64,
+    /// Where a GGUF that is embedded in another file begins.
+    pub offset: u64,
+    /// Not 0 to accept what other parsers of GGUF accept and what is harmless.
+    pub lenient: i32,
+    /// 0.
+    pub reserved: i32,
+}
+
+// SAFETY: numbers, of which the first is the size.
+unsafe impl Versioned for windlass_catalog_options {
+    const NAME: &str = "windlass_catalog_options";
+    const FIRST_SIZE: usize = 24;
+}
+
+/// One tensor. What it points to lives as long as the catalog.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct windlass_tensor {
+    /// `sizeof(windlass_tensor)`, set by the caller; then, as far as members were filled in.
+    pub size: u64,
+    /// Unique in the catalog.
+    pub name: *const c_char,
+    /// Type of its elements, such as "BF16" or "Q4_K".
+    pub dtype: *const c_char,
+    /// The type's number in GGUF; -1 if the file is no GGUF.
+    pub ggml_type: i32,
+    /// Length of `shape`.
+    pub dimensions: u32,
+    /// Elements along each dimension, slowest first: the other way round than in GGUF.
+    pub shape: *const u64,
+    /// The file that holds it.
+    pub path: *const c_char,
+    /// That file's number.
+    pub file: u64,
+    /// Where its bytes begin in the file.
+    pub offset: u64,
+    /// How many these are.
+    pub bytes: u64,
+}
+
+// SAFETY: numbers and pointers, of which the first is the size.
+unsafe impl Versioned for windlass_tensor {
+    const NAME: &str = "windlass_tensor";
+    const FIRST_SIZE: usize = 72;
+}
+
+/// Reads the headers behind `count` paths: safetensors and GGUF files, `*.safetensors.index.json`, directories, glob
+/// patterns. A split GGUF is opened by any of its files. `options` may be NULL.
+///
+/// # Safety
+/// `paths` must be `count` strings, `options` NULL or as its size says, `catalog` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_catalog_open(
+    paths: *const *const c_char,
+    count: u64,
+    options: *const windlass_catalog_options,
+    catalog: *mut *mut windlass_catalog,
+) -> windlass_status {
+    call(|| {
+        if catalog.is_null() {
+            return Err(Failure::argument("there is no place for the catalog: the pointer is NULL"));
+        }
+        // SAFETY: writable, as the caller says.
+        unsafe { catalog.write(ptr::null_mut()) };
+        // SAFETY: strings, as the caller says.
+        let paths = unsafe { borrow_paths(paths, count)? };
+        // SAFETY: as the caller says.
+        let options = unsafe { open_options(options)? };
+        let opened = windlass_catalog::new(Checkpoint::open_with(&paths, &options)?);
+        // SAFETY: writable, as the caller says.
+        unsafe { catalog.write(Box::into_raw(Box::new(opened))) };
+        Ok(())
+    })
+}
+
+/// Frees a catalog. NULL is fine.
+///
+/// # Safety
+/// `catalog` must come from [`windlass_catalog_open`], and not be in use nor have been freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_catalog_free(catalog: *mut windlass_catalog) {
+    if !catalog.is_null() {
+        // SAFETY: made by `windlass_catalog_open`, freed once.
+        drop(unsafe { Box::from_raw(catalog) });
+    }
+}
+
+/// How many tensors there are; 0 if `catalog` is NULL.
+///
+/// # Safety
+/// `catalog` must be NULL or a live catalog.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_catalog_tensor_count(catalog: *const windlass_catalog) -> u64 {
+    // SAFETY: live, as the caller says.
+    unsafe { catalog.as_ref() }.map_or(0, |catalog| catalog.catalog().tensors().len() as u64)
+}
+
+/// The tensor at a position, in the order of the files and of the bytes within each.
+///
+/// # Safety
+/// `catalog` must be a live catalog, `tensor` writable as far as its `size` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_catalog_tensor(
+    catalog: *const windlass_catalog,
+    index: u64,
+    tensor: *mut windlass_tensor,
+) -> windlass_status {
+    call(|| {
+        // SAFETY: live, as the caller says.
+        let catalog = unsafe { catalog.as_ref() }.ok_or_else(no_catalog)?;
+        // SAFETY: writable, as the caller says.
+        unsafe { catalog.tell(usize::try_from(index).unwrap_or(usize::MAX), tensor) }
+    })
+}
+
+/// The tensor of a name.
+///
+/// # Safety
+/// `catalog` must be a live catalog, `name` a string, `tensor` writable as far as its `size` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_catalog_find(
+    catalog: *const windlass_catalog,
+    name: *const c_char,
+    tensor: *mut windlass_tensor,
+) -> windlass_status {
+    call(|| {
+        // SAFETY: live, as the caller says.
+        let catalog = unsafe { catalog.as_ref() }.ok_or_else(no_catalog)?;
+        // SAFETY: a string, as the caller says.
+        let name = unsafe { text::borrow(name, "the name")? }
+            .ok_or_else(|| Failure::argument("there is no name: the pointer is NULL"))?;
+        let id = catalog.catalog().find(name).ok_or_else(|| catalog.catalog().no_such_tensor(name))?;
+        // SAFETY: writable, as the caller says.
+        unsafe { catalog.tell(id.index(), tensor) }
+    })
+}
+
+impl windlass_catalog {
+    fn new(checkpoint: Checkpoint) -> Self {
+        let catalog = checkpoint.catalog();
+        let names = catalog.tensors().iter().map(|tensor| text::without_nul(&tensor.name)).collect();
+        let dtypes =
+            catalog.tensors().iter().map(|tensor| text::without_nul(&tensor.dtype.to_string())).collect();
+        let path = |path: &Path| CString::new(path.as_os_str().as_bytes()).unwrap_or_default();
+        let paths = catalog.files().iter().map(|file| path(&file.path)).collect();
+        Self { checkpoint, names, dtypes, paths }
+    }
+
+    fn catalog(&self) -> &Catalog {
+        self.checkpoint.catalog()
+    }
+
+    /// One of its files, as it was when its header was read.
+    pub(crate) fn file(&self, number: u64) -> Option<ReadFile> {
+        let id = self.catalog().file_ids().nth(usize::try_from(number).ok()?)?;
+        self.checkpoint.read_file(id)
+    }
+
+    /// Describes a tensor to the caller.
+    ///
+    /// # Safety
+    /// `place` must be NULL or writable as far as its `size` says.
+    unsafe fn tell(&self, index: usize, place: *mut windlass_tensor) -> Result<(), Failure> {
+        if place.is_null() {
+            return Err(Failure::argument("there is no place for the tensor: the pointer is NULL"));
+        }
+        let entry = self.catalog().tensors().get(index).ok_or_else(|| {
+            let count = self.catalog().tensors().len();
+            Failure::not_found(format!("there is no tensor {index}: the catalog has {count}"))
+        })?;
+        let is_gguf = self.catalog().file(entry.file).gguf().is_some();
+        let ggml_type = entry.dtype.ggml_id().filter(|_| is_gguf).and_then(|id| i32::try_from(id).ok());
+        let described = windlass_tensor {
+            size: 0,
+            name: self.names[index].as_ptr(),
+            dtype: self.dtypes[index].as_ptr(),
+            ggml_type: ggml_type.unwrap_or(-1),
+            dimensions: u32::try_from(entry.shape.len()).unwrap_or(u32::MAX),
+            shape: entry.shape.as_ptr(),
+            path: self.paths[entry.file.index()].as_ptr(),
+            file: entry.file.index() as u64,
+            offset: entry.bytes.start(),
+            bytes: entry.bytes.len(),
+        };
+        // SAFETY: writable, as the caller says.
+        unsafe { versioned::write(place, described, |tensor, size| tensor.size = size) }
+    }
+}
+
+/// # Safety
+/// `options` must be NULL or as its size says.
+unsafe fn open_options(options: *const windlass_catalog_options) -> Result<OpenOptions, Failure> {
+    if options.is_null() {
+        return Ok(OpenOptions::default());
+    }
+    // SAFETY: readable, as the caller says.
+    let windlass_catalog_options { offset, lenient, reserved, .. } = unsafe { versioned::read(options)? };
+    if reserved != 0 {
+        return Err(Failure::argument("windlass_catalog_options.reserved is not 0"));
+    }
+    Ok(OpenOptions { lenient: lenient != 0, offset })
+}
+
+/// # Safety
+/// `paths` must be `count` strings that outlive the result.
+unsafe fn borrow_paths<'a>(paths: *const *const c_char, count: u64) -> Result<Vec<&'a Path>, Failure> {
+    if paths.is_null() || count == 0 {
+        return Err(Failure::argument("there is no path to open"));
+    }
+    let count = usize::try_from(count).map_err(|_| Failure::argument("there are too many paths"))?;
+    // SAFETY: as many, as the caller says.
+    let paths = unsafe { slice::from_raw_parts(paths, count) };
+    // SAFETY: strings, as the caller says.
+    let paths = paths.iter().map(|path| unsafe { text::borrow_path(*path) });
+    paths.map(|path| path.ok_or_else(|| Failure::argument("one of the paths is NULL"))).collect()
+}
+
+fn no_catalog() -> Failure {
+    Failure::argument("there is no catalog: the pointer is NULL")
+}

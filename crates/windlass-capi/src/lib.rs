@@ -1,0 +1,27 @@
+//! The C ABI of windlass: what a checkpoint holds, and batches of reads into memory that the caller owns.
+//!
+//! `include/windlass.h` is made of this crate by cbindgen, and says for C what is said here. All names begin with
+//! `windlass_`, all sizes and offsets have 64 bits, structures begin with their size so that they can grow, and no panic
+//! gets out. Functions may be called from any thread; a handle may be used by several at once, except while it is freed.
+#![deny(missing_docs)]
+#![allow(non_camel_case_types)]
+
+mod catalog;
+mod read;
+mod status;
+mod text;
+mod versioned;
+
+pub use catalog::*;
+pub use read::*;
+pub use status::*;
+pub use text::*;
+
+/// Version of this interface. It is raised when something is taken away or changes its meaning.
+pub const WINDLASS_ABI_VERSION: u32 = 1;
+
+/// The `WINDLASS_ABI_VERSION` that the library was built with.
+#[unsafe(no_mangle)]
+pub extern "C" fn windlass_abi_version() -> u32 {
+    WINDLASS_ABI_VERSION
+}

@@ -1,0 +1,138 @@
+//! How calls end: a status, and a message that belongs to the thread.
+#![allow(unsafe_code)]
+
+use std::{
+    any::Any,
+    cell::RefCell,
+    ffi::{CString, c_char},
+    panic::{self, AssertUnwindSafe},
+};
+use windlass::Error;
+
+/// How a call, or a read, has ended.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum windlass_status {
+    /// All went well.
+    WINDLASS_OK = 0,
+    /// It has not ended yet.
+    WINDLASS_PENDING = 1,
+    /// An argument or an option makes no sense.
+    WINDLASS_INVALID_ARGUMENT = 2,
+    /// There is no such file, or no such tensor.
+    WINDLASS_NOT_FOUND = 3,
+    /// A file is not what its format allows.
+    WINDLASS_INVALID_FILE = 4,
+    /// A file ends too early.
+    WINDLASS_TRUNCATED = 5,
+    /// A file has changed since it was opened.
+    WINDLASS_CHANGED = 6,
+    /// The system refused or failed an operation.
+    WINDLASS_IO = 7,
+    /// The route that was named cannot carry the data.
+    WINDLASS_ROUTE_UNAVAILABLE = 8,
+    /// A device is not there, or has failed.
+    WINDLASS_DEVICE = 9,
+    /// There is not enough memory.
+    WINDLASS_MEMORY = 10,
+    /// The caller has cancelled it.
+    WINDLASS_CANCELLED = 11,
+    /// A defect of windlass. Please report it.
+    WINDLASS_INTERNAL = 12,
+}
+
+/// Why a call failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    status: windlass_status,
+    message: String,
+}
+
+impl Failure {
+    pub(crate) fn argument(message: impl Into<String>) -> Self {
+        Self { status: windlass_status::WINDLASS_INVALID_ARGUMENT, message: message.into() }
+    }
+
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        Self { status: windlass_status::WINDLASS_NOT_FOUND, message: message.into() }
+    }
+
+    pub(crate) fn pending() -> Self {
+        Self { status: windlass_status::WINDLASS_PENDING, message: "it has not ended yet".into() }
+    }
+
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self { status: windlass_status::WINDLASS_INTERNAL, message: message.into() }
+    }
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        Self { status: status_of(error), message: error.to_string() }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::from(&error)
+    }
+}
+
+/// What C is told of an error.
+pub(crate) fn status_of(error: &Error) -> windlass_status {
+    use windlass_status::*;
+    match error {
+        Error::NotFound { .. } | Error::NoSuchTensor { .. } => WINDLASS_NOT_FOUND,
+        Error::InvalidFile { .. }
+        | Error::InvalidIndex { .. }
+        | Error::DuplicateTensor { .. }
+        | Error::InvalidManifest { .. }
+        | Error::DigestMismatch { .. } => WINDLASS_INVALID_FILE,
+        Error::Truncated { .. } => WINDLASS_TRUNCATED,
+        Error::Changed { .. } => WINDLASS_CHANGED,
+        Error::Io { .. } | Error::Sink { .. } => WINDLASS_IO,
+        Error::RouteUnavailable { .. } => WINDLASS_ROUTE_UNAVAILABLE,
+        Error::DeviceUnavailable { .. } | Error::Device { .. } => WINDLASS_DEVICE,
+        Error::Plan(_) | Error::InvalidOption { .. } | Error::Forked => WINDLASS_INVALID_ARGUMENT,
+        Error::MemoryBudget { .. } | Error::Allocation { .. } => WINDLASS_MEMORY,
+        Error::Cancelled => WINDLASS_CANCELLED,
+        _ => WINDLASS_INTERNAL,
+    }
+}
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// Does the work of a call: notes why it failed, and lets no panic out.
+pub(crate) fn call(work: impl FnOnce() -> Result<(), Failure>) -> windlass_status {
+    let failure = match panic::catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(())) => {
+            note("");
+            return windlass_status::WINDLASS_OK;
+        }
+        Ok(Err(failure)) => failure,
+        Err(panic) => Failure::internal(format!("internal error, please report it: {}", words_of(&*panic))),
+    };
+    note(&failure.message);
+    failure.status
+}
+
+/// What a panic said.
+fn words_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic")
+}
+
+fn note(message: &str) {
+    let message = crate::text::without_nul(message);
+    // While the thread ends there is nobody to tell.
+    let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = message);
+}
+
+/// Why this thread's last call that returned a status failed: a sentence in UTF-8; empty if it did not. Valid until the
+/// next such call. `windlass_batch_status` leaves it as it is.
+#[unsafe(no_mangle)]
+pub extern "C" fn windlass_last_error() -> *const c_char {
+    LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}

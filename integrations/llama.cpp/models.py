@@ -1,0 +1,115 @@
+"""Makes models: mixtures of experts of random weights, which llama.cpp evaluates like any other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import gguf
+import numpy as np
+
+HEADS = 8
+HEADS_KV = 2
+HEAD_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a model is."""
+
+    layers: int
+    width: int
+    experts: int
+    experts_used: int
+    expert_width: int
+    vocabulary: int
+
+
+SMALL = Shape(layers=4, width=256, experts=32, experts_used=4, expert_width=128, vocabulary=2048)
+"""15 MB."""
+MIDDLE = Shape(layers=8, width=1024, experts=64, experts_used=4, expert_width=512, vocabulary=8192)
+"""873 MB."""
+
+
+def make(
+    path: Path, shape: Shape, *, split_bytes: int = 0, tied: bool = False, quantization: str = "Q8_0"
+) -> Path:
+    """Makes a model unless it is there; its path, or that of its first file.
+
+    Args:
+        path: Where to write it.
+        shape: How large.
+        split_bytes: Begins a new file after so many bytes; zero for one file.
+        tied: Whether the token embedding is the output too.
+        quantization: What ggml calls the type of the large weights.
+    """
+    if path.exists():
+        return path
+    if split_bytes and (made := sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))):
+        return made[0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent) as folder:
+        writer = gguf.GGUFWriter(Path(folder) / path.name, "qwen3moe", split_max_size=split_bytes)
+        describe(writer, shape)
+        add_tensors(writer, shape, tied, gguf.GGMLQuantizationType[quantization])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        # Whole when they get here, and the first, by which the others are found, last.
+        for file in sorted(Path(folder).iterdir(), reverse=True):
+            first = file.rename(path.parent / file.name)
+    return first
+
+
+def describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    """Writes the metadata that llama.cpp asks for."""
+    writer.add_context_length(512)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.expert_width)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS_KV)
+    writer.add_key_length(HEAD_SIZE)
+    writer.add_value_length(HEAD_SIZE)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_expert_count(shape.experts)
+    writer.add_expert_used_count(shape.experts_used)
+    writer.add_expert_feed_forward_length(shape.expert_width)
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(shape.vocabulary)
+
+
+def add_tensors(writer: gguf.GGUFWriter, shape: Shape, tied: bool, kind: gguf.GGMLQuantizationType) -> None:
+    """Adds all weights, the large ones quantized."""
+    random = np.random.default_rng(7)
+
+    def quantized(name: str, *extents: int) -> None:
+        values = random.standard_normal(extents, dtype=np.float32) / np.float32(np.sqrt(extents[-1]))
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+    def ones(name: str, extent: int) -> None:
+        writer.add_tensor(name, np.ones(extent, np.float32))
+
+    width = shape.width
+    quantized("token_embd.weight", shape.vocabulary, width)
+    ones("output_norm.weight", width)
+    if not tied:
+        quantized("output.weight", shape.vocabulary, width)
+    for layer in range(shape.layers):
+        prefix = f"blk.{layer}."
+        ones(f"{prefix}attn_norm.weight", width)
+        ones(f"{prefix}ffn_norm.weight", width)
+        quantized(f"{prefix}attn_q.weight", HEADS * HEAD_SIZE, width)
+        quantized(f"{prefix}attn_k.weight", HEADS_KV * HEAD_SIZE, width)
+        quantized(f"{prefix}attn_v.weight", HEADS_KV * HEAD_SIZE, width)
+        quantized(f"{prefix}attn_output.weight", width, HEADS * HEAD_SIZE)
+        ones(f"{prefix}attn_k_norm.weight", HEAD_SIZE)
+        ones(f"{prefix}attn_q_norm.weight", HEAD_SIZE)
+        router = random.standard_normal((shape.experts, width), dtype=np.float32) / np.float32(np.sqrt(width))
+        writer.add_tensor(f"{prefix}ffn_gate_inp.weight", router)
+        quantized(f"{prefix}ffn_gate_exps.weight", shape.experts, shape.expert_width, width)
+        quantized(f"{prefix}ffn_down_exps.weight", shape.experts, width, shape.expert_width)
+        quantized(f"{prefix}ffn_up_exps.weight", shape.experts, shape.expert_width, width)

@@ -1,0 +1,147 @@
+// Loads a model, evaluates fixed tokens, and prints how long that took and a hash of all logits, as a line of JSON.
+#include "../example/evaluate.h"
+#include "device.h"
+
+#include "ggml-backend.h"
+
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+namespace {
+
+struct options {
+    const char *         model        = nullptr;
+    std::string          mode         = "none";
+    bool                 repack       = false;
+    bool                 check        = false;
+    bool                 device       = false;
+    float                cancel_at    = -1;
+    unsigned long long   touch        = 0;
+    int                  tokens       = 8;
+    int                  threads      = 1;
+};
+
+[[noreturn]] void fail(const char * message) {
+    std::fprintf(stderr, "logits: %s\n", message);
+    std::exit(1);
+}
+
+options parse(int count, char ** arguments) {
+    options result;
+    for (int i = 1; i < count; ++i) {
+        const std::string argument = arguments[i];
+        const auto value = [&] {
+            if (i + 1 == count) {
+                fail("a value is missing");
+            }
+            return arguments[++i];
+        };
+        if (argument == "--mode") {
+            result.mode = value();
+        } else if (argument == "--repack") {
+            result.repack = true;
+        } else if (argument == "--check") {
+            result.check = true;
+        } else if (argument == "--device") {
+            result.device = true;
+        } else if (argument == "--cancel-at") {
+            result.cancel_at = std::strtof(value(), nullptr);
+        } else if (argument == "--touch") {
+            result.touch = std::strtoull(value(), nullptr, 10);
+        } else if (argument == "--tokens") {
+            result.tokens = std::atoi(value());
+        } else if (argument == "--threads") {
+            result.threads = std::atoi(value());
+        } else {
+            result.model = arguments[i];
+        }
+    }
+    if (!result.model) {
+        fail("usage: logits [--mode none|mmap|dio] [--repack] [--check] [--device] [--cancel-at PART] "
+             "[--touch BYTES] [--tokens COUNT] [--threads COUNT] MODEL");
+    }
+    return result;
+}
+
+// Touches memory and gives it back, so that a virtual machine's host has it before the clock starts. As huge pages: what is
+// free afterwards serves small pages and huge ones alike.
+void touch(size_t bytes) {
+    void * memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory != MAP_FAILED) {
+        madvise(memory, bytes, MADV_HUGEPAGE);
+        madvise(memory, bytes, MADV_POPULATE_WRITE);
+        munmap(memory, bytes);
+    }
+}
+
+struct progress {
+    float cancel_at;
+    float latest = 0;
+    bool  fell   = false;
+
+    static bool update(float part, void * context) {
+        auto & self = *static_cast<progress *>(context);
+        self.fell |= part < self.latest;
+        self.latest = part;
+        return self.cancel_at < 0 || part < self.cancel_at;
+    }
+};
+
+double cpu_seconds() {
+    rusage usage {};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_utime.tv_sec + usage.ru_stime.tv_sec + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+}
+
+} // namespace
+
+int main(int count, char ** arguments) {
+    const options wanted = parse(count, arguments);
+    llama_log_set([](ggml_log_level, const char * text, void *) { std::fputs(text, stderr); }, nullptr);
+    ggml_backend_load_all();
+    if (wanted.device) {
+        register_device();
+    }
+
+    llama_model_params model_parameters = llama_model_default_params();
+    progress loading { wanted.cancel_at };
+    model_parameters.load_mode                   = llama_load_mode_from_str(wanted.mode.c_str());
+    model_parameters.use_extra_bufts             = wanted.repack;
+    model_parameters.check_tensors               = wanted.check;
+    model_parameters.progress_callback           = progress::update;
+    model_parameters.progress_callback_user_data = &loading;
+    if (wanted.touch > 0) {
+        touch(wanted.touch);
+    }
+
+    const double cpu_before = cpu_seconds();
+    const auto start = std::chrono::steady_clock::now();
+    llama_model * model = llama_model_load_from_file(wanted.model, model_parameters);
+    const double load_seconds = seconds_since(start);
+    const double load_cpu_seconds = cpu_seconds() - cpu_before;
+    if (!model) {
+        std::printf("{\"loaded\": false, \"progress\": %.3f}\n", loading.latest);
+        return 0;
+    }
+
+    const evaluation result = evaluate(model, wanted.tokens, wanted.threads, start);
+    if (!result.done) {
+        fail("the model cannot be evaluated");
+    }
+
+    rusage usage {};
+    getrusage(RUSAGE_SELF, &usage);
+    std::printf("{\"loaded\": true, \"load_seconds\": %.6f, \"load_cpu_seconds\": %.6f, \"first_token_seconds\": %.6f, "
+                "\"hash\": \"%016" PRIx64 "\", \"progress\": %.3f, \"progress_fell\": %s, \"major_faults\": %ld, "
+                "\"minor_faults\": %ld, \"peak_bytes\": %ld}\n",
+                load_seconds, load_cpu_seconds, result.first_token_seconds, result.hash, loading.latest,
+                loading.fell ? "true" : "false", usage.ru_majflt, usage.ru_minflt, usage.ru_maxrss * 1024L);
+    llama_model_free(model);
+    return 0;
+}

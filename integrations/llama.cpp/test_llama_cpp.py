@@ -1,0 +1,360 @@
+"""Loads models with llama.cpp, stock and patched, and compares the logits bit by bit.
+
+`just llama-cpp` runs this, with the C library that `just capi` has made. A stand-in for it serves only where windlass
+itself would not do what is tested.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import build
+import models
+import pytest
+from build import Build
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a program printed."""
+
+    result: dict[str, Any]
+    log: str
+
+    @property
+    def said(self) -> list[str]:
+        """The lines that are windlass's."""
+        return [line for line in self.log.splitlines() if line.startswith("windlass:")]
+
+    @property
+    def delivered(self) -> int:
+        """How many tensors windlass read, over all batches of the load."""
+        return sum(int(count) for count in re.findall(r"windlass: read (\d+) tensors", self.log))
+
+    @property
+    def left(self) -> int:
+        """How many of those that it was asked for it did not read."""
+        return sum(int(count) for count in re.findall(r"windlass: (\d+) tensors are left", self.log))
+
+
+def run(program: Path, model: Path, *options: str, **environment: str | Path) -> Run:
+    """Runs a program on a model."""
+    inherited = {name: value for name, value in os.environ.items() if name != "LLAMA_WEIGHT_SOURCE"}
+    done = subprocess.run(
+        [program, *options, model],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=inherited | {name: str(value) for name, value in environment.items()},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return Run(json.loads(done.stdout), done.stderr)
+
+
+@pytest.fixture(scope="session")
+def stock() -> Build:
+    return build.build(patched=False)
+
+
+@pytest.fixture(scope="session")
+def patched() -> Build:
+    return build.build(patched=True)
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    return build.LIBRARY
+
+
+@pytest.fixture(
+    scope="session", params=["small", "split", "tied", "q4_0", "middle"], ids=lambda name: f"{name}-model"
+)
+def model(request: pytest.FixtureRequest) -> Path:
+    return made(request.param)
+
+
+@pytest.fixture(scope="session")
+def small() -> Path:
+    return made("small")
+
+
+@pytest.fixture(scope="session")
+def expected(stock: Build, model: Path) -> str:
+    """The hash of the logits of a stock load."""
+    return run(stock.logits, model).result["hash"]
+
+
+def made(name: str) -> Path:
+    folder = build.DATA / "models"
+    if name == "split":
+        return models.make(folder / "split.gguf", models.SMALL, split_bytes=4_000_000)
+    if name == "tied":
+        return models.make(folder / "tied.gguf", models.SMALL, tied=True)
+    if name == "q4_0":
+        return models.make(folder / "q4_0.gguf", models.SMALL, quantization="Q4_0")
+    return models.make(folder / f"{name}.gguf", models.SMALL if name == "small" else models.MIDDLE)
+
+
+def tensors_in(model: Path) -> int:
+    """Tensors of a model in one file."""
+    with model.open("rb") as file:
+        return int.from_bytes(file.read(16)[8:], "little")
+
+
+class TestLogits:
+    """They are those of a stock load, whoever read the weights."""
+
+    def test_without_a_library_nothing_changes_and_nothing_is_said(
+        self, patched: Build, model: Path, expected: str
+    ) -> None:
+        done = run(patched.logits, model)
+        assert done.result["hash"] == expected
+        assert done.said == []
+
+    def test_an_absent_library_is_warned_of_once(self, patched: Build, model: Path, expected: str) -> None:
+        done = run(patched.logits, model, LLAMA_WEIGHT_SOURCE="/nonexistent/libwindlass.so")
+        assert done.result["hash"] == expected
+        assert len(done.said) == 1
+        assert "LLAMA_WEIGHT_SOURCE=/nonexistent/libwindlass.so cannot be used" in done.said[0]
+
+    def test_a_library_delivers_every_tensor(
+        self, patched: Build, library: Path, model: Path, expected: str
+    ) -> None:
+        done = run(patched.logits, model, LLAMA_WEIGHT_SOURCE=library)
+        assert done.result["hash"] == expected
+        assert done.left == 0
+        assert done.delivered > 0
+        if "-of-" not in model.name:
+            # A tensor that is the embedding and the output is loaded once.
+            assert done.delivered == tensors_in(model)
+
+    def test_what_a_library_fails_to_read_llama_cpp_reads(
+        self, patched: Build, library: Path, model: Path, expected: str
+    ) -> None:
+        done = run(patched.logits, model, LLAMA_WEIGHT_SOURCE=patched.every_tenth_fails, FORWARD_TO=library)
+        assert done.result["hash"] == expected
+        assert done.left > 0
+        assert done.delivered > 5 * done.left
+
+    def test_an_unpatched_llama_cpp_is_filled_by_the_example(
+        self, stock: Build, model: Path, expected: str
+    ) -> None:
+        assert run(stock.load_from_user, model).result["hash"] == expected
+
+
+class TestConduct:
+    """What a load does besides reading."""
+
+    def test_progress_never_falls_and_ends_at_one(self, patched: Build, library: Path, small: Path) -> None:
+        for environment in (
+            {},
+            {"LLAMA_WEIGHT_SOURCE": library},
+            {"LLAMA_WEIGHT_SOURCE": patched.every_tenth_fails, "FORWARD_TO": library},
+        ):
+            done = run(patched.logits, small, **environment)
+            assert done.result["progress"] == 1.0
+            assert not done.result["progress_fell"]
+
+    @pytest.mark.parametrize("part", ["0", "0.3", "1"])
+    def test_the_progress_callback_cancels(self, patched: Build, library: Path, part: str) -> None:
+        done = run(patched.logits, made("middle"), "--cancel-at", part, LLAMA_WEIGHT_SOURCE=library)
+        assert not done.result["loaded"]
+        assert "windlass: version" in done.log
+
+    @pytest.mark.parametrize("mode", ["mmap", "dio"])
+    def test_a_mapped_model_is_left_alone_and_a_direct_one_is_read(
+        self, patched: Build, library: Path, small: Path, mode: str
+    ) -> None:
+        without = run(patched.logits, small, "--mode", mode)
+        done = run(patched.logits, small, "--mode", mode, LLAMA_WEIGHT_SOURCE=library)
+        assert done.result["hash"] == without.result["hash"]
+        assert done.delivered == (0 if mode == "mmap" else tensors_in(small))
+
+    def test_tensors_to_be_checked_are_read_by_llama_cpp(
+        self, patched: Build, library: Path, small: Path
+    ) -> None:
+        done = run(patched.logits, small, "--check", LLAMA_WEIGHT_SOURCE=library)
+        assert done.result["loaded"]
+        assert done.delivered == 0
+
+    def test_tensors_that_are_repacked_are_read_by_llama_cpp(
+        self, stock: Build, patched: Build, library: Path
+    ) -> None:
+        model = made("q4_0")
+        done = run(patched.logits, model, "--repack", LLAMA_WEIGHT_SOURCE=library)
+        assert done.result["hash"] == run(stock.logits, model, "--repack").result["hash"]
+        assert 0 < done.delivered < tensors_in(model)
+
+    def test_a_library_of_another_version_is_refused(self, patched: Build, small: Path) -> None:
+        without = run(patched.logits, small)
+        done = run(patched.logits, small, LLAMA_WEIGHT_SOURCE=patched.stand_in, STAND_IN_ABI_VERSION="2")
+        assert done.result["hash"] == without.result["hash"]
+        assert len(done.said) == 1
+        assert "version 2, not 1" in done.said[0]
+
+    def test_a_library_without_its_functions_is_refused(self, patched: Build, small: Path) -> None:
+        done = run(
+            patched.logits,
+            small,
+            LLAMA_WEIGHT_SOURCE=patched.folder / "bin/libggml-base.so",
+        )
+        assert done.result["loaded"]
+        assert len(done.said) == 1
+        assert "it has no function windlass_abi_version" in done.said[0]
+
+    def test_a_library_that_makes_no_reader_is_warned_of(self, patched: Build, small: Path) -> None:
+        without = run(patched.logits, small)
+        done = run(patched.logits, small, LLAMA_WEIGHT_SOURCE=patched.stand_in, STAND_IN_NO_READER="1")
+        assert done.result["hash"] == without.result["hash"]
+        assert done.delivered == 0
+        assert "no reader" in done.said[-1]
+
+
+class TestDevice:
+    """Weights in the memory of a device, which is the host's here, and whose windlass is the stand-in."""
+
+    def test_the_devices_number_is_found_by_its_bus_id(
+        self, stock: Build, patched: Build, small: Path
+    ) -> None:
+        expected = run(stock.logits, small, "--device").result["hash"]
+        done = run(
+            patched.logits,
+            small,
+            "--device",
+            LLAMA_WEIGHT_SOURCE=patched.stand_in,
+            LD_LIBRARY_PATH=patched.folder / "driver",
+        )
+        assert done.result["hash"] == expected
+        # One batch for the host's tensors and one for the device's.
+        assert len(re.findall(r"windlass: read", done.log)) == 2
+        assert done.delivered == tensors_in(small)
+
+    def test_a_device_that_cuda_does_not_know_is_left_to_llama_cpp(
+        self, stock: Build, patched: Build, small: Path
+    ) -> None:
+        expected = run(stock.logits, small, "--device").result["hash"]
+        done = run(patched.logits, small, "--device", LLAMA_WEIGHT_SOURCE=patched.stand_in)
+        assert done.result["hash"] == expected
+        assert 0 < done.delivered < tensors_in(small)
+
+
+class TestExample:
+    """What the example refuses."""
+
+    def test_a_split_model_is_not_loaded_by_a_later_file(self, stock: Build) -> None:
+        second = made("split").with_name("split-00002-of-00005.gguf")
+        done = subprocess.run([stock.load_from_user, second], check=False, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "is a later file of a split model" in done.stderr
+
+    def test_what_is_no_model_is_refused(self, stock: Build) -> None:
+        done = subprocess.run([stock.load_from_user, __file__], check=False, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "is no GGUF file" in done.stderr
+
+
+class TestApply:
+    """The script that patches a tree."""
+
+    @pytest.fixture
+    def source(self, stock: Build, tmp_path: Path) -> Path:
+        (tmp_path / "src").mkdir()
+        for name in ("llama-model-loader.cpp", "CMakeLists.txt"):
+            shutil.copy(build.DATA / "stock/src" / name, tmp_path / "src")
+        return tmp_path
+
+    @staticmethod
+    def apply(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, build.HERE / "apply.py", *arguments], check=False, capture_output=True, text=True
+        )
+
+    @staticmethod
+    def contents(tree: Path) -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in tree.rglob("*") if path.is_file()}
+
+    def test_checking_changes_nothing(self, source: Path) -> None:
+        before = self.contents(source)
+        done = self.apply("--check", source)
+        assert done.returncode == 0
+        assert f"llama-cpp-python-{build.VERSION}.patch: fits" in done.stdout
+        assert self.contents(source) == before
+
+    def test_a_second_run_changes_nothing(self, source: Path) -> None:
+        assert self.apply(source).returncode == 0
+        before = self.contents(source)
+        done = self.apply(source)
+        assert done.returncode == 0
+        assert "already applied" in done.stdout
+        assert self.contents(source) == before
+
+    def test_git_makes_the_same_of_the_patch(
+        self, source: Path, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        other = tmp_path_factory.mktemp("git")
+        shutil.copytree(source / "src", other / "src")
+        patch = build.HERE / "patches" / f"llama-cpp-python-{build.VERSION}.patch"
+        environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(other.parent)}
+        subprocess.run(["git", "apply", patch], check=True, cwd=other, env=environment)
+        self.apply(source)
+        for name in ("llama-model-loader.cpp", "CMakeLists.txt"):
+            assert (source / "src" / name).read_text() == (other / "src" / name).read_text()
+
+    def test_lines_keep_their_endings(self, source: Path) -> None:
+        loader = source / "src/llama-model-loader.cpp"
+        loader.write_bytes(loader.read_bytes().replace(b"\n", b"\r\n"))
+        assert self.apply(source).returncode == 0
+        text = loader.read_bytes()
+        assert b"windlass" in text
+        assert text.count(b"\n") == text.count(b"\r\n")
+
+    def test_a_tree_that_no_patch_fits_is_left_as_it_is(self, source: Path) -> None:
+        loader = source / "src/llama-model-loader.cpp"
+        loader.write_text(loader.read_text().replace("size_data != 0", "size_data > 0"))
+        before = self.contents(source)
+        done = self.apply(source)
+        assert done.returncode == 1
+        assert "no patch fits" in done.stderr
+        assert "src/llama-model-loader.cpp differs" in done.stderr
+        assert self.contents(source) == before
+
+    def test_what_is_no_llama_cpp_is_refused(self, tmp_path: Path) -> None:
+        done = self.apply(tmp_path)
+        assert done.returncode == 1
+        assert "is no source tree of llama.cpp" in done.stderr
+
+    def test_ollama_gets_sources_and_the_loaders_patch(self, source: Path, tmp_path: Path) -> None:
+        checkout = tmp_path / "ollama"
+        compat = checkout / "llama/compat"
+        compat.mkdir(parents=True)
+        (compat / "compat.cmake").touch()
+        (checkout / "LLAMA_CPP_VERSION").write_text("b10488\n")
+        assert self.apply(checkout).returncode == 0
+        assert sorted(path.name for path in compat.iterdir()) == [
+            "005-windlass-weights.patch",
+            "compat.cmake",
+            "windlass-weights.cpp",
+            "windlass-weights.h",
+            "windlass.h",
+        ]
+        assert "CMakeLists" not in (compat / "005-windlass-weights.patch").read_text()
+        before = self.contents(checkout)
+        assert "already in" in self.apply(checkout).stdout
+        assert self.contents(checkout) == before
+
+        (checkout / "LLAMA_CPP_VERSION").write_text("b99999\n")
+        assert self.apply(checkout).returncode == 1
+        # A tree that is there tells which patch fits, and git applies what was written.
+        assert self.apply(checkout, "--llama-cpp", source).returncode == 0
+        environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(source.parent)}
+        patch = compat / "005-windlass-weights.patch"
+        subprocess.run(["git", "apply", patch], check=True, cwd=source, env=environment)
+        assert "windlass_weights" in (source / "src/llama-model-loader.cpp").read_text()
