@@ -18,6 +18,7 @@ from windlass._metadata import MetadataArray
 from windlass._native import MemoryPool, Tensor
 from windlass._options import LoadOptions
 from windlass._report import Carrier, Refusal, Report
+from windlass._save import SaveReport, save, save_file, save_sharded
 from windlass.errors import WindlassError
 
 __version__: str = _native.version()
@@ -41,6 +42,7 @@ __all__ = [
     "MetadataArray",
     "Refusal",
     "Report",
+    "SaveReport",
     "Tensor",
     "TensorSlice",
     "WindlassError",
@@ -49,4 +51,7 @@ __all__ = [
     "errors",
     "load_file",
     "open",
+    "save",
+    "save_file",
+    "save_sharded",
 ]
