@@ -19,8 +19,8 @@ from windlass._native import MemoryPool, Tensor
 from windlass._one_shot import iter_tensors, load
 from windlass._options import LoadOptions
 from windlass._report import Carrier, Refusal, Report
-from windlass._stream import TensorStream
 from windlass._save import SaveReport, save, save_file, save_sharded
+from windlass._stream import TensorStream
 from windlass.errors import WindlassError
 
 __version__: str = _native.version()
