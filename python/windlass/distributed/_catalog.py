@@ -92,7 +92,7 @@ class Catalog:
 
 def read_catalog(checkpoint: Checkpoint) -> Catalog:
     """The catalog of an open checkpoint."""
-    entries = tuple(_entry(name, *checkpoint._opened.info(name)) for name in checkpoint._opened.keys())
+    entries = tuple(_entry(name, *checkpoint._opened.info(name)) for name in checkpoint._opened.keys())  # noqa: SIM118
     files = tuple((os.path.basename(path), os.path.getsize(path)) for path in checkpoint.files())
     return Catalog(entries, _elements(checkpoint, entries), files)
 

@@ -95,9 +95,6 @@ class Delivery:
         self._interruption = self._interruption or Stopped()
         self._talker.shutdown()
         self._reader.shutdown()
-        if self._node_link is not None and self._node_link is not self._link:
-            self._node_link.close()
-        self._node_link = None
         if self._request is not None:
             self._request.checkpoint.close()
 

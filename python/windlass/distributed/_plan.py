@@ -16,8 +16,8 @@ from windlass.errors import OptionError
 
 BUNDLE_BYTES = 16 << 20
 """Small tensors travel together up to this many bytes: also the most that one of them can keep in memory."""
-CUT_BYTES = 16 << 20
-"""Tensors below this size are read by one rank."""
+CUT_BYTES = 1 << 20
+"""Tensors below this size are read by one rank each."""
 
 
 class Rows(NamedTuple):
