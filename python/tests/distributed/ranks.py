@@ -49,7 +49,9 @@ def on_ranks(
     ranks = []
     for rank in range(size):
         ours, theirs = _CONTEXT.Pipe(duplex=False)
-        process = _CONTEXT.Process(target=_rank, args=(work, rank, size, str(store), within, theirs, arguments))
+        process = _CONTEXT.Process(
+            target=_rank, args=(work, rank, size, str(store), within, theirs, arguments)
+        )
         process.start()
         theirs.close()
         ranks.append((process, ours))
@@ -99,7 +101,15 @@ def attempt(call: Callable[[], Any]) -> Outcome:
     return outcome
 
 
-def _rank(work: Callable[..., Any], rank: int, size: int, store: str, within: float, out: Connection, arguments: tuple) -> None:
+def _rank(
+    work: Callable[..., Any],
+    rank: int,
+    size: int,
+    store: str,
+    within: float,
+    out: Connection,
+    arguments: tuple,
+) -> None:
     import torch.distributed as dist  # noqa: PLC0415
 
     dist.init_process_group(

@@ -99,7 +99,10 @@ def gguf_parts(rank: int, path: str) -> None:
     whole = windlass.load_file(path)
     for strategy in STRATEGIES:
         loaded = wd.load_file(path, shards={"rows": 0, "columns": 1}, strategy=strategy, timeout=40)
-        halves = {"rows": (slice(5 * rank, 5 * rank + 5),), "columns": (slice(None), [slice(0, 36), slice(36, 54)][rank])}
+        halves = {
+            "rows": (slice(5 * rank, 5 * rank + 5),),
+            "columns": (slice(None), [slice(0, 36), slice(36, 54)][rank]),
+        }
         for name, tensor in loaded.items():
             assert torch.equal(tensor, whole[name][halves.get(name, ...)]), (strategy, name)
 
@@ -168,7 +171,9 @@ def counted(rank: int, path: str, ranks: int, arguments: dict[str, Any]) -> tupl
 def test_bytes_are_read_once_a_node_or_by_their_owner(
     arguments: dict[str, Any], times: int, tmp_path: Path
 ) -> None:
-    path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("BF16", [1024, 1024 + 64 * i]) for i in range(12)})
+    path = write_model(
+        tmp_path / "m.safetensors", {f"t{i}": ("BF16", [1024, 1024 + 64 * i]) for i in range(12)}
+    )
     size = os.path.getsize(path)
     make_cold(path)
     counts = values(on_ranks(counted, 4, tmp_path, str(path), 4, arguments))
