@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,8 @@ def on_ranks(
     ranks = []
     for rank in range(size):
         ours, theirs = _CONTEXT.Pipe(duplex=False)
-        process = _CONTEXT.Process(
-            target=_rank, args=(work, rank, size, str(store), within, theirs, arguments)
-        )
+        call = partial(work, rank, *arguments)
+        process = _CONTEXT.Process(target=_rank, args=(call, (rank, size), str(store), within, theirs))
         process.start()
         theirs.close()
         ranks.append((process, ours))
@@ -102,24 +102,18 @@ def attempt(call: Callable[[], Any]) -> Outcome:
 
 
 def _rank(
-    work: Callable[..., Any],
-    rank: int,
-    size: int,
-    store: str,
-    within: float,
-    out: Connection,
-    arguments: tuple,
+    call: Callable[[], Any], place: tuple[int, int], store: str, within: float, out: Connection
 ) -> None:
     import torch.distributed as dist  # noqa: PLC0415
 
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",
-        rank=rank,
-        world_size=size,
+        rank=place[0],
+        world_size=place[1],
         timeout=datetime.timedelta(seconds=50),
     )
     faulthandler.dump_traceback_later(within - 2)
-    outcome = attempt(lambda: work(rank, *arguments))
+    outcome = attempt(call)
     out.send(outcome)
     dist.destroy_process_group()

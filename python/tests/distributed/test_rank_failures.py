@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +116,15 @@ def failing(rank: int, path: str, own_path: str) -> dict[str, Outcome]:
     outcomes = {"predicate": attempt(lambda: wd.load_file(path, select=broken, timeout=20))}
     outcomes["missing"] = attempt(lambda: wd.load_file(path + "x" * rank, timeout=20))
     contents = Path(own_path).read_bytes()
+
+    def load(**arguments: Any) -> None:
+        wd.load_file(own_path, select=truncated, timeout=20, **arguments)
+
     for strategy in ("own", "share"):
-        for name, work in {
-            "truncated": lambda: wd.load_file(own_path, select=truncated, strategy=strategy, timeout=20),
-            "truncated while streaming": lambda: stream(strategy=strategy),
-        }.items():
+        for name, work in {"truncated": load, "truncated while streaming": stream}.items():
             Path(own_path).write_bytes(contents)
             torch.distributed.barrier()
-            outcomes[f"{name}, {strategy}"] = attempt(work)
+            outcomes[f"{name}, {strategy}"] = attempt(partial(work, strategy=strategy))
             assert threading.active_count() == 1, threading.enumerate()
     return outcomes
 

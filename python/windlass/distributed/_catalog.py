@@ -23,11 +23,8 @@ class Entry(NamedTuple):
     unit: int
     """Elements along the last dimension that cannot be told apart: those of a block, or of a byte."""
     is_scalar: bool
-
-    @property
-    def row_dim(self) -> int:
-        """The dimension whose parts are contiguous: the first that is longer than one."""
-        return next((dim for dim, size in enumerate(self.shape) if size > 1), len(self.shape) - 1)
+    row_dim: int
+    """The dimension whose parts are contiguous: the first that is longer than one."""
 
     @property
     def rows(self) -> int:
@@ -77,9 +74,14 @@ class Catalog:
         return elements * element.nbytes // element.per
 
     @cached_property
+    def whole_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each tensor's bytes."""
+        return tuple(self.bytes_shape(tensor) for tensor in range(len(self.entries)))
+
+    @cached_property
     def nbytes(self) -> tuple[int, ...]:
         """Bytes of each tensor."""
-        return tuple(prod(self.bytes_shape(tensor)) for tensor in range(len(self.entries)))
+        return tuple(map(prod, self.whole_shapes))
 
     @cached_property
     def digest(self) -> str:
@@ -99,7 +101,8 @@ def read_catalog(checkpoint: Checkpoint) -> Catalog:
 
 def _entry(name: str, dtype: str, shape: tuple[int, ...], _path: Any, block_len: int) -> Entry:
     unit = 2 if dtype == "F4" else block_len
-    return Entry(name, dtype, tuple(shape) or (1,), unit, not shape)
+    row_dim = next((dim for dim, size in enumerate(shape) if size > 1), max(len(shape) - 1, 0))
+    return Entry(name, dtype, tuple(shape) or (1,), unit, not shape, row_dim)
 
 
 def _elements(checkpoint: Checkpoint, entries: Sequence[Entry]) -> dict[str, Element]:
