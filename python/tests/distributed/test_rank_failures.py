@@ -89,6 +89,7 @@ def test_what_fails_alike_on_all_ranks_raises_as_it_would_on_one(tmp_path: Path)
         ({"paths": path, "max_in_flight": "a lot"}, "OptionError"),
         ({"paths": path, "max_in_flight": "3KiB", "strategy": "share"}, "OptionError"),
         ({"paths": path, "route": "warp"}, "OptionError"),
+        ({"paths": path, "timeout": 0}, "OptionError"),
         ({"paths": exotic}, attempt(lambda: windlass.load_file(exotic)).error),
     ]
     for first, second, (case, expected) in zip(
@@ -148,6 +149,26 @@ def test_the_failure_of_one_rank_is_the_error_of_all(tmp_path: Path) -> None:
         assert seen.message.startswith(f"rank 1 failed: {seen.kind}: ")
         if name.startswith("truncated"):
             assert "/b/m.safetensors" in seen.message
+
+
+def replaced(rank: int, path: str) -> Outcome:
+    def select(name: str) -> bool:
+        # Asked after the file was looked at. The other has the same size and tensors.
+        if rank == 0 and name == "t00":
+            os.replace(path + ".new", path)
+        return True
+
+    if rank == 1:
+        until(lambda: not os.path.exists(path + ".new"))
+    return attempt(lambda: wd.load_file(path, select=select, timeout=20))
+
+
+def test_a_file_that_is_replaced_between_two_ranks_is_noticed(tmp_path: Path) -> None:
+    path = model(tmp_path)
+    os.rename(model(tmp_path, "m.safetensors.other"), path + ".new")
+    for outcome in values(on_ranks(replaced, 2, tmp_path, path)):
+        assert outcome.error == "DistributedError"
+        assert f"the ranks differ in the file {path}" in outcome.message
 
 
 def stopping(rank: int, path: str) -> list[Outcome]:

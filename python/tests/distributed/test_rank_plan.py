@@ -145,7 +145,7 @@ def test_parts_that_are_contiguous_are_nobodys_to_share() -> None:
 
 def test_a_window_that_cannot_hold_a_row_is_an_error() -> None:
     catalog = catalog_of([10, 1000])
-    with pytest.raises(OptionError, match="'t0'.*2000 bytes") as raised:
+    with pytest.raises(OptionError, match=r"'t0'.*2000 bytes") as raised:
         make_plan(catalog, wants_of(catalog, [WHOLE], [WHOLE]), [[0, 1]], 0, 1999)
     assert raised.value.tensor == "t0"
 

@@ -179,7 +179,8 @@ def test_bytes_are_read_once_a_node_or_by_their_owner(
     counts = values(on_ranks(counted, 4, tmp_path, str(path), 4, arguments))
     reported, from_drive, received = map(sum, zip(*counts, strict=True))
     assert reported == pytest.approx(times * size, rel=0.02)
-    assert from_drive == pytest.approx(times * size, rel=0.03)
+    # Python itself may read a module of its own meanwhile.
+    assert 0.98 * times * size <= from_drive <= 1.02 * times * size + (4 << 20)
     shares = arguments["strategy"] == "share" and arguments.get("shards") != {"*": 0}
     assert (received > 0) == shares
     if shares:
@@ -218,18 +219,18 @@ def peak_growth(rank: int, path: str) -> int:
         pass
     before = peak()
     taken = 0
-    for _, tensor in wd.iter_tensors(path, strategy="share", max_in_flight="48MiB", timeout=40):
+    for _, tensor in wd.iter_tensors(path, strategy="share", max_in_flight="24MiB", timeout=40):
         taken += tensor.nbytes
-    assert taken > 400 << 20
+    assert taken == 208 << 20
     return peak() - before
 
 
 def test_windows_bound_the_memory_of_a_stream(tmp_path: Path) -> None:
     write_model(tmp_path / "small.safetensors", {"t": ("BF16", [1024, 1024])})
-    path = write_model(tmp_path / "large.safetensors", {f"t{i}": ("BF16", [1024, 2048]) for i in range(104)})
+    path = write_model(tmp_path / "large.safetensors", {f"t{i}": ("BF16", [1024, 2048]) for i in range(52)})
     growth = values(on_ranks(peak_growth, 2, tmp_path, str(path)))
     # The bound, and the staging of a load.
-    assert max(growth) < (48 + 40) << 20, [each >> 20 for each in growth]
+    assert max(growth) < (24 + 40) << 20, [each >> 20 for each in growth]
 
 
 def with_own_messages(rank: int, path: str) -> bool:

@@ -37,6 +37,16 @@ class Entry(NamedTuple):
         return self.rows > 1 and (self.unit == 1 or self.row_dim < len(self.shape) - 1)
 
 
+class File(NamedTuple):
+    """A file of the checkpoint."""
+
+    name: str
+    """Without directories, in which ranks may differ."""
+    nbytes: int
+    identity: tuple[str, int, int, int]
+    """Where it really is, and what tells it from any other that was there: device, number, time of change."""
+
+
 class Element(NamedTuple):
     """How loaded tensors hold the elements of a type."""
 
@@ -52,8 +62,7 @@ class Catalog:
 
     entries: tuple[Entry, ...]
     elements: Mapping[str, Element]
-    files: tuple[tuple[str, int], ...]
-    """Names without directories, and lengths."""
+    files: tuple[File, ...]
 
     def bytes_shape(self, tensor: int, dim: int | None = None, size: int = 0) -> tuple[int, ...]:
         """Shape of a tensor's bytes, or of a part that has ``size`` elements along ``dim``."""
@@ -95,8 +104,13 @@ class Catalog:
 def read_catalog(checkpoint: Checkpoint) -> Catalog:
     """The catalog of an open checkpoint."""
     entries = tuple(_entry(name, *checkpoint._opened.info(name)) for name in checkpoint._opened.keys())  # noqa: SIM118
-    files = tuple((os.path.basename(path), os.path.getsize(path)) for path in checkpoint.files())
-    return Catalog(entries, _elements(checkpoint, entries), files)
+    return Catalog(entries, _elements(checkpoint, entries), tuple(map(_file, checkpoint.files())))
+
+
+def _file(path: str) -> File:
+    status = os.stat(path)
+    identity = os.path.realpath(path), status.st_dev, status.st_ino, status.st_mtime_ns
+    return File(os.path.basename(path), status.st_size, identity)
 
 
 def _entry(name: str, dtype: str, shape: tuple[int, ...], _path: Any, block_len: int) -> Entry:

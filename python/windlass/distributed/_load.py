@@ -223,13 +223,13 @@ def _deliver(
     checkpoint_options: dict[str, Any],
     options: dict[str, Any],
 ) -> Delivery:
-    if not timeout > 0:
-        raise OptionError(f"timeout cannot be {timeout!r}: it is a number of seconds")
     name = device_name(os.environ.get("WINDLASS_DEVICE", "cpu") if device is None else device, "torch")
 
     def prepare() -> Request:
         if strategy not in ("auto", "own", "share"):
             raise OptionError(f"strategy cannot be {strategy!r}: it is one of auto, own, share")
+        if not timeout > 0:
+            raise OptionError(f"timeout cannot be {timeout!r}: it is a number of seconds")
         window_bytes = size_in_bytes("max_in_flight", max_in_flight) // 3
         checkpoint = Checkpoint(paths, device=name, **checkpoint_options, **options)
         catalog = read_catalog(checkpoint)
@@ -253,7 +253,7 @@ def _deliver(
             },
         )
 
-    return Delivery(Link(group, name, timeout), name, prepare)
+    return Delivery(Link(group, name, timeout if timeout > 0 else SECONDS), name, prepare)
 
 
 def _this_node() -> str:
