@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -164,16 +164,7 @@ class TensorIterator:
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
-        self._tensors = self._iterate()
-
-    def _iterate(self) -> Iterator[tuple[str, Any]]:
-        try:
-            for step in self._delivery.steps():
-                step.reverse()
-                while step:
-                    yield step.pop()
-        finally:
-            self._delivery.close()
+        self._tensors = _one_by_one(delivery)
 
     @property
     def report(self) -> DistributedReport:
@@ -188,6 +179,7 @@ class TensorIterator:
 
     def close(self) -> None:
         """Ends the load. If there are tensors left, it fails on ranks that go on."""
+        self._tensors.close()
         self._delivery.close()
 
     def __enter__(self) -> Self:
@@ -205,6 +197,17 @@ class TensorIterator:
         # Not at the end of the process, which ends the threads and with them the others' wait.
         if not sys.is_finalizing():
             self.close()
+
+
+def _one_by_one(delivery: Delivery) -> Generator[tuple[str, Any], None, None]:
+    # No method: an iterator that nobody has any more shall end at once, and not when cycles are looked for.
+    try:
+        for step in delivery.steps():
+            step.reverse()
+            while step:
+                yield step.pop()
+    finally:
+        delivery.close()
 
 
 def _deliver(
