@@ -182,10 +182,10 @@ class FilesBufferOnDevice:
         """This rank's parts of tensors of one file, joined."""
         owner, file = self._file(names[0])
         ranks = self.pg.size()
-        if ranks == 1:
-            return self.framework.concat_tensors([file.tensors[name] for name in names], dim)
         frames = {name: file.metadata.tensors[name] for name in names}
         dim = _checked_dim(frames, dim, ranks)
+        if ranks == 1:
+            return self.framework.concat_tensors([file.tensors[name] for name in names], dim)
         first = next(iter(frames.values()))
         shapes = [_shape_of_part(frames.values(), dim, rank, ranks) for rank in range(ranks)]
         own = self.framework.get_empty_tensor(shapes[self.pg.rank()], first.dtype, file.device)
@@ -260,12 +260,10 @@ def _checked_dim(frames: Mapping[str, TensorFrame], dim: int, ranks: int) -> int
         raise SliceError(f"tensor {name!r} of shape {first.shape} has no dimension {dim}", tensor=name)
     dim %= len(first.shape)
     for other, frame in frames.items():
-        alike = len(frame.shape) == len(first.shape) and frame.dtype is first.dtype
-        if not alike or any(
-            mine != theirs
-            for at, (mine, theirs) in enumerate(zip(first.shape, frame.shape, strict=True))
-            if at != dim
-        ):
+        # One rank's tensors of several types torch joins by itself; what travels is of one type.
+        is_type_alike = ranks == 1 or frame.dtype is first.dtype
+        others = [*frame.shape[:dim], first.shape[dim], *frame.shape[dim + 1 :]]
+        if not (len(frame.shape) > dim and others == first.shape and is_type_alike):
             raise SliceError(
                 f"tensors {name!r} and {other!r} cannot be joined along dimension {dim}: they are {first.dtype.value} "
                 f"{first.shape} and {frame.dtype.value} {frame.shape}",

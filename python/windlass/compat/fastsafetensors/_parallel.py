@@ -114,14 +114,11 @@ class ParallelLoader:
         self._report: Any = None
         self.loader.set_tensor_filter(tensor_filter)
         self._checkpoint = self.loader.open(self.hf_weights_files)
-        sizes = {
-            name: math.prod(self._checkpoint.get_shape(name))
-            * DType(self._checkpoint.get_dtype(name)).bits
-            // 8
-            for name in self._checkpoint
-            if tensor_filter is None or tensor_filter(name)
-        }
-        self._names = list(sizes)
+        names = self._checkpoint.keys()
+        if tensor_filter is not None:
+            names = [name for name in names if tensor_filter(name)]
+        sizes = {name: self._size(name) for name in names}
+        self._names = names
         self._sizes = sizes
         self._in_flight = bytes_in_flight(
             sizes,
@@ -151,6 +148,10 @@ class ParallelLoader:
         self._checkpoint.close()
         self.loader.close()
 
+    def _size(self, name: str) -> int:
+        elements = math.prod(self._checkpoint.get_shape(name))
+        return elements * DType(self._checkpoint.get_dtype(name)).bits // 8
+
     def _tensors(self) -> Iterator[tuple[str, Any]]:
         if self.loader.has_own_copier:
             return self._by_copier()
@@ -161,13 +162,18 @@ class ParallelLoader:
         taken = 0
         for name in self._names:
             if window and taken + self._sizes[name] > self._in_flight:
-                yield from self._checkpoint.load(select=window).items()
+                yield from self._window(window)
                 window, taken = [], 0
             window.append(name)
             taken += self._sizes[name]
         if window:
-            yield from self._checkpoint.load(select=window).items()
+            yield from self._window(window)
         self._report = self._checkpoint.report
+
+    def _window(self, names: list[str]) -> Iterator[tuple[str, Any]]:
+        loaded = self._checkpoint.load(select=names)
+        for name in names:
+            yield name, loaded.pop(name)
 
     def _together(self) -> Iterator[tuple[str, Any]]:
         from windlass import distributed  # noqa: PLC0415
