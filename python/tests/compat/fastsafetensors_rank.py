@@ -84,7 +84,7 @@ def parts_follow_the_rule(case: Case) -> None:
 
 
 def parts_are_joined(case: Case) -> None:
-    for names in (["q", "k", "v"], ["v", "q"], ["k"], ["q.e4m3", "k.e4m3"]):
+    for names in (["q", "k", "v"], ["v", "q"], ["k", "k"], ["q.e4m3", "k.e4m3"]):
         for dim in (0, 1):
             buffer = case.buffer()
             joined = buffer.get_multi_cols(names, dim)

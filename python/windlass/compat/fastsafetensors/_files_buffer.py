@@ -182,23 +182,22 @@ class FilesBufferOnDevice:
         """This rank's parts of tensors of one file, joined."""
         owner, file = self._file(names[0])
         ranks = self.pg.size()
-        frames = {name: file.metadata.tensors[name] for name in names}
-        dim = _checked_dim(frames, dim, ranks)
+        frames = [file.metadata.tensors[name] for name in names]
+        dim = _checked_dim(names, frames, dim, ranks)
         if ranks == 1:
             return self.framework.concat_tensors([file.tensors[name] for name in names], dim)
-        first = next(iter(frames.values()))
-        shapes = [_shape_of_part(frames.values(), dim, rank, ranks) for rank in range(ranks)]
-        own = self.framework.get_empty_tensor(shapes[self.pg.rank()], first.dtype, file.device)
+        shapes = [_shape_of_part(frames, dim, rank, ranks) for rank in range(ranks)]
+        own = self.framework.get_empty_tensor(shapes[self.pg.rank()], frames[0].dtype, file.device)
         parts = []
         if self.pg.rank() == owner:
             for rank in range(ranks):
                 pieces = [
                     narrowed(file.tensors[name], dim, *_block(frame.shape[dim], rank, ranks))
-                    for name, frame in frames.items()
+                    for name, frame in zip(names, frames, strict=True)
                 ]
                 parts.append(pieces[0] if len(pieces) == 1 else self.framework.concat_tensors(pieces, dim))
         # No rank has more than the first.
-        longest = replace(first, shape=shapes[0]).nbytes
+        longest = replace(frames[0], shape=shapes[0]).nbytes
         self.pg.scatter(own, parts, longest, owner)
         return own
 
@@ -253,13 +252,13 @@ def _shape_of_part(frames: Iterable[TensorFrame], dim: int, rank: int, ranks: in
     return shape
 
 
-def _checked_dim(frames: Mapping[str, TensorFrame], dim: int, ranks: int) -> int:
+def _checked_dim(names: Sequence[str], frames: Sequence[TensorFrame], dim: int, ranks: int) -> int:
     """The dimension, counted from the first. Every rank comes to the same result: none is left waiting."""
-    name, first = next(iter(frames.items()))
+    name, first = names[0], frames[0]
     if not -len(first.shape) <= dim < len(first.shape):
         raise SliceError(f"tensor {name!r} of shape {first.shape} has no dimension {dim}", tensor=name)
     dim %= len(first.shape)
-    for other, frame in frames.items():
+    for other, frame in zip(names, frames, strict=True):
         # One rank's tensors of several types torch joins by itself; what travels is of one type.
         is_type_alike = ranks == 1 or frame.dtype is first.dtype
         others = [*frame.shape[:dim], first.shape[dim], *frame.shape[dim + 1 :]]

@@ -211,6 +211,8 @@ class SafeTensorsFileLoader:
         wanted = [name for metadata in own.values() for name in metadata.tensors if self._is_kept(name)]
         if not wanted:
             return {}
+        for name in wanted:
+            _check_type(name, self.frames[name].dtype)
         # What is converted is to go at once.
         extra = {} if dtype is DType.AUTO else {"layout": "tensor", **self.options}
         with self.open(list(own), **extra) as checkpoint:
@@ -223,6 +225,16 @@ class SafeTensorsFileLoader:
             tensor = TorchTensor(self.device, self.frames[name].dtype, loaded.pop(name))
             tensors[name] = tensor.to(dtype=dtype)
         return tensors
+
+
+def _check_type(name: str, dtype: DType) -> None:
+    """Fails before anything is read, if torch has no such type."""
+    try:
+        dtype.to_torch()
+    except UnsupportedDtypeError as error:
+        raise UnsupportedDtypeError(
+            f"tensor {name!r}: {error}; leave it out by a filter", tensor=name
+        ) from None
 
 
 def _check_unchanged(checkpoint: Checkpoint, own: Mapping[str, SafeTensorsMetadata]) -> None:

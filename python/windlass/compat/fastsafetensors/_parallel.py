@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 from windlass.compat.fastsafetensors._budget import bytes_in_flight
@@ -119,7 +120,6 @@ class ParallelLoader:
             names = [name for name in names if tensor_filter(name)]
         sizes = {name: self._size(name) for name in names}
         self._names = names
-        self._sizes = sizes
         self._in_flight = bytes_in_flight(
             sizes,
             queue_size=queue_size,
@@ -136,12 +136,15 @@ class ParallelLoader:
         """
         return self._report
 
-    def iterate_weights(self) -> Iterator[tuple[str, Any]]:
-        """Gives ``(name, tensor)``, in the same order on every rank."""
-        tensors = self._tensors()
-        if self._shows_progress and (tqdm := _tqdm()) is not None:
-            return iter(tqdm(tensors, total=len(self._names), desc="Loading safetensors", unit="tensor"))
-        return tensors
+    def iterate_weights(self) -> Generator[tuple[str, Any], None, None]:
+        """Gives ``(name, tensor)``, in the same order on every rank. Closing it early ends the load."""
+        tensors = self._by_copier() if self.loader.has_own_copier else self._stream()
+        with closing(tensors), _bar(len(self._names), self._shows_progress) as advance:
+            for name, tensor in tensors:
+                advance()
+                yield name, tensor
+                # Whoever takes it decides how long it lives.
+                del tensor
 
     def close(self) -> None:
         """Closes the files. Tensors that were given stay valid."""
@@ -152,45 +155,29 @@ class ParallelLoader:
         elements = math.prod(self._checkpoint.get_shape(name))
         return elements * DType(self._checkpoint.get_dtype(name)).bits // 8
 
-    def _tensors(self) -> Iterator[tuple[str, Any]]:
-        if self.loader.has_own_copier:
-            return self._by_copier()
-        return self._alone() if self.loader.pg.size() == 1 else self._together()
+    def _stream(self) -> Generator[tuple[str, Any], None, None]:
+        with self._started() as stream:
+            try:
+                yield from stream
+            finally:
+                self._report = stream.report
 
-    def _alone(self) -> Iterator[tuple[str, Any]]:
-        window: list[str] = []
-        taken = 0
-        for name in self._names:
-            if window and taken + self._sizes[name] > self._in_flight:
-                yield from self._window(window)
-                window, taken = [], 0
-            window.append(name)
-            taken += self._sizes[name]
-        if window:
-            yield from self._window(window)
-        self._report = self._checkpoint.report
-
-    def _window(self, names: list[str]) -> Iterator[tuple[str, Any]]:
-        loaded = self._checkpoint.load(select=names)
-        for name in names:
-            yield name, loaded.pop(name)
-
-    def _together(self) -> Iterator[tuple[str, Any]]:
+    def _started(self) -> Any:
+        if self.loader.pg.size() == 1:
+            return self._checkpoint.iter_tensors(
+                select=self._keep, order="file", max_in_flight=self._in_flight
+            )
         from windlass import distributed  # noqa: PLC0415
 
-        stream = distributed.iter_tensors(
+        return distributed.iter_tensors(
             self.hf_weights_files,
             group=self._group,
             device=self.loader.device.as_str(),
             max_in_flight=self._in_flight,
             **self.loader.options,
         )
-        try:
-            yield from stream
-        finally:
-            self._report = stream.report
 
-    def _by_copier(self) -> Iterator[tuple[str, Any]]:
+    def _by_copier(self) -> Generator[tuple[str, Any], None, None]:
         ranks = self.loader.pg.size()
         for first in range(0, len(self.hf_weights_files), ranks):
             batch = self.hf_weights_files[first : first + ranks]
@@ -238,13 +225,23 @@ class AutoLoader:
         """What the last iteration did; see `ParallelLoader.report`."""
         return self._loader.report
 
-    def iterate_weights(self) -> Iterator[tuple[str, Any]]:
+    def iterate_weights(self) -> Generator[tuple[str, Any], None, None]:
         """Gives ``(name, tensor)``, in the same order on every rank."""
         return self._loader.iterate_weights()
 
     def close(self) -> None:
         """Closes the files. Tensors that were given stay valid."""
         self._loader.close()
+
+
+@contextmanager
+def _bar(total: int, is_shown: bool) -> Iterator[Callable[[], object]]:
+    tqdm = _tqdm() if is_shown else None
+    if tqdm is None:
+        yield lambda: None
+        return
+    with tqdm(total=total, desc="Loading safetensors", unit="tensor") as bar:
+        yield bar.update
 
 
 def _tqdm() -> Callable[..., Any] | None:
