@@ -126,3 +126,23 @@ class CancelledError(WindlassError):
 
 class ForkedError(WindlassError, RuntimeError):
     """The load was started before this process was forked off."""
+
+
+class DistributedError(WindlassError, RuntimeError):
+    """Ranks disagree, a rank failed, or one ended or did not answer in time. Every rank gets it."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | PathLike[str] | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+        rank: int | None = None,
+        kind: str | None = None,
+    ) -> None:
+        super().__init__(message, path=path, tensor=tensor, offset=offset)
+        self.rank = rank
+        """The rank that failed, if one did and it is known."""
+        self.kind = kind
+        """What its error was, by the name of the class."""

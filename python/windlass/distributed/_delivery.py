@@ -1,0 +1,341 @@
+"""A load by many ranks, from agreement to the last step, on two threads: one reads ahead, one talks to the ranks.
+
+All messages are sent by the second thread, which no signal interrupts, and only while the caller waits for it. So
+ranks always know which message comes next, also when one of them fails, and the caller may use the group between
+steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import windlass
+from windlass._report import Refusal, Report
+from windlass.distributed import _cost
+from windlass.distributed._agreement import Stopped, compare, confer
+from windlass.distributed._catalog import Catalog
+from windlass.distributed._exchange import Exchange, Prepared
+from windlass.distributed._link import Link
+from windlass.distributed._measure import measure_link, measure_storage
+from windlass.distributed._plan import Plan, make_plan, part_bytes
+from windlass.distributed._report import DistributedReport
+from windlass.distributed._wants import NOTHING, Wants
+from windlass.errors import CancelledError, DistributedError, RouteUnavailableError
+
+if TYPE_CHECKING:
+    from windlass import _native
+    from windlass._checkpoint import Checkpoint
+
+T = TypeVar("T")
+
+WAITING, READY, FAILED = range(3)
+
+
+class Request(NamedTuple):
+    """What one rank asks for."""
+
+    checkpoint: Checkpoint
+    catalog: Catalog
+    codes: bytes
+    strategy: str
+    window_bytes: int
+    is_one_step: bool
+    """Whether what a rank reads for itself may come in one step."""
+    node: str
+    shared_options: Mapping[str, Any]
+    """Those in which ranks must not differ."""
+
+
+class Delivery:
+    """The steps of a load. To be closed, whatever happens."""
+
+    def __init__(self, link: Link, device: str, prepare: Callable[[], Request]) -> None:
+        self._link = link
+        self._started = time.perf_counter()
+        self._talker = ThreadPoolExecutor(1, "windlass-ranks")
+        self._reader = ThreadPoolExecutor(1, "windlass-reads")
+        self._interruption: BaseException | None = None
+        self._wake = threading.Event()
+        self._reading: Future[Mapping[str, Any]] | None = None
+        self._loads: _native.Report | None = None
+        self._node_link: Link | None = None
+        self._next_step = 0
+        self._is_over = False
+        self._stream = _current_stream(device)
+        self._request: Request | None = None
+        error: BaseException | None = None
+        try:
+            self._request = prepare()
+        except BaseException as failure:
+            error = failure
+        try:
+            self._call(lambda: self._agree(error))
+        except BaseException:
+            self.close()
+            raise
+
+    def steps(self) -> Iterator[list[tuple[str, Any]]]:
+        """The tensors of each step."""
+        while not self._is_over:
+            yield self._call(self._advance)
+
+    def close(self) -> None:
+        """Ends the load: if it is not over, for all ranks."""
+        if not self._is_over:
+            with contextlib.suppress(DistributedError, Stopped, RuntimeError):
+                self._call(lambda: self._leave(Stopped("no more tensors were taken")))
+        self._is_over = True
+        self._interruption = self._interruption or Stopped()
+        self._talker.shutdown()
+        self._reader.shutdown()
+        if self._node_link is not None and self._node_link is not self._link:
+            self._node_link.close()
+        self._node_link = None
+        if self._request is not None:
+            self._request.checkpoint.close()
+
+    def report(self) -> DistributedReport:
+        """What was done so far."""
+        tensors = [t for t, code in enumerate(self._request_.codes) if code != NOTHING]
+        rank = self._link.rank
+        return DistributedReport(
+            asked=self._request_.strategy,
+            strategy=self._decision.strategy,
+            reasons=self._decision.reasons,
+            estimated_seconds=self._decision.seconds,
+            storage_rates=self._storage_rates,
+            link_rate=self._link_rate,
+            rank=rank,
+            ranks=self._link.size,
+            node_ranks=tuple(self._node),
+            tensors=len(tensors),
+            tensor_bytes=sum(part_bytes(self._request_.catalog, self._wants, rank, t) for t in tensors),
+            sent_bytes=self._exchange.sent_bytes,
+            received_bytes=self._exchange.received_bytes,
+            steps=len(self._plan.steps),
+            seconds=time.perf_counter() - self._started,
+            reads=None if self._loads is None else Report._from_native(self._loads),
+            refused=self._refused,
+        )
+
+    # What follows runs on the thread that talks to the ranks, but for the two calls that hand it over.
+
+    def _agree(self, error: BaseException | None) -> None:
+        """Compares what the ranks ask for, decides, plans, and starts to read."""
+        try:
+            self._plan = self._agreed_plan(error)
+        except BaseException:
+            self._is_over = True
+            raise
+        self._read_ahead()
+
+    def _agreed_plan(self, error: BaseException | None) -> Plan:
+        notes = confer(self._link, None if self._request is None else _note(self._request), error)
+        labels = [note.pop("node") for note in notes]
+        digests = [note.pop("wants") for note in notes]
+        compare(notes)
+        request = self._request_
+        codes = [request.codes] * self._link.size
+        if len(set(digests)) > 1:
+            codes = [zlib.decompress(each) for each in self._link.gather_bytes(zlib.compress(request.codes))]
+        self._wants = Wants(request.catalog, codes)
+        nodes = [[rank for rank, its in enumerate(labels) if its == label] for label in dict.fromkeys(labels)]
+        self._node = next(node for node in nodes if self._link.rank in node)
+        self._decide(nodes)
+        shares = self._decision.strategy == "share"
+        if not shares:
+            nodes = [[rank] for rank in range(self._link.size)]
+        window = None if request.is_one_step and not shares else request.window_bytes
+        failure = plan = None
+        try:
+            plan = make_plan(request.catalog, self._wants, nodes, self._link.rank, window)
+        except windlass.WindlassError as refused:
+            failure = refused
+        confer(self._link, None, failure)
+        assert plan is not None
+        node = next(node for node in nodes if self._link.rank in node)
+        self._exchange = Exchange(request.catalog, self._wants, self._link.rank, node, self._node_link)
+        return plan
+
+    def _decide(self, nodes: list[list[int]]) -> None:
+        request = self._request_
+        self._storage_rates: tuple[float, ...] = ()
+        self._link_rate: float | None = None
+        self._refused: tuple[Refusal, ...] = ()
+        refusal = next(filter(None, confer(self._link, self._link.refusal)), None)
+        is_alone = all(len(node) == 1 for node in nodes)
+        if refusal is not None and not is_alone:
+            fix = "give the group a backend for the device: nccl for cuda, gloo for cpu"
+            if request.strategy == "share":
+                raise RouteUnavailableError(f"strategy 'share' cannot run: {refusal}; {fix}")
+            self._refused = (Refusal("strategy share", None, refusal, fix),)
+        if request.strategy != "auto":
+            self._decision = _cost.Decision(request.strategy, ("it was asked for",), {})  # type: ignore[arg-type]
+            if request.strategy == "share":
+                self._join_node(nodes)
+            return
+        work = _cost.work_of(request.catalog, self._wants, nodes)
+        decision = _cost.decided_without_measuring(work, refusal)
+        if decision is None:
+            self._join_node(nodes)
+            decision = self._measured(work, nodes)
+        self._decision = decision
+
+    def _measured(self, work: _cost.Work, nodes: list[list[int]]) -> _cost.Decision:
+        request = self._request_
+        error = rate = None
+        try:
+            rate = measure_storage(request.checkpoint, request.catalog, self._link.rank, self._link.size)
+        except Exception as failure:
+            error = failure
+        rates: list[float] = confer(self._link, rate, error)
+        self._storage_rates = tuple(rates)
+        link_rate = None if self._node_link is None else measure_link(self._node_link)
+        link_rates = [rate or float("inf") for rate in confer(self._link, link_rate)]
+        self._link_rate = link_rate
+        return _cost.decide(work, nodes, rates, link_rates)
+
+    def _join_node(self, nodes: list[list[int]]) -> None:
+        if len(nodes) == 1:
+            self._node_link = self._link
+        elif len(self._node) > 1:
+            self._node_link = self._link.subgroup(self._node)
+
+    def _advance(self) -> list[tuple[str, Any]]:
+        """Takes the next step with all other ranks; after the last, waits until all have taken it."""
+        if not self._plan.steps:
+            self._meet(None)
+            return []
+        prepared = self._meet(self._next_step)
+        assert prepared is not None
+        self._next_step += 1
+        self._read_ahead()
+        try:
+            tensors = self._exchange.carry_out(prepared)
+        except DistributedError:
+            self._is_over = True
+            raise
+        except BaseException as error:
+            # All messages have arrived: the ranks meet next, wherever they are.
+            self._leave(error)
+            raise
+        if self._next_step == len(self._plan.steps):
+            self._meet(None)
+        return tensors
+
+    def _meet(self, step: int | None) -> Prepared | None:
+        """Returns once every rank is ready: has read what a step needs, or is done. Fails if one of them failed."""
+        error: BaseException | None = None
+        prepared = None
+        state = READY if step is None else WAITING
+        while True:
+            if state == WAITING:
+                assert self._reading is not None
+                assert step is not None
+                self._wake.wait(min(1.0, self._link.timeout / 4))
+                try:
+                    if self._interruption is not None:
+                        raise self._interruption
+                    if self._reading.done():
+                        prepared = self._exchange.prepare(self._plan.steps[step], self._reading.result())
+                        state = READY
+                except BaseException as failure:
+                    error, state = failure, FAILED
+            if self._all_are_ready(state, step, error):
+                self._is_over = step is None
+                return prepared
+
+    def _all_are_ready(self, state: int, step: int | None, error: BaseException | None) -> bool:
+        place = -1 if step is None else step
+        try:
+            told = self._link.gather_numbers([state, place, self._plan.digest])
+            if any(theirs[0] == FAILED for theirs in told):
+                confer(self._link, None, error)
+            if any(theirs[1:] != told[0][1:] for theirs in told):
+                raise DistributedError("the ranks follow different plans: this is a fault of windlass")
+        except BaseException:
+            self._is_over = True
+            raise
+        return all(theirs[0] == READY for theirs in told)
+
+    def _leave(self, error: BaseException) -> None:
+        """Tells the others, when they meet next, that this rank is gone."""
+        self._all_are_ready(FAILED, None if not self._plan.steps else self._next_step, error)
+
+    def _read_ahead(self) -> None:
+        """Starts to read for the next step."""
+        if self._next_step == len(self._plan.steps):
+            return
+        names, slices = self._exchange.to_read(self._plan.steps[self._next_step])
+        self._wake = wake = threading.Event()
+        self._reading = self._reader.submit(self._read, names, slices)
+        self._reading.add_done_callback(lambda _: wake.set())
+
+    def _read(self, names: list[str], slices: dict[str, tuple[slice, ...]]) -> Mapping[str, Any]:
+        if not names:
+            return {}
+        request = self._request_
+        loaded = request.checkpoint.load(select=names, slices=slices, progress=self._check_interruption)
+        self._loads = loaded._report if self._loads is None else self._loads.merged(loaded._report)
+        return loaded
+
+    def _check_interruption(self, _done: int, _total: int) -> None:
+        if self._interruption is not None:
+            raise CancelledError("the load was cancelled")
+
+    @property
+    def _request_(self) -> Request:
+        assert self._request is not None
+        return self._request
+
+    def _call(self, work: Callable[[], T]) -> T:
+        """Has the thread that talks do something, and waits for it. Ctrl-C meanwhile ends the load for all ranks."""
+        future = self._talker.submit(self._in_stream, work)
+        try:
+            return future.result()
+        except BaseException as error:
+            if not future.done():
+                self._interrupt(error, future)
+            raise
+
+    def _in_stream(self, work: Callable[[], T]) -> T:
+        with self._stream():
+            return work()
+
+    def _interrupt(self, error: BaseException, future: Future[Any]) -> None:
+        self._interruption = error
+        self._wake.set()
+        wait([future])
+        if future.exception() is None and not self._is_over:
+            with contextlib.suppress(BaseException):
+                self._talker.submit(self._leave, error).result()
+        self._is_over = True
+
+
+def _note(request: Request) -> dict[str, Any]:
+    """What ranks compare."""
+    return {
+        "node": request.node,
+        "wants": hashlib.sha256(request.codes).hexdigest(),
+        "their version of windlass": windlass.__version__,
+        "the files": [f"{name} of {size} bytes" for name, size in request.catalog.files],
+        "the tensors of the files": f"{len(request.catalog.entries)} with digest {request.catalog.digest[:16]}",
+        **{f"the option {name}": str(value) for name, value in request.shared_options.items()},
+    }
+
+
+def _current_stream(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """What makes a thread use the stream of a device that its maker uses."""
+    if device == "cpu":
+        return contextlib.nullcontext
+    import torch  # noqa: PLC0415
+
+    stream = torch.cuda.current_stream(device)
+    return lambda: torch.cuda.stream(stream)

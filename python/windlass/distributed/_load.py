@@ -1,0 +1,265 @@
+"""What callers see: `load_file` for all tensors of a rank, `iter_tensors` for one after the other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from windlass._checkpoint import Checkpoint, LoadedTensors, PathType
+from windlass._frameworks import device_name
+from windlass._options import LoadOptions
+from windlass.distributed._catalog import read_catalog
+from windlass.distributed._delivery import Delivery, Request
+from windlass.distributed._filters import Select, Shards, shard_dims, wanted_names
+from windlass.distributed._link import Link
+from windlass.distributed._report import DistributedReport
+from windlass.distributed._sizes import size_in_bytes
+from windlass.distributed._wants import codes_of
+from windlass.errors import OptionError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+StrategyName = Literal["auto", "own", "share"]
+
+SECONDS = 300.0
+
+
+class DistributedTensors(LoadedTensors):
+    """A rank's tensors by name, and the report of how they were loaded."""
+
+    def __init__(self, report: DistributedReport) -> None:
+        dict.__init__(self)
+        self._distributed_report = report
+
+    @property
+    def report(self) -> DistributedReport:  # type: ignore[override]
+        """What the load did."""
+        return self._distributed_report
+
+
+def load_file(
+    paths: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    group: Any = None,
+    shards: Shards | None = None,
+    select: Select | None = None,
+    exclude: str | Iterable[str] | None = None,
+    strategy: StrategyName = "auto",
+    max_in_flight: int | str = "1GiB",
+    timeout: float = SECONDS,
+    node: Hashable = None,
+    allocator: Literal["driver", "torch"] = "driver",
+    lenient: bool | None = None,
+    offset: int | None = None,
+    **options: Unpack[LoadOptions],
+) -> DistributedTensors:
+    """Loads a checkpoint on all ranks of a group together. Every rank calls it.
+
+    Args:
+        paths: A safetensors or GGUF file, an index, a directory, a glob pattern, or a list of these. Directories may
+            differ among ranks, files must not.
+        device: Where this rank wants its tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a number, or a device of
+            torch's. Default: ``WINDLASS_DEVICE``, else ``"cpu"``.
+        group: A group of `torch.distributed`'s. Default: all ranks.
+        shards: Along which dimension tensors are cut, one part a rank: by name or glob pattern, or what a function says
+            of a name and a shape. Parts are as long as the dimension divided by the ranks, rounded up; the last may be
+            short or empty. ``None``, and tensors that are not mentioned: all of it on every rank.
+        select: Names or glob patterns of the tensors that this rank wants, or a predicate on names. Default: all.
+            Ranks may differ; see `expert_parallel` and `pipeline_range`.
+        exclude: Names or glob patterns of tensors to leave out.
+        strategy: ``"own"``: each rank reads what it wants. ``"share"``: each byte is read once per node, and passed on
+            to the other ranks that want it. ``"auto"``: the faster, by short measurements.
+        max_in_flight: The most bytes of memory that passing on takes a rank, tensors that it wants included. A
+            tensor may be larger.
+        timeout: Seconds to wait for a rank before it is taken for lost.
+        node: What ranks that share reads have in common, and no other ranks: anything with a ``str``. Default: the
+            name of the host and its boot.
+        allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
+        lenient: Whether to take GGUF files that break the specification where no harm comes of it.
+        offset: Byte at which the GGUF begins in each file.
+        options: Those of ``windlass load``; see `LoadOptions`.
+
+    Returns:
+        A dictionary of this rank's tensors, with a `DistributedReport` as its attribute ``report``.
+
+    Raises:
+        DistributedError: On every rank, if ranks disagree or one of them fails. What fails on all of them in the same
+            way raises as it would without the others.
+    """
+    delivery = _deliver(
+        "load_file",
+        paths,
+        device,
+        group=group,
+        shards=shards,
+        select=select,
+        exclude=exclude,
+        strategy=strategy,
+        max_in_flight=max_in_flight,
+        timeout=timeout,
+        node=node,
+        checkpoint_options={"allocator": allocator, "lenient": lenient, "offset": offset},
+        options=dict(options),
+    )
+    try:
+        tensors = [named for step in delivery.steps() for named in step]
+        loaded = DistributedTensors(delivery.report())
+    finally:
+        delivery.close()
+    loaded.update(tensors)
+    return loaded
+
+
+def iter_tensors(
+    paths: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    group: Any = None,
+    shards: Shards | None = None,
+    select: Select | None = None,
+    exclude: str | Iterable[str] | None = None,
+    strategy: StrategyName = "auto",
+    max_in_flight: int | str = "1GiB",
+    timeout: float = SECONDS,
+    node: Hashable = None,
+    allocator: Literal["driver", "torch"] = "driver",
+    lenient: bool | None = None,
+    offset: int | None = None,
+    **options: Unpack[LoadOptions],
+) -> TensorIterator:
+    """Gives ``(name, tensor)`` of a checkpoint in its order, the same on every rank, while the rest is being read.
+
+    Every rank calls it, and takes all tensors or closes the iterator: best in a ``with`` statement. Between two
+    tensors the group is free for the caller's own messages.
+
+    See `load_file` for the arguments. Here ``max_in_flight`` bounds the tensors that were not yet handed out, too.
+    """
+    return TensorIterator(
+        _deliver(
+            "iter_tensors",
+            paths,
+            device,
+            group=group,
+            shards=shards,
+            select=select,
+            exclude=exclude,
+            strategy=strategy,
+            max_in_flight=max_in_flight,
+            timeout=timeout,
+            node=node,
+            checkpoint_options={"allocator": allocator, "lenient": lenient, "offset": offset},
+            options=dict(options),
+        )
+    )
+
+
+class TensorIterator:
+    """A load by many ranks that hands its tensors out one after the other."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        self._tensors = self._iterate()
+
+    def _iterate(self) -> Iterator[tuple[str, Any]]:
+        try:
+            for step in self._delivery.steps():
+                step.reverse()
+                while step:
+                    yield step.pop()
+        finally:
+            self._delivery.close()
+
+    @property
+    def report(self) -> DistributedReport:
+        """What was done so far; all of it once the last tensor was given."""
+        return self._delivery.report()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[str, Any]:
+        return next(self._tensors)
+
+    def close(self) -> None:
+        """Ends the load. If there are tensors left, it fails on ranks that go on."""
+        self._delivery.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Not at the end of the process, which ends the threads and with them the others' wait.
+        if not sys.is_finalizing():
+            self.close()
+
+
+def _deliver(
+    caller: str,
+    paths: PathType | Sequence[PathType],
+    device: Any,
+    *,
+    group: Any,
+    shards: Shards | None,
+    select: Select | None,
+    exclude: str | Iterable[str] | None,
+    strategy: str,
+    max_in_flight: int | str,
+    timeout: float,
+    node: Hashable,
+    checkpoint_options: dict[str, Any],
+    options: dict[str, Any],
+) -> Delivery:
+    if not timeout > 0:
+        raise OptionError(f"timeout cannot be {timeout!r}: it is a number of seconds")
+    name = device_name(os.environ.get("WINDLASS_DEVICE", "cpu") if device is None else device, "torch")
+
+    def prepare() -> Request:
+        if strategy not in ("auto", "own", "share"):
+            raise OptionError(f"strategy cannot be {strategy!r}: it is one of auto, own, share")
+        window_bytes = size_in_bytes("max_in_flight", max_in_flight) // 3
+        checkpoint = Checkpoint(paths, device=name, **checkpoint_options, **options)
+        catalog = read_catalog(checkpoint)
+        names = [entry.name for entry in catalog.entries]
+        shapes = [() if entry.is_scalar else entry.shape for entry in catalog.entries]
+        return Request(
+            checkpoint=checkpoint,
+            catalog=catalog,
+            codes=codes_of(wanted_names(names, select, exclude), shard_dims(names, shapes, shards)),
+            strategy=strategy,
+            window_bytes=window_bytes,
+            is_one_step=caller == "load_file",
+            node=_this_node() if node is None else str(node),
+            shared_options={
+                "device": name.partition(":")[0],
+                "dtype": options.get("dtype"),
+                "strategy": strategy,
+                "max_in_flight": max_in_flight,
+                "timeout": timeout,
+                "function": caller,
+            },
+        )
+
+    return Delivery(Link(group, name, timeout), name, prepare)
+
+
+def _this_node() -> str:
+    """The same for processes that run on one kernel since it started."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{socket.gethostname()} {file.read().strip()}"
+    except OSError:
+        return socket.gethostname()

@@ -1,0 +1,248 @@
+"""Which rank reads what, and to whom it goes: steps that every rank takes together. No I/O, no clock.
+
+A tensor that no two ranks of a node want a byte of is read by whoever wants it. The others are shared: their rows are
+divided among the ranks of the node, each of which reads its share and passes it on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from windlass.distributed._catalog import Catalog
+from windlass.distributed._wants import NOTHING, WHOLE, Wants
+from windlass.errors import OptionError
+
+BUNDLE_BYTES = 16 << 20
+"""Small tensors travel together up to this many bytes: also the most that one of them can keep in memory."""
+CUT_BYTES = 16 << 20
+"""Tensors below this size are read by one rank."""
+
+
+class Rows(NamedTuple):
+    """Rows of a tensor, from ``start`` to ``stop``."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+class Parcel(NamedTuple):
+    """What one rank reads and passes on at once."""
+
+    reader: int
+    pieces: tuple[Rows, ...]
+    is_for_all: bool
+    """Whether every rank of the node wants every byte of it."""
+
+
+class Step(NamedTuple):
+    """What happens between two meetings of the ranks, as one rank sees it."""
+
+    own: tuple[int, ...]
+    """Tensors that it reads for itself alone."""
+    parcels: tuple[Parcel, ...]
+    """All of its node's, in the order in which every rank of the node takes them."""
+    done: tuple[int, ...]
+    """Tensors that it has when the step ends, in the order of the checkpoint."""
+
+
+class Plan(NamedTuple):
+    """The steps of one rank."""
+
+    steps: tuple[Step, ...]
+    digest: int
+    """The same on all ranks whose plans belong together; fits a signed integer of 64 bits."""
+
+
+def make_plan(
+    catalog: Catalog, wants: Wants, nodes: Sequence[Sequence[int]], rank: int, window_bytes: int | None
+) -> Plan:
+    """Plans for one rank.
+
+    Args:
+        catalog: What there is.
+        wants: What each rank wants.
+        nodes: The ranks that share what they read, in order. One each: nobody shares.
+        rank: Whose plan.
+        window_bytes: The most that a rank holds for the others and itself in a step; ``None`` for one step.
+    """
+    cuts = _cut_into_steps(catalog, wants, nodes, window_bytes)
+    node = next(node for node in nodes if rank in node)
+    digest = hashlib.sha256(repr((cuts, [list(node) for node in nodes], wants.digest())).encode()).digest()
+    return Plan(
+        tuple(_step(catalog, wants, node, rank, rows) for rows in cuts),
+        int.from_bytes(digest[:8], "big", signed=True),
+    )
+
+
+def is_shared(catalog: Catalog, wants: Wants, node: Sequence[int], tensor: int) -> bool:
+    """Whether ranks of a node want the same bytes of a tensor, or bytes that lie between each other's."""
+    if len(node) == 1 or not catalog.nbytes[tensor]:
+        return False
+    if wants.is_uniform and wants.code(0, tensor) in (NOTHING, WHOLE):
+        return wants.code(0, tensor) == WHOLE
+    codes = set()
+    wanting = 0
+    for rank in node:
+        if part_bytes(catalog, wants, rank, tensor):
+            codes.add(wants.code(rank, tensor))
+            wanting += 1
+    return wanting > 1 and codes != {catalog.entries[tensor].row_dim}
+
+
+def part_bytes(catalog: Catalog, wants: Wants, rank: int, tensor: int) -> int:
+    """How many bytes of a tensor a rank wants."""
+    if wants.code(rank, tensor) == NOTHING:
+        return 0
+    part = wants.part(rank, tensor)
+    nbytes = catalog.nbytes[tensor]
+    if part is None or not nbytes:
+        return nbytes
+    return nbytes * (part.stop - part.start) // catalog.entries[tensor].shape[part.dim]
+
+
+class _Load:
+    """How much each rank holds in a step; only ranks that differ are counted one by one."""
+
+    def __init__(self, catalog: Catalog, wants: Wants, nodes: Sequence[Sequence[int]]) -> None:
+        self._catalog, self._wants = catalog, wants
+        # Where all want alike, the largest node stands for all, and its first rank has the largest part.
+        self._nodes = [max(nodes, key=len)] if wants.is_uniform else nodes
+        self._common = 0
+        self._by_rank: dict[int, int] = {}
+        self._most = 0
+
+    def of(self, tensor: int) -> tuple[bool, dict[int, int]]:
+        """Whether some node shares a tensor, and the bytes that it brings to each rank; -1 stands for all."""
+        catalog, wants = self._catalog, self._wants
+        nbytes = catalog.nbytes[tensor]
+        if wants.is_uniform:
+            if is_shared(catalog, wants, self._nodes[0], tensor):
+                return True, {-1: nbytes}
+            return False, {-1: part_bytes(catalog, wants, 0, tensor)}
+        brought: dict[int, int] = {}
+        some = False
+        for node in self._nodes:
+            shared = is_shared(catalog, wants, node, tensor)
+            some |= shared
+            for rank in node:
+                brought[rank] = nbytes if shared else part_bytes(catalog, wants, rank, tensor)
+        return some, brought
+
+    def with_more(self, brought: dict[int, int]) -> int:
+        """The most that a rank would hold."""
+        peak = max(
+            (self._by_rank.get(rank, 0) + more for rank, more in brought.items() if rank >= 0), default=0
+        )
+        return self._common + brought.get(-1, 0) + max(self._most, peak)
+
+    def add(self, brought: dict[int, int]) -> None:
+        """Takes a tensor in."""
+        self._common += brought.pop(-1, 0)
+        for rank, more in brought.items():
+            self._by_rank[rank] = self._by_rank.get(rank, 0) + more
+            self._most = max(self._most, self._by_rank[rank])
+
+    def clear(self) -> None:
+        """Begins a step."""
+        self._common = self._most = 0
+        self._by_rank.clear()
+
+
+def _cut_into_steps(
+    catalog: Catalog, wants: Wants, nodes: Sequence[Sequence[int]], window_bytes: int | None
+) -> list[list[Rows]]:
+    """Rows of tensors by step, the same for all ranks. Shared tensors that exceed the window are cut by rows."""
+    steps: list[list[Rows]] = []
+    current: list[Rows] = []
+    load = _Load(catalog, wants, nodes)
+    for tensor, entry in enumerate(catalog.entries):
+        if all(wants.code(rank, tensor) == NOTHING for rank in range(1 if wants.is_uniform else wants.ranks)):
+            continue
+        some_share, brought = load.of(tensor)
+        if window_bytes is not None and current and load.with_more(brought) > window_bytes:
+            steps.append(current)
+            current = []
+            load.clear()
+        start = 0
+        nbytes = catalog.nbytes[tensor]
+        if window_bytes is not None and some_share and nbytes > window_bytes:
+            rows = window_bytes * entry.rows // nbytes
+            if not rows or not entry.can_be_cut:
+                raise OptionError(
+                    f"max_in_flight is too small for tensor {entry.name!r}: a third of it must hold "
+                    f"{nbytes // entry.rows if entry.can_be_cut else nbytes} bytes that cannot be cut",
+                    tensor=entry.name,
+                )
+            while entry.rows - start > rows:
+                steps.append([Rows(tensor, start, start + rows)])
+                start += rows
+        current.append(Rows(tensor, start, entry.rows))
+        load.add(brought)
+    if current:
+        steps.append(current)
+    return steps
+
+
+def _step(catalog: Catalog, wants: Wants, node: Sequence[int], rank: int, rows: Sequence[Rows]) -> Step:
+    own, shared, done = [], [], []
+    for piece in rows:
+        tensor = piece.tensor
+        wanted = wants.code(rank, tensor) != NOTHING
+        if is_shared(catalog, wants, node, tensor):
+            shared.append(piece)
+            is_done = piece.stop == catalog.entries[tensor].rows
+        else:
+            is_done = piece.start == 0
+            if is_done and wanted:
+                own.append(tensor)
+        if is_done and wanted:
+            done.append(tensor)
+    return Step(tuple(own), tuple(_bundled(catalog, wants, node, shared)), tuple(done))
+
+
+def piece_bytes(catalog: Catalog, piece: Rows) -> int:
+    """How many bytes some rows have."""
+    return catalog.nbytes[piece.tensor] * (piece.stop - piece.start) // catalog.entries[piece.tensor].rows
+
+
+def _bundled(catalog: Catalog, wants: Wants, node: Sequence[int], shared: Sequence[Rows]) -> list[Parcel]:
+    """Neighbours that are small, have one reader and go the same way, as one parcel."""
+    parcels: list[Parcel] = []
+    room = 0
+    for reader, piece in _divided(catalog, len(node), shared):
+        is_for_all = all(wants.code(rank, piece.tensor) == WHOLE for rank in node)
+        size = piece_bytes(catalog, piece)
+        if size <= room and parcels[-1].reader == reader and parcels[-1].is_for_all == is_for_all:
+            parcels[-1] = parcels[-1]._replace(pieces=(*parcels[-1].pieces, piece))
+            room -= size
+        else:
+            parcels.append(Parcel(reader, (piece,), is_for_all))
+            room = BUNDLE_BYTES - size
+    return parcels
+
+
+def _divided(catalog: Catalog, readers: int, shared: Sequence[Rows]) -> list[tuple[int, Rows]]:
+    """Rows with their readers: a run of the checkpoint each, of about as many bytes."""
+    total = sum(piece_bytes(catalog, piece) for piece in shared)
+    divided: list[tuple[int, Rows]] = []
+    position = 0
+    for piece in shared:
+        size = piece_bytes(catalog, piece)
+        entry = catalog.entries[piece.tensor]
+        if size < CUT_BYTES or not entry.can_be_cut:
+            divided.append((min((2 * position + size) * readers // (2 * total), readers - 1), piece))
+        else:
+            rows = piece.stop - piece.start
+            start = piece.start
+            for reader in range(readers):
+                # The rows before the byte at which this reader's share ends.
+                ahead = (total * (reader + 1) // readers - position) * rows // size
+                stop = piece.stop if reader == readers - 1 else piece.start + min(max(ahead, 0), rows)
+                if stop > start:
+                    divided.append((reader, Rows(piece.tensor, start, stop)))
+                    start = stop
+        position += size
+    return divided
