@@ -147,6 +147,28 @@ def conversions_reach_all_ranks(case: Case) -> None:
     fails(UnsupportedDtypeError, lambda: loader.copy_files_to_device(dtype=fst.DType.F64))
 
 
+def weights_come_in_the_order_of_the_files(case: Case) -> None:
+    loader = fst.ParallelLoader(
+        case.group, case.files, use_tqdm_on_load=False, max_batch_bytes=4096, nogds=True
+    )
+    weights = list(loader.iterate_weights())
+    loader.close()
+    assert [name for name, _ in weights] == windlass.open(case.files).keys()
+    for name, tensor in weights:
+        check(tensor, case.whole[name], name)
+    assert loader.report is not None
+    if case.ranks > 1:
+        fails(
+            ValueError,
+            lambda: fst.ParallelLoader(case.group, case.files, tensor_filter=lambda name: name == "q"),
+        )
+    alone = fst.ParallelLoader(
+        case.group, case.files, use_tqdm_on_load=False, all_local=True, tensor_filter=lambda name: name == "q"
+    )
+    (only,) = alone.iterate_weights()
+    check(only[1], case.whole["q"], "q")
+
+
 def errors_are_alike_on_all_ranks(case: Case) -> None:
     buffer = case.buffer()
     fails(ValueError, lambda: buffer.get_tensor("absent"))
@@ -191,6 +213,7 @@ CASES = (
     files_are_released_once_taken,
     a_cache_keeps_what_was_exchanged,
     conversions_reach_all_ranks,
+    weights_come_in_the_order_of_the_files,
     errors_are_alike_on_all_ranks,
     fastsafetensors_gives_the_same,
 )

@@ -21,6 +21,7 @@ from windlass.compat.fastsafetensors._loader import SafeTensorsFileLoader
 from windlass.compat.fastsafetensors._metadata import SafeTensorsMetadata, TensorFrame
 from windlass.compat.fastsafetensors._open import fastsafe_open
 from windlass.compat.fastsafetensors._parallel import AutoLoader, ParallelLoader
+from windlass.compat.fastsafetensors._saver import ParallelSaver
 
 __all__ = [
     "AutoLoader",
@@ -31,6 +32,7 @@ __all__ = [
     "FilesBufferOnDevice",
     "LoaderConfig",
     "ParallelLoader",
+    "ParallelSaver",
     "SafeTensorsFileLoader",
     "SafeTensorsMetadata",
     "SingleGroup",
