@@ -183,6 +183,22 @@ def test_random_calls_give_the_same(tmp_path: Path) -> None:
         pair.close()
 
 
+def test_files_of_several_ranks_are_named_in_the_same_order(tmp_path: Path) -> None:
+    pick = random.Random(5)
+    paths = [str(write_model(tmp_path / f"{i}.safetensors", {f"t{i}": ("U8", [1])})) for i in range(9)]
+    for _ in range(20):
+        pick.shuffle(paths)
+        cut = sorted(pick.choices(range(10), k=2))
+        by_rank = {2: paths[: cut[0]], 0: paths[cut[0] : cut[1]], 1: paths[cut[1] :]}
+        loaders = [
+            library.SafeTensorsFileLoader(None, "cpu", nogds=True, max_threads=1)
+            for library in (ours, theirs)
+        ]
+        for loader in loaders:
+            loader.add_filenames(by_rank)
+        assert loaders[0].get_keys() == loaders[1].get_keys()
+
+
 def test_conversions_that_they_refuse_are_refused(tmp_path: Path) -> None:
     path = str(write_model(tmp_path / "m.safetensors", {"a": ("BF16", [3]), "b": ("U8", [2, 0])}))
     for dtype in DTYPES:

@@ -80,6 +80,20 @@ def test_every_parameter_is_there_with_its_default(name: str, their: Any, own: A
         assert getattr(own_default, "value", own_default) == getattr(default, "value", default), each.name
 
 
+def test_modules_that_cannot_be_changed_find_it_under_the_other_name() -> None:
+    done = run(
+        """
+        import sys
+        import windlass.compat.fastsafetensors
+        sys.modules["fastsafetensors"] = windlass.compat.fastsafetensors
+        from fastsafetensors import ParallelLoader, SingleGroup, __version__
+        assert ParallelLoader.__module__.startswith("windlass.")
+        assert __version__.startswith("0.5")
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_exceptions_are_caught_as_theirs_are() -> None:
     assert issubclass(ours.BudgetInfeasibleError, theirs.BudgetInfeasibleError.__bases__)
 

@@ -23,6 +23,8 @@ from windlass.compat.fastsafetensors._open import fastsafe_open
 from windlass.compat.fastsafetensors._parallel import AutoLoader, ParallelLoader
 from windlass.compat.fastsafetensors._saver import ParallelSaver
 
+__version__ = "0.5.0"  # of the interface
+
 __all__ = [
     "AutoLoader",
     "BudgetInfeasibleError",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from windlass import Checkpoint, Report
@@ -103,14 +104,11 @@ class SafeTensorsFileLoader:
 
     def add_filenames(self, filenames: Mapping[int, Sequence[str]]) -> None:
         """Assigns files to ranks. Every rank reads the headers of all."""
-        for rank, paths in filenames.items():
-            for path in paths:
-                name = os.fspath(path)
-                # The engine is the judge of files; what it finds, the header is then asked for.
-                with Checkpoint(name, device="cpu"):
-                    metadata = SafeTensorsMetadata.from_file(name, self.framework)
-                self.meta[name] = metadata, rank
-                self.frames.update(metadata.tensors)
+        # One of each rank's at a time: in this order tensors are named.
+        for paths in zip_longest(*filenames.values()):
+            for rank, path in zip(filenames, paths, strict=True):
+                if path is not None:
+                    self._add(os.fspath(path), rank)
 
     def set_tensor_filter(self, keep_tensor: Keep | None) -> None:
         """Loads only tensors for whose names this is true; their bytes alone are read."""
@@ -190,6 +188,13 @@ class SafeTensorsFileLoader:
 
     def init_numa(self, set_numa: bool = True) -> None:
         """Has no effect: ``numa=`` is what windlass goes by."""
+
+    def _add(self, path: str, rank: int) -> None:
+        # The engine is the judge of files; what it finds good, the header is then read of.
+        with Checkpoint(path, device="cpu"):
+            metadata = SafeTensorsMetadata.from_file(path, self.framework)
+        self.meta[path] = metadata, rank
+        self.frames.update(metadata.tensors)
 
     def _is_kept(self, name: str) -> bool:
         return self._keep is None or bool(self._keep(name))
