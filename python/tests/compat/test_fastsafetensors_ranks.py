@@ -1,4 +1,4 @@
-"""Several ranks over gloo: what each of them gets; see fastsafetensors_rank.py."""
+"""Several ranks over gloo: what each of them gets; see fastsafetensors_ranks.py."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fastsafetensors_rank
 import pytest
 from conftest import BITS, write_model
 
 pytest.importorskip("fastsafetensors")
+import fastsafetensors_ranks
 
 # Of all types that torch has, sizes that no number of ranks divides, and some smaller than it.
 SHAPES = [[5, 6], [3, 2, 8]]
@@ -34,21 +34,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_rank_gets_its_parts(ranks: int, files: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, fastsafetensors_rank.__file__]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(ranks), str(tmp_path / "store"), *files],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        ended = [(process.communicate(timeout=120), process.returncode) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for rank, ((done, errors), status) in enumerate(ended):
-        assert status == 0, f"rank {rank} after {done}: {errors}"
-        assert len(done.split()) == len(fastsafetensors_rank.CASES)
+    command = [sys.executable, fastsafetensors_ranks.__file__, str(ranks), str(tmp_path / "store"), *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"after {done.stdout}: {done.stderr}"
+    assert len(done.stdout.split()) == len(fastsafetensors_ranks.CASES)

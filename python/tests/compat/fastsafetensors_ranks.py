@@ -1,15 +1,19 @@
-"""One rank of the tests with several: ``python fastsafetensors_rank.py RANK RANKS STORE FILE...``.
+"""Several ranks of a test: ``python fastsafetensors_ranks.py RANKS STORE FILE...``.
 
-It ends with an error unless every tensor is, on this rank, what one rank alone would have cut out of the files.
+It ends with an error unless every tensor is, on every rank, what one rank alone would have cut out of the files.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import fastsafetensors
 import torch
 import torch.distributed as dist
 import windlass
@@ -181,8 +185,6 @@ def errors_are_alike_on_all_ranks(case: Case) -> None:
 
 
 def fastsafetensors_gives_the_same(case: Case) -> None:
-    import fastsafetensors  # noqa: PLC0415
-
     # They part what divides evenly, of types that they and the backend know.
     case = Case(case.files[:2])
     for dim in (-1, 0, 1):
@@ -219,20 +221,40 @@ CASES = (
 )
 
 
-def main() -> None:
-    rank, ranks, store, *files = sys.argv[1:]
+def run_rank(rank: int, ranks: int, store: str, files: list[str]) -> None:
     dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=int(rank),
-        world_size=int(ranks),
-        timeout=timedelta(seconds=60),
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
     )
     case = Case(files)
     for check_case in CASES:
         check_case(case)
-        print(check_case.__name__, flush=True)
+        if rank == 0:
+            print(check_case.__name__, flush=True)
     dist.destroy_process_group()
+
+
+def main() -> None:
+    ranks, store, *files = sys.argv[1:]
+    # torch is imported once for all.
+    children: list[int] = []
+    for rank in range(int(ranks)):
+        child = os.fork()
+        if child == 0:
+            try:
+                run_rank(rank, int(ranks), store, files)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        if status:
+            # The others would wait for it.
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            raise SystemExit(1)
 
 
 if __name__ == "__main__":
