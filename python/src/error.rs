@@ -1,7 +1,7 @@
 //! Errors as Python exceptions: those of `windlass.errors`, with file, tensor and offset as attributes.
 
 use pyo3::{prelude::*, types::PyDict};
-use windlass::{Error, catalog::FormatError, plan::PlanError};
+use windlass::{Error, catalog::FormatError, plan::PlanError, save::ContentError};
 
 /// Turns an error into the exception that Python code catches.
 pub(crate) trait IntoPython<T> {
@@ -100,6 +100,13 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             "SliceError"
         }
         Error::Plan(_) => "SliceError",
+        Error::Content(problem) => {
+            fields.set_item("tensor", problem.tensor())?;
+            match problem {
+                ContentError::UnsupportedDtype { .. } => "UnsupportedDtypeError",
+                _ => "FormatError",
+            }
+        }
         Error::InvalidOption { .. } => "OptionError",
         Error::MemoryBudget { .. } | Error::Allocation { .. } => "MemoryBudgetError",
         Error::DigestMismatch { tensor, path, .. } => {

@@ -1,7 +1,7 @@
 //! The native part of the Python package: checkpoints, loads, tensors, pools.
 //!
 //! Thin: the Python files beside it give these classes their friendly faces, and turn tensors into those of torch,
-//! numpy and jax. Every wait releases the interpreter; loading, warming and digesting look for Ctrl-C meanwhile.
+//! numpy and jax. Every wait releases the interpreter; loading, saving, warming and digesting look for Ctrl-C meanwhile.
 #![deny(unsafe_code)]
 
 mod bytes;
@@ -12,6 +12,7 @@ mod key_values;
 mod loading;
 mod options;
 mod report;
+mod save;
 mod tensor;
 
 use pyo3::prelude::*;
@@ -43,6 +44,8 @@ mod _native {
     use super::options::{MemoryPool, check_options};
     #[pymodule_export]
     use super::report::NativeReport;
+    #[pymodule_export]
+    use super::save::{save_bytes, save_file, save_sharded};
     #[pymodule_export]
     use super::tensor::{Tensor, to_torch};
     #[pymodule_export]

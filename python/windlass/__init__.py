@@ -19,6 +19,7 @@ from windlass._native import MemoryPool, Tensor
 from windlass._one_shot import iter_tensors, load
 from windlass._options import LoadOptions
 from windlass._report import Carrier, Refusal, Report
+from windlass._save import SaveReport, save, save_file, save_sharded
 from windlass._stream import TensorStream
 from windlass.errors import WindlassError
 
@@ -43,6 +44,7 @@ __all__ = [
     "MetadataArray",
     "Refusal",
     "Report",
+    "SaveReport",
     "Tensor",
     "TensorSlice",
     "TensorStream",
@@ -54,4 +56,7 @@ __all__ = [
     "load",
     "load_file",
     "open",
+    "save",
+    "save_file",
+    "save_sharded",
 ]

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, final
 
@@ -12,6 +12,9 @@ __all__ = [
     "check_options",
     "doctor",
     "load_bytes",
+    "save_bytes",
+    "save_file",
+    "save_sharded",
     "search_cufile_in",
     "to_torch",
     "version",
@@ -99,6 +102,19 @@ def check_options(**options: Any) -> None: ...
 def load_bytes(data: bytes) -> list[Tensor]: ...
 def version() -> str: ...
 def doctor(paths: list[str]) -> str: ...
+def save_bytes(tensors: Sequence[Any], metadata: dict[str, str] | None) -> bytes: ...
+def save_file(
+    tensors: Sequence[Any], path: str, metadata: dict[str, str] | None, **options: Any
+) -> tuple[str, str]: ...
+def save_sharded(
+    tensors: Sequence[Any],
+    directory: str,
+    metadata: dict[str, str] | None,
+    *,
+    max_shard_size: int | str,
+    filename: str,
+    **options: Any,
+) -> tuple[str, str]: ...
 def search_cufile_in(directory: str) -> None: ...
 def to_torch(
     tensors: list[Tensor],

@@ -7,6 +7,7 @@ use crate::{
     device::DriverError,
     plan::PlanError,
     route::{Route, Unavailable},
+    save::ContentError,
 };
 use bytesize::ByteSize;
 use std::{fmt, io, path::PathBuf};
@@ -94,7 +95,7 @@ pub enum Error {
         path: PathBuf,
         /// The tensor whose bytes were wanted, if they belong to one.
         tensor: Option<String>,
-        /// The bytes of the file that were wanted, if it was a read.
+        /// The bytes of the file that were wanted, if it was a read, or that could not be written.
         range: Option<ByteRange>,
         /// The system's own error.
         #[source]
@@ -140,6 +141,9 @@ pub enum Error {
     /// The request does not fit the tensor, or cannot be laid out.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// Tensors cannot be saved as they are. Nothing was written.
+    #[error(transparent)]
+    Content(#[from] ContentError),
     /// An option has a value that means nothing.
     #[error("{option} cannot be '{value}': {reason}")]
     InvalidOption {
@@ -205,8 +209,8 @@ pub enum Error {
         /// What the function said.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The caller cancelled the load, or the read.
-    #[error("the load or read was cancelled")]
+    /// The caller cancelled the load, the read or the save.
+    #[error("the load, read or save was cancelled")]
     Cancelled,
     /// A load or reader was started before this process was forked off; its threads live in the parent.
     #[error("this load or reader was started before fork(); start it again in this process")]

@@ -36,6 +36,7 @@ pub mod plan;
 pub mod read;
 mod report;
 pub mod route;
+pub mod save;
 mod units;
 pub mod verify;
 mod warm;

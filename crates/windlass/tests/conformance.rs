@@ -190,8 +190,9 @@ fn a_half_cached_file_takes_each_half_by_its_own_route() {
             assert_is_file(&loaded, &file);
             let direct = sum(&loaded, Route::IoUring) + sum(&loaded, Route::Gds);
             let cached = sum(&loaded, Route::Cached);
-            // A plain read of the file's beginning proves the path past the host.
-            assert!(cached >= 12 << 20 && direct >= 4 << 20, "{}", loaded.report());
+            // The extents at either end of the cached half may be read as cold: one has bytes that are not cached, and in
+            // the other a plain read has proven the path past the host.
+            assert!(cached >= 8 << 20 && direct >= 8 << 20, "{}", loaded.report());
         }
     }
 }

@@ -5,6 +5,7 @@ use super::{
     OpenFile,
     gguf::split,
     index::{Index, IndexError, MAX_INDEX_BYTES},
+    shard_name,
 };
 use crate::{Error, Result};
 use std::{
@@ -57,6 +58,11 @@ fn resolve_directory(directory: &Path) -> Result<FileSet> {
         [] if files.is_empty() => only_model(directory, ggufs),
         [] => {
             files.sort();
+            // Without an index nothing else tells that some of a model is missing.
+            if let Some(reason) = shard_name::incomplete_set(&files) {
+                let reason = format!("{reason} and no index; was a save or a download interrupted?");
+                return Err(Error::NotFound { path: directory.to_owned(), reason });
+            }
             Ok(FileSet { files, index: None })
         }
         [only] => resolve_index(only),

@@ -12,6 +12,7 @@ pub mod index;
 mod open;
 mod options;
 pub mod safetensors;
+pub(crate) mod shard_name;
 
 pub use format::{FileFormat, FileHeader, FormatError};
 pub use open::FileIdentity;

@@ -204,7 +204,7 @@ fn path_checks(path: &Path) -> Vec<Check> {
         several => format!(", {several} hardware queues"),
     };
     let mut checks = vec![ok(&name("file system"), format!("{filesystem}{queues}"))];
-    checks.push(match open_direct(&file, filesystem) {
+    checks.push(match open_direct(&file, filesystem, OFlags::RDONLY) {
         Ok(_) => ok(&name("direct reads"), "supported"),
         Err(_) if filesystem.kind == FileSystemKind::Memory => {
             ok(&name("direct reads"), "not needed: the files are in memory")

@@ -26,4 +26,5 @@ pub use checkpoint::{Checkpoint, load};
 pub use flow::{Order, StreamOptions};
 pub use loading::{Arrival, Loading, Progress};
 pub use options::{DeviceAllocator, DirectIo, LoadOptions, NumaPlacement};
+pub(crate) use options::{bytes as byte_option, count as count_option, named as named_option};
 pub use tensor::{Loaded, Tensor, TensorMemory};

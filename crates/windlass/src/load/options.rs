@@ -348,7 +348,7 @@ fn dtype(value: &str) -> Result<Dtype> {
 }
 
 /// A value of an enum, by its serialised name.
-fn named<T: for<'de> Deserialize<'de>>(option: &'static str, value: &str) -> Result<T> {
+pub(crate) fn named<T: for<'de> Deserialize<'de>>(option: &'static str, value: &str) -> Result<T> {
     let text = serde::de::value::StrDeserializer::<serde::de::value::Error>::new(value);
     T::deserialize(text).map_err(|error| Error::InvalidOption {
         option,
@@ -361,7 +361,7 @@ fn named<T: for<'de> Deserialize<'de>>(option: &'static str, value: &str) -> Res
 }
 
 /// A size such as `4194304`, `4MiB` or `1.5 GB`.
-fn bytes(option: &'static str, value: &str) -> Result<u64> {
+pub(crate) fn bytes(option: &'static str, value: &str) -> Result<u64> {
     ByteSize::from_str(value).map(|size| size.as_u64()).map_err(|_| Error::InvalidOption {
         option,
         value: value.to_owned(),
@@ -369,7 +369,7 @@ fn bytes(option: &'static str, value: &str) -> Result<u64> {
     })
 }
 
-fn count(option: &'static str, value: &str) -> Result<usize> {
+pub(crate) fn count(option: &'static str, value: &str) -> Result<usize> {
     match value.parse() {
         Ok(count @ 1..=256) => Ok(count),
         _ => Err(Error::InvalidOption {

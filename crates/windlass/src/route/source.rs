@@ -39,7 +39,7 @@ impl SourceFile {
     /// Finds out what can be done with an open file.
     pub(crate) fn new(open: Arc<OpenFile>) -> Result<Self> {
         let filesystem = FileSystem::of(&open.file).map_err(|source| open.io_error("statfs", source))?;
-        let direct = open_direct(&open.file, filesystem);
+        let direct = open_direct(&open.file, filesystem, OFlags::RDONLY);
         let probe = Probe::find(&open.file);
         Ok(Self { open, filesystem, direct, direct_failed: OnceLock::new(), probe, cufile: OnceLock::new() })
     }
@@ -116,15 +116,15 @@ impl SourceFile {
     }
 }
 
-/// A second descriptor of an open file for direct reads, or why there is none.
-pub(crate) fn open_direct(file: &File, filesystem: FileSystem) -> Result<File, Unavailable> {
+/// A second descriptor of an open file for direct reads or writes, which `mode` says, or why there is none.
+pub(crate) fn open_direct(file: &File, filesystem: FileSystem, mode: OFlags) -> Result<File, Unavailable> {
     if filesystem.kind == FileSystemKind::Memory {
         let reason = format!("the file lives in memory ({filesystem}), there is nothing to bypass");
         return Err(Unavailable::new(reason, ""));
     }
     // Through the first descriptor rather than the path: the same file for certain.
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT;
+    let flags = mode | OFlags::CLOEXEC | OFlags::DIRECT;
     let direct = File::from(rustix::fs::open(link, flags, Mode::empty()).map_err(|error| match error {
         Errno::INVAL | Errno::OPNOTSUPP => {
             Unavailable::new(format!("{filesystem} does not support O_DIRECT for this file"), "")
@@ -141,7 +141,7 @@ pub(crate) fn open_direct(file: &File, filesystem: FileSystem) -> Result<File, U
     Ok(direct)
 }
 
-/// Direct reads of whole blocks into block-aligned memory must be allowed.
+/// Direct transfers of whole blocks between the file and block-aligned memory must be allowed.
 fn check_alignment(direct: &File, filesystem: FileSystem) -> Result<(), Unavailable> {
     let stat = rustix::fs::statx(direct, c"", AtFlags::EMPTY_PATH, STATX_DIOALIGN);
     match stat {
@@ -150,13 +150,13 @@ fn check_alignment(direct: &File, filesystem: FileSystem) -> Result<(), Unavaila
             let block = Alignment::BLOCK.bytes();
             if offset == 0 {
                 let reason = format!(
-                    "{filesystem} supports no direct reads of this file (encrypted, journaled or inline data)"
+                    "{filesystem} supports no direct I/O on this file (encrypted, journaled or inline data)"
                 );
                 Err(Unavailable::new(reason, ""))
             } else if u64::from(memory) > block || u64::from(offset) > block {
                 let needed = memory.max(offset);
                 Err(Unavailable::new(
-                    format!("{filesystem} needs direct reads aligned to {needed} bytes, more than {block}"),
+                    format!("{filesystem} needs direct I/O aligned to {needed} bytes, more than {block}"),
                     "",
                 ))
             } else {

@@ -1,0 +1,106 @@
+//! The folder that a save goes to: temporary files in it, and its entries on the disk.
+#![forbid(unsafe_code)]
+
+use super::{io_error, temp, temp::TempFile};
+use crate::Result;
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+};
+use std::{
+    ffi::{OsStr, OsString},
+    fs, io,
+    os::{
+        fd::OwnedFd,
+        unix::ffi::{OsStrExt, OsStringExt},
+    },
+    path::{Path, PathBuf},
+};
+
+/// Bytes of a file's own name that the name of its temporary files has: there is a limit of 255.
+const MAX_NAME_BYTES: usize = 200;
+
+/// A folder, and the name of what is saved in it.
+#[derive(Debug)]
+pub(super) struct Folder {
+    pub(super) path: PathBuf,
+    /// What names of temporary files begin with.
+    temp_prefix: OsString,
+    sync: bool,
+}
+
+impl Folder {
+    /// That of the file of this absolute path.
+    pub(super) fn of_file(path: &Path, sync: bool) -> Result<Self> {
+        match (path.parent(), path.file_name()) {
+            (Some(folder), Some(name)) => Ok(Self::new(folder, name, sync)),
+            _ => Err(io_error("save", path, io::Error::other("it is no name of a file"))),
+        }
+    }
+
+    /// A folder that is made if it is not there.
+    pub(super) fn create(path: &Path, name: &str, sync: bool) -> Result<Self> {
+        let folder = Self::new(path, OsStr::new(name), sync);
+        if path.is_dir() {
+            return Ok(folder);
+        }
+        fs::create_dir_all(path).map_err(|source| io_error("create folder", path, source))?;
+        if let Some(parent) = path.parent() {
+            Self::new(parent, OsStr::new(name), sync).sync()?;
+        }
+        Ok(folder)
+    }
+
+    fn new(path: &Path, name: &OsStr, sync: bool) -> Self {
+        let mut prefix = b".".to_vec();
+        prefix.extend_from_slice(&name.as_bytes()[..name.len().min(MAX_NAME_BYTES)]);
+        prefix.extend_from_slice(b".windlass-");
+        Self { path: path.to_owned(), temp_prefix: OsString::from_vec(prefix), sync }
+    }
+
+    /// Whether saves to it are on the disk when they end.
+    pub(super) fn is_synced(&self) -> bool {
+        self.sync
+    }
+
+    /// A new temporary file.
+    pub(super) fn new_temp(&self) -> Result<TempFile> {
+        TempFile::new(|random| {
+            let mut name = self.temp_prefix.clone();
+            name.push(format!("{random:016x}.tmp"));
+            self.path.join(name)
+        })
+    }
+
+    /// Removes what saves of the same name left behind that were killed.
+    pub(super) fn remove_stale_temps(&self) {
+        // What cannot be listed or removed is in nobody's way.
+        for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let random = name
+                .as_bytes()
+                .strip_prefix(self.temp_prefix.as_bytes())
+                .and_then(|rest| rest.strip_suffix(b".tmp"));
+            if random.is_some_and(|random| random.len() == 16 && random.iter().all(u8::is_ascii_hexdigit)) {
+                temp::remove_if_stale(&entry.path());
+            }
+        }
+    }
+
+    /// Sees to it that names given and taken so far are on the disk.
+    pub(super) fn sync(&self) -> Result<()> {
+        if !self.sync {
+            return Ok(());
+        }
+        let failed = |error: Errno| io_error("sync folder", &self.path, error.into());
+        match rustix::fs::fsync(self.open().map_err(failed)?) {
+            // Some network file systems have no such thing: names are on the server as soon as they are given.
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    pub(super) fn open(&self) -> rustix::io::Result<OwnedFd> {
+        rustix::fs::open(&self.path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    }
+}

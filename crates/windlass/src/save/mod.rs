@@ -1,0 +1,207 @@
+//! Saving: tensors from memory to safetensors files, whole or not at all.
+//!
+//! [`save`] writes one file, [`save_sharded`] a set with its index. `content` is what can be saved, `plan` turns it into
+//! headers and offsets, `write` moves the bytes into files of names that nobody looks for (`temp`), and `commit` gives
+//! these their names once all of them are complete. Whoever looks, also after a crash, finds the old files or the new.
+//!
+//! ```no_run
+//! use windlass::{Dtype, save::{SaveOptions, TensorBytes, TensorData, save}};
+//! use std::ops::ControlFlow;
+//!
+//! let weight = TensorData { name: "weight", dtype: Dtype::F32, shape: &[2], bytes: TensorBytes::Host(&[0; 8]) };
+//! let go_on = |_written| ControlFlow::Continue(());
+//! let report = save("model.safetensors".as_ref(), &[weight], None, &SaveOptions::default(), go_on)?;
+//! print!("{report}");
+//! # Ok::<(), windlass::Error>(())
+//! ```
+
+mod commit;
+mod content;
+mod folder;
+mod options;
+mod plan;
+mod report;
+mod temp;
+mod write;
+
+pub use content::{ContentError, DeviceBytes, TensorBytes, TensorData};
+pub use options::{SaveOptions, Sharding};
+pub use report::SaveReport;
+
+use crate::{Alignment, Error, Result, catalog::safetensors::Metadata};
+use commit::{Commit, ShardNames};
+use folder::Folder;
+use plan::PlannedFile;
+use std::{
+    fs, io,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+use write::{Target, Writing};
+
+/// Saves `tensors` to one safetensors file, which takes its name when it is complete: until then, and if anything goes
+/// wrong, a file that had the name stays as it is. With [`SaveOptions::sync`] it is on the disk when this returns.
+///
+/// With the default alignment the file has the bytes that the reference implementation writes. If `path` is a symbolic
+/// link, the file that it leads to is replaced, not the link. The new file has the permissions of any new file.
+///
+/// `go_on` is called with the number of bytes written since the last call, from any thread, until it breaks off.
+///
+/// # Errors
+/// [`Error::Content`] before anything is written; [`Error::Io`], [`Error::RouteUnavailable`] if direct writes were asked
+/// for and are refused, [`Error::Device`], [`Error::Cancelled`].
+pub fn save(
+    path: &Path,
+    tensors: &[TensorData<'_>],
+    metadata: Option<&Metadata>,
+    options: &SaveOptions,
+    go_on: impl Fn(u64) -> ControlFlow<()> + Sync,
+) -> Result<SaveReport> {
+    let started = Instant::now();
+    options.check()?;
+    let lens = content::check(tensors)?;
+    let order: Vec<usize> = (0..tensors.len()).collect();
+    let file = PlannedFile::new(tensors, &lens, order, metadata, options.alignment)?;
+    let path = final_path(path)?;
+    let folder = Folder::of_file(&path, options.sync)?;
+    folder.remove_stale_temps();
+    let target = Target::new(file, folder.new_temp()?, path.clone(), options)?;
+    let mut report = SaveReport::new(tensors.len(), options);
+    let files = Writing::new(tensors, options, vec![target], &go_on)?.run(&mut report)?;
+    for temp in files {
+        temp.persist(&path)?;
+    }
+    folder.sync()?;
+    report.paths.push(path);
+    report.finish(started);
+    Ok(report)
+}
+
+/// Saves `tensors` to `directory` as shards of at most [`Sharding::max_shard_bytes`] of tensors each, and an index;
+/// as a single file without index if all fit in one. Tensors are given out in order, as Hugging Face does it: one that
+/// is larger than a shard gets a file of its own.
+///
+/// At every instant, also after a crash, the index names files of one save alone, all of them complete: new shards never
+/// take names that exist already (`model-set2-00001-of-00003.safetensors` then, and so on), the index is replaced once
+/// they are in place, and only then are earlier files of that name removed. Where there was no index but a single file or
+/// complete shards, an index that names these is there meanwhile. A save into a new directory that was interrupted leaves
+/// shards without an index, which [`Catalog::open`](crate::Catalog::open) refuses; the next save removes them.
+///
+/// # Errors
+/// Those of [`save`].
+pub fn save_sharded(
+    directory: &Path,
+    tensors: &[TensorData<'_>],
+    metadata: Option<&Metadata>,
+    sharding: &Sharding,
+    options: &SaveOptions,
+    go_on: impl Fn(u64) -> ControlFlow<()> + Sync,
+) -> Result<SaveReport> {
+    let started = Instant::now();
+    options.check()?;
+    sharding.check()?;
+    let lens = content::check(tensors)?;
+    let shards = plan::shards(&lens, sharding.max_shard_bytes);
+    let files = shards
+        .into_iter()
+        .map(|shard| PlannedFile::new(tensors, &lens, shard, metadata, options.alignment))
+        .collect::<Result<Vec<_>, _>>()?;
+    let contents: Vec<Vec<&str>> =
+        files.iter().map(|file| file.tensors().map(|tensor| tensors[tensor].name).collect()).collect();
+    let names = ShardNames::new(&sharding.file_name);
+    let folder = Folder::create(&absolute(directory)?, &sharding.file_name, options.sync)?;
+    folder.remove_stale_temps();
+    let count = files.len();
+    let targets = (1..)
+        .zip(files)
+        .map(|(number, file)| {
+            Target::new(file, folder.new_temp()?, folder.path.join(names.plain(number, count)), options)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let mut report = SaveReport::new(tensors.len(), options);
+    let temps = Writing::new(tensors, options, targets, &go_on)?.run(&mut report)?;
+    Commit::begin(&folder, &names)?.run(temps, &contents, lens.iter().sum(), &mut report)?;
+    report.finish(started);
+    Ok(report)
+}
+
+/// A safetensors file that is to be in memory.
+#[derive(Debug)]
+pub struct Encoded<'a> {
+    tensors: &'a [TensorData<'a>],
+    file: PlannedFile,
+}
+
+impl<'a> Encoded<'a> {
+    /// The file of these tensors.
+    ///
+    /// # Errors
+    /// [`Error::Content`].
+    pub fn new(tensors: &'a [TensorData<'a>], metadata: Option<&Metadata>) -> Result<Self> {
+        let lens = content::check(tensors)?;
+        let order = (0..tensors.len()).collect();
+        let alignment = SaveOptions::default().alignment;
+        Ok(Self { tensors, file: PlannedFile::new(tensors, &lens, order, metadata, alignment)? })
+    }
+
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.file.len()
+    }
+
+    /// Writes it into memory of exactly that length.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] if the memory has another length; [`Error::Device`].
+    pub fn write_to(&self, memory: &mut [u8]) -> Result<()> {
+        if memory.len() as u64 != self.file.len() {
+            return Err(Error::InvalidOption {
+                option: "memory",
+                value: format!("{} bytes", memory.len()),
+                reason: format!("the file has {}", self.file.len()),
+            });
+        }
+        let devices = write::Devices::of(self.tensors)?;
+        devices.gather(&self.file, self.tensors, self.file.range(), memory)
+    }
+}
+
+/// The file that a save to `path` replaces: links are followed, also to where nothing is yet.
+fn final_path(path: &Path) -> Result<PathBuf> {
+    /// As many links in a row as the kernel follows.
+    const MAX_LINKS: usize = 40;
+    let mut path = absolute(path)?;
+    for _ in 0..MAX_LINKS {
+        match fs::symlink_metadata(&path) {
+            Ok(stat) if stat.is_symlink() => {
+                let next = fs::read_link(&path).map_err(|source| io_error("read link", &path, source))?;
+                path = path.parent().unwrap_or(Path::new("/")).join(next);
+            }
+            Ok(stat) if !stat.is_file() => {
+                let source = io::Error::other("it exists and is not a regular file");
+                return Err(io_error("save", &path, source));
+            }
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                return Err(io_error("stat", &path, source));
+            }
+            Ok(_) | Err(_) => return Ok(path),
+        }
+    }
+    Err(io_error("follow links", &path, rustix::io::Errno::LOOP.into()))
+}
+
+/// So that a change of the working directory meanwhile changes nothing.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|source| io_error("find", path, source))
+}
+
+fn io_error(operation: &'static str, path: &Path, source: io::Error) -> Error {
+    Error::Io { operation, path: path.to_owned(), tensor: None, range: None, source }
+}
+
+/// Data begins at multiples of this at least: the reference implementation's.
+const LEAST_ALIGNMENT: Alignment = match Alignment::new(8) {
+    Some(alignment) => alignment,
+    None => Alignment::BLOCK,
+};

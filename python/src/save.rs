@@ -1,0 +1,120 @@
+//! Saving: tensors as Python hands them over, by the address of their bytes.
+#![allow(unsafe_code)]
+
+use crate::{error::IntoPython, interruptible};
+use pyo3::{
+    prelude::*,
+    types::{PyBytes, PyDict},
+};
+use std::{collections::BTreeMap, path::PathBuf, slice};
+use windlass::{
+    DeviceId, Dtype, Error,
+    device::Device,
+    save::{DeviceBytes, Encoded, SaveOptions, SaveReport, Sharding, TensorBytes, TensorData},
+};
+
+/// A tensor as the package describes it, which keeps it alive meanwhile.
+#[derive(FromPyObject)]
+pub(crate) struct Described {
+    name: String,
+    dtype: String,
+    shape: Vec<u64>,
+    address: usize,
+    nbytes: usize,
+    device: String,
+}
+
+impl Described {
+    fn data(&self) -> windlass::Result<TensorData<'_>> {
+        let dtype: Dtype = serde_json::from_value(self.dtype.as_str().into())
+            .map_err(|_| Error::Internal(format!("'{}' is not the name of a type", self.dtype)))?;
+        let bytes = match self.device.parse()? {
+            DeviceId::Cpu if self.nbytes == 0 => TensorBytes::Host(&[]),
+            DeviceId::Cpu => {
+                let start = std::ptr::with_exposed_provenance::<u8>(self.address);
+                // SAFETY: the package alone calls this: `_save` describes tensors that it holds until the call is over,
+                // by the addresses and lengths that their frameworks give.
+                TensorBytes::Host(unsafe { slice::from_raw_parts(start, self.nbytes) })
+            }
+            DeviceId::Cuda(ordinal) => {
+                let device = Device::open(ordinal)?;
+                // SAFETY: as above; frameworks number devices as the driver does.
+                let bytes = unsafe { DeviceBytes::new(device, self.address as u64, self.nbytes as u64) };
+                TensorBytes::Device(bytes)
+            }
+        };
+        Ok(TensorData { name: &self.name, dtype, shape: &self.shape, bytes })
+    }
+}
+
+fn data(described: &[Described]) -> windlass::Result<Vec<TensorData<'_>>> {
+    described.iter().map(Described::data).collect()
+}
+
+/// Saves tensors to one file. Says how, as JSON and for people.
+#[pyfunction]
+#[pyo3(signature = (tensors, path, metadata, **options))]
+pub(crate) fn save_file(
+    py: Python<'_>,
+    tensors: Vec<Described>,
+    path: PathBuf,
+    metadata: Option<BTreeMap<String, String>>,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<(String, String)> {
+    let options = save_options(py, options)?;
+    let report = interruptible(py, |go_on| {
+        windlass::save::save(&path, &data(&tensors)?, metadata.as_ref(), &options, |_| go_on())
+    })?;
+    told(py, &report)
+}
+
+/// Saves tensors to shards and an index. Says how, as JSON and for people.
+#[pyfunction]
+#[pyo3(signature = (tensors, directory, metadata, *, max_shard_size, filename, **options))]
+pub(crate) fn save_sharded(
+    py: Python<'_>,
+    tensors: Vec<Described>,
+    directory: PathBuf,
+    metadata: Option<BTreeMap<String, String>>,
+    max_shard_size: &Bound<'_, PyAny>,
+    filename: String,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<(String, String)> {
+    let options = save_options(py, options)?;
+    let mut sharding = Sharding { file_name: filename, ..Sharding::default() };
+    sharding.set_max_shard_size(&max_shard_size.str()?.to_string()).into_python(py)?;
+    let report = interruptible(py, |go_on| {
+        let tensors = data(&tensors)?;
+        let metadata = metadata.as_ref();
+        windlass::save::save_sharded(&directory, &tensors, metadata, &sharding, &options, |_| go_on())
+    })?;
+    told(py, &report)
+}
+
+/// The bytes of the file of these tensors.
+#[pyfunction]
+pub(crate) fn save_bytes<'py>(
+    py: Python<'py>,
+    tensors: Vec<Described>,
+    metadata: Option<BTreeMap<String, String>>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let tensors = data(&tensors).into_python(py)?;
+    let encoded = py.detach(|| Encoded::new(&tensors, metadata.as_ref())).into_python(py)?;
+    let len = usize::try_from(encoded.len_bytes())?;
+    PyBytes::new_with(py, len, |bytes| py.detach(|| encoded.write_to(bytes)).into_python(py))
+}
+
+fn save_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>) -> PyResult<SaveOptions> {
+    let mut options = SaveOptions::default();
+    for (name, value) in arguments.into_iter().flatten() {
+        if !value.is_none() {
+            let name: String = name.extract()?;
+            options.set(&name, &value.str()?.to_string()).into_python(py)?;
+        }
+    }
+    Ok(options)
+}
+
+fn told(py: Python<'_>, report: &SaveReport) -> PyResult<(String, String)> {
+    Ok((serde_json::to_string(report).into_python(py)?, report.to_string()))
+}

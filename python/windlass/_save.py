@@ -1,0 +1,278 @@
+"""Saving: `save_file` for one file, `save_sharded` for several and an index, `save` for bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from windlass import _native
+from windlass._report import Refusal
+from windlass.errors import OptionError, UnsupportedDtypeError
+
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    # torch packs two elements into one, ml_dtypes keeps each in a byte of its own.
+    "float4_e2m1fn_x2": "F4",
+    "float4_e2m1fn": "F4",
+}
+"""Types of safetensors by what torch, numpy and ml_dtypes call them."""
+
+DirectIo = Literal["auto", "always", "never"]
+
+
+@dataclass(frozen=True)
+class SaveReport:
+    """What a save did: how the bytes were written, and why not a better way.
+
+    ``str(report)`` is for people; ``report.as_dict()`` has everything.
+    """
+
+    paths: tuple[str, ...]
+    """The files that hold tensors, and the index last if there is one."""
+    tensors: int
+    tensor_bytes: int
+    file_bytes: int
+    """Bytes of the files that hold tensors: these and the headers."""
+    direct_bytes: int
+    """Bytes written past the page cache."""
+    buffered_bytes: int
+    """Bytes written through the page cache."""
+    synced: bool
+    """Whether the save was on the disk when it ended."""
+    refused: tuple[Refusal, ...]
+    notes: tuple[str, ...]
+    total_seconds: float
+    _json: str = field(repr=False, compare=False)
+    _text: str = field(repr=False, compare=False)
+
+    @classmethod
+    def _from_native(cls, told: tuple[str, str]) -> SaveReport:
+        text, for_people = told
+        values: dict[str, Any] = json.loads(text)
+        return cls(
+            paths=tuple(values["paths"]),
+            tensors=values["tensors"],
+            tensor_bytes=values["tensor_bytes"],
+            file_bytes=values["file_bytes"],
+            direct_bytes=values["direct_bytes"],
+            buffered_bytes=values["buffered_bytes"],
+            synced=values["synced"],
+            refused=tuple(Refusal(**refusal) for refusal in values["refused"]),
+            notes=tuple(values["notes"]),
+            total_seconds=values["total_seconds"],
+            _json=text,
+            _text=for_people.rstrip("\n"),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything."""
+        values: dict[str, Any] = json.loads(self._json)
+        return values
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def save_file(
+    tensors: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    direct: DirectIo | None = "auto",
+    sync: bool = True,
+    alignment: int | str = 8,
+    threads: int | None = None,
+) -> SaveReport:
+    """Saves tensors to a safetensors file, which takes its name once it is complete.
+
+    Until then, and whatever goes wrong, a file that had the name stays as it is. Tensors must not be changed
+    meanwhile. With the default alignment the file is, byte by byte, that of the package safetensors, but for the order
+    of several entries of the metadata, which is by name. If ``path`` is a symbolic link, the file that it leads to is
+    replaced.
+
+    Args:
+        tensors: Contiguous tensors of torch (on the host or a CUDA device), numpy, jax (on the host), or windlass.
+        path: The file.
+        metadata: Free-form text for the file to carry.
+        direct: Whether writes go past the page cache: ``"auto"`` where the file system allows it and the save is large
+            and synced.
+        sync: Whether to wait until the file is on the disk, so that it survives a loss of power.
+        alignment: The data begins at a multiple of this: a power of two from 8. With 4096, direct reads find whole
+            blocks when the file is loaded.
+        threads: Threads that write. Default: by cores.
+
+    Returns:
+        How the bytes were written.
+    """
+    described = _describe_all(tensors)
+    options = {"direct": direct, "sync": sync, "alignment": alignment, "threads": threads}
+    return SaveReport._from_native(_native.save_file(described, os.fspath(path), _dict(metadata), **options))
+
+
+def save_sharded(
+    tensors: Mapping[str, Any],
+    directory: str | os.PathLike[str],
+    *,
+    max_shard_size: int | str = "5GB",
+    filename: str = "model.safetensors",
+    metadata: Mapping[str, str] | None = None,
+    direct: DirectIo | None = "auto",
+    sync: bool = True,
+    alignment: int | str = 8,
+    threads: int | None = None,
+) -> SaveReport:
+    """Saves tensors to several safetensors files and their index, by the names and in the order of Hugging Face.
+
+    Tensors that fit one file make ``model.safetensors``, others ``model-00001-of-00003.safetensors`` and so on, with
+    ``model.safetensors.index.json``. At every instant the index names complete files of one save alone: a save over an
+    earlier one names its shards ``model-set2-00001-of-00003.safetensors`` where the plain names are taken, replaces the
+    index, and then removes all other shards of the name ``model``.
+
+    Args:
+        tensors: As for `save_file`.
+        directory: Where to put the files. It is made if it is not there.
+        max_shard_size: Most bytes of tensors in one file, as a number or text such as ``"5GB"``. A tensor that is larger
+            gets a file of its own.
+        filename: What names are made of.
+        metadata: Free-form text for each file to carry.
+        direct: As for `save_file`.
+        sync: As for `save_file`.
+        alignment: As for `save_file`.
+        threads: As for `save_file`.
+
+    Returns:
+        How the bytes were written, and the names of the files.
+    """
+    described = _describe_all(tensors)
+    options = {"direct": direct, "sync": sync, "alignment": alignment, "threads": threads}
+    return SaveReport._from_native(
+        _native.save_sharded(
+            described,
+            os.fspath(directory),
+            _dict(metadata),
+            max_shard_size=max_shard_size,
+            filename=filename,
+            **options,
+        )
+    )
+
+
+def save(tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of the file that `save_file` would write."""
+    return _native.save_bytes(_describe_all(tensors), _dict(metadata))
+
+
+def _dict(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
+    return None if metadata is None else dict(metadata)
+
+
+class _Described(NamedTuple):
+    """A tensor as the native part sees it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+    nbytes: int
+    device: str
+    owner: Any
+    """What keeps the memory alive."""
+
+
+def _describe_all(tensors: Mapping[str, Any]) -> list[_Described]:
+    return [_describe(name, tensor) for name, tensor in tensors.items()]
+
+
+def _describe(name: str, tensor: Any) -> _Described:
+    if isinstance(tensor, _native.Tensor):
+        address, nbytes = tensor.data_ptr, tensor.nbytes
+        return _Described(name, tensor.dtype, tensor.shape, address, nbytes, tensor.device, tensor)
+    # A tensor of a framework can only be there if the framework is.
+    if (torch := sys.modules.get("torch")) is not None and isinstance(tensor, torch.Tensor):
+        return _describe_torch(name, tensor)
+    if (jax := sys.modules.get("jax")) is not None and isinstance(tensor, jax.Array):
+        return _describe_numpy(name, _jax_on_host(name, tensor))
+    if (numpy := sys.modules.get("numpy")) is not None and isinstance(tensor, numpy.ndarray):
+        return _describe_numpy(name, tensor)
+    raise _refusal(name, f"{type(tensor).__qualname__} is no tensor of torch, numpy, jax or windlass")
+
+
+def _describe_torch(name: str, tensor: Any) -> _Described:
+    if str(tensor.layout) != "torch.strided":
+        raise _refusal(name, f"its layout is {tensor.layout}; save tensor.to_dense()")
+    if not tensor.is_contiguous():
+        raise _refusal(name, "it is not contiguous; save tensor.contiguous()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise _refusal(name, "its values are still to be computed; save tensor.resolve_conj().resolve_neg()")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise _refusal(name, f"it is on device {tensor.device}; save tensor.cpu()")
+    dtype = _dtype(name, str(tensor.dtype).removeprefix("torch."))
+    shape = tuple(tensor.shape)
+    if dtype == "F4":
+        if not shape:
+            raise _refusal(name, "a scalar of type float4_e2m1fn_x2 holds two elements; give it a dimension")
+        shape = (*shape[:-1], 2 * shape[-1])
+    nbytes = tensor.numel() * tensor.element_size()
+    address = tensor.data_ptr() if nbytes else 0
+    if nbytes and not address:
+        raise _refusal(name, f"a {type(tensor).__qualname__} has no memory that holds its values")
+    return _Described(name, dtype, shape, address, nbytes, str(tensor.device), tensor)
+
+
+def _describe_numpy(name: str, array: Any) -> _Described:
+    import numpy as np  # noqa: PLC0415
+
+    if not array.flags.c_contiguous:
+        raise _refusal(name, "it is not contiguous; save numpy.ascontiguousarray(array)")
+    dtype = _dtype(name, array.dtype.name)
+    shape = array.shape
+    if not array.dtype.isnative:
+        array = array.byteswap()
+    if dtype == "F4":
+        halves = array.reshape(-1).view(np.uint8)
+        if halves.size % 2:
+            raise _refusal(name, "its elements of half a byte do not fill whole bytes")
+        array = (halves[::2] & 0x0F) | (halves[1::2] << 4)
+    return _Described(name, dtype, shape, array.ctypes.data, array.nbytes, "cpu", array)
+
+
+def _jax_on_host(name: str, array: Any) -> Any:
+    import numpy as np  # noqa: PLC0415
+
+    if not array.is_fully_addressable or any(device.platform != "cpu" for device in array.devices()):
+        raise _refusal(name, "it is not in the memory of this host; save jax.device_get(array)")
+    return np.asarray(array)
+
+
+def _dtype(name: str, dtype: str) -> str:
+    if dtype not in _DTYPES:
+        raise UnsupportedDtypeError(
+            f"tensor {name!r} cannot be saved: safetensors files have no type {dtype}", tensor=name
+        )
+    return _DTYPES[dtype]
+
+
+def _refusal(name: str, reason: str) -> OptionError:
+    return OptionError(f"tensor {name!r} cannot be saved: {reason}", tensor=name)
