@@ -63,6 +63,18 @@ def test_tensors_are_those_of_the_files(files: list[str]) -> None:
     assert buffer.report.tensors == len(expected)
 
 
+def test_reports_are_logged_where_that_is_asked_for(
+    files: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", logger="windlass")
+    loaded(files)
+    assert not caplog.records
+    loaded(files, debug_log=True)
+    monkeypatch.setenv("FASTSAFETENSORS_DEBUG", "true")
+    loaded(files)
+    assert ["7 tensors" in record.getMessage() for record in caplog.records] == [True, True]
+
+
 def test_on_the_host_direct_storage_is_not_asked_for(files: list[str]) -> None:
     loader = fst.SafeTensorsFileLoader(None, "cpu", nogds=False)
     loader.add_filenames({0: files})

@@ -191,7 +191,7 @@ class SafeTensorsFileLoader:
 
     def _add(self, path: str, rank: int) -> None:
         # The engine is the judge of files; what it finds good, the header is then read of.
-        with Checkpoint(path, device="cpu"):
+        with self.open([path]):
             metadata = SafeTensorsMetadata.from_file(path, self.framework)
         self.meta[path] = metadata, rank
         self.frames.update(metadata.tensors)
