@@ -243,8 +243,12 @@ def test_a_file_that_is_cut_short_is_an_error(cut: int, files: list[str]) -> Non
 def test_a_file_that_is_replaced_is_an_error(files: list[str]) -> None:
     loader = fst.SafeTensorsFileLoader(None, nogds=True)
     loader.add_filenames({0: files})
-    write_model(Path(files[0]), {"a": ("F32", [32, 64]), "other": ("U8", [9])})
-    with pytest.raises(errors.FileChangedError, match="'a'"):
+    for shape, dtype in (([32, 64], "F32"), ([64, 32], "I32")):
+        write_model(Path(files[0]), {"a": (dtype, shape), "other": ("U8", [9])})
+        with pytest.raises(errors.FileChangedError, match="'a'"):
+            loader.copy_files_to_device()
+    loader.set_tensor_filter(lambda name: "experts.1" in name)
+    with pytest.raises(errors.FileChangedError, match=r"'layer\.experts\.1\.w'"):
         loader.copy_files_to_device()
 
 

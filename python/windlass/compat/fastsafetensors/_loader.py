@@ -14,7 +14,7 @@ from windlass.compat.fastsafetensors._devices import Device
 from windlass.compat.fastsafetensors._dtypes import DType
 from windlass.compat.fastsafetensors._errors import UnknownTensorError
 from windlass.compat.fastsafetensors._files_buffer import FilesBufferOnDevice, LoadedFile
-from windlass.compat.fastsafetensors._framework import TorchTensor, framework_of
+from windlass.compat.fastsafetensors._framework import TorchTensor, framework_of, torch_shape
 from windlass.compat.fastsafetensors._groups import Group
 from windlass.compat.fastsafetensors._metadata import SafeTensorsMetadata, TensorFrame
 from windlass.errors import FileChangedError, UnsupportedDtypeError
@@ -213,23 +213,38 @@ class SafeTensorsFileLoader:
 
     def _load(self, own: Mapping[str, SafeTensorsMetadata], dtype: DType) -> dict[str, TorchTensor]:
         self._report = None
-        wanted = [name for metadata in own.values() for name in metadata.tensors if self._is_kept(name)]
+        wanted = [
+            (name, frame, metadata.src)
+            for metadata in own.values()
+            for name, frame in metadata.tensors.items()
+            if self._is_kept(name)
+        ]
         if not wanted:
             return {}
-        for name in wanted:
-            _check_type(name, self.frames[name].dtype)
+        for name, frame, _ in wanted:
+            _check_type(name, frame.dtype)
         # What is converted is to go at once.
         extra = {} if dtype is DType.AUTO else {"layout": "tensor", **self.options}
         with self.open(list(own), **extra) as checkpoint:
-            _check_unchanged(checkpoint, own)
             loaded = checkpoint.load(select=self._keep)
         self._report = loaded.report
         _logger.log(self._log_level, "%s", self._report)
         tensors: dict[str, TorchTensor] = {}
-        for name in wanted:
-            tensor = TorchTensor(self.device, self.frames[name].dtype, loaded.pop(name))
-            tensors[name] = tensor.to(dtype=dtype)
+        for name, frame, path in wanted:
+            raw = loaded.pop(name, None)
+            # Other ranks, and whoever asked for shapes, go by the headers as they were read first.
+            if raw is None or not _is_as(raw, frame):
+                raise FileChangedError(
+                    f"{path}: tensor {name!r} is not what it was when the file was added",
+                    path=path,
+                    tensor=name,
+                )
+            tensors[name] = TorchTensor(self.device, frame.dtype, raw).to(dtype=dtype)
         return tensors
+
+
+def _is_as(raw: Any, frame: TensorFrame) -> bool:
+    return raw.dtype == frame.dtype.to_torch() and list(raw.shape) == torch_shape(frame.dtype, frame.shape)
 
 
 def _check_type(name: str, dtype: DType) -> None:
@@ -240,19 +255,3 @@ def _check_type(name: str, dtype: DType) -> None:
         raise UnsupportedDtypeError(
             f"tensor {name!r}: {error}; leave it out by a filter", tensor=name
         ) from None
-
-
-def _check_unchanged(checkpoint: Checkpoint, own: Mapping[str, SafeTensorsMetadata]) -> None:
-    """Other ranks, and whoever asked for shapes, go by the headers as they were read first."""
-    for path, metadata in own.items():
-        for name, frame in metadata.tensors.items():
-            is_there = name in checkpoint
-            if not is_there or (checkpoint.get_dtype(name), checkpoint.get_shape(name)) != (
-                frame.dtype.value,
-                frame.shape,
-            ):
-                raise FileChangedError(
-                    f"{path}: tensor {name!r} is not what it was when the file was added",
-                    path=path,
-                    tensor=name,
-                )

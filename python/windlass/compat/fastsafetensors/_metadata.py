@@ -35,7 +35,9 @@ class TensorFrame:
         shape = entry["shape"]
         if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
             raise FormatError(f"shape {shape!r} is no list of sizes")
-        strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+        strides = [1] * len(shape)
+        for dim in range(len(shape) - 1, 0, -1):
+            strides[dim - 1] = strides[dim] * shape[dim]
         offsets = list(entry["data_offsets"])
         return cls(DType(entry["dtype"]), shape, offsets, strides, [0] * len(shape), False)
 
