@@ -227,6 +227,8 @@ def test_files_of_ranks_that_are_not_there_are_known_but_not_loaded(files: list[
     buffer = loader.copy_files_to_device()
     assert buffer.get_shape("q") == [6, 4]
     assert buffer.report.tensors == 3
+    with pytest.raises(KeyError, match="rank 1"):
+        buffer.get_tensor("q")
 
 
 @pytest.mark.parametrize("cut", [1, 1000, 5000])

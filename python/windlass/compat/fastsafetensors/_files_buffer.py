@@ -165,7 +165,8 @@ class FilesBufferOnDevice:
             return file.tensors[name]
         part = self._broadcast(name) if dim == -1 else self._joined_parts([name], dim)
         if self._cache is not None:
-            self._cache[name, dim] = part
+            # The caller may change what it gets.
+            self._cache[name, dim] = part.clone()
         self._take(name)
         return part
 
@@ -217,6 +218,12 @@ class FilesBufferOnDevice:
 
     def _available(self, name: str) -> tuple[int, LoadedFile]:
         owner, file = self._file(name)
+        if owner >= self.pg.size():
+            raise UnknownTensorError(
+                f"tensor {name!r} is in a file of rank {owner}, and there are {self.pg.size()} ranks",
+                path=file.metadata.src,
+                tensor=name,
+            )
         if file.is_released:
             raise UnknownTensorError(
                 f"tensor {name!r} is no longer there: all tensors of {file.metadata.src} were taken",
