@@ -181,19 +181,24 @@ fn a_half_cached_file_takes_each_half_by_its_own_route() {
     let path = directory.path().join("half.safetensors");
     let file =
         write_model(&path, &[tensor("a", Dtype::U8, &[16 << 20]), tensor("b", Dtype::U8, &[16 << 20])], 0, 1);
-    for device in devices() {
-        make_cold(&path);
-        warm_part(&path, 0, file.len() / 2);
-        for layout in [Layout::File, Layout::Packed] {
+    for (device, layout) in
+        devices().into_iter().flat_map(|device| [(device, Layout::File), (device, Layout::Packed)])
+    {
+        let mut reports = String::new();
+        // The system may drop what it has cached at any time: one try in ten has to show it.
+        let shown = (0..10).any(|_| {
+            make_cold(&path);
+            warm_part(&path, 0, file.len() / 2);
             let options = LoadOptions { layout, device, ..LoadOptions::default() };
             let loaded = windlass::load(&[&path], &options).unwrap();
             assert_is_file(&loaded, &file);
+            reports += &loaded.report().to_string();
             let direct = sum(&loaded, Route::IoUring) + sum(&loaded, Route::Gds);
-            let cached = sum(&loaded, Route::Cached);
-            // The extents at either end of the cached half may be read as cold: one has bytes that are not cached, and in
-            // the other a plain read has proven the path past the host.
-            assert!(cached >= 8 << 20 && direct >= 8 << 20, "{}", loaded.report());
-        }
+            // The extents at either end of the cached half may be read as cold: one has bytes that are not cached, and
+            // in the other a plain read has proven the path past the host.
+            sum(&loaded, Route::Cached) >= 8 << 20 && direct >= 8 << 20
+        });
+        assert!(shown, "{reports}");
     }
 }
 
