@@ -39,6 +39,20 @@ def compare(notes: Sequence[dict[str, Any]]) -> None:
         raise DistributedError(f"the ranks differ in {subject}: {views}")
 
 
+def compare_files(nodes: Sequence[str], identities: Sequence[Sequence[tuple[str, int, int, int]]]) -> None:
+    """Fails if ranks of a node found different files in one place: one was replaced while they opened it."""
+    seen: dict[tuple[str, str], tuple[int, Sequence[int]]] = {}
+    for rank, (node, files) in enumerate(zip(nodes, identities, strict=True)):
+        for place, *identity in files:
+            first, known = seen.setdefault((node, place), (rank, identity))
+            if known != identity:
+                raise DistributedError(
+                    f"the ranks differ in the file {place}: it was replaced or rewritten after rank {first} opened "
+                    f"it or rank {rank} did",
+                    path=place,
+                )
+
+
 def _shortened(value: Any, others: Sequence[Any]) -> str:
     """A value for people: of lists, the first entry in which they differ."""
     if not isinstance(value, list):

@@ -23,11 +23,8 @@ class Entry(NamedTuple):
     unit: int
     """Elements along the last dimension that cannot be told apart: those of a block, or of a byte."""
     is_scalar: bool
-
-    @property
-    def row_dim(self) -> int:
-        """The dimension whose parts are contiguous: the first that is longer than one."""
-        return next((dim for dim, size in enumerate(self.shape) if size > 1), len(self.shape) - 1)
+    row_dim: int
+    """The dimension whose parts are contiguous: the first that is longer than one."""
 
     @property
     def rows(self) -> int:
@@ -38,6 +35,16 @@ class Entry(NamedTuple):
     def can_be_cut(self) -> bool:
         """Whether any number of rows can be read by themselves."""
         return self.rows > 1 and (self.unit == 1 or self.row_dim < len(self.shape) - 1)
+
+
+class File(NamedTuple):
+    """A file of the checkpoint."""
+
+    name: str
+    """Without directories, in which ranks may differ."""
+    nbytes: int
+    identity: tuple[str, int, int, int]
+    """Where it really is, and what tells it from any other that was there: device, number, time of change."""
 
 
 class Element(NamedTuple):
@@ -55,8 +62,7 @@ class Catalog:
 
     entries: tuple[Entry, ...]
     elements: Mapping[str, Element]
-    files: tuple[tuple[str, int], ...]
-    """Names without directories, and lengths."""
+    files: tuple[File, ...]
 
     def bytes_shape(self, tensor: int, dim: int | None = None, size: int = 0) -> tuple[int, ...]:
         """Shape of a tensor's bytes, or of a part that has ``size`` elements along ``dim``."""
@@ -77,9 +83,14 @@ class Catalog:
         return elements * element.nbytes // element.per
 
     @cached_property
+    def whole_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each tensor's bytes."""
+        return tuple(self.bytes_shape(tensor) for tensor in range(len(self.entries)))
+
+    @cached_property
     def nbytes(self) -> tuple[int, ...]:
         """Bytes of each tensor."""
-        return tuple(prod(self.bytes_shape(tensor)) for tensor in range(len(self.entries)))
+        return tuple(map(prod, self.whole_shapes))
 
     @cached_property
     def digest(self) -> str:
@@ -92,14 +103,20 @@ class Catalog:
 
 def read_catalog(checkpoint: Checkpoint) -> Catalog:
     """The catalog of an open checkpoint."""
-    entries = tuple(_entry(name, *checkpoint._opened.info(name)) for name in checkpoint._opened.keys())
-    files = tuple((os.path.basename(path), os.path.getsize(path)) for path in checkpoint.files())
-    return Catalog(entries, _elements(checkpoint, entries), files)
+    entries = tuple(_entry(name, *checkpoint._opened.info(name)) for name in checkpoint._opened.keys())  # noqa: SIM118
+    return Catalog(entries, _elements(checkpoint, entries), tuple(map(_file, checkpoint.files())))
+
+
+def _file(path: str) -> File:
+    status = os.stat(path)
+    identity = os.path.realpath(path), status.st_dev, status.st_ino, status.st_mtime_ns
+    return File(os.path.basename(path), status.st_size, identity)
 
 
 def _entry(name: str, dtype: str, shape: tuple[int, ...], _path: Any, block_len: int) -> Entry:
     unit = 2 if dtype == "F4" else block_len
-    return Entry(name, dtype, tuple(shape) or (1,), unit, not shape)
+    row_dim = next((dim for dim, size in enumerate(shape) if size > 1), max(len(shape) - 1, 0))
+    return Entry(name, dtype, tuple(shape) or (1,), unit, not shape, row_dim)
 
 
 def _elements(checkpoint: Checkpoint, entries: Sequence[Entry]) -> dict[str, Element]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import windlass
 from windlass._report import Refusal, Report
 from windlass.distributed import _cost
-from windlass.distributed._agreement import Stopped, compare, confer
+from windlass.distributed._agreement import Stopped, compare, compare_files, confer
 from windlass.distributed._catalog import Catalog
 from windlass.distributed._exchange import Exchange, Prepared
 from windlass.distributed._link import Link
@@ -68,10 +68,11 @@ class Delivery:
         self._node_link: Link | None = None
         self._next_step = 0
         self._is_over = False
-        self._stream = _current_stream(device)
+        self._stream: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._request: Request | None = None
         error: BaseException | None = None
         try:
+            self._stream = _current_stream(device)
             self._request = prepare()
         except BaseException as failure:
             error = failure
@@ -95,9 +96,6 @@ class Delivery:
         self._interruption = self._interruption or Stopped()
         self._talker.shutdown()
         self._reader.shutdown()
-        if self._node_link is not None and self._node_link is not self._link:
-            self._node_link.close()
-        self._node_link = None
         if self._request is not None:
             self._request.checkpoint.close()
 
@@ -138,12 +136,13 @@ class Delivery:
 
     def _agreed_plan(self, error: BaseException | None) -> Plan:
         notes = confer(self._link, None if self._request is None else _note(self._request), error)
-        labels = [note.pop("node") for note in notes]
-        digests = [note.pop("wants") for note in notes]
-        compare(notes)
+        compare([{"their version of windlass": note["version"]} for note in notes])
+        compare([note["compared"] for note in notes])
+        labels = [note["node"] for note in notes]
+        compare_files(labels, [note["identities"] for note in notes])
         request = self._request_
         codes = [request.codes] * self._link.size
-        if len(set(digests)) > 1:
+        if any(note["wants"] != notes[0]["wants"] for note in notes):
             codes = [zlib.decompress(each) for each in self._link.gather_bytes(zlib.compress(request.codes))]
         self._wants = Wants(request.catalog, codes)
         nodes = [[rank for rank, its in enumerate(labels) if its == label] for label in dict.fromkeys(labels)]
@@ -320,14 +319,18 @@ class Delivery:
 
 
 def _note(request: Request) -> dict[str, Any]:
-    """What ranks compare."""
+    """What ranks tell each other before they begin."""
+    catalog = request.catalog
     return {
+        "version": windlass.__version__,
         "node": request.node,
         "wants": hashlib.sha256(request.codes).hexdigest(),
-        "their version of windlass": windlass.__version__,
-        "the files": [f"{name} of {size} bytes" for name, size in request.catalog.files],
-        "the tensors of the files": f"{len(request.catalog.entries)} with digest {request.catalog.digest[:16]}",
-        **{f"the option {name}": str(value) for name, value in request.shared_options.items()},
+        "identities": [file.identity for file in catalog.files],
+        "compared": {
+            "the files": [f"{file.name} of {file.nbytes} bytes" for file in catalog.files],
+            "the tensors of the files": f"{len(catalog.entries)} with digest {catalog.digest[:16]}",
+            **{f"the option {name}": str(value) for name, value in request.shared_options.items()},
+        },
     }
 
 

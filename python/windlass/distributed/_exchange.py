@@ -225,6 +225,8 @@ class Exchange:
         if self._wants.code(rank, piece.tensor) == NOTHING:
             return None
         part = self._wants.part(rank, piece.tensor)
+        if part is None and not piece.start:
+            return _Region(piece.tensor, None, 0, self._piece_shape(piece))
         row_dim = self._catalog.entries[piece.tensor].row_dim
         shape = list(self._piece_shape(piece))
         start, stop, first = piece.start, piece.stop, 0
@@ -246,13 +248,16 @@ class Exchange:
         return dim, along(tensor, dim, first), along(tensor, dim, length)
 
     def _piece_shape(self, piece: Rows) -> tuple[int, ...]:
-        row_dim = self._catalog.entries[piece.tensor].row_dim
-        return self._catalog.bytes_shape(piece.tensor, row_dim, piece.stop - piece.start)
+        entry = self._catalog.entries[piece.tensor]
+        rows = piece.stop - piece.start
+        if rows == entry.rows:
+            return self._catalog.whole_shapes[piece.tensor]
+        return self._catalog.bytes_shape(piece.tensor, entry.row_dim, rows)
 
     def _part_shape(self, rank: int, tensor: int) -> tuple[int, ...]:
         part = self._wants.part(rank, tensor)
         if part is None:
-            return self._catalog.bytes_shape(tensor)
+            return self._catalog.whole_shapes[tensor]
         return self._catalog.bytes_shape(tensor, part.dim, part.stop - part.start)
 
 

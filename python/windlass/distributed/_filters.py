@@ -129,7 +129,13 @@ def shard_dims(
         dims = [shards(name, shape) for name, shape in zip(names, shapes, strict=True)]
     else:
         _matching(names, shards, must_match=True)
-        dims = list(map(tensor_parallel(shards), names, shapes))
+        known = set(names)
+        exact = {name: dim for name, dim in shards.items() if name in known}
+        others = tensor_parallel({pattern: dim for pattern, dim in shards.items() if pattern not in known})
+        dims = [
+            exact[name] if name in exact else others(name, shape)
+            for name, shape in zip(names, shapes, strict=True)
+        ]
     for name, shape, shard in zip(names, shapes, dims, strict=True):
         if shard is not None and not (isinstance(shard, int) and 0 <= shard < len(shape)):
             raise OptionError(

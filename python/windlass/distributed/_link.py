@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from windlass.errors import DistributedError, OptionError
 
 Rank = int
+
+_subgroups: WeakKeyDictionary[Any, dict[tuple[Rank, ...], Any]] = WeakKeyDictionary()
 
 
 def rank_and_size(group: Any) -> tuple[Rank, int]:
@@ -23,6 +26,14 @@ def rank_and_size(group: Any) -> tuple[Rank, int]:
     if rank < 0:
         raise OptionError("this process is not in the group that was named")
     return rank, dist.get_world_size(group)
+
+
+def refusal(backends: Mapping[str, str], device: str) -> str | None:
+    """Why a group with these backends, by kind of device, cannot carry tensors on a device; ``None`` if it can."""
+    kind = device.partition(":")[0]
+    if kind not in backends:
+        return f"the group has no backend for tensors on {kind}, only for {', '.join(backends)}"
+    return "gloo does not send tensors on devices" if kind != "cpu" and backends[kind] == "gloo" else None
 
 
 class Link:
@@ -44,14 +55,8 @@ class Link:
         backends = dict(
             entry.split(":") for entry in str(dist.get_backend_config(self._group)).split(",") if ":" in entry
         )
-        kind = device.partition(":")[0]
-        backend = backends.get(kind)
-        self.refusal: str | None = None
+        self.refusal = refusal(backends, device)
         """Why tensors on the device cannot travel; ``None`` if they can."""
-        if backend is None:
-            self.refusal = f"the group has no backend for tensors on {device}, only for {', '.join(backends)}"
-        elif kind != "cpu" and backend == "gloo":
-            self.refusal = "gloo does not send tensors of devices"
         # Notes are read on the host; where nothing carries host memory, they travel by the device.
         self._notes_device = "cpu" if "cpu" in backends else device
 
@@ -104,25 +109,23 @@ class Link:
         self._guarded(lambda: work.wait(timedelta(seconds=self.timeout)))
 
     def subgroup(self, ranks: Sequence[Rank]) -> Link:
-        """A group of some of the ranks, this one among them. To be closed."""
+        """A group of some of the ranks, this one among them. It lives as long as the group itself."""
         import torch.distributed as dist  # noqa: PLC0415
 
-        members = [dist.get_global_rank(self._group, rank) for rank in ranks]
-        group = self._guarded(
-            lambda: dist.new_group(
-                members,
-                timeout=timedelta(seconds=self.timeout),
-                backend=dist.get_backend(self._group),
-                use_local_synchronization=True,
+        # Kept, since torch gives a group of the same ranks the same name, under which it would find the ports of one
+        # that was destroyed.
+        known = _subgroups.setdefault(self._group, {})
+        members = tuple(dist.get_global_rank(self._group, rank) for rank in ranks)
+        if members not in known:
+            known[members] = self._guarded(
+                lambda: dist.new_group(
+                    members,
+                    timeout=timedelta(seconds=self.timeout),
+                    backend=dist.get_backend(self._group),
+                    use_local_synchronization=True,
+                )
             )
-        )
-        return Link(group, self.device, self.timeout)
-
-    def close(self) -> None:
-        """Ends a subgroup."""
-        import torch.distributed as dist  # noqa: PLC0415
-
-        dist.destroy_process_group(self._group)
+        return Link(known[members], self.device, self.timeout)
 
     def _gather(self, mine: Any) -> list[Any]:
         from torch.distributed import distributed_c10d  # noqa: PLC0415

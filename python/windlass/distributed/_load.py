@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -164,16 +164,7 @@ class TensorIterator:
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
-        self._tensors = self._iterate()
-
-    def _iterate(self) -> Iterator[tuple[str, Any]]:
-        try:
-            for step in self._delivery.steps():
-                step.reverse()
-                while step:
-                    yield step.pop()
-        finally:
-            self._delivery.close()
+        self._tensors = _one_by_one(delivery)
 
     @property
     def report(self) -> DistributedReport:
@@ -188,6 +179,7 @@ class TensorIterator:
 
     def close(self) -> None:
         """Ends the load. If there are tensors left, it fails on ranks that go on."""
+        self._tensors.close()
         self._delivery.close()
 
     def __enter__(self) -> Self:
@@ -207,6 +199,17 @@ class TensorIterator:
             self.close()
 
 
+def _one_by_one(delivery: Delivery) -> Generator[tuple[str, Any], None, None]:
+    # No method: an iterator that nobody has any more shall end at once, and not when cycles are looked for.
+    try:
+        for step in delivery.steps():
+            step.reverse()
+            while step:
+                yield step.pop()
+    finally:
+        delivery.close()
+
+
 def _deliver(
     caller: str,
     paths: PathType | Sequence[PathType],
@@ -223,13 +226,13 @@ def _deliver(
     checkpoint_options: dict[str, Any],
     options: dict[str, Any],
 ) -> Delivery:
-    if not timeout > 0:
-        raise OptionError(f"timeout cannot be {timeout!r}: it is a number of seconds")
     name = device_name(os.environ.get("WINDLASS_DEVICE", "cpu") if device is None else device, "torch")
 
     def prepare() -> Request:
         if strategy not in ("auto", "own", "share"):
             raise OptionError(f"strategy cannot be {strategy!r}: it is one of auto, own, share")
+        if not timeout > 0:
+            raise OptionError(f"timeout cannot be {timeout!r}: it is a number of seconds")
         window_bytes = size_in_bytes("max_in_flight", max_in_flight) // 3
         checkpoint = Checkpoint(paths, device=name, **checkpoint_options, **options)
         catalog = read_catalog(checkpoint)
@@ -253,7 +256,7 @@ def _deliver(
             },
         )
 
-    return Delivery(Link(group, name, timeout), name, prepare)
+    return Delivery(Link(group, name, timeout if timeout > 0 else SECONDS), name, prepare)
 
 
 def _this_node() -> str:

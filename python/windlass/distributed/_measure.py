@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SAMPLES = 4
 SAMPLE_BYTES = 8 << 20
 MESSAGE_BYTES = 4 << 20
+ROUNDS = 4
 
 
 def measure_storage(checkpoint: Checkpoint, catalog: Catalog, rank: int, ranks: int) -> float:
@@ -43,16 +44,19 @@ def measure_link(link: Link) -> float:
     """Bytes per second that arrive at each rank while every rank sends to all others."""
     import torch  # noqa: PLC0415
 
-    for nbytes in (1, MESSAGE_BYTES):
-        buffers = [torch.zeros(nbytes, dtype=torch.uint8, device=link.device) for _ in range(link.size)]
+    best = float("inf")
+    buffers = [torch.zeros(MESSAGE_BYTES, dtype=torch.uint8, device=link.device) for _ in range(link.size)]
+    # The first round opens connections; of the others, the best is the least disturbed.
+    for number in range(ROUNDS):
         started = time.perf_counter()
         works = [link.start_broadcast(buffer, root) for root, buffer in enumerate(buffers)]
         for work in works:
             link.wait(work)
         if link.device != "cpu":
             torch.cuda.synchronize(link.device)
-        seconds = time.perf_counter() - started
-    return MESSAGE_BYTES * (link.size - 1) / max(seconds, 1e-6)
+        if number > 0:
+            best = min(best, time.perf_counter() - started)
+    return MESSAGE_BYTES * (link.size - 1) / max(best, 1e-6)
 
 
 def _places(sizes: Sequence[int], rank: int, ranks: int) -> list[int]:

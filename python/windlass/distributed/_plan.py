@@ -16,8 +16,8 @@ from windlass.errors import OptionError
 
 BUNDLE_BYTES = 16 << 20
 """Small tensors travel together up to this many bytes: also the most that one of them can keep in memory."""
-CUT_BYTES = 16 << 20
-"""Tensors below this size are read by one rank."""
+CUT_BYTES = 1 << 20
+"""Tensors below this size are read by one rank each."""
 
 
 class Rows(NamedTuple):
@@ -133,10 +133,11 @@ class _Load:
 
     def with_more(self, brought: dict[int, int]) -> int:
         """The most that a rank would hold."""
-        peak = max(
-            (self._by_rank.get(rank, 0) + more for rank, more in brought.items() if rank >= 0), default=0
-        )
-        return self._common + brought.get(-1, 0) + max(self._most, peak)
+        peak = self._most
+        for rank, more in brought.items():
+            if rank >= 0:
+                peak = max(peak, self._by_rank.get(rank, 0) + more)
+        return self._common + brought.get(-1, 0) + peak
 
     def add(self, brought: dict[int, int]) -> None:
         """Takes a tensor in."""
@@ -211,16 +212,22 @@ def piece_bytes(catalog: Catalog, piece: Rows) -> int:
 def _bundled(catalog: Catalog, wants: Wants, node: Sequence[int], shared: Sequence[Rows]) -> list[Parcel]:
     """Neighbours that are small, have one reader and go the same way, as one parcel."""
     parcels: list[Parcel] = []
+    bundle: list[Rows] = []
+    way: tuple[int, bool] | None = None
     room = 0
     for reader, piece in _divided(catalog, len(node), shared):
-        is_for_all = all(wants.code(rank, piece.tensor) == WHOLE for rank in node)
+        ranks = node[:1] if wants.is_uniform else node
+        is_for_all = all(wants.code(rank, piece.tensor) == WHOLE for rank in ranks)
         size = piece_bytes(catalog, piece)
-        if size <= room and parcels[-1].reader == reader and parcels[-1].is_for_all == is_for_all:
-            parcels[-1] = parcels[-1]._replace(pieces=(*parcels[-1].pieces, piece))
-            room -= size
-        else:
-            parcels.append(Parcel(reader, (piece,), is_for_all))
-            room = BUNDLE_BYTES - size
+        if way is not None and (way != (reader, is_for_all) or size > room):
+            parcels.append(Parcel(way[0], tuple(bundle), way[1]))
+            bundle = []
+        if not bundle:
+            way, room = (reader, is_for_all), BUNDLE_BYTES
+        bundle.append(piece)
+        room -= size
+    if way is not None:
+        parcels.append(Parcel(way[0], tuple(bundle), way[1]))
     return parcels
 
 

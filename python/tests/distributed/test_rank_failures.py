@@ -1,0 +1,310 @@
+"""What goes wrong on one rank goes wrong on all, with the same words and in time: nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import windlass
+from conftest import make_cold, write_model
+from ranks import Outcome, attempt, on_ranks, values
+from windlass import distributed as wd
+
+SHORT = 3.0
+"""Seconds that ranks wait for each other where one is silent."""
+
+
+def model(directory: Path, name: str = "m.safetensors", count: int = 24) -> str:
+    directory.mkdir(exist_ok=True)
+    return str(write_model(directory / name, {f"t{i:02}": ("BF16", [512, 1024]) for i in range(count)}))
+
+
+def in_turn(rank: int, cases: list[list[dict[str, Any]]]) -> list[Outcome]:
+    """Loads with each case's arguments for this rank. All must fail, and leave the group as good as it was."""
+    outcomes = []
+    for case in cases:
+        arguments = dict(case[rank])
+        windlass.__version__ = arguments.pop("version", "1.2.3")
+        outcomes.append(attempt(lambda arguments=arguments: wd.load_file(**{"timeout": 20, **arguments})))
+        total = torch.tensor([rank])
+        torch.distributed.all_reduce(total)
+        assert total.item() == 1
+        assert threading.active_count() == 1, threading.enumerate()
+    return outcomes
+
+
+def test_ranks_that_differ_get_one_error_that_says_in_what(tmp_path: Path) -> None:
+    path, longer = model(tmp_path), model(tmp_path / "longer", count=25)
+    renamed = model(tmp_path, "renamed.safetensors")
+    wide = str(write_model(tmp_path / "n.safetensors", {"a": ("F32", [2, 3])}))
+    (tmp_path / "other").mkdir()
+    high = str(write_model(tmp_path / "other" / "n.safetensors", {"a": ("F32", [3, 2])}))
+    same = {"paths": path}
+    cases = [
+        (
+            [same, {"paths": longer}],
+            r"the files: rank 0: 1, number 1 is m.safetensors of \d+ bytes; rank 1: 1, number",
+        ),
+        ([same, {"paths": renamed}], "the files: .*m.safetensors.*renamed.safetensors"),
+        (
+            [same, {"paths": [path, high]}],
+            "the files: rank 0: 1, number 2 is missing; rank 1: 2, number 2 is n",
+        ),
+        (
+            [{"paths": wide}, {"paths": high}],
+            "the tensors of the files: rank 0: 1 with digest .*; rank 1: 1 with",
+        ),
+        ([same, same | {"version": "0.0.1"}], "version of windlass: rank 0: 1.2.3; rank 1: 0.0.1"),
+        ([same, same | {"strategy": "share"}], "option strategy: rank 0: auto; rank 1: share"),
+        ([same, same | {"max_in_flight": "2GiB"}], "option max_in_flight: rank 0: 1GiB; rank 1: 2GiB"),
+    ]
+    for first, second, (_, expected) in zip(
+        *values(on_ranks(in_turn, 2, tmp_path, [arguments for arguments, _ in cases])), cases, strict=True
+    ):
+        assert first.error == second.error == "DistributedError", (first, second)
+        assert first.message == second.message
+        assert re.search(expected, first.message), first.message
+
+
+def test_what_fails_alike_on_all_ranks_raises_as_it_would_on_one(tmp_path: Path) -> None:
+    path = model(tmp_path)
+    exotic = str(write_model(tmp_path / "n.safetensors", {"a": ("F6_E2M3", [4, 4])}))
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"paths": path + "x"}, "CheckpointNotFoundError"),
+        ({"paths": path, "select": "u*"}, "TensorNotFoundError"),
+        ({"paths": path, "shards": {"u*": 0}}, "TensorNotFoundError"),
+        ({"paths": path, "shards": {"t*": 2}}, "OptionError"),
+        ({"paths": path, "shards": {"t*": -1}}, "OptionError"),
+        ({"paths": path, "strategy": "both"}, "OptionError"),
+        ({"paths": path, "max_in_flight": "a lot"}, "OptionError"),
+        ({"paths": path, "max_in_flight": "3KiB", "strategy": "share"}, "OptionError"),
+        ({"paths": path, "route": "warp"}, "OptionError"),
+        ({"paths": path, "timeout": 0}, "OptionError"),
+        ({"paths": exotic}, attempt(lambda: windlass.load_file(exotic)).error),
+    ]
+    for first, second, (case, expected) in zip(
+        *values(on_ranks(in_turn, 2, tmp_path, [[case, case] for case, _ in cases])), cases, strict=True
+    ):
+        assert first.error == second.error == expected, (case, first, second)
+
+
+def failing(rank: int, path: str, own_path: str) -> dict[str, Outcome]:
+    """Rank 1 fails in several ways; what both ranks see of it."""
+
+    def broken(name: str) -> bool:
+        return rank == 0 or 1 / 0 > 0
+
+    def truncated(name: str) -> bool:
+        # Asked after the file was opened.
+        if rank == 1:
+            os.truncate(own_path, 1000)
+        return True
+
+    def stream(**arguments: Any) -> None:
+        for _ in wd.iter_tensors(own_path, max_in_flight="4MiB", timeout=20, **arguments):
+            truncated("")
+
+    outcomes = {"predicate": attempt(lambda: wd.load_file(path, select=broken, timeout=20))}
+    outcomes["missing"] = attempt(lambda: wd.load_file(path + "x" * rank, timeout=20))
+    contents = Path(own_path).read_bytes()
+
+    def load(**arguments: Any) -> None:
+        wd.load_file(own_path, select=truncated, timeout=20, **arguments)
+
+    for strategy in ("own", "share"):
+        for name, work in {"truncated": load, "truncated while streaming": stream}.items():
+            Path(own_path).write_bytes(contents)
+            torch.distributed.barrier()
+            outcomes[f"{name}, {strategy}"] = attempt(partial(work, strategy=strategy))
+            assert threading.active_count() == 1, threading.enumerate()
+    return outcomes
+
+
+def failing_with_own_copies(rank: int, path: str, copies: list[str]) -> dict[str, Outcome]:
+    return failing(rank, path, copies[rank])
+
+
+def test_the_failure_of_one_rank_is_the_error_of_all(tmp_path: Path) -> None:
+    copies = [model(tmp_path / name) for name in ("a", "b")]
+    first, second = values(on_ranks(failing_with_own_copies, 2, tmp_path, model(tmp_path), copies))
+    causes = {"predicate": ["ZeroDivisionError"], "missing": ["CheckpointNotFoundError"]}
+    assert len(first) == 6
+    for name, seen in first.items():
+        own = second[name]
+        assert seen.error == own.error == "DistributedError", (name, seen, own)
+        assert seen.message == own.message
+        assert seen.rank == own.rank == 1
+        assert own.cause == own.kind == seen.kind
+        assert seen.kind in causes.get(name, ["TruncatedError", "FileChangedError"]), (name, seen)
+        assert seen.message.startswith(f"rank 1 failed: {seen.kind}: ")
+        if name.startswith("truncated"):
+            assert "/b/m.safetensors" in seen.message
+
+
+def replaced(rank: int, path: str) -> Outcome:
+    def select(name: str) -> bool:
+        # Asked after the file was looked at. The other has the same size and tensors.
+        if rank == 0 and name == "t00":
+            os.replace(path + ".new", path)
+        return True
+
+    if rank == 1:
+        until(lambda: not os.path.exists(path + ".new"))
+    return attempt(lambda: wd.load_file(path, select=select, timeout=20))
+
+
+def test_a_file_that_is_replaced_between_two_ranks_is_noticed(tmp_path: Path) -> None:
+    path = model(tmp_path)
+    os.rename(model(tmp_path, "m.safetensors.other"), path + ".new")
+    for outcome in values(on_ranks(replaced, 2, tmp_path, path)):
+        assert outcome.error == "DistributedError"
+        assert f"the ranks differ in the file {path}" in outcome.message
+
+
+def stopping(rank: int, path: str) -> list[Outcome]:
+    def take(most: int) -> None:
+        with wd.iter_tensors(path, max_in_flight="4MiB", strategy="share", timeout=20) as tensors:
+            for number, _ in enumerate(tensors, start=1):
+                if number == most:
+                    break
+
+    def drop() -> None:
+        tensors = wd.iter_tensors(path, max_in_flight="4MiB", strategy="own", timeout=20)
+        next(tensors)
+        if rank == 1:
+            list(tensors)
+
+    outcomes = [attempt(lambda: take(3 if rank == 0 else 100)), attempt(lambda: take(3)), attempt(drop)]
+    assert threading.active_count() == 1, threading.enumerate()
+    return outcomes
+
+
+def test_who_stops_taking_tensors_ends_the_load_of_those_who_go_on(tmp_path: Path) -> None:
+    first, second = values(on_ranks(stopping, 2, tmp_path, model(tmp_path)))
+    assert [outcome.error for outcome in first] == [None] * 3
+    assert [outcome.error for outcome in second] == ["DistributedError", None, "DistributedError"]
+    for left in (second[0], second[2]):
+        assert (left.rank, left.kind) == (0, "Stopped")
+
+
+def dying(rank: int, path: str, victim: int, strategy: str) -> Outcome:
+    def take() -> None:
+        for number, _ in enumerate(
+            wd.iter_tensors(path, max_in_flight="4MiB", strategy=strategy, timeout=20)
+        ):
+            if rank == victim and number == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return attempt(take)
+
+
+@pytest.mark.parametrize(("victim", "strategy"), [(1, "share"), (0, "own")])
+def test_a_rank_that_is_killed_ends_all_others(victim: int, strategy: str, tmp_path: Path) -> None:
+    outcomes = on_ranks(dying, 3, tmp_path, model(tmp_path), victim, strategy, within=30)
+    assert outcomes.pop(victim).error == "died"
+    for outcome in outcomes:
+        assert outcome.value.error == "DistributedError", outcome
+        assert "a rank of the group ended, or did not answer" in outcome.value.message
+        assert outcome.value.seconds < 20
+
+
+def killed_before(rank: int, path: str) -> Outcome:
+    def select(name: str) -> bool:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    return attempt(lambda: wd.load_file(path, select=select, timeout=20))
+
+
+def test_a_rank_that_dies_before_it_agrees_ends_all_others(tmp_path: Path) -> None:
+    survivor, victim = on_ranks(killed_before, 2, tmp_path, model(tmp_path), within=30)
+    assert victim.error == "died"
+    assert survivor.value.error == "DistributedError"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def silent(rank: int, path: str, directory: str) -> Outcome:
+    marks = [Path(directory, f"{other} ended") for other in (0, 2)]
+
+    def take() -> None:
+        for _ in wd.iter_tensors(path, max_in_flight="4MiB", strategy="share", timeout=SHORT):
+            if rank == 1:
+                until(lambda: all(mark.exists() for mark in marks))
+
+    outcome = attempt(take)
+    if rank != 1:
+        Path(directory, f"{rank} ended").touch()
+    return outcome
+
+
+def test_a_rank_that_is_silent_is_taken_for_lost(tmp_path: Path) -> None:
+    first, waiting, third = values(on_ranks(silent, 3, tmp_path, model(tmp_path), str(tmp_path)))
+    for outcome in (first, third):
+        assert outcome.error == "DistributedError"
+        assert f"within {SHORT:g} s" in outcome.message
+        assert outcome.seconds < SHORT + 10
+    assert waiting.error == "DistributedError"
+
+
+def interrupt_main_when(inside: str, mark: Path | None) -> None:
+    """Sends Ctrl-C to this process once its main thread is in a function of this name."""
+    main = threading.main_thread().ident
+
+    def functions() -> Iterator[str]:
+        frame = sys._current_frames().get(main)
+        while frame is not None:
+            yield frame.f_code.co_name
+            frame = frame.f_back
+
+    def watch() -> None:
+        until(lambda: inside in functions())
+        os.kill(os.getpid(), signal.SIGINT)
+        if mark is not None:
+            mark.touch()
+
+    threading.Thread(target=watch).start()
+
+
+def interrupted(rank: int, path: str, mark: str) -> list[Outcome]:
+    def take() -> None:
+        for number, _ in enumerate(wd.iter_tensors(path, max_in_flight="4MiB", strategy="own", timeout=20)):
+            if number == 0 and rank == 0:
+                interrupt_main_when("_call", Path(mark))
+            if number == 0 and rank == 1:
+                until(Path(mark).exists)
+
+    def load() -> None:
+        if rank == 0:
+            interrupt_main_when("steps", None)
+        # Reads so short and so few at a time that the load takes much longer than the interruption.
+        wd.load_file(path, route="threads", direct="always", chunk="4KiB", threads=1, timeout=20)
+
+    outcomes = [attempt(take), attempt(load)]
+    until(lambda: threading.active_count() == 1)
+    return outcomes
+
+
+def test_ctrl_c_on_one_rank_ends_the_load_on_all(tmp_path: Path) -> None:
+    path = model(tmp_path, count=128)
+    make_cold(Path(path))
+    first, second = values(on_ranks(interrupted, 2, tmp_path, path, str(tmp_path / "mark")))
+    for pressed, seen in zip(first, second, strict=True):
+        assert pressed.error == "KeyboardInterrupt", pressed
+        assert (seen.error, seen.rank, seen.kind) == ("DistributedError", 0, "KeyboardInterrupt"), seen
