@@ -1,0 +1,124 @@
+"""Whoever imports this in place of fastsafetensors 0.5 finds every name and every parameter."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import windlass.compat.fastsafetensors as ours
+from conftest import run
+
+theirs = pytest.importorskip("fastsafetensors")
+
+# What is not here, and why.
+ABSENT = {
+    "live_allocation_bytes": "memory belongs to tensors, not to a register of allocations",
+    "live_allocation_count": "memory belongs to tensors, not to a register of allocations",
+    "SafeTensorsMetadata.get_tensors": "takes buffers of their C++ library",
+    "ParallelSaver.save_entries": "its entries are of a module that is not public, for encoders of one's own",
+}
+
+
+def public(library: Any) -> dict[str, Any]:
+    names = [name for name in dir(library) if not name.startswith("_")]
+    return {
+        name: getattr(library, name)
+        for name in names
+        if not inspect.ismodule(getattr(library, name)) and getattr(library, name) is not theirs.version
+        if name != "version"
+    }
+
+
+def methods(kind: type) -> list[str]:
+    return [
+        name
+        for name, value in vars(kind).items()
+        if not name.startswith("_") and callable(getattr(kind, name))
+    ]
+
+
+def parameters(function: Any) -> list[inspect.Parameter]:
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each for each in inspect.signature(function).parameters.values() if each.kind not in kinds]
+
+
+def functions() -> list[tuple[str, Any, Any]]:
+    """Everything that can be called, theirs and ours, by dotted name."""
+    found = []
+    for name, value in public(theirs).items():
+        if name in ABSENT or (inspect.isclass(value) and issubclass(value, Exception)):
+            continue
+        own = getattr(ours, name)
+        found.append((name, value, own))
+        for method in methods(value) if inspect.isclass(value) else []:
+            if f"{name}.{method}" not in ABSENT:
+                found.append((f"{name}.{method}", getattr(value, method), getattr(own, method)))
+    return found
+
+
+def test_every_name_is_there() -> None:
+    missing = sorted(name for name in public(theirs) if not hasattr(ours, name) and name not in ABSENT)
+    assert not missing
+    assert set(ours.__all__) == {name for name in public(ours) if name != "annotations"}
+
+
+@pytest.mark.parametrize(
+    ("name", "their", "own"), functions(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_parameter_is_there_with_its_default(name: str, their: Any, own: Any) -> None:
+    expected, got = parameters(their), {each.name: each for each in parameters(own)}
+    assert {each.name for each in expected} <= set(got), name
+    positional = [each.name for each in expected if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    assert list(got)[: len(positional)] == positional, "the order of what is given by position"
+    for each in expected:
+        default, own_default = each.default, got[each.name].default
+        if default is inspect.Parameter.empty:
+            continue
+        assert getattr(own_default, "value", own_default) == getattr(default, "value", default), each.name
+
+
+def test_modules_that_cannot_be_changed_find_it_under_the_other_name() -> None:
+    done = run(
+        """
+        import sys
+        import windlass.compat.fastsafetensors
+        sys.modules["fastsafetensors"] = windlass.compat.fastsafetensors
+        from fastsafetensors import ParallelLoader, SingleGroup, __version__
+        assert ParallelLoader.__module__.startswith("windlass.")
+        assert __version__.startswith("0.5")
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_exceptions_are_caught_as_theirs_are() -> None:
+    assert issubclass(ours.BudgetInfeasibleError, theirs.BudgetInfeasibleError.__bases__)
+
+
+def test_frameworks_are_imported_when_they_are_needed() -> None:
+    package = Path(ours.__file__).parent
+    modules = sorted(package.glob("*.py"))
+    assert modules
+    for module in modules:
+        for statement in ast.parse(module.read_text()).body:
+            names = [alias.name for alias in getattr(statement, "names", [])]
+            if isinstance(statement, ast.ImportFrom):
+                names = [statement.module or ""]
+            if isinstance(statement, (ast.Import, ast.ImportFrom)):
+                assert not {name.partition(".")[0] for name in names} & {"torch", "numpy", "tqdm"}, (
+                    module.name
+                )
+
+
+def test_importing_imports_no_framework() -> None:
+    done = run(
+        """
+        import sys
+        import windlass.compat.fastsafetensors
+        assert not {"torch", "numpy", "tqdm", "fastsafetensors"} & set(sys.modules)
+        """
+    )
+    assert done.returncode == 0, done.stderr

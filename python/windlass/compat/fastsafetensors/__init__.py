@@ -1,0 +1,50 @@
+"""The interface of fastsafetensors 0.5, with windlass behind it.
+
+>>> import windlass.compat.fastsafetensors as fastsafetensors
+"""
+
+from __future__ import annotations
+
+from windlass.compat.fastsafetensors._config import LoaderConfig, load_config
+from windlass.compat.fastsafetensors._copiers import register_copier_constructor
+from windlass.compat.fastsafetensors._devices import Device, DeviceType, get_device_numa_node
+from windlass.compat.fastsafetensors._dtypes import DType
+from windlass.compat.fastsafetensors._errors import BudgetInfeasibleError, UnknownTensorError
+from windlass.compat.fastsafetensors._experts import (
+    expert_parallel_filter,
+    expert_parallel_filter_from_env,
+    owned_expert_range,
+)
+from windlass.compat.fastsafetensors._files_buffer import FilesBufferOnDevice
+from windlass.compat.fastsafetensors._groups import SingleGroup
+from windlass.compat.fastsafetensors._loader import SafeTensorsFileLoader
+from windlass.compat.fastsafetensors._metadata import SafeTensorsMetadata, TensorFrame
+from windlass.compat.fastsafetensors._open import fastsafe_open
+from windlass.compat.fastsafetensors._parallel import AutoLoader, ParallelLoader
+from windlass.compat.fastsafetensors._saver import ParallelSaver
+
+__version__ = "0.5.0"  # of the interface
+
+__all__ = [
+    "AutoLoader",
+    "BudgetInfeasibleError",
+    "DType",
+    "Device",
+    "DeviceType",
+    "FilesBufferOnDevice",
+    "LoaderConfig",
+    "ParallelLoader",
+    "ParallelSaver",
+    "SafeTensorsFileLoader",
+    "SafeTensorsMetadata",
+    "SingleGroup",
+    "TensorFrame",
+    "UnknownTensorError",
+    "expert_parallel_filter",
+    "expert_parallel_filter_from_env",
+    "fastsafe_open",
+    "get_device_numa_node",
+    "load_config",
+    "owned_expert_range",
+    "register_copier_constructor",
+]

@@ -1,0 +1,166 @@
+"""Tensors of torch with the types and devices of this interface, and what is done to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windlass.compat.fastsafetensors._devices import Device
+from windlass.compat.fastsafetensors._dtypes import DType
+from windlass.errors import OptionError, SliceError
+
+
+@dataclass
+class TorchTensor:
+    """A tensor of torch, and what it is called here."""
+
+    device: Device
+    dtype: DType
+    real_tensor: Any
+
+    @classmethod
+    def of(cls, tensor: Any) -> TorchTensor:
+        """Wraps a tensor of torch, without a copy."""
+        return cls(Device.of(tensor.device), DType.from_torch(tensor.dtype), tensor)
+
+    def get_raw(self) -> Any:
+        """The tensor of torch."""
+        return self.real_tensor
+
+    def get_shape(self) -> list[int]:
+        """Its shape as files have it: of pairs of F4 elements both are counted."""
+        shape = list(self.real_tensor.shape)
+        return [*shape[:-1], shape[-1] * 2] if self.dtype is DType.F4 else shape
+
+    def get_nbytes(self) -> int:
+        """Bytes of its elements."""
+        return int(self.real_tensor.nbytes)
+
+    def copy_to_buffer(self, buf: memoryview) -> None:
+        """Copies its bytes, in the order of its indices."""
+        import torch  # noqa: PLC0415
+
+        if self.get_nbytes():
+            flat = as_bytes(plain(self.real_tensor).contiguous())
+            torch.frombuffer(buf, dtype=torch.uint8, count=flat.numel()).copy_(flat)
+
+    def contiguous(self) -> TorchTensor:
+        """The same tensor in the order of its indices."""
+        return self._with(_viewed(plain(self.real_tensor).contiguous(), self.real_tensor.dtype))
+
+    def to(self, device: Any = None, dtype: DType = DType.AUTO) -> TorchTensor:
+        """The same tensor elsewhere or of another type; itself if it is there and of that."""
+        target = self.device if device is None else Device.of(device)
+        wanted = self.dtype if dtype is DType.AUTO else dtype
+        if target == self.device and wanted is self.dtype:
+            return self
+        moved = self.real_tensor.to(device=target.as_str(), dtype=wanted.to_torch())
+        return TorchTensor(target, wanted, moved)
+
+    def clone(self) -> TorchTensor:
+        """A copy."""
+        return self._with(_viewed(plain(self.real_tensor).clone(), self.real_tensor.dtype))
+
+    def detach(self) -> TorchTensor:
+        """The same tensor without its history of gradients."""
+        return self._with(self.real_tensor.detach())
+
+    def view(self, dtype: DType) -> TorchTensor:
+        """The same bytes as elements of another type."""
+        return TorchTensor(self.device, dtype, self.real_tensor.view(dtype.to_torch()))
+
+    def reshape(self, shape: Sequence[int]) -> TorchTensor:
+        """The same elements in another shape."""
+        return self._with(self.real_tensor.reshape(shape))
+
+    def data_ptr(self) -> int:
+        """Address of its first element."""
+        return int(self.real_tensor.data_ptr())
+
+    def __getitem__(self, index: Any) -> TorchTensor:
+        return self._with(self.real_tensor[index])
+
+    def _with(self, tensor: Any) -> TorchTensor:
+        return TorchTensor(self.device, self.dtype, tensor)
+
+
+class TorchFramework:
+    """What copiers and collectives need of torch."""
+
+    def get_name(self) -> str:
+        """Its name."""
+        return "pytorch"
+
+    def wrap_tensor(self, tensor: Any) -> TorchTensor:
+        """Wraps a tensor of torch, without a copy."""
+        return TorchTensor.of(tensor)
+
+    def get_dtype_size(self, dtype: DType) -> float:
+        """Bytes of one element, a fraction for types that are packed."""
+        return dtype.bits / 8
+
+    def get_empty_tensor(self, shape: Sequence[int], dtype: DType, device: Device) -> TorchTensor:
+        """A tensor of this shape, as files have it, with no values yet."""
+        import torch  # noqa: PLC0415
+
+        stored = torch_shape(dtype, shape)
+        return TorchTensor(device, dtype, torch.empty(stored, dtype=dtype.to_torch(), device=device.as_str()))
+
+    def concat_tensors(self, tensors: Sequence[TorchTensor], dim: int) -> TorchTensor:
+        """One tensor of several, one after the other along a dimension."""
+        import torch  # noqa: PLC0415
+
+        first = tensors[0]
+        joined = torch.cat([plain(tensor.real_tensor) for tensor in tensors], dim=dim)
+        return TorchTensor(first.device, first.dtype, _viewed(joined, first.real_tensor.dtype))
+
+
+def framework_of(name: str) -> TorchFramework:
+    """The framework of this name."""
+    if name not in ("pt", "pytorch", "torch"):
+        raise OptionError(f"framework cannot be {name!r}: it is pytorch; windlass.load_file knows others")
+    return TorchFramework()
+
+
+def torch_shape(dtype: DType, shape: Sequence[int]) -> list[int]:
+    """The shape that torch has for one of a file: it counts pairs of F4 elements."""
+    if dtype is not DType.F4:
+        return list(shape)
+    if not shape or shape[-1] % 2:
+        raise SliceError(
+            f"torch packs two F4 elements into one, but shape {list(shape)} has no even last dimension"
+        )
+    return [*shape[:-1], shape[-1] // 2]
+
+
+def narrowed(tensor: TorchTensor, dim: int, start: int, stop: int) -> TorchTensor:
+    """The part from ``start`` to ``stop`` along a dimension, counted in elements as files have them."""
+    if tensor.dtype is DType.F4 and dim == tensor.real_tensor.dim() - 1:
+        if start % 2 or stop % 2:
+            raise SliceError(
+                f"elements {start}:{stop} would part pairs of F4 elements, which torch packs into one"
+            )
+        start, stop = start // 2, stop // 2
+    raw = plain(tensor.real_tensor).narrow(dim, start, stop - start)
+    return TorchTensor(tensor.device, tensor.dtype, _viewed(raw, tensor.real_tensor.dtype))
+
+
+def plain(tensor: Any) -> Any:
+    """Narrow floats as bytes of the same shape: torch copies and joins those of every type."""
+    import torch  # noqa: PLC0415
+
+    narrow = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
+    return tensor.view(torch.uint8) if narrow else tensor
+
+
+def as_bytes(tensor: Any) -> Any:
+    """The bytes of a contiguous tensor, as they lie."""
+    import torch  # noqa: PLC0415
+
+    return tensor.reshape(math.prod(tensor.shape)).view(torch.uint8)
+
+
+def _viewed(tensor: Any, dtype: Any) -> Any:
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
