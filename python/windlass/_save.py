@@ -128,9 +128,7 @@ def save_file(
     """
     described = _describe_all(tensors)
     options = {"direct": direct, "sync": sync, "alignment": alignment, "threads": threads}
-    return SaveReport._from_native(
-        _native.save_file(described, os.fspath(path), _dict(metadata), **options)
-    )
+    return SaveReport._from_native(_native.save_file(described, os.fspath(path), _dict(metadata), **options))
 
 
 def save_sharded(

@@ -46,6 +46,11 @@ fn only_generation(path: &Path, counts: &[u64]) -> u8 {
     *all.first().unwrap()
 }
 
+/// Files that a saver left behind that was killed.
+fn temps(directory: &Path) -> usize {
+    names(directory).iter().filter(|name| name.ends_with(".tmp")).count()
+}
+
 /// Saves without end, or kills such a saver again and again, and looks with `check` at what it left.
 fn saver(test: &str, save_once: impl Fn(&Path, u64), check: impl Fn(&Path) -> u8) {
     if let Some(directory) = std::env::var_os(DIRECTORY) {
@@ -59,7 +64,7 @@ fn saver(test: &str, save_once: impl Fn(&Path, u64), check: impl Fn(&Path) -> u8
         }
     }
     let directory = disk();
-    let mut seen = BTreeSet::new();
+    let mut killed_under_way = 0;
     let mut random = 0x9E37_79B9_7F4A_7C15u64;
     for _ in 0..KILLS {
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -75,14 +80,14 @@ fn saver(test: &str, save_once: impl Fn(&Path, u64), check: impl Fn(&Path) -> u8
         std::thread::sleep(Duration::from_micros((random >> 33) % 30_000));
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
-        seen.insert(check(directory.path()));
+        killed_under_way += usize::from(temps(directory.path()) > 0);
+        check(directory.path());
     }
-    assert!(seen.len() > 5, "the savers were killed too early to tell anything: {seen:?}");
+    assert!(killed_under_way > 10, "only {killed_under_way} savers were killed while they wrote");
     // The next save tidies up.
     save_once(directory.path(), 200);
     assert_eq!(check(directory.path()), 200);
-    let left: Vec<_> = names(directory.path()).into_iter().filter(|name| name.ends_with(".tmp")).collect();
-    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(temps(directory.path()), 0);
 }
 
 #[test]
