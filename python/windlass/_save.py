@@ -153,7 +153,7 @@ def save_sharded(
     Args:
         tensors: As for `save_file`.
         directory: Where to put the files. It is made if it is not there.
-        max_shard_size: Most bytes of tensors in one file, as a number or text such as ``"5GB"``. A tensor that is larger
+        max_shard_size: Most bytes of tensors in one file: a number, or text such as ``"5GB"``. A tensor that is larger
             gets a file of its own.
         filename: What names are made of.
         metadata: Free-form text for each file to carry.

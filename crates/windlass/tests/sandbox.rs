@@ -5,53 +5,21 @@
 mod common;
 
 use common::{
-    assert_is_file, make_cold, make_warm, mixed_model,
+    assert_is_file,
+    child::{forbid, in_child},
+    make_cold, make_warm, mixed_model,
     reading::{Kind, Place, TestFile, assert_all_hold, range, submit, until},
     tensor, write_model,
 };
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
-use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
+use std::{fs, path::PathBuf};
 use windlass::{
     Dtype, Error, LoadOptions, Route,
     read::{Priority, Reader, ReaderOptions},
     route::Access,
 };
 
-const CHILD: &str = "WINDLASS_TEST_CHILD";
-
-/// Runs this test again in a child; `true` in the child.
-fn in_child(test: &str) -> bool {
-    if std::env::var_os(CHILD).is_some() {
-        return true;
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(CHILD, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{test} failed in its child ({}):\n{text}", output.status);
-    assert!(text.contains("1 passed"), "there is no test {test}:\n{text}");
-    eprint!("{text}");
-    false
-}
-
 fn disk() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
-
-/// From now on these system calls fail with `errno` in this process, as under a container's seccomp profile.
-fn forbid(calls: &[i64], errno: i32) {
-    let rules: BTreeMap<i64, Vec<_>> = calls.iter().map(|&call| (call, Vec::new())).collect();
-    let filter = SeccompFilter::new(
-        rules,
-        SeccompAction::Allow,
-        SeccompAction::Errno(errno as u32),
-        std::env::consts::ARCH.try_into().unwrap(),
-    )
-    .unwrap();
-    let program: BpfProgram = filter.try_into().unwrap();
-    seccompiler::apply_filter_all_threads(&program).unwrap();
 }
 
 #[test]

@@ -298,6 +298,8 @@ fn read_index(path: &Path) -> Result<Option<BTreeSet<String>>> {
 }
 
 fn remove(path: &Path) -> Result<()> {
+    #[cfg(test)]
+    super::crash_tests::step();
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         done => done.map_err(|source| io_error("remove", path, source)),

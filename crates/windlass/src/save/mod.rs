@@ -1,7 +1,7 @@
 //! Saving: tensors from memory to safetensors files, whole or not at all.
 //!
 //! [`save`] writes one file, [`save_sharded`] a set with its index. `content` is what can be saved, `plan` turns it into
-//! headers and offsets, `write` moves the bytes into files of names that nobody looks for (`temp`), and `commit` gives
+//! headers and offsets, `write` moves the bytes into files (`target`) of names that nobody looks for (`temp`), and `commit` gives
 //! these their names once all of them are complete. Whoever looks, also after a crash, finds the old files or the new.
 //!
 //! ```no_run
@@ -17,10 +17,15 @@
 
 mod commit;
 mod content;
+#[cfg(test)]
+mod crash_tests;
 mod folder;
+mod gather;
 mod options;
 mod plan;
+mod pwrite;
 mod report;
+mod target;
 mod temp;
 mod write;
 
@@ -38,7 +43,8 @@ use std::{
     path::{Path, PathBuf},
     time::Instant,
 };
-use write::{Target, Writing};
+use target::Target;
+use write::Writing;
 
 /// Saves `tensors` to one safetensors file, which takes its name when it is complete: until then, and if anything goes
 /// wrong, a file that had the name stays as it is. With [`SaveOptions::sync`] it is on the disk when this returns.
@@ -162,7 +168,7 @@ impl<'a> Encoded<'a> {
                 reason: format!("the file has {}", self.file.len()),
             });
         }
-        let devices = write::Devices::of(self.tensors)?;
+        let devices = gather::Devices::of(self.tensors)?;
         devices.gather(&self.file, self.tensors, self.file.range(), memory)
     }
 }

@@ -261,6 +261,8 @@ mod tests {
     proptest! {
         #[test]
         fn files_are_those_of_the_reference(tensors in tensors(), metadata in metadata(), step in 1..700u64) {
+            // Of no tensors and empty metadata the reference makes what it does not read itself.
+            prop_assume!(!tensors.is_empty() || metadata.as_ref().is_none_or(|metadata| !metadata.is_empty()));
             let (data, lens) = data(&tensors);
             let all = (0..tensors.len()).collect();
             let file = PlannedFile::new(&data, &lens, all, metadata.as_ref(), Alignment::new(8).unwrap()).unwrap();

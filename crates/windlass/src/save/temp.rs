@@ -83,6 +83,8 @@ impl TempFile {
 
     /// Gives it its name, in place of a file that has it.
     pub(super) fn persist(mut self, path: &Path) -> Result<()> {
+        #[cfg(test)]
+        super::crash_tests::step();
         fs::rename(&self.path, path).map_err(|source| io_error("rename", path, source))?;
         self.is_named = true;
         Ok(())

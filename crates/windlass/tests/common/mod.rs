@@ -9,9 +9,11 @@
     clippy::print_stderr
 )]
 
+pub mod child;
 pub mod gguf;
 pub mod on_device;
 pub mod reading;
+pub mod saving;
 pub mod stand_in;
 
 use std::{

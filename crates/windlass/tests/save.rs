@@ -1,0 +1,461 @@
+//! What is saved is what was there, every way of writing it; what goes wrong leaves what was there before.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+mod common;
+
+use common::{
+    can_read,
+    child::{forbid, in_child},
+    devices, expected,
+    saving::{Owned, assert_is, data, go_on, mixed, names, owned, reference},
+};
+use std::{
+    fs, io,
+    ops::ControlFlow,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+};
+use windlass::{
+    Alignment, DirectIo, Dtype, Error, LoadOptions, Route,
+    save::{ContentError, Encoded, SaveOptions, SaveReport, Sharding, TensorData, save, save_sharded},
+};
+
+fn disk() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn options(direct: DirectIo) -> SaveOptions {
+    let mut options = SaveOptions::default();
+    options.direct = direct;
+    options
+}
+
+fn save_to(path: &Path, tensors: &[Owned], options: &SaveOptions) -> windlass::Result<SaveReport> {
+    save(path, &data(tensors), None, options, go_on)
+}
+
+fn shards_of(max_shard_bytes: u64) -> Sharding {
+    Sharding { max_shard_bytes, ..Sharding::default() }
+}
+
+fn save_shards(directory: &Path, tensors: &[Owned], max_shard_bytes: u64) -> windlass::Result<SaveReport> {
+    let sharding = shards_of(max_shard_bytes);
+    save_sharded(directory, &data(tensors), None, &sharding, &SaveOptions::default(), go_on)
+}
+
+/// Ways to write that work in this directory.
+fn ways(directory: &Path) -> Vec<SaveOptions> {
+    let mut ways = Vec::new();
+    for direct in [DirectIo::Auto, DirectIo::Always, DirectIo::Never] {
+        if direct == DirectIo::Always && !can_read(directory, Route::Threads, direct) {
+            continue;
+        }
+        for (sync, threads) in [(true, None), (false, Some(1)), (false, Some(3))] {
+            let mut way = options(direct);
+            (way.sync, way.threads) = (sync, threads);
+            ways.push(way);
+        }
+    }
+    ways
+}
+
+#[test]
+fn every_way_of_writing_makes_the_file_of_the_reference() {
+    let directory = disk();
+    let tensors = mixed();
+    let file = reference(&tensors);
+    let path = directory.path().join("model.safetensors");
+    for way in ways(directory.path()) {
+        let report = save_to(&path, &tensors, &way).unwrap();
+        assert!(fs::read(&path).unwrap() == file, "{way:?}");
+        assert_eq!(report.direct_bytes + report.buffered_bytes, file.len() as u64);
+        assert_eq!(report.file_bytes, file.len() as u64);
+        assert_eq!((report.files, report.tensors, &report.paths), (1, tensors.len(), &vec![path.clone()]));
+        match way.direct {
+            DirectIo::Always => assert!(report.buffered_bytes < 4096, "{report}"),
+            DirectIo::Never => assert_eq!((report.direct_bytes, report.refused.len()), (0, 0), "{report}"),
+            DirectIo::Auto if !way.sync => {
+                assert_eq!(report.direct_bytes, 0, "{report}");
+                assert!(report.to_string().contains("not used: direct writes on"), "{report}");
+            }
+            DirectIo::Auto => {}
+        }
+        fs::remove_file(&path).unwrap();
+    }
+    let mut memory = vec![0; file.len()];
+    let data = data(&tensors);
+    let encoded = Encoded::new(&data, None).unwrap();
+    encoded.write_to(&mut memory).unwrap();
+    assert!(memory == file);
+    assert!(encoded.write_to(&mut memory[1..]).is_err());
+}
+
+#[test]
+fn what_is_saved_loads_back_by_every_route() {
+    let directory = disk();
+    let tensors = mixed();
+    let path = directory.path().join("model.safetensors");
+    for alignment in [8, 64, 4096] {
+        let mut way = SaveOptions::default();
+        way.alignment = Alignment::new(alignment).unwrap();
+        save_to(&path, &tensors, &way).unwrap();
+        let catalog = windlass::Catalog::open(&[&path]).unwrap();
+        assert!(catalog.tensors()[0].bytes.start().is_multiple_of(alignment));
+        for route in [Route::Auto, Route::IoUring, Route::Threads, Route::Mapped] {
+            if route == Route::Mapped || can_read(directory.path(), route, DirectIo::Auto) {
+                let load = LoadOptions { route, ..LoadOptions::default() };
+                assert_is(&windlass::load(&[&path], &load).unwrap(), &tensors);
+            }
+        }
+    }
+}
+
+#[test]
+fn tensors_of_a_load_are_saved_from_wherever_they_are() {
+    let directory = disk();
+    let tensors = mixed();
+    let file = reference(&tensors);
+    let [from, to] = ["from", "to"].map(|name| directory.path().join(name));
+    fs::write(&from, &file).unwrap();
+    for device in devices() {
+        for direct in [DirectIo::Auto, DirectIo::Never] {
+            let load = LoadOptions { device, ..LoadOptions::default() };
+            let loaded = windlass::load(&[&from], &load).unwrap();
+            let data: Vec<TensorData<'_>> = loaded.tensors().iter().map(TensorData::from).collect();
+            save(&to, &data, None, &options(direct), go_on).unwrap();
+            assert!(fs::read(&to).unwrap() == file, "{device}, {direct:?}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_saved_is_refused_before_anything_is_written() {
+    let directory = disk();
+    let path = directory.path().join("new").join("model.safetensors");
+    let twice = [owned("a", Dtype::U8, &[4], 0), owned("a", Dtype::U8, &[4], 0)];
+    let error = save_to(&path, &twice, &SaveOptions::default()).unwrap_err();
+    let duplicate = matches!(&error, Error::Content(ContentError::DuplicateName { tensor }) if tensor == "a");
+    assert!(duplicate, "{error:?}");
+    assert!(save_shards(&directory.path().join("new"), &twice, 4).is_err());
+    assert!(names(directory.path()).is_empty());
+    let error = save_to(&path, &twice[..1], &SaveOptions::default()).unwrap_err();
+    let not_there = matches!(&error, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound);
+    assert!(not_there, "{error:?}");
+    let error = save_to(directory.path(), &twice[..1], &SaveOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("not a regular file"), "{error}");
+}
+
+#[test]
+fn a_link_stays_and_the_file_behind_it_is_replaced() {
+    let directory = disk();
+    let [file, link, dangling, new] =
+        ["blob", "model.safetensors", "later.safetensors", "not-yet"].map(|name| directory.path().join(name));
+    fs::write(&file, "old").unwrap();
+    symlink("blob", &link).unwrap();
+    symlink(&new, &dangling).unwrap();
+    let tensors = [owned("a", Dtype::U8, &[4], 0)];
+    for path in [&link, &dangling] {
+        save_to(path, &tensors, &SaveOptions::default()).unwrap();
+        assert!(fs::symlink_metadata(path).unwrap().is_symlink());
+    }
+    for path in [&file, &new] {
+        assert_eq!(fs::read(path).unwrap(), reference(&tensors));
+    }
+    let mode = fs::metadata(&new).unwrap().permissions().mode() & 0o777;
+    fs::write(directory.path().join("plain"), "").unwrap();
+    let plain = fs::metadata(directory.path().join("plain")).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, plain);
+    symlink("loop", directory.path().join("loop")).unwrap();
+    let error = save_to(&directory.path().join("loop"), &tensors, &SaveOptions::default()).unwrap_err();
+    assert!(matches!(&error, Error::Io { operation: "follow links", .. }), "{error:?}");
+}
+
+#[test]
+fn a_save_that_is_cancelled_leaves_the_old_file() {
+    let directory = disk();
+    let path = directory.path().join("model.safetensors");
+    let [old, new] = [1, 2].map(|seed| vec![owned("a", Dtype::U8, &[20 << 20], seed)]);
+    save_to(&path, &old, &SaveOptions::default()).unwrap();
+    for after in [0, 1, 5 << 20, 20 << 20] {
+        let written = AtomicU64::new(0);
+        let stop = |bytes| {
+            let written = written.fetch_add(bytes, Ordering::Relaxed) + bytes;
+            if written >= after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let result = save(&path, &data(&new), None, &SaveOptions::default(), stop);
+        assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+        assert_eq!(names(directory.path()), ["model.safetensors".to_owned()].into());
+        assert_is(&windlass::load(&[&path], &LoadOptions::default()).unwrap(), &old);
+    }
+}
+
+#[test]
+fn two_saves_of_one_name_at_a_time_do_not_disturb_each_other() {
+    let directory = disk();
+    let path = directory.path().join("model.safetensors");
+    let [inner, outer] = [1, 2].map(|seed| vec![owned("a", Dtype::U8, &[9 << 20], seed)]);
+    let calls = AtomicUsize::new(0);
+    let meanwhile = |_| {
+        if calls.fetch_add(1, Ordering::Relaxed) == 0 {
+            save_to(&path, &inner, &SaveOptions::default()).unwrap();
+            assert_is(&windlass::load(&[&path], &LoadOptions::default()).unwrap(), &inner);
+        }
+        ControlFlow::Continue(())
+    };
+    save(&path, &data(&outer), None, &SaveOptions::default(), meanwhile).unwrap();
+    assert_is(&windlass::load(&[&path], &LoadOptions::default()).unwrap(), &outer);
+    assert_eq!(names(directory.path()), ["model.safetensors".to_owned()].into());
+}
+
+#[test]
+fn memory_takes_no_direct_writes_and_the_report_says_so() {
+    let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
+        eprintln!("skipped: no /dev/shm");
+        return;
+    };
+    let path = directory.path().join("model.safetensors");
+    let tensors = mixed();
+    let report = save_to(&path, &tensors, &SaveOptions::default()).unwrap();
+    assert!(fs::read(&path).unwrap() == reference(&tensors));
+    assert_eq!(report.direct_bytes, 0);
+    let refusal = report.refused.iter().find(|own| own.what == "direct writes").unwrap();
+    assert!(refusal.why.reason.contains("tmpfs"), "{refusal:?}");
+    let error = save_to(&path, &tensors, &options(DirectIo::Always)).unwrap_err();
+    assert!(
+        matches!(&error, Error::RouteUnavailable { why, .. } if why.reason.contains("tmpfs")),
+        "{error:?}"
+    );
+    assert_eq!(names(directory.path()), ["model.safetensors".to_owned()].into());
+}
+
+/// A small file system in memory. Unmounted when dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount() -> Option<Self> {
+        let directory = disk();
+        let mount = ["-t", "tmpfs", "-o", "size=3m", "tmpfs"];
+        let mounted = Command::new("mount").args(mount).arg(directory.path()).output().ok()?;
+        mounted.status.success().then_some(Self(directory))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).output();
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_before_the_first_write_and_the_old_file_stays() {
+    let Some(small) = SmallDisk::mount() else {
+        eprintln!("skipped: mounting is not allowed here");
+        return;
+    };
+    let directory = small.0.path();
+    let path = directory.join("model.safetensors");
+    let old = [owned("a", Dtype::U8, &[1 << 20], 1)];
+    save_to(&path, &old, &SaveOptions::default()).unwrap();
+    let new = [owned("a", Dtype::U8, &[1 << 20], 2), owned("b", Dtype::U8, &[2 << 20], 2)];
+    let written = AtomicU64::new(0);
+    let count = |bytes| {
+        written.fetch_add(bytes, Ordering::Relaxed);
+        ControlFlow::Continue(())
+    };
+    let options = SaveOptions::default();
+    for result in [
+        save(&path, &data(&new), None, &options, count),
+        save_sharded(directory, &data(&new), None, &shards_of(1 << 20), &options, count),
+    ] {
+        match result.unwrap_err() {
+            Error::Io { operation: "allocate", path, source, .. } => {
+                assert!(path.starts_with(directory));
+                assert_eq!(source.kind(), io::ErrorKind::StorageFull);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(written.into_inner(), 0);
+    assert_eq!(names(directory), ["model.safetensors".to_owned()].into());
+    assert_is(&windlass::load(&[&path], &LoadOptions::default()).unwrap(), &old);
+}
+
+/// Runs `fail` in a child over an old file, where these calls fail, and looks at what is left.
+fn failing(test: &str, calls: &[i64], errno: i32, fail: impl Fn(&Path, &[Owned])) {
+    if !in_child(test) {
+        return;
+    }
+    let directory = disk();
+    let path = directory.path().join("model.safetensors");
+    let [old, new] = [1, 2].map(|seed| {
+        vec![owned("first", Dtype::U8, &[5 << 20], seed), owned("second", Dtype::U8, &[5 << 20], seed)]
+    });
+    save_to(&path, &old, &SaveOptions::default()).unwrap();
+    let descriptors = fs::read_dir("/proc/self/fd").unwrap().count();
+    forbid(calls, errno);
+    fail(&path, &new);
+    assert_eq!(fs::read_dir("/proc/self/fd").unwrap().count(), descriptors);
+    assert_eq!(names(directory.path()), ["model.safetensors".to_owned()].into());
+    assert_is(&windlass::load(&[&path], &LoadOptions::default()).unwrap(), &old);
+}
+
+#[test]
+fn a_broken_disk_names_tensor_and_offset() {
+    let test = "a_broken_disk_names_tensor_and_offset";
+    failing(test, &[libc::SYS_pwritev], libc::EIO, |path, new| {
+        let mut single = options(DirectIo::Never);
+        single.threads = Some(1);
+        match save_to(path, new, &single).unwrap_err() {
+            // The first write begins with the header.
+            Error::Io { operation: "write", path: at, tensor: None, range: Some(range), source } => {
+                assert_eq!((at.as_path(), range.start()), (path, 0));
+                assert_eq!(source.raw_os_error(), Some(libc::EIO));
+            }
+            other => panic!("{other:?}"),
+        }
+        for direct in [DirectIo::Auto, DirectIo::Never] {
+            match save_to(path, new, &options(direct)).unwrap_err() {
+                Error::Io { operation: "write", path: at, source, .. } => {
+                    assert_eq!((at.as_path(), source.raw_os_error()), (path, Some(libc::EIO)));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let error = save_shards(path.parent().unwrap(), new, 5 << 20).unwrap_err();
+        assert!(error.to_string().contains("model-0000"), "{error}");
+    });
+}
+
+#[test]
+fn a_sync_that_fails_fails_the_save() {
+    failing("a_sync_that_fails_fails_the_save", &[libc::SYS_fsync], libc::EIO, |path, new| {
+        for result in
+            [save_to(path, new, &SaveOptions::default()), save_shards(path.parent().unwrap(), new, 5 << 20)]
+        {
+            match result.unwrap_err() {
+                Error::Io { operation: "sync", source, .. } => {
+                    assert_eq!(source.raw_os_error(), Some(libc::EIO));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn names_that_cannot_be_given_leave_the_old_ones() {
+    let calls = [libc::SYS_rename, libc::SYS_renameat, libc::SYS_renameat2];
+    failing("names_that_cannot_be_given_leave_the_old_ones", &calls, libc::EACCES, |path, new| {
+        for result in [
+            save_to(path, new, &SaveOptions::default()),
+            save_shards(path.parent().unwrap(), new, 5 << 20),
+            save_shards(path.parent().unwrap(), new, 50 << 20),
+        ] {
+            let error = result.unwrap_err();
+            assert!(matches!(&error, Error::Io { operation: "rename", .. }), "{error:?}");
+        }
+    });
+}
+
+#[test]
+fn file_systems_that_lack_locks_and_allocation_serve() {
+    if !in_child("file_systems_that_lack_locks_and_allocation_serve") {
+        return;
+    }
+    forbid(&[libc::SYS_fallocate, libc::SYS_flock], libc::EOPNOTSUPP);
+    let directory = disk();
+    let tensors = mixed();
+    for max_shard_bytes in [1 << 20, 2 << 20, u64::MAX] {
+        save_shards(directory.path(), &tensors, max_shard_bytes).unwrap();
+        assert_is(&windlass::load(&[directory.path()], &LoadOptions::default()).unwrap(), &tensors);
+    }
+}
+
+fn shard_names(paths: &[PathBuf]) -> Vec<&str> {
+    paths.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect()
+}
+
+#[test]
+fn shards_have_the_names_and_the_index_of_hugging_face() {
+    let directory = disk();
+    let folder = directory.path().join("new").join("model");
+    let tensors: Vec<_> = (0..5u8).map(|i| owned(&format!("t{i}"), Dtype::U8, &[1000], i)).collect();
+    let report = save_shards(&folder, &tensors, 2000).unwrap();
+    let expected_names = [
+        "model-00001-of-00003.safetensors",
+        "model-00002-of-00003.safetensors",
+        "model-00003-of-00003.safetensors",
+        "model.safetensors.index.json",
+    ];
+    assert_eq!(shard_names(&report.paths), expected_names);
+    assert_eq!(names(&folder), expected_names.map(str::to_owned).into());
+    let index: serde_json::Value =
+        serde_json::from_slice(&fs::read(report.paths.last().unwrap()).unwrap()).unwrap();
+    assert_eq!(index["metadata"]["total_size"], 5000);
+    assert_eq!(index["weight_map"]["t2"], "model-00002-of-00003.safetensors");
+    let second = fs::read(&report.paths[1]).unwrap();
+    assert_eq!(expected(&second, "t3"), tensors[3].bytes);
+    assert_is(&windlass::load(&[&folder], &LoadOptions::default()).unwrap(), &tensors);
+}
+
+#[test]
+fn every_save_over_another_leaves_itself_alone() {
+    let directory = disk();
+    let folder = directory.path();
+    fs::write(folder.join("config.json"), "{}").unwrap();
+    fs::write(folder.join("model-2-00001-of-00001.safetensors"), "another's").unwrap();
+    let generation = |seed, count: u64| -> Vec<Owned> {
+        (0..count).map(|i| owned(&format!("t{i}"), Dtype::U8, &[1000], seed)).collect()
+    };
+    let mut seed = 0;
+    // Of every kind over every kind: shards in several numbers, a single file.
+    for (count, shards) in [(4, 2), (4, 2), (6, 3), (2, 1), (2, 1), (4, 2), (2, 1), (6, 3), (6, 3)] {
+        seed += 1;
+        let tensors = generation(seed, count);
+        let report = save_shards(folder, &tensors, 2000).unwrap();
+        assert_eq!(report.files, shards);
+        let mut own: Vec<String> = shard_names(&report.paths).into_iter().map(str::to_owned).collect();
+        own.extend(["config.json".into(), "model-2-00001-of-00001.safetensors".into()]);
+        assert_eq!(names(folder), own.into_iter().collect());
+        let catalog = match shards {
+            1 => folder.join("model.safetensors"),
+            _ => folder.join("model.safetensors.index.json"),
+        };
+        assert_is(&windlass::load(&[catalog], &LoadOptions::default()).unwrap(), &tensors);
+    }
+}
+
+#[test]
+fn shards_without_an_index_are_replaced_like_any_others() {
+    let directory = disk();
+    let folder = directory.path();
+    let [old, new] = [1, 2]
+        .map(|seed| [owned("a", Dtype::U8, &[1000], seed), owned("b", Dtype::U8, &[1000], seed)].to_vec());
+    for max_shard_bytes in [1000, 5000] {
+        let report = save_shards(folder, &old, 1000).unwrap();
+        fs::remove_file(report.paths.last().unwrap()).unwrap();
+        assert_is(&windlass::load(&[folder], &LoadOptions::default()).unwrap(), &old);
+        let report = save_shards(folder, &new, max_shard_bytes).unwrap();
+        assert_eq!(names(folder).len(), report.paths.len());
+        assert_is(&windlass::load(&[folder], &LoadOptions::default()).unwrap(), &new);
+    }
+}
+
+#[test]
+fn shards_that_are_not_all_there_are_no_checkpoint() {
+    let directory = disk();
+    let folder = directory.path();
+    let tensors = [owned("a", Dtype::U8, &[1000], 1), owned("b", Dtype::U8, &[1000], 1)];
+    let report = save_shards(folder, &tensors, 1000).unwrap();
+    for path in &report.paths[1..] {
+        fs::remove_file(path).unwrap();
+    }
+    let error = windlass::load(&[folder], &LoadOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("1 of the 2 files of 'model-"), "{error}");
+    // The next save does not count on them, and removes them.
+    let report = save_shards(folder, &tensors, 1000).unwrap();
+    assert_eq!(names(folder).len(), report.paths.len());
+    assert_is(&windlass::load(&[folder], &LoadOptions::default()).unwrap(), &tensors);
+}

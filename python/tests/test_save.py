@@ -1,0 +1,276 @@
+"""Saving: the files of the reference library, byte by byte, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+import windlass
+from conftest import StandIn, run, same_bytes
+from windlass.errors import FormatError, OptionError, StorageError, UnsupportedDtypeError
+
+TORCH_DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.uint16,
+    torch.int16,
+    torch.uint32,
+    torch.int32,
+    torch.uint64,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+    torch.float4_e2m1fn_x2,
+]
+
+
+def random_tensors(seed: int) -> dict[str, torch.Tensor]:
+    """Tensors of every type in a random order, of random shapes."""
+    generator = np.random.default_rng(seed)
+    tensors = {}
+    for index in generator.permutation(2 * len(TORCH_DTYPES)):
+        dtype = TORCH_DTYPES[index % len(TORCH_DTYPES)]
+        shape = generator.integers(0 if index % 7 == 0 else 1, 9, generator.integers(1, 4)).tolist()
+        size = int(np.prod(shape)) * dtype.itemsize
+        data = torch.from_numpy(generator.integers(0, 2 if dtype == torch.bool else 256, size, np.uint8))
+        # Without elements, torch cannot view bytes as something else.
+        tensor = data.view(dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
+        tensors[f"{generator.integers(100)}.é{index}"] = tensor
+    tensors["large"] = torch.from_numpy(generator.integers(0, 256, 5 << 20, np.uint8))
+    return tensors
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}])
+def test_files_of_torch_are_those_of_the_reference(tmp_path: Path, seed: int, metadata) -> None:
+    tensors = random_tensors(seed)
+    own, reference = tmp_path / "own.safetensors", tmp_path / "reference.safetensors"
+    report = windlass.save_file(tensors, own, metadata=metadata, sync=seed % 2 == 0)
+    safetensors.torch.save_file(tensors, reference, metadata=metadata)
+    assert own.read_bytes() == reference.read_bytes()
+    assert windlass.save(tensors, metadata=metadata) == safetensors.torch.save(tensors, metadata=metadata)
+    assert report.file_bytes == own.stat().st_size == report.direct_bytes + report.buffered_bytes
+    loaded = windlass.load_file(own)
+    assert set(loaded) == set(tensors)
+    assert all(same_bytes(loaded[name], tensors[name]) for name in tensors)
+
+
+def test_files_of_numpy_are_those_of_the_reference(tmp_path: Path) -> None:
+    names = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", ">i4", ">f8"]
+    narrow = [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu]
+    generator = np.random.default_rng(1)
+    tensors = {}
+    for dtype in [*map(np.dtype, names), *map(np.dtype, narrow)]:
+        data = generator.integers(0, 2, 6 * dtype.itemsize, np.uint8)
+        tensors[f"{dtype.str}.{dtype.name}"] = data.view(dtype).reshape(2, 3)
+    tensors["scalar"] = np.array(3.0)
+    windlass.save_file(tensors, tmp_path / "own")
+    safetensors.numpy.save_file(tensors, tmp_path / "reference")
+    assert (tmp_path / "own").read_bytes() == (tmp_path / "reference").read_bytes()
+    assert windlass.save(tensors) == safetensors.numpy.save(tensors)
+
+
+def test_arrays_of_every_framework_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    packed = torch.randint(0, 256, (3, 4), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    tensors = {
+        "jax": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3),
+        "numpy": np.arange(4, dtype=np.uint16),
+        "torch": torch.nn.Parameter(torch.arange(3.0)),
+        "packed": packed,
+    }
+    windlass.save_file(tensors, path)
+    arrays = windlass.load_file(path, framework="numpy")
+    assert arrays["jax"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert arrays["packed"].shape == (3, 8)
+    # The same again, from windlass's own tensors and from what numpy has of them.
+    again = [windlass.load_file(path, framework="raw"), arrays]
+    for loaded in again:
+        assert windlass.save(loaded) == path.read_bytes()
+
+
+def test_tensors_on_a_device_are_saved(tmp_path: Path, stand_in: StandIn) -> None:
+    tensors = random_tensors(3)
+    windlass.save_file(tensors, tmp_path / "host")
+    loaded = windlass.load_file(tmp_path / "host", device="cuda:0", framework="raw")
+    windlass.save_file(loaded, tmp_path / "device")
+    assert (tmp_path / "device").read_bytes() == (tmp_path / "host").read_bytes()
+    assert windlass.save(loaded) == (tmp_path / "host").read_bytes()
+    del loaded
+
+
+def test_alignment_moves_the_data_and_nothing_else(tmp_path: Path) -> None:
+    tensors = random_tensors(5)
+    for alignment in [16, "4KiB"]:
+        windlass.save_file(tensors, tmp_path / "m", alignment=alignment)
+        header = int.from_bytes((tmp_path / "m").read_bytes()[:8], "little")
+        assert (header + 8) % (16 if alignment == 16 else 4096) == 0
+        loaded = safetensors.torch.load_file(tmp_path / "m")
+        assert all(same_bytes(loaded[name], tensors[name]) for name in tensors)
+
+
+def test_shards_and_their_index_load_everywhere(tmp_path: Path) -> None:
+    tensors = {f"t{i}": torch.full((1000,), i, dtype=torch.int32) for i in range(5)}
+    report = windlass.save_sharded(
+        tensors, tmp_path / "model", max_shard_size="8KB", metadata={"format": "pt"}
+    )
+    assert [Path(path).name for path in report.paths] == [
+        "model-00001-of-00003.safetensors",
+        "model-00002-of-00003.safetensors",
+        "model-00003-of-00003.safetensors",
+        "model.safetensors.index.json",
+    ]
+    loaded = windlass.load_file(tmp_path / "model")
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+    assert set(safetensors.torch.load_file(report.paths[0])) == {"t0", "t1"}
+    report = windlass.save_sharded(tensors, tmp_path / "model")
+    assert os.listdir(tmp_path / "model") == ["model.safetensors"]
+    assert "5 tensors" in str(report)
+    assert report.as_dict()["files"] == 1
+
+
+def test_a_file_is_replaced_while_its_tensors_are_in_use(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    windlass.save_file({"a": torch.ones(1 << 20)}, path)
+    mapped = safetensors.torch.load_file(path)
+    windlass.save_file({name: tensor.neg() for name, tensor in mapped.items()}, path)
+    assert bool((mapped["a"] == 1).all())
+    assert bool((windlass.load_file(path)["a"] == -1).all())
+
+
+@pytest.mark.parametrize(
+    ("tensor", "error", "said"),
+    [
+        (lambda: torch.ones(4, 4).T, OptionError, "contiguous()"),
+        (lambda: np.ones((4, 4)).T, OptionError, "ascontiguousarray"),
+        (lambda: torch.ones(4, 4).to_sparse(), OptionError, "to_dense()"),
+        (lambda: torch.ones(3, dtype=torch.complex64).conj(), OptionError, "resolve_conj()"),
+        (lambda: torch.ones(3, device="meta"), OptionError, "device meta"),
+        (lambda: torch.ones(3, dtype=torch.complex128), UnsupportedDtypeError, "complex128"),
+        (lambda: torch.zeros((), dtype=torch.uint8).view(torch.float4_e2m1fn_x2), OptionError, "scalar"),
+        (lambda: np.array(["text"]), UnsupportedDtypeError, "no type str"),
+        (lambda: np.zeros(3, ml_dtypes.float4_e2m1fn), OptionError, "whole bytes"),
+        (lambda: [1.0, 2.0], OptionError, "list is no tensor"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_and_nothing_is_written(
+    tmp_path: Path, tensor, error, said: str
+) -> None:
+    with pytest.raises(error, match="tensor 'bad' cannot be saved") as caught:
+        windlass.save_file({"good": torch.ones(2), "bad": tensor()}, tmp_path / "m")
+    assert said in str(caught.value)
+    assert caught.value.tensor == "bad"
+    assert os.listdir(tmp_path) == []
+
+
+def test_errors_are_those_that_python_expects(tmp_path: Path) -> None:
+    tensors = {"a": np.ones(3)}
+    with pytest.raises(FormatError, match="keeps that name") as caught:
+        windlass.save_file({"__metadata__": np.ones(3)}, tmp_path / "m")
+    assert caught.value.tensor == "__metadata__"
+    with pytest.raises(OptionError, match="alignment cannot be '7'"):
+        windlass.save_file(tensors, tmp_path / "m", alignment=7)
+    with pytest.raises(OptionError, match="filename"):
+        windlass.save_sharded(tensors, tmp_path, filename="model.bin")
+    with pytest.raises(OptionError, match="max_shard_size"):
+        windlass.save_sharded(tensors, tmp_path, max_shard_size="big")
+    with pytest.raises(TypeError):
+        windlass.save_file(tensors, tmp_path / "m", metadata={"a": 1})
+    with pytest.raises(StorageError) as storage:
+        windlass.save_file(tensors, tmp_path / "missing" / "m")
+    assert isinstance(storage.value, OSError)
+    assert os.listdir(tmp_path) == []
+
+
+def test_saving_needs_no_framework_and_imports_none(tmp_path: Path) -> None:
+    windlass.save_file({"a": np.arange(3)}, tmp_path / "from")
+    done = run(
+        """
+        import sys, windlass
+        loaded = windlass.load_file(sys.argv[1], framework="raw")
+        print(windlass.save_file(loaded, sys.argv[2]))
+        assert not {"torch", "numpy", "jax", "ml_dtypes"} & set(sys.modules)
+        """,
+        tmp_path / "from",
+        tmp_path / "to",
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "to").read_bytes() == (tmp_path / "from").read_bytes()
+
+
+def test_ctrl_c_ends_a_save_and_the_old_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    windlass.save_file({"a": np.arange(3)}, path)
+    old = path.read_bytes()
+    script = """
+        import os, signal, sys, numpy, windlass
+        # Whoever runs the tests in the background has them ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Always the same memory: a save of many gigabytes that needs little.
+        part = numpy.zeros(64 << 20, numpy.uint8)
+        tensors = {f"t{i}": part for i in range(64)}
+        print("started", flush=True)
+        try:
+            windlass.save_file(tensors, sys.argv[1], threads=1)
+        except KeyboardInterrupt:
+            print("interrupted")
+        """
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout.readline() == "started\n"
+    # The file that it writes shows that it is under way.
+    deadline = time.monotonic() + 30
+    while len(os.listdir(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    child.send_signal(signal.SIGINT)
+    output, errors = child.communicate(timeout=60)
+    assert output == "interrupted\n", errors
+    assert os.listdir(tmp_path) == [path.name]
+    assert path.read_bytes() == old
+
+
+def test_other_threads_run_during_a_save(tmp_path: Path) -> None:
+    part = np.zeros(32 << 20, np.uint8)
+    counted = 0
+    saving = True
+
+    def count() -> None:
+        nonlocal counted
+        while saving:
+            counted += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    before = counted
+    windlass.save_file({f"t{i}": part for i in range(8)}, tmp_path / "m")
+    during = counted - before
+    saving = False
+    thread.join()
+    assert during > 100
