@@ -21,7 +21,7 @@ use crate::{
     catalog::{FileId, TensorEntry, TensorId, gguf::ByteOrder},
 };
 use serde::{Deserialize, Serialize};
-use slice::Runs;
+pub(crate) use slice::Runs;
 use std::{collections::HashSet, fmt, ops::Range};
 
 /// Reads of one plan, at most: 64 TiB in chunks of the default size.
@@ -251,6 +251,11 @@ pub struct PlannedTensor {
 }
 
 impl PlannedTensor {
+    /// Its bytes in the file.
+    pub(crate) fn runs(&self) -> &Runs {
+        &self.runs
+    }
+
     /// Its bytes in the file, if they are in one piece; `None` also if it has none.
     pub fn bytes_in_file(&self) -> Option<ByteRange> {
         (self.runs.count() == 1).then(|| self.runs.get(0))
