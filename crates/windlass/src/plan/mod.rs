@@ -58,6 +58,8 @@ pub struct PlanOptions {
     pub coalesce_gap_bytes: u64,
     /// The kind of memory that tensors go to.
     pub destination: Destination,
+    /// Arenas of a device that several tensors share grow no further, whatever the layout is.
+    pub device_arena_bytes: u64,
 }
 
 /// The kind of memory that a plan delivers to.
@@ -81,6 +83,7 @@ impl Default for PlanOptions {
             chunk_bytes: 4 << 20,
             coalesce_gap_bytes: 64 << 10,
             destination: Destination::default(),
+            device_arena_bytes: u64::MAX,
         }
     }
 }
