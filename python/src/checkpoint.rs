@@ -1,20 +1,30 @@
 //! Open checkpoints.
+#![allow(unsafe_code)]
 
 use crate::{
     error::IntoPython,
+    filling::{Filling, Targets},
     interruptible,
     key_values::{self, KeyValues},
     loading::Loading,
-    options::{load_options, stream_options},
+    options::{load_options, order_of, stream_options},
     report::NativeReport,
-    tensor::Tensor,
+    tensor::{Tensor, quantized_shape},
 };
 use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
 };
 use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
-use windlass::{Route, catalog::OpenOptions, verify::Manifest};
+use windlass::{
+    Route,
+    catalog::OpenOptions,
+    plan::{Plan, PlanOptions, PlannedTensor},
+    verify::Manifest,
+};
+
+/// Name, element type, shape, shape of the bytes of quantised elements, and size in bytes.
+type Planned = (String, Cow<'static, str>, Vec<u64>, Option<Vec<u64>>, u64);
 
 /// A checkpoint with its files open.
 #[pyclass(frozen, module = "windlass")]
@@ -95,6 +105,45 @@ impl Checkpoint {
         let stream = stream_options(order, max_in_flight).into_python(py)?;
         let loading = py.detach(|| self.checkpoint.stream(&options, &stream)).into_python(py)?;
         Ok(Loading::new(loading))
+    }
+
+    /// What a load would deliver: of each tensor the name, the element type, the shape, that of its bytes if it is
+    /// quantised, and the size in bytes.
+    #[pyo3(signature = (**options))]
+    fn planned(&self, py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Vec<Planned>> {
+        let selection = load_options(py, options)?.selection;
+        let catalog = self.checkpoint.catalog();
+        let plan = || -> windlass::Result<Vec<PlannedTensor>> {
+            let requests = selection.resolve(catalog)?;
+            let plan = Plan::new(catalog, &requests, &PlanOptions::default())?;
+            let mut planned: Vec<_> = plan.tensors().to_vec();
+            planned.sort_unstable_by_key(|planned| planned.tensor);
+            Ok(planned)
+        };
+        let planned = py.detach(plan).into_python(py)?;
+        let described = planned.into_iter().map(|planned| {
+            let name = catalog.tensor(planned.tensor).name.to_string();
+            let bytes_shape = quantized_shape(planned.dtype, &planned.shape);
+            (name, planned.dtype.name(), planned.shape.into_vec(), bytes_shape, planned.place.len())
+        });
+        Ok(described.collect())
+    }
+
+    /// Starts a load into memory of the caller's: of each tensor that is selected, the device, address, size and
+    /// owner of its target. Nobody may use the memory until the target was told to be filled or the load has ended.
+    #[pyo3(signature = (targets, *, order="arrival", **options))]
+    fn fill(
+        &self,
+        py: Python<'_>,
+        targets: Targets,
+        order: &str,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Filling> {
+        let options = load_options(py, options)?;
+        let order = order_of(order).into_python(py)?;
+        // SAFETY: only the package calls this, with addresses of what the owners hold, who live until the load has ended;
+        // whoever gave them was told to leave them alone.
+        unsafe { Filling::start(py, &self.checkpoint, targets, &options, order) }
     }
 
     /// Maps tensors, and says how.

@@ -11,7 +11,7 @@ pub(crate) trait IntoPython<T> {
 
 impl<T> IntoPython<T> for windlass::Result<T> {
     fn into_python(self, py: Python<'_>) -> PyResult<T> {
-        self.map_err(|error| exception(py, &error).unwrap_or_else(|broken| broken))
+        self.map_err(|error| exception_of(py, &error))
     }
 }
 
@@ -19,6 +19,11 @@ impl<T> IntoPython<T> for serde_json::Result<T> {
     fn into_python(self, _py: Python<'_>) -> PyResult<T> {
         self.map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))
     }
+}
+
+/// The exception that Python code catches for an error.
+pub(crate) fn exception_of(py: Python<'_>, error: &Error) -> PyErr {
+    exception(py, error).unwrap_or_else(|broken| broken)
 }
 
 fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {

@@ -8,6 +8,7 @@ mod bytes;
 mod checkpoint;
 mod dlpack;
 mod error;
+mod filling;
 mod key_values;
 mod loading;
 mod options;
@@ -36,6 +37,8 @@ mod _native {
     use super::bytes::load_bytes;
     #[pymodule_export]
     use super::checkpoint::Checkpoint;
+    #[pymodule_export]
+    use super::filling::Filling;
     #[pymodule_export]
     use super::key_values::NativeArray;
     #[pymodule_export]

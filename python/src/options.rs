@@ -87,16 +87,21 @@ pub(crate) fn load_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>
     Ok(options)
 }
 
+/// An order by its name.
+pub(crate) fn order_of(name: &str) -> windlass::Result<Order> {
+    match name {
+        "arrival" => Ok(Order::Arrival),
+        "file" => Ok(Order::File),
+        other => Err(Error::Internal(format!("the package asks for the order '{other}'"))),
+    }
+}
+
 /// How a load hands its tensors out.
 pub(crate) fn stream_options(
     order: &str,
     max_in_flight: Option<&Bound<'_, PyAny>>,
 ) -> windlass::Result<StreamOptions> {
-    let order = match order {
-        "arrival" => Order::Arrival,
-        "file" => Order::File,
-        other => return Err(Error::Internal(format!("the package asks for the order '{other}'"))),
-    };
+    let order = order_of(order)?;
     let max_in_flight_bytes = max_in_flight.map(|size| bytes_of("max_in_flight", size)).transpose()?;
     Ok(StreamOptions { order, max_in_flight_bytes })
 }

@@ -41,7 +41,9 @@ impl Tensor {
     /// Shape of the bytes of a quantised tensor: its own, but for the last dimension. `None` for all others.
     #[getter]
     fn bytes_shape<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        quantized_shape(&self.tensor).map(|shape| PyTuple::new(py, shape)).transpose()
+        quantized_shape(self.tensor.dtype(), self.tensor.shape())
+            .map(|shape| PyTuple::new(py, shape))
+            .transpose()
     }
 
     /// Size in bytes.
@@ -164,16 +166,16 @@ pub(crate) fn to_torch<'py>(
 
 /// A tensor as DLPack up to `max_version` can carry it: elements, or blocks of elements as bytes.
 fn exported(tensor: &windlass::Tensor, max_version: Option<(u32, u32)>) -> Option<Exported> {
-    match quantized_shape(tensor) {
+    match quantized_shape(tensor.dtype(), tensor.shape()) {
         Some(shape) => Some(Exported::bytes(shape)),
         None => Exported::as_is(tensor.dtype(), max_version),
     }
 }
 
 /// The shape of a quantised tensor's bytes: its last dimension holds those of its blocks.
-fn quantized_shape(tensor: &windlass::Tensor) -> Option<Vec<u64>> {
-    let Dtype::Quantized(block) = tensor.dtype() else { return None };
-    let mut shape = tensor.shape().to_vec();
+pub(crate) fn quantized_shape(dtype: Dtype, shape: &[u64]) -> Option<Vec<u64>> {
+    let Dtype::Quantized(block) = dtype else { return None };
+    let mut shape = shape.to_vec();
     if let Some(last) = shape.last_mut() {
         *last = *last / block.block_len() * block.block_bytes();
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import windlass
-from conftest import make_cold, run, same_bytes, write_model
+from conftest import StandIn, make_cold, run, same_bytes, write_model
 from windlass.errors import FileChangedError, OptionError, TruncatedError, UnsupportedDtypeError
 
 MANY = {f"t{number:03}": ("U8", [(1 << 20) + number * 1001]) for number in range(64)}
@@ -219,3 +219,71 @@ def test_a_child_of_fork_is_told(many: Path) -> None:
         many,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("order", ["arrival", "file"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"layout": "tensor"}, {"layout": "packed"}, {"route": "staged", "dtype": "float32"}],
+    ids=str,
+)
+def test_a_bound_holds_on_a_device(
+    stand_in: StandIn, tmp_path: Path, order: str, options: dict[str, str]
+) -> None:
+    tensors = {f"t{number:02}": ("BF16", [500 + number, 500]) for number in range(24)}
+    path = write_model(tmp_path / "m.safetensors", tensors)
+    expected = windlass.load_file(path, "cuda:0", framework="raw", **options)
+    data = {name: tensor.tobytes() for name, tensor in expected.items()}
+    del expected
+    assert stand_in.count("device_bytes") == 0
+    largest = max(map(len, data.values()))
+    bound = 6 * largest
+    peak, given = 0, []
+    with windlass.iter_tensors(
+        path, "cuda:0", framework="raw", order=order, max_in_flight=bound, **options
+    ) as stream:
+        scratch = stream.report.as_dict()["device"]["scratch_bytes"]
+        for name, tensor in stream:
+            peak = max(peak, stand_in.count("device_bytes") - scratch)
+            assert tensor.tobytes() == data[name]
+            given.append(name)
+            del tensor
+    assert sorted(given) == list(tensors)
+    # Arenas come and go as a whole: one at each end may hold tensors of both sides.
+    assert peak <= bound + 4 * largest
+    assert stand_in.count("device_bytes") == 0
+
+
+def test_a_device_without_room_for_everything_takes_it_bit_by_bit(stand_in: StandIn, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(32)})
+    stand_in.set("MEMORY_MIB=16")
+    taken = 0
+    for _, tensor in windlass.iter_tensors(path, "cuda:0", framework="raw", max_in_flight="4MiB"):
+        taken += tensor.nbytes
+        del tensor
+    assert taken == 32 << 20
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_rank_reads_its_own_experts_and_little_else(tmp_path: Path, ranks: int) -> None:
+    parts = ("down_proj", "gate_proj", "up_proj")
+    tensors = {
+        f"layers.{layer}.experts.{expert}.{part}.weight": ("BF16", [256, 256])
+        for layer in range(3)
+        for expert in range(16)
+        for part in parts
+    }
+    tensors |= {f"layers.{layer}.norm.weight": ("BF16", [256]) for layer in range(3)}
+    path = write_model(tmp_path / "m.safetensors", tensors)
+
+    def is_wanted(name: str) -> bool:
+        return ".experts." not in name or int(name.split(".")[3]) % ranks == 1
+
+    make_cold(path)
+    given = set()
+    with windlass.iter_tensors(path, framework="raw", select=is_wanted) as stream:
+        given.update(name for name, _ in stream)
+    assert given == set(filter(is_wanted, tensors))
+    report = stream.report
+    assert report.tensor_bytes == 3 * (16 // ranks * 3 * 256 * 256 + 256) * 2
+    assert report.tensor_bytes <= report.read_bytes <= 1.02 * report.tensor_bytes

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import operator
 import os
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
@@ -25,8 +24,10 @@ from windlass._frameworks import (
 from windlass._metadata import read_only
 from windlass._options import LoadOptions
 from windlass._report import Report
-from windlass._stream import BATCH, Mapped, Order, Source, TensorStream
-from windlass.errors import OptionError, SliceError
+from windlass._slices import Part
+from windlass._stream import BATCH, Mapped, Order, Tensors, TensorStream, converted, interleaved
+from windlass._targets import CopyInto, Target, Wanted, chosen, filled
+from windlass.errors import OptionError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -210,14 +211,14 @@ class Checkpoint:
         dtype, shape, *_ = self._opened.info(name)
         return TensorSlice(self, name, dtype, list(shape))
 
-    def _part(self, name: str, index: Any) -> _Part:
+    def _part(self, name: str, index: Any) -> Part:
         dtype, shape, _, block_len = self._opened.info(name)
         packing = None
         if block_len > 1:
             packing = f"its elements lie in blocks of {block_len}"
         elif dtype == "F4" and self._is_torch:
             packing = "torch packs pairs of F4 elements"
-        return _Part(name, index, shape, packing)
+        return Part(name, index, shape, packing)
 
     def load(
         self,
@@ -245,6 +246,7 @@ class Checkpoint:
         slices: Mapping[str, Any] | None = None,
         order: Order = "arrival",
         max_in_flight: int | str | None = None,
+        copy_into: CopyInto | None = None,
         pool: _native.MemoryPool | None = None,
         **options: Unpack[LoadOptions],
     ) -> TensorStream:
@@ -259,6 +261,12 @@ class Checkpoint:
                 loaded and not given yet, with the one that was given last. Whoever drops each tensor before asking for
                 the next one uses no more memory for tensors, but for the huge pages at their ends. A tensor that is
                 larger is loaded alone. A pool must have room for all tensors nevertheless. Default: no bound.
+            copy_into: Memory that tensors are read into rather than into memory of their own: a mapping of names to
+                tensors of torch, arrays of numpy, anything that lets its bytes be written, or objects with a CUDA
+                array interface; or a function that is called with name, type and shape of each tensor, and returns
+                such an object or ``None``. Each must be contiguous, of the very type and shape of its tensor, or of
+                the slice of it, and not be used nor resized until it is given. Tensors without one are loaded as
+                ever. After an error, targets that were not given hold anything. The bound does not count targets.
             pool: As in `load_file`.
             options: As in `load_file`.
 
@@ -266,17 +274,47 @@ class Checkpoint:
             An iterator with the attribute ``report``. Closing it, or leaving it as a context manager, ends the load.
         """
         request, parts = self._request(select, exclude, slices, pool, options)
-        merged = self._merged(request)
-        convert = self._convert
-        source: Source
         if order not in ("arrival", "file"):
             raise OptionError(f"order cannot be {order!r}: it is one of arrival, file")
-        if self._is_mapped(merged):
-            source = Mapped(*self._opened.map(**merged))
-        else:
-            source = self._opened.start(order=order, max_in_flight=max_in_flight, **merged)
+        targets: dict[str, Target] = {}
+        if copy_into is not None:
+            wanted = self._wanted(request, parts)
+            targets = chosen(copy_into, wanted)
+            rest = [name for name in wanted if name not in targets]
+            request.update(select=rest, exclude=None)
+        if targets and not rest:
+            filling = self._fill(targets, request, order)
+            return TensorStream(filled(filling, targets), [filling], self._note)
         most = BATCH if max_in_flight is None else 1
-        return TensorStream(source, convert, parts, most=most, note=self._note)
+        tensors = self._start(request, order, max_in_flight)
+        others = converted(tensors, self._convert, parts, most)
+        if not targets:
+            return TensorStream(others, [tensors], self._note)
+        filling = self._fill(targets, request, order)
+        both = interleaved(filled(filling, targets), others, [name in targets for name in wanted], order)
+        return TensorStream(both, [filling, tensors], self._note)
+
+    def copy_into(
+        self,
+        targets: Mapping[str, Any],
+        *,
+        slices: Mapping[str, Any] | None = None,
+        **options: Unpack[LoadOptions],
+    ) -> Report:
+        """Reads tensors into memory of the caller's: all that are named, or an error.
+
+        Args:
+            targets: Names of tensors, and where to read each: see `Checkpoint.iter_tensors`.
+            slices: As in `load_file`.
+            options: As in `load_file`.
+
+        Returns:
+            How it was done.
+        """
+        names = list(targets)
+        stream = self.iter_tensors(select=names, slices=slices, copy_into=targets, **options)
+        deque(stream, maxlen=0)
+        return stream.report
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return self.iter_tensors()
@@ -339,7 +377,7 @@ class Checkpoint:
         slices: Mapping[str, Any] | None,
         pool: _native.MemoryPool | None,
         options: LoadOptions,
-    ) -> tuple[dict[str, Any], dict[str, _Part]]:
+    ) -> tuple[dict[str, Any], dict[str, Part]]:
         """What to ask of the engine, and what is left to do with tensors that are sliced."""
         _check_names(options)
         parts = {name: self._part(name, index) for name, index in (slices or {}).items()}
@@ -351,6 +389,31 @@ class Checkpoint:
             **options,
         }
         return request, parts
+
+    def _wanted(self, request: Mapping[str, Any], parts: Mapping[str, Part]) -> dict[str, Wanted]:
+        """What a load would give, by name and in the order of the checkpoint."""
+        selection = {name: request[name] for name in ("select", "exclude", "slices")}
+        wanted = {}
+        for name, dtype, shape, bytes_shape, nbytes in self._opened.planned(**selection):
+            kept = parts[name].kept if name in parts else tuple
+            raw = None if bytes_shape is None else kept(bytes_shape)
+            wanted[name] = Wanted(name, dtype, kept(shape), raw, nbytes)
+        return wanted
+
+    def _start(self, request: Mapping[str, Any], order: Order, max_in_flight: int | str | None) -> Tensors:
+        merged = self._merged(request)
+        # Before anything is read: whoever lacks the framework should not wait for a load.
+        _ = self._convert
+        if self._is_mapped(merged):
+            return Mapped(*self._opened.map(**merged))
+        return self._opened.start(order=order, max_in_flight=max_in_flight, **merged)
+
+    def _fill(
+        self, targets: Mapping[str, Target], request: Mapping[str, Any], order: Order
+    ) -> _native.Filling:
+        memories = {name: target.memory for name, target in targets.items()}
+        merged = self._merged({**request, "select": list(targets)})
+        return self._opened.fill(memories, order=order, **merged)
 
     def _selected(self, select: Select | None) -> list[str] | None:
         if callable(select):
@@ -410,70 +473,6 @@ class TensorSlice:
         part = self._checkpoint._part(self._name, index)
         request = {"select": [self._name], "slices": {self._name: part.ranges}}
         return part.finish(self._checkpoint._load(request)[self._name])
-
-
-class _Part:
-    """An index into a tensor: the ranges to read, and what is left to do with the result."""
-
-    def __init__(self, name: str, index: Any, shape: Sequence[int], packing: str | None) -> None:
-        # Of a packed type one sees bytes, or pairs of elements: steps would take those.
-        self._unit_steps = None if packing is None else (len(shape) - 1, packing)
-        if isinstance(index, list):
-            if index:
-                raise SliceError(f"tensor {name!r} cannot be indexed with a list; use slices", tensor=name)
-            index = slice(0, 0)
-        items = list(index) if isinstance(index, tuple) else [index]
-        ellipses = sum(item is Ellipsis for item in items)
-        if ellipses > 1:
-            raise SliceError(f"tensor {name!r} is indexed with more than one ellipsis", tensor=name)
-        if len(items) - ellipses > len(shape):
-            raise SliceError(
-                f"tensor {name!r} of shape {list(shape)} is indexed with {len(items) - ellipses} dimensions",
-                tensor=name,
-            )
-        if ellipses:
-            position = next(i for i, item in enumerate(items) if item is Ellipsis)
-            items[position : position + 1] = [slice(None)] * (len(shape) - len(items) + 1)
-        self.ranges: list[tuple[int, int]] = []
-        self._then: list[Any] = []
-        for dimension, (item, size) in enumerate(zip(items, shape, strict=False)):
-            self._add(name, dimension, item, size)
-
-    def _add(self, name: str, dimension: int, item: Any, size: int) -> None:
-        where = f"dimension {dimension} of tensor {name!r}, which has size {size}"
-        if isinstance(item, slice):
-            step = 1 if item.step is None else item.step
-            if not isinstance(step, int) or step < 1:
-                raise SliceError(f"step {step} for {where}: steps must be positive", tensor=name)
-            if step != 1 and self._unit_steps is not None and dimension == self._unit_steps[0]:
-                raise SliceError(f"step {step} for {where}: {self._unit_steps[1]}", tensor=name)
-            try:
-                start = 0 if item.start is None else operator.index(item.start)
-                stop = size if item.stop is None else operator.index(item.stop)
-            except TypeError as error:
-                raise SliceError(f"{item} cannot index {where}: {error}", tensor=name) from error
-            start, stop = (bound + size if bound < 0 else bound for bound in (start, stop))
-            if not 0 <= start <= size or not 0 <= stop <= size:
-                raise SliceError(f"slice {item.start}:{item.stop} leaves {where}", tensor=name)
-            self.ranges.append((start, max(start, stop)))
-            self._then.append(slice(None, None, step))
-        elif hasattr(item, "__index__") and not isinstance(item, bool):
-            position = item.__index__()
-            if not -size <= position < size:
-                raise SliceError(f"index {position} is outside {where}", tensor=name)
-            position %= size
-            self.ranges.append((position, position + 1))
-            self._then.append(0)
-        else:
-            raise SliceError(f"{item!r} cannot index {where}: use integers, slices and '...'", tensor=name)
-
-    def finish(self, tensor: Any) -> Any:
-        """Drops the dimensions that were indexed with integers, and applies steps."""
-        if all(item == slice(None, None, 1) for item in self._then):
-            return tensor
-        if isinstance(tensor, _native.Tensor):
-            raise OptionError("framework 'raw' takes slices of step 1 only, no integers")
-        return tensor[tuple(self._then)]
 
 
 def _check_names(options: Mapping[str, Any]) -> None:

@@ -19,6 +19,34 @@ if TYPE_CHECKING:
 
 Framework = Literal["torch", "pt", "numpy", "np", "jax", "flax", "raw"]
 
+_NARROW_TYPES = {
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+
+ELEMENT_TYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "C64": "complex64",
+    "F4": "float4_e2m1fn",
+    **_NARROW_TYPES,
+}
+"""What torch, numpy and ml_dtypes call the element types. Only torch packs pairs of F4, and calls them otherwise."""
+
 Converter = Callable[["Sequence[Tensor]", "dict[str, Any]"], None]
 """Adds tensors to a dictionary, by name."""
 
@@ -81,14 +109,7 @@ def _torch() -> Converter:
             "framework 'torch' needs torch; install it or choose framework='numpy' or 'raw'"
         ) from error
     # Types that DLPack carries only in its newest versions or not at all: exported as bytes, viewed as these.
-    names = {
-        "F8_E4M3": "float8_e4m3fn",
-        "F8_E5M2": "float8_e5m2",
-        "F8_E4M3FNUZ": "float8_e4m3fnuz",
-        "F8_E5M2FNUZ": "float8_e5m2fnuz",
-        "F8_E8M0": "float8_e8m0fnu",
-        "F4": "float4_e2m1fn_x2",
-    }
+    names = {**_NARROW_TYPES, "F4": "float4_e2m1fn_x2"}
     views = {dtype: getattr(torch, name) for dtype, name in names.items() if hasattr(torch, name)}
 
     def to_torch(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
@@ -110,21 +131,8 @@ def _numpy() -> Converter:
         import numpy as np  # noqa: PLC0415
     except ImportError as error:
         raise ImportError("framework 'numpy' needs numpy; install it or choose another framework") from error
-    dtypes = {
-        "BOOL": np.bool_,
-        "U8": np.uint8,
-        "I8": np.int8,
-        "U16": np.uint16,
-        "I16": np.int16,
-        "F16": np.float16,
-        "U32": np.uint32,
-        "I32": np.int32,
-        "F32": np.float32,
-        "U64": np.uint64,
-        "I64": np.int64,
-        "F64": np.float64,
-        "C64": np.complex64,
-    }
+    own = set(ELEMENT_TYPES) - {"BF16", "F4", *_NARROW_TYPES}
+    dtypes = {dtype: np.dtype(ELEMENT_TYPES[dtype]) for dtype in own}
 
     def to_numpy(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
         for tensor in tensors:
@@ -144,22 +152,13 @@ def _numpy() -> Converter:
 
 def _ml_dtype(tensor: Tensor) -> Any:
     """The type of ml_dtypes for elements that numpy itself does not know."""
-    names = {
-        "BF16": "bfloat16",
-        "F8_E4M3": "float8_e4m3fn",
-        "F8_E5M2": "float8_e5m2",
-        "F8_E4M3FNUZ": "float8_e4m3fnuz",
-        "F8_E5M2FNUZ": "float8_e5m2fnuz",
-        "F8_E8M0": "float8_e8m0fnu",
-        "F4": "float4_e2m1fn",
-    }
     try:
         import ml_dtypes  # noqa: PLC0415
     except ImportError as error:
         raise ImportError(
             f"tensor {tensor.name!r} is of type {tensor.dtype}: numpy needs ml_dtypes for that"
         ) from error
-    dtype = getattr(ml_dtypes, names.get(tensor.dtype, ""), None)
+    dtype = getattr(ml_dtypes, ELEMENT_TYPES.get(tensor.dtype, ""), None)
     if dtype is None:
         raise UnsupportedDtypeError(
             f"numpy has no type for {tensor.dtype}, which tensor {tensor.name!r} is made of; "

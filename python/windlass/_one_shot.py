@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from windlass._options import LoadOptions
     from windlass._stream import Order, TensorStream
+    from windlass._targets import CopyInto
 
 
 def iter_tensors(
@@ -26,6 +27,7 @@ def iter_tensors(
     slices: Mapping[str, Any] | None = None,
     order: Order = "arrival",
     max_in_flight: int | str | None = None,
+    copy_into: CopyInto | None = None,
     pool: _native.MemoryPool | None = None,
     allocator: Literal["driver", "torch"] = "driver",
     lenient: bool | None = None,
@@ -43,6 +45,7 @@ def iter_tensors(
         slices: As in `load_file`.
         order: As in `Checkpoint.iter_tensors`.
         max_in_flight: As in `Checkpoint.iter_tensors`.
+        copy_into: As in `Checkpoint.iter_tensors`.
         pool: As in `load_file`.
         allocator: As in `load_file`.
         lenient: As in `load_file`.
@@ -61,6 +64,7 @@ def iter_tensors(
             slices=slices,
             order=order,
             max_in_flight=max_in_flight,
+            copy_into=copy_into,
             pool=pool,
             **options,
         )

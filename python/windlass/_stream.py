@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from windlass._report import Report
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from windlass import _native
     from windlass._frameworks import Converter
+    from windlass._slices import Part
 
 Order = Literal["arrival", "file"]
 
@@ -23,24 +25,21 @@ BATCH = 256
 """Tensors that are converted at once, at most, where nothing bounds how many are in memory."""
 
 
-class Part(Protocol):
-    """What is left to do with a tensor that was loaded in part."""
-
-    def finish(self, tensor: Any) -> Any:
-        """Drops the dimensions that were indexed with integers, and applies steps."""
-
-
 class Source(Protocol):
-    """Where a stream gets tensors from."""
-
-    def next(self, most: int) -> Sequence[_native.Tensor]:
-        """At least one tensor and at most so many; none once there are no more."""
+    """A load, or whatever else gives tensors to a stream."""
 
     def cancel(self) -> None:
         """Ends it early, and waits for its threads."""
 
     def report(self) -> _native.Report:
         """What was done."""
+
+
+class Tensors(Source, Protocol):
+    """A source of tensors."""
+
+    def next(self, most: int) -> Sequence[_native.Tensor]:
+        """At least one tensor and at most so many; none once there are no more."""
 
 
 class Mapped:
@@ -72,16 +71,13 @@ class TensorStream(Iterator[tuple[str, Any]]):
 
     def __init__(
         self,
-        source: Source,
-        convert: Converter,
-        parts: Mapping[str, Part],
-        *,
-        most: int,
+        tensors: Generator[tuple[str, Any], None, None],
+        sources: Sequence[Source],
         note: Callable[[_native.Report], None],
     ) -> None:
-        self._source = source
-        # Not a method of this object: a cycle would keep a load that was left until the next collection.
-        self._tensors = _given(source, convert, parts, most, note)
+        self._sources = sources
+        # No method of this object: a cycle would keep a load that was left until the next collection.
+        self._tensors = _until_end(tensors, sources, note)
 
     def __next__(self) -> tuple[str, Any]:
         return next(self._tensors)
@@ -89,12 +85,13 @@ class TensorStream(Iterator[tuple[str, Any]]):
     @property
     def report(self) -> Report:
         """What the load has done so far; the whole truth after the last tensor."""
-        return Report._from_native(self._source.report())
+        return Report._from_native(_merged(self._sources))
 
     def close(self) -> None:
         """Ends the load, if it has not ended by itself."""
         self._tensors.close()
-        self._source.cancel()
+        for source in self._sources:
+            source.cancel()
 
     def __enter__(self) -> Self:
         return self
@@ -108,27 +105,40 @@ class TensorStream(Iterator[tuple[str, Any]]):
         self.close()
 
 
-def _given(
-    source: Source,
-    convert: Converter,
-    parts: Mapping[str, Part],
-    most: int,
+def _until_end(
+    tensors: Generator[tuple[str, Any], None, None],
+    sources: Sequence[Source],
     note: Callable[[_native.Report], None],
 ) -> Generator[tuple[str, Any], None, None]:
-    error: Exception | None = None
     try:
-        while error is None:
-            # No name here may hold a tensor that was given: whoever takes it decides how long it lives.
-            tensors, error = _converted(source.next(most), convert, parts)
-            if not tensors:
-                break
-            while tensors:
-                yield tensors.popleft()
-        if error is not None:
-            raise error
-        note(source.report())
+        yield from tensors
+        note(_merged(sources))
     finally:
-        source.cancel()
+        for source in sources:
+            source.cancel()
+
+
+def _merged(sources: Sequence[Source]) -> _native.Report:
+    first, *others = [source.report() for source in sources]
+    for report in others:
+        first = first.merged(report)
+    return first
+
+
+def converted(
+    source: Tensors, convert: Converter, parts: Mapping[str, Part], most: int
+) -> Generator[tuple[str, Any], None, None]:
+    """The tensors of a source as those of a framework, at most so many at once."""
+    error: Exception | None = None
+    while error is None:
+        # No name here may hold a tensor that was given: whoever takes it decides how long it lives.
+        tensors, error = _converted(source.next(most), convert, parts)
+        if not tensors:
+            break
+        while tensors:
+            yield tensors.popleft()
+    if error is not None:
+        raise error
 
 
 def _converted(
@@ -149,3 +159,18 @@ def _converted(
     for name in parts.keys() & converted.keys():
         converted[name] = parts[name].finish(converted[name])
     return deque(converted.items()), failed
+
+
+def interleaved(
+    filled: Iterator[tuple[str, Any]],
+    others: Iterator[tuple[str, Any]],
+    is_filled: Sequence[bool],
+    order: Order,
+) -> Generator[tuple[str, Any], None, None]:
+    """Tensors that are read into targets and others, which are loaded at the same time."""
+    if order == "file":
+        for is_next in is_filled:
+            yield from islice(filled if is_next else others, 1)
+    # What is left; in any case the end of both, which may be an error.
+    yield from filled
+    yield from others

@@ -108,6 +108,10 @@ class OptionError(WindlassError, ValueError):
     """An option has a value that means nothing."""
 
 
+class TargetError(WindlassError, ValueError):
+    """A target of ``copy_into`` cannot take its tensor: another type, shape or layout, or memory that is read-only."""
+
+
 class UnsupportedDtypeError(WindlassError, TypeError):
     """The framework has no type for a tensor's elements, or they cannot be converted."""
 

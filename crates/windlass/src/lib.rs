@@ -46,8 +46,9 @@ pub use device::DeviceId;
 pub use dtype::{Dtype, GgmlType, SizeError};
 pub use error::{Error, Result};
 pub use load::{
-    Arrival, Checkpoint, DeviceAllocator, DirectIo, LoadOptions, Loaded, Loading, NumaPlacement, OpenArray,
-    Order, Progress, StreamOptions, Tensor, TensorMemory, load, load_bytes,
+    Arrival, Checkpoint, DeviceAllocator, DirectIo, FillTarget, Filled, Filling, LoadOptions, Loaded,
+    Loading, NumaPlacement, OpenArray, Order, Progress, StreamOptions, Tensor, TensorMemory, load,
+    load_bytes,
 };
 pub use report::{Carrier, DeviceReport, MemoryReport, Refusal, Report, Retries, TimeReport};
 pub use route::Route;

@@ -68,7 +68,7 @@ impl Checkpoint {
         &self.catalog
     }
 
-    fn take_open_time(&self) -> Duration {
+    pub(super) fn take_open_time(&self) -> Duration {
         std::mem::take(&mut *self.open_time.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

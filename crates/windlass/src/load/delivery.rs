@@ -1,7 +1,7 @@
 //! From staging slots to a device: each read that ends starts its own copies, and frees its slot when they are done.
 #![allow(unsafe_code)]
 
-use super::{LoadOptions, job::Job};
+use super::{DeviceAllocator, LoadOptions, job::Job};
 use crate::{
     Alignment, ByteRange, Error, Result,
     device::{
@@ -14,29 +14,47 @@ use crate::{
 };
 use std::{
     collections::VecDeque,
+    ops::Range,
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-/// Arenas on a device, once it is clear that it has room for them.
+/// The first arenas of a load on a device, once it is clear that it has room for as many as there will be at once:
+/// those that the first `extents` go to.
 pub(super) fn allocate(
     plan: &Plan,
     queue: &CopyQueue,
     options: &LoadOptions,
+    (extents, most_bytes): (usize, u64),
 ) -> Result<Vec<Arc<DeviceArena>>> {
-    let lent = options.allocator.as_ref();
-    let device = queue.device();
-    if lent.is_none() {
+    if options.allocator.is_none() {
+        let device = queue.device();
         let (available, _) = device.memory()?;
-        let needed = plan.arena_bytes();
+        let needed = plan.arena_bytes().min(most_bytes);
         if needed > available {
             return Err(device.too_little_memory(needed, available));
         }
     }
-    let arenas = plan.arenas().iter().map(|&len| match lent {
+    allocate_some(plan, queue, options.allocator.as_ref(), 0..arenas_of(plan, extents))
+}
+
+/// How many arenas, from the first on, the first `extents` go to.
+fn arenas_of(plan: &Plan, extents: usize) -> usize {
+    let Some(first) = plan.extents().get(..extents) else { return plan.arenas().len() };
+    let pieces = first.iter().flat_map(|extent| plan.pieces(extent, extent.read));
+    pieces.map(|piece| piece.arena + 1).max().unwrap_or(0)
+}
+
+fn allocate_some(
+    plan: &Plan,
+    queue: &CopyQueue,
+    lent: Option<&DeviceAllocator>,
+    range: Range<usize>,
+) -> Result<Vec<Arc<DeviceArena>>> {
+    let arenas = plan.arenas()[range].iter().map(|&len| match lent {
         None => DeviceArena::allocate(queue, len),
         Some(allocator) => {
             let memory = allocator.allocate(len)?;
@@ -55,7 +73,11 @@ pub(super) struct Delivery {
     queued: Mutex<VecDeque<Queued>>,
     changed: Condvar,
     fills: Vec<DeviceFill>,
-    addresses: Vec<u64>,
+    /// Of the arenas that there are so far, or were.
+    addresses: RwLock<Vec<u64>>,
+    allocator: Option<DeviceAllocator>,
+    /// For each extent, how many arenas it and those before it go to. Empty if all arenas were there from the start.
+    arenas_of: Box<[usize]>,
     scratch: Option<ScratchMemory>,
     queue: CopyQueue,
     /// Whether the thread that ends a read also waits for its copies.
@@ -118,6 +140,7 @@ impl Delivery {
         queue: CopyQueue,
         plan: &Plan,
         arenas: Vec<Arc<DeviceArena>>,
+        allocator: Option<DeviceAllocator>,
         (host_slots, device_slots): (usize, usize),
         needs: &Needs,
         is_inline: bool,
@@ -138,13 +161,25 @@ impl Delivery {
                 tensors[tensor.arena].push((position, tensor.place));
             }
         }
-        let addresses = arenas.iter().map(|arena| arena.address()).collect();
-        let fills = arenas
-            .into_iter()
-            .zip(plan.arenas())
+        let fills = plan
+            .arenas()
+            .iter()
             .zip(tensors.into_iter().zip(&writes))
-            .map(|((arena, &len), (tensors, writes))| DeviceFill::new(arena, len, tensors, writes))
-            .collect::<Result<_>>()?;
+            .map(|(&len, (tensors, writes))| DeviceFill::new(len, tensors, writes))
+            .collect::<Result<Vec<_>>>()?;
+        let addresses = arenas.iter().map(|arena| arena.address()).collect();
+        let is_complete = arenas.len() == plan.arenas().len();
+        for (fill, arena) in fills.iter().zip(arenas) {
+            fill.set_arena(arena);
+        }
+        let mut most = 0;
+        let extents = plan.extents().iter().take(if is_complete { 0 } else { usize::MAX });
+        let arenas_of = extents.map(|extent| {
+            let pieces = plan.pieces(extent, extent.read);
+            most = pieces.map(|piece| piece.arena + 1).max().unwrap_or(0).max(most);
+            most
+        });
+        let arenas_of = arenas_of.collect();
         let scratch = match needs.table_bytes {
             0 => None,
             _ => Some(ScratchMemory::new(&queue, (host_slots, device_slots), needs)?),
@@ -153,7 +188,9 @@ impl Delivery {
             queued: Mutex::default(),
             changed: Condvar::new(),
             fills,
-            addresses,
+            addresses: RwLock::new(addresses),
+            allocator,
+            arenas_of,
             scratch,
             queue,
             is_inline,
@@ -161,6 +198,26 @@ impl Delivery {
             copies: AtomicU64::new(0),
             waited: AtomicU64::new(0),
         })
+    }
+
+    /// Allocates what the first `extents` of `plan` go to, as far as it is not there. On the thread of the load's owner.
+    pub(super) fn admit(&self, plan: &Plan, extents: usize) -> Result<()> {
+        let Some(last) = extents.min(self.arenas_of.len()).checked_sub(1) else { return Ok(()) };
+        let there = self.addresses().len();
+        let needed = self.arenas_of[last];
+        if needed > there {
+            let arenas = allocate_some(plan, &self.queue, self.allocator.as_ref(), there..needed)?;
+            let mut addresses = self.addresses.write().unwrap_or_else(PoisonError::into_inner);
+            for (fill, arena) in self.fills[there..].iter().zip(arenas) {
+                addresses.push(arena.address());
+                fill.set_arena(arena);
+            }
+        }
+        Ok(())
+    }
+
+    fn addresses(&self) -> RwLockReadGuard<'_, Vec<u64>> {
+        self.addresses.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes of pinned memory beside the slots.
@@ -197,7 +254,7 @@ impl Delivery {
         // SAFETY: the slot is full and goes into `Queued`, which is dropped when the work is done; this delivery holds
         // scratch and arenas, and drops them last. `Slots` gives each scratch to one owner of a slot at a time, and
         // `DeviceFill` has checked that no two extents write the same place. `check_inside` has seen each transfer.
-        let queued = unsafe { self.queue.transfer(slot.source(), &transfers, &self.addresses, scratch) };
+        let queued = unsafe { self.queue.transfer(slot.source(), &transfers, &self.addresses(), scratch) };
         let ticket = queued.and_then(|operations| Ok((operations, self.queue.mark()?)));
         let (operations, ticket) = match ticket {
             Ok(ticket) => ticket,

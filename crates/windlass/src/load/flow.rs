@@ -11,8 +11,8 @@ use std::collections::{HashMap, VecDeque};
 
 /// Shorter reads than this are not worth a tighter bound.
 const MIN_CHUNK_BYTES: u64 = 64 << 10;
-/// Reads that fit into the bound, at least.
-const MIN_READS: u64 = 8;
+/// Reads, and arenas of a device, that fit into the bound, at least.
+const PARTS: u64 = 8;
 
 /// The order in which tensors are handed out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,11 +36,12 @@ pub struct StreamOptions {
 }
 
 impl StreamOptions {
-    /// Shortens reads to parts of the bound.
-    pub(super) fn limit_chunk(&self, plan: &mut PlanOptions) {
+    /// Shortens reads, and arenas of a device, to parts of the bound.
+    pub(super) fn limit(&self, plan: &mut PlanOptions) {
         if let Some(limit) = self.max_in_flight_bytes {
-            let part = Alignment::BLOCK.down(limit / MIN_READS).max(MIN_CHUNK_BYTES);
+            let part = Alignment::BLOCK.down(limit / PARTS).max(MIN_CHUNK_BYTES);
             plan.chunk_bytes = plan.chunk_bytes.min(part);
+            plan.device_arena_bytes = plan.device_arena_bytes.min(part);
         }
     }
 }

@@ -161,7 +161,7 @@ impl Job {
             Some(device) => {
                 let queue = CopyQueue::new(device)?;
                 // Before what the direct path needs, which `auto` can do without.
-                let arenas = delivery::allocate(&plan, &queue, options)?;
+                let arenas = delivery::allocate(&plan, &queue, options, (place.admitted, place.most_bytes))?;
                 if !place.is_inline {
                     let sizes = (place.readers, &needs);
                     direct_path = DirectPath::find(&plan, sources, options, device, sizes, &mut refused)?;
@@ -172,7 +172,8 @@ impl Job {
                 }
                 let landing = direct_path.as_ref().map_or(0, |path| path.slots.count());
                 let counts = (slots.count(), landing);
-                let delivery = Delivery::new(queue, &plan, arenas, counts, &needs, place.is_inline)?;
+                let lent = options.allocator.clone();
+                let delivery = Delivery::new(queue, &plan, arenas, lent, counts, &needs, place.is_inline)?;
                 let staged = || Buffer::Staged { slot: None, pieces: Vec::new() };
                 (Sink::Device(delivery), plan.extents().iter().map(|_| staged()).collect())
             }
@@ -210,6 +211,16 @@ impl Job {
         let block = || TensorMemory::Host(Arc::new(Block::empty()));
         job.post(empty.map(|(position, _)| job.tensor(position, block())).collect());
         Ok(job)
+    }
+
+    /// Lets the reads of the first `extents` begin.
+    pub(super) fn admit(&self, extents: usize) {
+        if let Sink::Device(delivery) = &self.sink
+            && let Err(error) = delivery.admit(&self.plan, extents)
+        {
+            self.fail(error);
+        }
+        self.queue.admit(extents);
     }
 
     pub(super) fn extent(&self, op: &ReadOp) -> &Extent {

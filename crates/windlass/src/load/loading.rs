@@ -145,7 +145,7 @@ impl Loading {
         if is_unified {
             plan_options.destination = Destination::Host;
         }
-        stream.limit_chunk(&mut plan_options);
+        stream.limit(&mut plan_options);
         let plan = Plan::new(&catalog, &requests, &plan_options)?;
         let copied_to = device.as_ref().filter(|_| !is_unified);
         let flow = Flow::new(&plan, stream);
@@ -320,7 +320,7 @@ impl Loading {
         }
         self.flow.release_last();
         if self.flow.is_bounded() {
-            self.job.queue.admit(self.flow.admitted());
+            self.job.admit(self.flow.admitted());
         }
         if let Some(tensor) = self.flow.take() {
             return Ok(Arrival::Tensor(tensor));

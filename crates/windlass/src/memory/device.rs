@@ -6,8 +6,16 @@ use super::coverage::Coverage;
 use crate::{
     ByteRange, Error, Result,
     device::{Allocation, CopyQueue, Device},
+    parallel::lock,
 };
-use std::{any::Any, fmt, sync::Arc};
+use std::{
+    any::Any,
+    fmt,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 /// Memory of a device that several tensors share. Freed when the last of them is dropped.
 #[derive(Debug)]
@@ -77,25 +85,41 @@ impl DeviceArena {
 /// The tensors of one arena of a device while copies to it are under way.
 #[derive(Debug)]
 pub(crate) struct DeviceFill {
-    arena: Arc<DeviceArena>,
+    /// Only while copies go to it: its tensors keep it afterwards.
+    arena: Mutex<Option<Arc<DeviceArena>>>,
+    /// Tensors that are not whole.
+    missing: AtomicUsize,
     coverage: Coverage,
 }
 
 impl DeviceFill {
-    /// As [`Fill::new`](super::Fill::new), for an arena of `len` bytes.
+    /// As [`Fill::new`](super::Fill::new), for an arena of `len` bytes that is given later.
     pub(crate) fn new(
-        arena: Arc<DeviceArena>,
         len: u64,
         tensors: impl IntoIterator<Item = (usize, ByteRange)>,
         writes: &[ByteRange],
     ) -> Result<Self> {
-        Ok(Self { arena, coverage: Coverage::new(len, tensors, writes)? })
+        let coverage = Coverage::new(len, tensors, writes)?;
+        Ok(Self { arena: Mutex::default(), missing: coverage.places().count().into(), coverage })
+    }
+
+    /// Gives it its memory, before the first copy to it.
+    pub(crate) fn set_arena(&self, arena: Arc<DeviceArena>) {
+        *lock(&self.arena) = Some(arena);
     }
 
     /// The copies to `region` are done. Calls `ready` with the tag and block of each tensor that this completes.
     pub(crate) fn complete(&self, region: ByteRange, mut ready: impl FnMut(usize, DeviceBlock)) {
+        let mut arena = lock(&self.arena);
+        let mut whole = 0;
         for (tag, place) in self.coverage.complete(region) {
-            ready(tag, DeviceBlock { arena: self.arena.clone(), place });
+            if let Some(arena) = &*arena {
+                ready(tag, DeviceBlock { arena: arena.clone(), place });
+                whole += 1;
+            }
+        }
+        if self.missing.fetch_sub(whole, Ordering::Relaxed) == whole {
+            *arena = None;
         }
     }
 }

@@ -37,6 +37,7 @@ const QUANTIZED_ALIGNMENT: Alignment = match Alignment::new(32) {
 };
 /// Longest gap between two tensors that is kept on a device, so that one copy takes both.
 const MAX_KEPT_GAP_BYTES: u64 = 4096;
+
 /// Arenas of a device grow no further, so that memory comes back bit by bit as tensors are dropped.
 const DEVICE_ARENA_BYTES: u64 = 64 << 20;
 
@@ -225,10 +226,14 @@ struct Arenas {
 
 impl Arenas {
     fn new(options: &PlanOptions) -> Self {
-        let limit = match (options.layout, options.destination) {
+        let of_layout = match (options.layout, options.destination) {
             (Layout::Tensor, _) => SHARED_ARENA_BYTES,
             (Layout::File, Destination::Device { .. }) => DEVICE_ARENA_BYTES,
             (Layout::File | Layout::Packed, _) => u64::MAX,
+        };
+        let limit = match options.destination {
+            Destination::Host => of_layout,
+            Destination::Device { .. } => of_layout.min(options.device_arena_bytes),
         };
         Self { layout: options.layout, limit, lengths: Vec::new(), current: BTreeMap::new() }
     }

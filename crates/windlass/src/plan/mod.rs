@@ -21,7 +21,7 @@ use crate::{
     catalog::{FileId, TensorEntry, TensorId, gguf::ByteOrder},
 };
 use serde::{Deserialize, Serialize};
-use slice::Runs;
+pub(crate) use slice::Runs;
 use std::{collections::HashSet, fmt, ops::Range};
 
 /// Reads of one plan, at most: 64 TiB in chunks of the default size.
@@ -58,6 +58,8 @@ pub struct PlanOptions {
     pub coalesce_gap_bytes: u64,
     /// The kind of memory that tensors go to.
     pub destination: Destination,
+    /// Arenas of a device that several tensors share grow no further, whatever the layout is.
+    pub device_arena_bytes: u64,
 }
 
 /// The kind of memory that a plan delivers to.
@@ -81,6 +83,7 @@ impl Default for PlanOptions {
             chunk_bytes: 4 << 20,
             coalesce_gap_bytes: 64 << 10,
             destination: Destination::default(),
+            device_arena_bytes: u64::MAX,
         }
     }
 }
@@ -251,6 +254,11 @@ pub struct PlannedTensor {
 }
 
 impl PlannedTensor {
+    /// Its bytes in the file.
+    pub(crate) fn runs(&self) -> &Runs {
+        &self.runs
+    }
+
     /// Its bytes in the file, if they are in one piece; `None` also if it has none.
     pub fn bytes_in_file(&self) -> Option<ByteRange> {
         (self.runs.count() == 1).then(|| self.runs.get(0))

@@ -237,7 +237,7 @@ prop_compose! {
         ][..]),
     ) -> PlanOptions {
         let block = Alignment::new(8 << block_shift).unwrap();
-        PlanOptions { layout, block, chunk_bytes: block.bytes() * blocks_a_chunk, coalesce_gap_bytes, destination }
+        PlanOptions { layout, block, chunk_bytes: block.bytes() * blocks_a_chunk, coalesce_gap_bytes, destination, ..PlanOptions::default() }
     }
 }
 

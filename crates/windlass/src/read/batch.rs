@@ -1,7 +1,11 @@
 //! What the caller holds of reads on their way.
 #![forbid(unsafe_code)]
 
-use super::{BatchReport, Priority, ReadFile, queue::Queue, request::OnEnd};
+use super::{
+    BatchReport, Priority, ReadFile,
+    queue::Queue,
+    request::{Counted, OnEnd},
+};
 use crate::{
     ByteRange, Error, Result,
     memory::{Block, Fill, WriteRegion},
@@ -85,6 +89,8 @@ pub(super) struct ReadState {
     pub(super) fill: Option<Fill>,
     /// Whether the memory is the reader's, and the caller takes it.
     pub(super) is_owned: bool,
+    /// Which of its bytes count as delivered, if not all.
+    pub(super) counted: Option<Counted>,
     /// Pieces that have not ended.
     pub(super) pending: AtomicUsize,
     /// Whether it was a prefetch that somebody waits for by now.
@@ -314,7 +320,8 @@ impl ReadState {
     ) -> Self {
         let (pending, is_urgent, error) = (AtomicUsize::new(0), AtomicBool::new(false), OnceLock::new());
         let (block, on_end) = (Mutex::default(), Mutex::new(on_end));
-        Self { file, range, name, fill, is_owned, pending, is_urgent, error, block, on_end }
+        let counted = None;
+        Self { file, range, name, fill, is_owned, counted, pending, is_urgent, error, block, on_end }
     }
 
     pub(super) fn is_urgent(&self) -> bool {

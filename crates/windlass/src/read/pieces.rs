@@ -107,7 +107,7 @@ pub(super) fn cut(
     chunk: u64,
     line: impl FnOnce(crate::DeviceId) -> Result<Arc<DeviceLine>>,
 ) -> std::result::Result<Cut, Box<(ReadState, Error)>> {
-    let ReadRequest { file, range, target, name, on_end } = request;
+    let ReadRequest { file, range, target, name, on_end, counted } = request;
     let (file_len, path) = (file.len(), file.path().to_owned());
     let is_owned = matches!(target.0, request::Place::Memory);
     let placed = match target.0 {
@@ -146,7 +146,9 @@ pub(super) fn cut(
     };
     match placed {
         Ok((fill, pieces)) => {
-            Ok(Cut { state: ReadState::new(file, range, name, on_end, fill, is_owned), pieces })
+            let mut state = ReadState::new(file, range, name, on_end, fill, is_owned);
+            state.counted = counted;
+            Ok(Cut { state, pieces })
         }
         Err(error) => Err(Box::new((ReadState::new(file, range, name, on_end, None, is_owned), error))),
     }

@@ -80,6 +80,11 @@ impl Reader {
         &self.shared.options
     }
 
+    /// Bytes of staging memory of the host that were taken so far.
+    pub(crate) fn staging_bytes(&self) -> u64 {
+        self.shared.slots.host_bytes()
+    }
+
     /// Starts to read. Each request succeeds or fails for itself: what is wrong with one, a range past the end of its
     /// file for instance, is told by its status.
     ///

@@ -72,12 +72,13 @@ pub struct ReadRequest {
     pub(super) target: Target,
     pub(super) name: Option<Arc<str>>,
     pub(super) on_end: Option<OnEnd>,
+    pub(super) counted: Option<Counted>,
 }
 
 impl ReadRequest {
     /// The bytes `range` of `file` to `target`: all of them, or an error.
     pub fn new(file: &ReadFile, range: ByteRange, target: Target) -> Self {
-        Self { file: file.clone(), range, target, name: None, on_end: None }
+        Self { file: file.clone(), range, target, name: None, on_end: None, counted: None }
     }
 
     /// Gives it a name for messages, such as that of the tensor.
@@ -94,6 +95,30 @@ impl ReadRequest {
     pub fn on_end(mut self, on_end: impl FnOnce(std::result::Result<(), &Error>) + Send + 'static) -> Self {
         self.on_end = Some(OnEnd(Box::new(on_end)));
         self
+    }
+}
+
+impl ReadRequest {
+    /// Of the bytes that are read, only those that `count` finds in a part of the file count as delivered.
+    #[must_use]
+    pub(crate) fn counting(mut self, count: impl Fn(ByteRange) -> u64 + Send + Sync + 'static) -> Self {
+        self.counted = Some(Counted(Box::new(count)));
+        self
+    }
+}
+
+/// Which bytes of a read count as delivered.
+pub(super) struct Counted(Box<dyn Fn(ByteRange) -> u64 + Send + Sync>);
+
+impl Counted {
+    pub(super) fn in_window(&self, window: ByteRange) -> u64 {
+        (self.0)(window)
+    }
+}
+
+impl fmt::Debug for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Counted")
     }
 }
 

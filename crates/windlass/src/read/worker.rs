@@ -341,12 +341,13 @@ impl Reading {
         let start = self.range.start();
         let window = ByteRange::new(start + op.filled, start + filled).unwrap_or_default();
         op.filled = filled;
-        let wanted = self.taken.piece.wanted;
+        let delivered = window.intersection(self.taken.piece.wanted).unwrap_or_default();
+        let counted = &self.taken.piece.of().counted;
         let carrier = Carrier {
             route,
             access: op.access,
             via: matches!(self.taken.piece.place, Some(Place::Device(..))).then_some(Route::Staged),
-            tensor_bytes: window.intersection(wanted).map_or(0, ByteRange::len),
+            tensor_bytes: counted.as_ref().map_or(delivered.len(), |counted| counted.in_window(delivered)),
             read_bytes: read as u64,
             reads: 1,
         };

@@ -1,0 +1,398 @@
+//! Loads into memory of the caller's: whole tensors, or parts of them, as one batch of reads.
+#![allow(unsafe_code)]
+
+use super::{Checkpoint, LoadOptions, Order, scatter::Scatter};
+use crate::{
+    ByteRange, DeviceId, Error, Report, Result,
+    device::Device,
+    host::usage::Usage,
+    memory::HugePages,
+    plan::{Plan, PlannedTensor, TensorRequest},
+    read::{Batch, Priority, ReadFile, ReadRequest, ReadStatus, Reader, ReaderOptions, Target},
+    report::{DeviceReport, MemoryReport, TimeReport},
+    route::Route,
+};
+use std::{
+    collections::{HashMap, VecDeque},
+    ptr::NonNull,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// A tensor, or a part of one, and the memory of the caller's that it goes to.
+#[derive(Clone, Debug)]
+pub struct FillTarget {
+    /// What to load.
+    pub request: TensorRequest,
+    /// Whose memory it is.
+    pub device: DeviceId,
+    /// Address of the first byte.
+    pub address: u64,
+    /// Bytes that there are, which must be those of the tensor or part.
+    pub len_bytes: u64,
+}
+
+/// A load into memory of the caller's. Dropping it cancels it, and waits until nobody writes to that memory any more.
+#[derive(Debug)]
+pub struct Filling {
+    // Before the reader, whose threads carry it out.
+    batch: Option<Batch>,
+    _reader: Option<Reader>,
+    order: Order,
+    /// The target of each read.
+    target_of: Vec<usize>,
+    /// For each target, the reads that have not ended.
+    pending: Vec<usize>,
+    /// Targets that are filled, and were not told.
+    filled: VecDeque<usize>,
+    /// The read that failed, for targets of which one did.
+    failed: HashMap<usize, usize>,
+    /// Targets that were told.
+    told: usize,
+    report: Report,
+    usage: Usage,
+    process: u32,
+}
+
+/// What [`Filling::next_within`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filled {
+    /// This target, by its position, holds its tensor.
+    Target(usize),
+    /// None was filled in time.
+    Pending,
+    /// All were told.
+    Finished,
+}
+
+impl Checkpoint {
+    /// Starts to load into memory of the caller's, without memory of its own but for staging slots of reads that cannot be
+    /// made in place. Routes are those of a [`Reader`], `staged` besides if the memory is a device's.
+    ///
+    /// If it fails, what lies in targets that were not told to be filled is worth nothing.
+    ///
+    /// # Safety
+    /// The memory of each target must be valid for reads and writes and initialised, and nobody else may use it, until the
+    /// target was told to be filled, or the result was dropped; if the load failed with [`Error::Device`], until the
+    /// device was waited for besides.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::start`] and [`Reader::new`]; [`Error::InvalidOption`] if a target has another size than its
+    /// tensor, or two targets overlap.
+    pub unsafe fn fill(
+        &self,
+        targets: &[FillTarget],
+        options: &LoadOptions,
+        order: Order,
+    ) -> Result<Filling> {
+        let started = Instant::now();
+        let usage = Usage::now();
+        let requests: Vec<TensorRequest> = targets.iter().map(|target| target.request.clone()).collect();
+        let plan = Plan::new(self.catalog(), &requests, &LoadOptions::default().plan_options())?;
+        let mut planned: Vec<&PlannedTensor> = plan.tensors().iter().collect();
+        planned.sort_unstable_by_key(|planned| planned.tensor);
+        let planned_of = |target: &FillTarget| {
+            let found = planned.binary_search_by_key(&target.request.tensor, |planned| planned.tensor);
+            found
+                .map(|position| planned[position])
+                .map_err(|_| Error::Internal("a target was not planned".into()))
+        };
+        for target in targets {
+            self.check_size(target, planned_of(target)?)?;
+        }
+        self.check_disjoint(targets)?;
+        let device = device_of(targets)?;
+        let reader_options = reader_options(options, device.is_some())?;
+        let reader = Reader::new(&reader_options)?;
+
+        let mut report = self.new_report(&plan, options, device.as_deref());
+        let (mut reads, mut target_of, mut pending) = (Vec::new(), Vec::new(), Vec::new());
+        for (position, target) in targets.iter().enumerate() {
+            let before = reads.len();
+            // SAFETY: the caller's promise.
+            unsafe { self.reads_of(target, planned_of(target)?, options, &mut reads)? };
+            target_of.resize(reads.len(), position);
+            pending.push(reads.len() - before);
+        }
+        report.time.open_seconds = self.take_open_time().as_secs_f64();
+        report.time.prepare_seconds = started.elapsed().as_secs_f64();
+        let batch = reader.submit(reads, Priority::Demand)?;
+        report.memory.staging_bytes = reader.staging_bytes();
+        Ok(Filling {
+            batch: Some(batch),
+            _reader: Some(reader),
+            order,
+            target_of,
+            pending,
+            filled: VecDeque::new(),
+            failed: HashMap::new(),
+            told: 0,
+            report,
+            usage,
+            process: std::process::id(),
+        })
+    }
+
+    fn check_size(&self, target: &FillTarget, planned: &PlannedTensor) -> Result<()> {
+        let name = &self.catalog().tensor(planned.tensor).name;
+        let invalid =
+            |reason: String| Error::InvalidOption { option: "copy_into", value: name.to_string(), reason };
+        if planned.place.len() != target.len_bytes {
+            let needed = planned.place.len();
+            return Err(invalid(format!("it needs {needed} bytes, and the target has {}", target.len_bytes)));
+        }
+        let range = ByteRange::at(target.address, target.len_bytes);
+        match range.filter(|range| range.is_empty() || target.address != 0) {
+            Some(_) => Ok(()),
+            None => Err(invalid(format!("there is no memory at address {:#x}", target.address))),
+        }
+    }
+
+    fn check_disjoint(&self, targets: &[FillTarget]) -> Result<()> {
+        let mut places: Vec<_> = targets.iter().filter(|target| target.len_bytes > 0).collect();
+        let device = |device| match device {
+            DeviceId::Cpu => None,
+            DeviceId::Cuda(ordinal) => Some(ordinal),
+        };
+        let key = |target: &&FillTarget| (device(target.device), target.address);
+        places.sort_unstable_by_key(key);
+        for pair in places.windows(2) {
+            let [first, second] = pair else { continue };
+            if first.device == second.device && first.address.saturating_add(first.len_bytes) > second.address
+            {
+                let name = |target: &FillTarget| &*self.catalog().tensor(target.request.tensor).name;
+                return Err(Error::InvalidOption {
+                    option: "copy_into",
+                    value: name(second).to_owned(),
+                    reason: format!("its target and that of '{}' overlap", name(first)),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The reads that fill a target; at least one.
+    ///
+    /// # Safety
+    /// As for [`Checkpoint::fill`].
+    unsafe fn reads_of(
+        &self,
+        target: &FillTarget,
+        planned: &PlannedTensor,
+        options: &LoadOptions,
+        reads: &mut Vec<ReadRequest>,
+    ) -> Result<()> {
+        let entry = self.catalog().tensor(planned.tensor);
+        let file =
+            self.read_file(entry.file).ok_or_else(|| Error::Internal("a tensor has no file".into()))?;
+        let runs = planned.runs();
+        let place = |offset: u64| match target.device {
+            DeviceId::Cpu => {
+                let address = usize::try_from(target.address + offset).unwrap_or_default();
+                let start = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
+                // SAFETY: inside the caller's memory, which nobody else uses: each byte of a target is of one run.
+                unsafe { Target::host(start.unwrap_or(NonNull::dangling())) }
+            }
+            // SAFETY: as above.
+            device => unsafe { Target::device(device, target.address + offset) },
+        };
+        let read =
+            |file: &ReadFile, range, target| ReadRequest::new(file, range, target).named(entry.name.clone());
+        let Some(span) = runs.span() else {
+            reads.push(read(&file, ByteRange::default(), Target::memory()));
+            return Ok(());
+        };
+        let is_dense = runs.count() > 1 && runs.widest_gap() <= options.coalesce_gap_bytes;
+        if is_dense && target.device == DeviceId::Cpu {
+            // SAFETY: the caller's promise; the target has as many bytes as the runs.
+            let scatter = unsafe { Scatter::new(target.address, runs.clone()) };
+            let counted = Arc::new(scatter.clone());
+            let take = move |position: u64, bytes: &[u8]| scatter.take(span.start() + position, bytes);
+            let request = read(&file, span, Target::sink(take));
+            reads.push(request.counting(move |window| counted.count(window)));
+            return Ok(());
+        }
+        let mut offset = 0;
+        for number in 0..runs.count() {
+            let run = runs.get(number);
+            reads.push(read(&file, run, place(offset)));
+            offset += run.len();
+        }
+        Ok(())
+    }
+
+    fn new_report(&self, plan: &Plan, options: &LoadOptions, device: Option<&Device>) -> Report {
+        let mut files: Vec<_> = plan.extents().iter().map(|extent| extent.file).collect();
+        files.dedup();
+        let mut notes = self.catalog().notes().to_vec();
+        notes.push("tensors were read into memory of the caller's".into());
+        Report {
+            version: env!("CARGO_PKG_VERSION").into(),
+            route: options.route,
+            files: files.len(),
+            tensors: plan.tensors().len(),
+            tensor_bytes: plan.tensor_bytes(),
+            read_bytes: 0,
+            staged_bytes: 0,
+            carriers: Vec::new(),
+            refused: Vec::new(),
+            retries: Default::default(),
+            memory: MemoryReport {
+                layout: options.layout,
+                arenas: 0,
+                arena_bytes: 0,
+                staging_bytes: 0,
+                huge_pages: options.huge_pages,
+                pooled: false,
+                numa_node: None,
+            },
+            device: device.map(|device| DeviceReport {
+                device: DeviceId::Cuda(device.info().ordinal),
+                name: device.info().name.clone(),
+                pci: device.info().pci.clone(),
+                unified: false,
+                dtype: None,
+                memory_bytes: 0,
+                scratch_bytes: 0,
+                copies: 0,
+                copy_wait_seconds: 0.0,
+                slot_wait_seconds: 0.0,
+                proof: None,
+            }),
+            time: TimeReport::default(),
+            verify: None,
+            notes,
+        }
+    }
+}
+
+impl Filling {
+    /// The next target to be filled, waiting no longer than `timeout`.
+    ///
+    /// # Errors
+    /// Why a target cannot be filled. In the order of arrival the first such error is told, in the order of the
+    /// targets the error of the first such target.
+    pub fn next_within(&mut self, timeout: Duration) -> Result<Filled, &Error> {
+        static CANCELLED: Error = Error::Cancelled;
+        static FORKED: Error = Error::Forked;
+        if self.process != std::process::id() {
+            return Err(&FORKED);
+        }
+        if self.told == self.pending.len() {
+            return Ok(Filled::Finished);
+        }
+        let deadline = Instant::now().checked_add(timeout);
+        let Some(batch) = &self.batch else { return Err(&CANCELLED) };
+        loop {
+            let next = match self.order {
+                Order::Arrival => self.filled.pop_front(),
+                Order::File => Some(self.told).filter(|&next| self.pending[next] == 0),
+            };
+            let failed = match self.order {
+                Order::Arrival if next.is_none() => self.failed.values().next(),
+                Order::Arrival => None,
+                Order::File => self.failed.get(&self.told),
+            };
+            if let Some(&read) = failed
+                && let ReadStatus::Failed(error) = batch.status(read)
+            {
+                return Err(error);
+            }
+            if let Some(target) = next {
+                self.told += 1;
+                return Ok(Filled::Target(target));
+            }
+            let left =
+                deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
+            let Some(read) = batch.next_ended(left) else { return Ok(Filled::Pending) };
+            let target = self.target_of[read];
+            self.pending[target] -= 1;
+            if batch.status(read).error().is_some() {
+                self.failed.entry(target).or_insert(read);
+            } else if self.pending[target] == 0
+                && self.order == Order::Arrival
+                && !self.failed.contains_key(&target)
+            {
+                self.filled.push_back(target);
+            }
+        }
+    }
+
+    /// Ends it early, and waits until nobody writes to the targets any more.
+    pub fn cancel(&mut self) {
+        if self.batch.is_some() && self.process == std::process::id() {
+            self.report = self.report();
+        }
+        self.batch = None;
+        self._reader = None;
+    }
+
+    /// What was done so far.
+    pub fn report(&self) -> Report {
+        let mut report = self.report.clone();
+        let Some(batch) = &self.batch else { return report };
+        let done = batch.report();
+        report.read_bytes = done.read_bytes;
+        report.staged_bytes = done.staged_bytes;
+        report.carriers = done.carriers;
+        report.carriers.sort_by_key(|carrier| std::cmp::Reverse(carrier.tensor_bytes));
+        report.refused = done.refused;
+        report.retries = done.retries;
+        if let Some(reader) = &self._reader {
+            report.memory.staging_bytes = reader.staging_bytes();
+        }
+        let (time, now) = (&mut report.time, Usage::now());
+        time.transfer_seconds = done.seconds;
+        time.total_seconds = time.open_seconds + time.prepare_seconds + done.seconds;
+        time.cpu_seconds = now.cpu.saturating_sub(self.usage.cpu).as_secs_f64();
+        time.page_faults = now.page_faults.saturating_sub(self.usage.page_faults);
+        report
+    }
+}
+
+/// The device of the targets, ready to be written to: queued work of the caller's may still use them.
+fn device_of(targets: &[FillTarget]) -> Result<Option<Arc<Device>>> {
+    let mut devices: Vec<u32> = Vec::new();
+    for target in targets {
+        if let DeviceId::Cuda(ordinal) = target.device
+            && !devices.contains(&ordinal)
+        {
+            devices.push(ordinal);
+        }
+    }
+    let mut first = None;
+    for ordinal in devices {
+        let device = Device::open(ordinal)?;
+        if !device.wait_for_all() {
+            return Err(Error::Internal(format!("{} did not end its work", device.name())));
+        }
+        first.get_or_insert(device);
+    }
+    Ok(first)
+}
+
+/// What a reader is to be told.
+fn reader_options(options: &LoadOptions, has_device: bool) -> Result<ReaderOptions> {
+    if let Some(dtype) = options.dtype {
+        return Err(Error::InvalidOption {
+            option: "dtype",
+            value: dtype.to_string(),
+            reason: "copy_into takes elements as they are in the file".into(),
+        });
+    }
+    let (defaults, loads) = (ReaderOptions::default(), LoadOptions::default());
+    let chunk_bytes =
+        if options.chunk_bytes == loads.chunk_bytes { defaults.chunk_bytes } else { options.chunk_bytes };
+    let by_bytes = options.in_flight_bytes.map(|bytes| (bytes / chunk_bytes.max(1)).clamp(1, 256) as usize);
+    let budget = options.memory_budget_bytes.unwrap_or(u64::MAX);
+    Ok(ReaderOptions {
+        route: if options.route == Route::Staged && has_device { Route::Auto } else { options.route },
+        direct: options.direct,
+        in_flight: options.threads.or(by_bytes).unwrap_or(defaults.in_flight),
+        chunk_bytes,
+        memory_budget_bytes: defaults.memory_budget_bytes.min(budget),
+        huge_pages: options.huge_pages != HugePages::Never,
+        #[cfg(feature = "fault-injection")]
+        faults: options.faults.clone(),
+    })
+}

@@ -1,0 +1,116 @@
+//! Loads into memory that belongs to objects of Python's.
+#![allow(unsafe_code)]
+
+use crate::{TICK, error::IntoPython, error::exception_of, report::NativeReport};
+use pyo3::{exceptions::PyRuntimeError, prelude::*};
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError, TryLockError},
+};
+use windlass::{Checkpoint, DeviceId, Error, FillTarget, Filled, LoadOptions, Order};
+
+/// Names of tensors, each with the device, address, size and owner of the memory that it goes to.
+pub(crate) type Targets = HashMap<String, (String, u64, u64, Py<PyAny>)>;
+
+/// A load into memory that its caller keeps alive and leaves alone until it has ended.
+#[pyclass(frozen, module = "windlass")]
+pub(crate) struct Filling {
+    state: Mutex<State>,
+}
+
+struct State {
+    filling: windlass::Filling,
+    names: Vec<String>,
+    /// They keep the memory as long as reads may be under way.
+    owners: Vec<Py<PyAny>>,
+}
+
+impl State {
+    fn end(&mut self, py: Python<'_>) {
+        py.detach(|| self.filling.cancel());
+        self.owners.clear();
+    }
+}
+
+impl Filling {
+    /// Starts to load what `options` select, which must be the tensors of `targets`.
+    ///
+    /// # Safety
+    /// As for `windlass::Checkpoint::fill`.
+    pub(crate) unsafe fn start(
+        py: Python<'_>,
+        checkpoint: &Checkpoint,
+        mut targets: Targets,
+        options: &LoadOptions,
+        order: Order,
+    ) -> PyResult<Self> {
+        let requests = options.selection.resolve(checkpoint.catalog()).into_python(py)?;
+        let (mut memory, mut names, mut owners) = (Vec::new(), Vec::new(), Vec::new());
+        for request in requests {
+            let name = checkpoint.catalog().tensor(request.tensor).name.to_string();
+            let Some((device, address, len_bytes, owner)) = targets.remove(&name) else {
+                return Err(Error::Internal(format!("tensor '{name}' has no target"))).into_python(py);
+            };
+            let device = device.parse::<DeviceId>().into_python(py)?;
+            memory.push(FillTarget { request, device, address, len_bytes });
+            owners.push(owner);
+            names.push(name);
+        }
+        // SAFETY: passed on.
+        let fill = || unsafe { checkpoint.fill(&memory, options, order) };
+        let filling = py.detach(fill).into_python(py)?;
+        Ok(Self { state: Mutex::new(State { filling, names, owners }) })
+    }
+
+    fn lock(&self) -> PyResult<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Ok(state),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(PoisonError::into_inner(poisoned)),
+            Err(TryLockError::WouldBlock) => {
+                Err(PyRuntimeError::new_err("another thread is waiting for this load"))
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Filling {
+    /// The name of the next tensor whose target is filled; `None` once all are. Whatever goes wrong ends it.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let mut state = self.lock()?;
+        let State { filling, names, .. } = &mut *state;
+        let ended = loop {
+            match py.detach(|| filling.next_within(TICK)) {
+                Ok(Filled::Target(number)) => return Ok(names.get(number).cloned()),
+                Ok(Filled::Finished) => return Ok(None),
+                Ok(Filled::Pending) => {
+                    if let Err(interrupted) = py.check_signals() {
+                        break interrupted;
+                    }
+                }
+                Err(error) => break exception_of(py, error),
+            }
+        };
+        state.end(py);
+        Err(ended)
+    }
+
+    /// Ends it early, and waits until nobody writes to the targets any more.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        self.lock()?.end(py);
+        Ok(())
+    }
+
+    /// What was done so far.
+    fn report(&self) -> PyResult<NativeReport> {
+        Ok(NativeReport { report: self.lock()?.filling.report() })
+    }
+}
+
+impl Drop for Filling {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Reads that end may take a while, and other Python threads should not have to wait for them.
+        Python::attach(|py| state.end(py));
+    }
+}
