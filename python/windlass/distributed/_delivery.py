@@ -69,11 +69,11 @@ class Delivery:
         self._next_step = 0
         self._is_over = False
         self._stream: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-        self._request: Request | None = None
+        self._asked: Request | None = None
         error: BaseException | None = None
         try:
             self._stream = _current_stream(device)
-            self._request = prepare()
+            self._asked = prepare()
         except BaseException as failure:
             error = failure
         try:
@@ -96,15 +96,15 @@ class Delivery:
         self._interruption = self._interruption or Stopped()
         self._talker.shutdown()
         self._reader.shutdown()
-        if self._request is not None:
-            self._request.checkpoint.close()
+        if self._asked is not None:
+            self._asked.checkpoint.close()
 
     def report(self) -> DistributedReport:
         """What was done so far."""
-        tensors = [t for t, code in enumerate(self._request_.codes) if code != NOTHING]
+        tensors = [t for t, code in enumerate(self._request.codes) if code != NOTHING]
         rank = self._link.rank
         return DistributedReport(
-            asked=self._request_.strategy,
+            asked=self._request.strategy,
             strategy=self._decision.strategy,
             reasons=self._decision.reasons,
             estimated_seconds=self._decision.seconds,
@@ -114,7 +114,7 @@ class Delivery:
             ranks=self._link.size,
             node_ranks=tuple(self._node),
             tensors=len(tensors),
-            tensor_bytes=sum(part_bytes(self._request_.catalog, self._wants, rank, t) for t in tensors),
+            tensor_bytes=sum(part_bytes(self._request.catalog, self._wants, rank, t) for t in tensors),
             sent_bytes=self._exchange.sent_bytes,
             received_bytes=self._exchange.received_bytes,
             steps=len(self._plan.steps),
@@ -135,19 +135,19 @@ class Delivery:
         self._read_ahead()
 
     def _agreed_plan(self, error: BaseException | None) -> Plan:
-        notes = confer(self._link, None if self._request is None else _note(self._request), error)
+        notes = confer(self._link, self._note(), error)
         compare([{"their version of windlass": note["version"]} for note in notes])
         compare([note["compared"] for note in notes])
         labels = [note["node"] for note in notes]
         compare_files(labels, [note["identities"] for note in notes])
-        request = self._request_
+        request = self._request
         codes = [request.codes] * self._link.size
         if any(note["wants"] != notes[0]["wants"] for note in notes):
             codes = [zlib.decompress(each) for each in self._link.gather_bytes(zlib.compress(request.codes))]
         self._wants = Wants(request.catalog, codes)
         nodes = [[rank for rank, its in enumerate(labels) if its == label] for label in dict.fromkeys(labels)]
         self._node = next(node for node in nodes if self._link.rank in node)
-        self._decide(nodes)
+        self._decide(nodes, next((note["refusal"] for note in notes if note["refusal"]), None))
         shares = self._decision.strategy == "share"
         if not shares:
             nodes = [[rank] for rank in range(self._link.size)]
@@ -163,12 +163,29 @@ class Delivery:
         self._exchange = Exchange(request.catalog, self._wants, self._link.rank, node, self._node_link)
         return plan
 
-    def _decide(self, nodes: list[list[int]]) -> None:
-        request = self._request_
+    def _note(self) -> dict[str, Any] | None:
+        """What ranks tell each other before they begin."""
+        if self._asked is None:
+            return None
+        catalog = self._asked.catalog
+        return {
+            "version": windlass.__version__,
+            "node": self._asked.node,
+            "refusal": self._link.refusal,
+            "wants": hashlib.sha256(self._asked.codes).hexdigest(),
+            "identities": [file.identity for file in catalog.files],
+            "compared": {
+                "the files": [f"{file.name} of {file.nbytes} bytes" for file in catalog.files],
+                "the tensors of the files": f"{len(catalog.entries)} with digest {catalog.digest[:16]}",
+                **{f"the option {name}": str(value) for name, value in self._asked.shared_options.items()},
+            },
+        }
+
+    def _decide(self, nodes: list[list[int]], refusal: str | None) -> None:
+        request = self._request
         self._storage_rates: tuple[float, ...] = ()
         self._link_rate: float | None = None
         self._refused: tuple[Refusal, ...] = ()
-        refusal = next(filter(None, confer(self._link, self._link.refusal)), None)
         is_alone = all(len(node) == 1 for node in nodes)
         if refusal is not None and not is_alone:
             fix = "give the group a backend for the device: nccl for cuda, gloo for cpu"
@@ -188,7 +205,7 @@ class Delivery:
         self._decision = decision
 
     def _measured(self, work: _cost.Work, nodes: list[list[int]]) -> _cost.Decision:
-        request = self._request_
+        request = self._request
         error = rate = None
         try:
             rate = measure_storage(request.checkpoint, request.catalog, self._link.rank, self._link.size)
@@ -249,6 +266,8 @@ class Delivery:
                     error, state = failure, FAILED
             if self._all_are_ready(state, step, error):
                 self._is_over = step is None
+                # What was read is the caller's now.
+                self._reading = None
                 return prepared
 
     def _all_are_ready(self, state: int, step: int | None, error: BaseException | None) -> bool:
@@ -280,7 +299,7 @@ class Delivery:
     def _read(self, names: list[str], slices: dict[str, tuple[slice, ...]]) -> Mapping[str, Any]:
         if not names:
             return {}
-        request = self._request_
+        request = self._request
         loaded = request.checkpoint.load(select=names, slices=slices, progress=self._check_interruption)
         self._loads = loaded._report if self._loads is None else self._loads.merged(loaded._report)
         return loaded
@@ -290,9 +309,9 @@ class Delivery:
             raise CancelledError("the load was cancelled")
 
     @property
-    def _request_(self) -> Request:
-        assert self._request is not None
-        return self._request
+    def _request(self) -> Request:
+        assert self._asked is not None
+        return self._asked
 
     def _call(self, work: Callable[[], T]) -> T:
         """Has the thread that talks do something, and waits for it. Ctrl-C meanwhile ends the load for all ranks."""
@@ -316,22 +335,6 @@ class Delivery:
             with contextlib.suppress(BaseException):
                 self._talker.submit(self._leave, error).result()
         self._is_over = True
-
-
-def _note(request: Request) -> dict[str, Any]:
-    """What ranks tell each other before they begin."""
-    catalog = request.catalog
-    return {
-        "version": windlass.__version__,
-        "node": request.node,
-        "wants": hashlib.sha256(request.codes).hexdigest(),
-        "identities": [file.identity for file in catalog.files],
-        "compared": {
-            "the files": [f"{file.name} of {file.nbytes} bytes" for file in catalog.files],
-            "the tensors of the files": f"{len(catalog.entries)} with digest {catalog.digest[:16]}",
-            **{f"the option {name}": str(value) for name, value in request.shared_options.items()},
-        },
-    }
 
 
 def _current_stream(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:

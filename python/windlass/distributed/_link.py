@@ -57,8 +57,10 @@ class Link:
         )
         self.refusal = refusal(backends, device)
         """Why tensors on the device cannot travel; ``None`` if they can."""
-        # Notes are read on the host; where nothing carries host memory, they travel by the device.
-        self._notes_device = "cpu" if "cpu" in backends else device
+        # Notes are read on the host; where nothing carries host memory, they travel by a device.
+        self._notes_device = (
+            "cpu" if "cpu" in backends else device if self.refusal is None else next(iter(backends))
+        )
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Every rank's numbers, by rank; all have as many."""
