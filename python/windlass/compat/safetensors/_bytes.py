@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import windlass
-from windlass.compat.safetensors._errors import adopt, file_name
-from windlass.errors import WindlassError
+from windlass.compat.safetensors._errors import file_name, translated
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -19,21 +18,15 @@ def load_bytes(data: bytes, framework: Framework) -> dict[str, Any]:
     """All tensors of a file's bytes."""
     if not isinstance(data, bytes):
         raise TypeError(f"argument 'bytes': {type(data).__name__!r} object is not an instance of 'bytes'")
-    try:
+    with translated():
         return windlass.load(data, framework=framework)
-    except WindlassError as error:
-        adopt(error)
-        raise
 
 
 def save_bytes(tensors: Mapping[str, Any], metadata: dict[str, str] | None) -> bytes:
     """The bytes of a file of these tensors."""
     _check_text(tensors, metadata)
-    try:
+    with translated():
         return windlass.save(tensors, metadata=metadata)
-    except WindlassError as error:
-        adopt(error)
-        raise
 
 
 def write_file(
@@ -42,11 +35,8 @@ def write_file(
     """Writes tensors to a file, which takes its name when it is whole and on the drive."""
     path = file_name(filename)
     _check_text(tensors, metadata)
-    try:
+    with translated():
         windlass.save_file(tensors, path, metadata=metadata)
-    except WindlassError as error:
-        adopt(error)
-        raise
 
 
 def _check_text(tensors: Mapping[str, Any], metadata: Any) -> None:

@@ -54,7 +54,7 @@ def torch_cut(index: Any, shape: Sequence[int]) -> Cut | None:
             start, stop, step = item.indices(size)
             ranges.append((start, max(start, stop)))
             then.append(slice(None, None, step))
-        elif isinstance(item, numbers.Integral) and not isinstance(item, bool) and -size <= item < size:
+        elif isinstance(item, numbers.Integral) and not isinstance(item, bool) and -size <= int(item) < size:
             start = int(item) % size
             ranges.append((start, start + 1))
             then.append(0)
@@ -63,21 +63,33 @@ def torch_cut(index: Any, shape: Sequence[int]) -> Cut | None:
     return Cut(ranges, tuple(then))
 
 
+def is_plain(index: Any) -> bool:
+    """Whether an index copies nothing and depends on no values: integers, slices, ``None`` and ellipses."""
+    items = index if isinstance(index, tuple) else (index,)
+    return all(
+        item is None
+        or item is Ellipsis
+        or isinstance(item, slice)
+        or (isinstance(item, numbers.Integral) and not isinstance(item, bool))
+        for item in items
+    )
+
+
 def strict_cut(index: Any, shape: Sequence[int], tensor: str) -> Cut:
-    """Of an index as the reference library takes it."""
+    """Of an index as the reference library takes it, in whose words the errors are."""
     items = _strict_items(index, len(shape), tensor)
     cuts = [_strict_item(item, position, shape, tensor) for position, item in enumerate(items)]
-    if len(items) > len(shape):
-        raise _refused(f"{len(items)} indices for tensor {tensor!r} of shape {list(shape)}", tensor)
-    for dimension, (start, stop, item) in enumerate(cuts):
-        size = shape[dimension]
-        # An empty dimension has no first element for a slice to begin at; all of it is still a slice of it.
-        is_outside = max(start, stop - 1) >= size and not (size == start == stop == 0 and item != 0)
-        if is_outside:
-            where = f"dimension {dimension} of tensor {tensor!r}, which has size {size}"
-            raise _refused(f"index {max(start, stop - 1)} is outside {where}", tensor)
+    if len(cuts) > len(shape):
+        raise _outside(items, shape, "more slicing indexes than dimensions in tensor", tensor)
+    for dimension, ((start, stop, item), size) in enumerate(zip(cuts, shape, strict=False)):
+        last = max(start, stop - 1)
+        # An empty dimension has no element for a slice to begin at; all of it is a slice of it nevertheless.
+        if last >= size and not (size == start == stop == 0 and item != 0):
+            problem = f"index {last} out of bounds for tensor dimension #{dimension} of size {size}"
+            raise _outside(items, shape, problem, tensor)
+    rest = shape[len(cuts) :]
     return Cut(
-        [(start, max(start, stop)) for start, stop, _ in cuts] + [(0, size) for size in shape[len(cuts) :]],
+        [(start, max(start, stop)) for start, stop, _ in cuts] + [(0, size) for size in rest],
         tuple(item for _, _, item in cuts),
     )
 
@@ -85,12 +97,12 @@ def strict_cut(index: Any, shape: Sequence[int], tensor: str) -> Cut:
 def _strict_items(index: Any, dimensions: int, tensor: str) -> list[Any]:
     if isinstance(index, list):
         if index:
-            raise _refused("lists that are not empty cannot index: use slices", tensor)
+            raise _refused("Non empty lists are not implemented", tensor)
         return [slice(0, 0)]
     items = list(index) if isinstance(index, tuple) else [index]
     ellipses = [position for position, item in enumerate(items) if item is Ellipsis]
     if len(ellipses) > 1:
-        raise _refused("an index has one ellipsis at most", tensor)
+        raise _refused("Only one ellipsis (...) is allowed in slice index", tensor)
     for position in ellipses:
         items[position : position + 1] = [_WHOLE] * (dimensions - len(items) + 1)
     return items
@@ -99,28 +111,38 @@ def _strict_items(index: Any, dimensions: int, tensor: str) -> list[Any]:
 def _strict_item(item: Any, dimension: int, shape: Sequence[int], tensor: str) -> tuple[int, int, Any]:
     size = shape[dimension] if dimension < len(shape) else 0
     if isinstance(item, slice):
-        step = 1 if item.step is None else operator.index(item.step)
-        if step < 1:
-            raise _refused(f"steps are positive, not {step}", tensor)
         start = 0 if item.start is None else operator.index(item.start)
         stop = size if item.stop is None else operator.index(item.stop)
-        if start < 0 or stop < 0:
-            raise OverflowError(f"slice {item.start}:{item.stop} of tensor {tensor!r} counts from the end")
-        if max(start, stop, step) >> 64:
-            raise OverflowError(
-                f"slice {item.start}:{item.stop}:{item.step} of tensor {tensor!r} is too large"
-            )
+        step = 1 if item.step is None else operator.index(item.step)
+        if not 0 <= min(start, stop) <= max(start, stop, step) < 1 << 64:
+            raise OverflowError(f"{item} of tensor {tensor!r}: bounds are counted from the front, in 64 bits")
+        if step < 1:
+            raise _refused(f"Slice step must be a positive integer, got {step}", tensor)
         return start, stop, slice(None, None, step)
     try:
         position = operator.index(item)
     except TypeError:
         position = None
-    if position is None:
-        raise _refused(f"{item!r} cannot index: use integers, slices and one ellipsis", tensor)
+    if position is None or abs(position) >> 63:
+        message = f"Unsupported slice index at position {dimension}: expected slice, int, or ellipsis"
+        raise _refused(message, tensor)
     if position < -size:
-        raise _refused(f"index {position} is outside dimension {dimension} of size {size}", tensor)
+        raise _refused(f"Invalid index {position} for dimension {dimension} of size {size}", tensor)
     position += size if position < 0 else 0
     return position, position + 1, 0
+
+
+def _outside(items: Sequence[Any], shape: Sequence[int], problem: str, tensor: str) -> Exception:
+    """The error of an index that leaves the tensor."""
+
+    def text(item: Any) -> str:
+        if not isinstance(item, slice):
+            return str(item)
+        bounds = [item.start, item.stop] if item.step is None else [item.start, item.stop, item.step]
+        return ":".join("" if bound is None else str(bound) for bound in bounds)
+
+    index = ", ".join(map(text, items))
+    return _refused(f"Error during slicing [{index}] with shape {list(shape)}: {problem}", tensor)
 
 
 def _is_bound(bound: Any) -> bool:

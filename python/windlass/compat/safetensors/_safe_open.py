@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from windlass._checkpoint import Checkpoint, LoadedTensors
-from windlass.compat.safetensors._errors import SafetensorError, adopt, file_name, safetensor_error
-from windlass.compat.safetensors._index import Cut, strict_cut, torch_cut
+from windlass.compat.safetensors._errors import adopt, file_name, safetensor_error, translated
+from windlass.compat.safetensors._index import Cut, is_plain, strict_cut, torch_cut
 from windlass.compat.safetensors._reports import Account
 from windlass.compat.safetensors._target import check_backend, check_device, check_framework, check_place
 from windlass.errors import (
@@ -152,11 +152,8 @@ class _File:
         check_place(own_framework, own_device)
         self.is_torch = own_framework == "torch"
         self.indexes_as_torch = self.is_torch and own_backend == "mmap"
-        try:
+        with translated(path):
             self.checkpoint = Checkpoint(path, framework=own_framework, device=own_device, **options)
-        except WindlassError as error:
-            adopt(error)
-            raise
         if self.checkpoint._opened.key_values() is not None:
             raise safetensor_error(FormatError, f"{path} is a GGUF file, not one of safetensors", path=path)
         self._account = Account(path)
@@ -182,11 +179,8 @@ class _File:
         return self._load({})
 
     def _load(self, request: Mapping[str, Any]) -> LoadedTensors:
-        try:
+        with translated(self.path):
             loaded = self.checkpoint._load(request)
-        except WindlassError as error:
-            adopt(error)
-            raise
         self._account.add(loaded._report)
         return loaded
 
@@ -221,28 +215,28 @@ def _check_file(path: str) -> None:
 
 
 def _refuse_as_torch(index: Any, shape: tuple[int, ...], path: str, tensor: str) -> None:
-    """Raises what torch raises for such an index, if it does, before anything is read."""
+    """Raises what torch raises for such an index, if that can be told before anything is read."""
     import torch  # noqa: PLC0415
 
+    if not is_plain(index):
+        return
     try:
-        torch.empty(shape, dtype=torch.uint8, device="meta")[index]
+        torch.empty((), dtype=torch.uint8).expand(shape)[index]
     except IndexError as error:
         message = f"tensor {tensor!r} of shape {list(shape)}: {error}"
         raise safetensor_error(SliceError, message, path=path, tensor=tensor) from None
-    except RuntimeError:
-        # What depends on the values of an index can only be told with the tensor.
-        return
 
 
 def _finished(tensor: Any, cut: Cut) -> Any:
     """What was asked for, of what was read; alone in its memory."""
     if cut.is_done:
         return tensor
-    part = tensor[(*cut.then, ...)]
+    index = *cut.then, ...
+    part = tensor[index]
     if hasattr(part, "contiguous"):
         return part.contiguous()
     flags = getattr(part, "flags", None)
     return part if flags is None or flags.c_contiguous else part.copy()
 
 
-__all__ = ["PySafeSlice", "SafetensorError", "_safe_open_handle", "safe_open"]
+__all__ = ["PySafeSlice", "_safe_open_handle", "safe_open"]

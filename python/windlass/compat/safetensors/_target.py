@@ -43,7 +43,8 @@ def check_device(device: Any) -> str:
     kind, _, number = device.partition(":")
     if (kind != "cuda" and kind not in _OTHER_DEVICES) or ":" in number:
         raise safetensor_error(OptionError, f"device {device} is invalid")
-    if device != kind and not (number.isascii() and number.removeprefix("+").isdigit()):
+    is_number = number.isascii() and number.removeprefix("+").isdigit() and int(number) < 1 << 64
+    if device != kind and not is_number:
         raise ValueError(f"device {device} is invalid: {number!r} is no number of a device")
     if kind in _OTHER_DEVICES:
         raise NotCarriedError(f"windlass loads to cpu and cuda, not to device {device!r}")

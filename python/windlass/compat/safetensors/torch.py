@@ -70,7 +70,7 @@ def save_model(
     try:
         save_file(state, filename, metadata=metadata)
     except _NotContiguousError as error:
-        raise ValueError(f"{error} save_model(..., force_contiguous=True) does that.") from None
+        raise ValueError(f"{error} Or use save_model(..., force_contiguous=True).") from None
 
 
 def load_model(
