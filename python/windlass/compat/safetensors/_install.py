@@ -49,7 +49,7 @@ class Installation:
 
     @property
     def passed_on(self) -> list[PassedOn]:
-        """The last calls that windlass could not do and safetensors itself did: other frameworks and devices."""
+        """The last calls since the installation that went to safetensors itself."""
         return list(_passed_on)
 
     def __enter__(self) -> Self:
@@ -83,6 +83,7 @@ def install(*, packages: tuple[str, ...] = HOSTS, **options: Unpack[LoadOptions]
         is_first = not _replaced
         safe_open._options = dict(options)
         if is_first:
+            _passed_on.clear()
             _replaced.extend(_replacements())
         _swap({id(original): replacement for original, replacement in _replaced}, packages)
         _packages.update(packages)

@@ -34,14 +34,12 @@ def save_file(
     tensors: dict[str, torch.Tensor], filename: str | PathLike[str], metadata: dict[str, str] | None = None
 ) -> None:
     """Writes tensors to a file. The name has the old file, whole, until the new one is."""
-    _check(tensors)
-    write_file(tensors, filename, metadata)
+    write_file(_checked(tensors), filename, metadata)
 
 
 def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """The bytes of a file of these tensors."""
-    _check(tensors)
-    return save_bytes(tensors, metadata)
+    return save_bytes(_checked(tensors), metadata)
 
 
 def save_model(
@@ -117,8 +115,8 @@ class _NotContiguousError(ValueError):
     """A tensor's elements do not lie in the order of their indices."""
 
 
-def _check(tensors: Any) -> None:
-    """Whether these are tensors that a file can hold, each with memory of its own."""
+def _checked(tensors: Any) -> dict[str, torch.Tensor]:
+    """The values of tensors that a file can hold, each of which has memory of its own."""
     if not isinstance(tensors, dict):
         raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     for name, tensor in tensors.items():
@@ -136,6 +134,7 @@ def _check(tensors: Any) -> None:
             raise _NotContiguousError(
                 f"tensor `{name}` is not contiguous: save its `.contiguous()`, or, if it is part of another, that one."
             )
+    return {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in tensors.items()}
 
 
 def storage_ptr(tensor: torch.Tensor) -> int:
