@@ -42,7 +42,7 @@ class safe_open:  # noqa: N801  (the name that is imported)
     _options: ClassVar[Mapping[str, Any]] = {}
     _file: _File | None
 
-    def __new__(cls, filename: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> Any:
+    def __new__(cls, filename: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> Self:
         self = super().__new__(cls)
         self._file = _File(file_name(filename), framework, device, backend, safe_open._options)
         return self
@@ -63,7 +63,7 @@ class safe_open:  # noqa: N801  (the name that is imported)
     def get_tensor(self, name: str) -> Any:
         """Reads a tensor."""
         file = self._opened
-        file.info(name)
+        file.check(name)
         return file.load(name, None)
 
     def get_tensors(self) -> LoadedTensors:
@@ -115,6 +115,8 @@ class PySafeSlice:
 
     def __getitem__(self, index: Any) -> Any:
         file, name, shape = self._file, self._name, self._shape
+        if index is Ellipsis:
+            return file.load(name, None)
         # Two of these are one element of torch's, which is what indices count.
         pairs = self._dtype == "F4" and file.is_torch and len(shape) > 0
         if pairs:
@@ -158,15 +160,18 @@ class _File:
             raise safetensor_error(FormatError, f"{path} is a GGUF file, not one of safetensors", path=path)
         self._account = Account(path)
 
-    def info(self, name: Any) -> tuple[str, tuple[int, ...]]:
-        """Element type and shape of a tensor."""
+    def check(self, name: Any) -> None:
+        """Whether there is a tensor of this name."""
         if not isinstance(name, str):
             raise TypeError(f"argument 'name': {name!r} is not an instance of 'str'")
-        try:
-            dtype, shape, *_ = self.checkpoint._opened.info(name)
-        except TensorNotFoundError:
+        if name not in self.checkpoint:
             message = f"File does not contain tensor {name}"
-            raise safetensor_error(TensorNotFoundError, message, path=self.path, tensor=name) from None
+            raise safetensor_error(TensorNotFoundError, message, path=self.path, tensor=name)
+
+    def info(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Element type and shape of a tensor."""
+        self.check(name)
+        dtype, shape, *_ = self.checkpoint._opened.info(name)
         return dtype, shape
 
     def load(self, name: str, ranges: list[tuple[int, int]] | None) -> Any:
@@ -188,7 +193,7 @@ class _File:
 class _safe_open_handle(safe_open):  # noqa: N801
     """`safe_open` for a file that the caller has open: an object with ``name`` and ``fileno``."""
 
-    def __new__(cls, f: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> Any:
+    def __new__(cls, f: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> Self:
         descriptor, name = f.fileno(), f.name
         try:
             is_same = os.path.samestat(os.stat(name), os.fstat(descriptor))
