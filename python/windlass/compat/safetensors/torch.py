@@ -134,7 +134,14 @@ def _checked(tensors: Any) -> dict[str, torch.Tensor]:
             raise _NotContiguousError(
                 f"tensor `{name}` is not contiguous: save its `.contiguous()`, or, if it is part of another, that one."
             )
-    return {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in tensors.items()}
+    return {name: _readable(tensor.detach()) for name, tensor in tensors.items()}
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose bytes are its values, where windlass can read them."""
+    if tensor.device.type not in ("cpu", "cuda"):
+        tensor = tensor.to("cpu")
+    return tensor.resolve_conj().resolve_neg()
 
 
 def storage_ptr(tensor: torch.Tensor) -> int:
