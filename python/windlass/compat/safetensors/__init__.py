@@ -1,0 +1,27 @@
+"""windlass behind the interface of safetensors.
+
+>>> from windlass.compat.safetensors import safe_open
+>>> from windlass.compat.safetensors.torch import load_file, save_file
+>>> import windlass.compat.safetensors
+>>> windlass.compat.safetensors.install()  # doctest: +SKIP
+"""
+
+from windlass.compat.safetensors._errors import NotCarriedError, SafetensorError
+from windlass.compat.safetensors._install import Installation, PassedOn, install, uninstall
+from windlass.compat.safetensors._reports import FileReport, last_report, reports
+from windlass.compat.safetensors._safe_open import PySafeSlice, _safe_open_handle, safe_open
+
+__all__ = [
+    "FileReport",
+    "Installation",
+    "NotCarriedError",
+    "PassedOn",
+    "PySafeSlice",
+    "SafetensorError",
+    "_safe_open_handle",
+    "install",
+    "last_report",
+    "reports",
+    "safe_open",
+    "uninstall",
+]

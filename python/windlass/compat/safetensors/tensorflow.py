@@ -1,0 +1,5 @@
+"""Not offered: windlass has no tensors of tensorflow."""
+
+from windlass.compat.safetensors._errors import no_module
+
+raise no_module("tensorflow")
