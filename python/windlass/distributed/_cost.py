@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from windlass.distributed._catalog import Catalog
-from windlass.distributed._plan import is_shared, part_bytes
+from windlass.distributed._plan import OVERLAP_STEPS, is_shared, part_bytes
 from windlass.distributed._report import Strategy
 from windlass.distributed._sizes import in_words
 from windlass.distributed._wants import NOTHING, WHOLE, Wants
@@ -96,7 +96,8 @@ def decide(
         reading = max(reading, work.node_bytes[number] / sum(storage_rates[rank] for rank in node))
         if len(node) > 1:
             passing = max(passing, work.received_bytes[number] / min(link_rates[rank] for rank in node))
-    share = max(reading, passing)
+    # All but the first step's reading is while something is passed on.
+    share = max(reading, passing) + min(reading, passing) / OVERLAP_STEPS
     reasons = (
         f"own: {in_words(max(work.own_bytes))} a rank at {in_words(min(storage_rates))}/s, {own:.2f} s",
         f"share: {in_words(max(work.node_bytes))} a node read in {reading:.2f} s and passed on in {passing:.2f} s "

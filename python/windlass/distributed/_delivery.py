@@ -24,7 +24,7 @@ from windlass.distributed._catalog import Catalog
 from windlass.distributed._exchange import Exchange, Prepared
 from windlass.distributed._link import Link
 from windlass.distributed._measure import measure_link, measure_storage
-from windlass.distributed._plan import Plan, make_plan, part_bytes
+from windlass.distributed._plan import Plan, make_plan, overlapping, part_bytes
 from windlass.distributed._report import DistributedReport
 from windlass.distributed._wants import NOTHING, Wants
 from windlass.errors import CancelledError, DistributedError, RouteUnavailableError
@@ -151,7 +151,11 @@ class Delivery:
         shares = self._decision.strategy == "share"
         if not shares:
             nodes = [[rank] for rank in range(self._link.size)]
-        window = None if request.is_one_step and not shares else request.window_bytes
+        window: int | None = request.window_bytes
+        if shares:
+            window = overlapping(request.catalog, request.window_bytes)
+        elif request.is_one_step:
+            window = None
         failure = plan = None
         try:
             plan = make_plan(request.catalog, self._wants, nodes, self._link.rank, window)

@@ -16,6 +16,10 @@ from windlass.errors import OptionError
 
 BUNDLE_BYTES = 16 << 20
 """Small tensors travel together up to this many bytes: also the most that one of them can keep in memory."""
+OVERLAP_STEPS = 8
+"""Steps to take at least, as far as they are not small, so that reading and passing on overlap."""
+STEP_BYTES = 32 << 20
+"""A step that is small."""
 CUT_BYTES = 1 << 20
 """Tensors below this size are read by one rank each."""
 
@@ -75,6 +79,12 @@ def make_plan(
         tuple(_step(catalog, wants, node, rank, rows) for rows in cuts),
         int.from_bytes(digest[:8], "big", signed=True),
     )
+
+
+def overlapping(catalog: Catalog, window_bytes: int) -> int:
+    """A window, or a smaller one if that lets reading and passing on overlap without cutting a tensor for it."""
+    enough = max(sum(catalog.nbytes) // OVERLAP_STEPS, STEP_BYTES, *catalog.nbytes, 0)
+    return min(window_bytes, enough)
 
 
 def is_shared(catalog: Catalog, wants: Wants, node: Sequence[int], tensor: int) -> bool:
