@@ -57,7 +57,7 @@ fn saver(test: &str, kills: usize, save_once: impl Fn(&Path, u64), check: impl F
         for number in 1.. {
             save_once(&directory, number);
             if number == 1 {
-                println!("saved");
+                std::io::stdout().write_all(b"saved\n").unwrap();
                 std::io::stdout().flush().unwrap();
             }
         }
