@@ -19,7 +19,6 @@ use windlass::{
 
 /// Where the child saves: set in the child alone.
 const DIRECTORY: &str = "WINDLASS_TEST_SAVE_TO";
-const KILLS: u64 = 110;
 
 fn disk() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
@@ -52,13 +51,13 @@ fn temps(directory: &Path) -> usize {
 }
 
 /// Saves without end, or kills such a saver again and again, and looks with `check` at what it left.
-fn saver(test: &str, save_once: impl Fn(&Path, u64), check: impl Fn(&Path) -> u8) {
+fn saver(test: &str, kills: usize, save_once: impl Fn(&Path, u64), check: impl Fn(&Path) -> u8) {
     if let Some(directory) = std::env::var_os(DIRECTORY) {
         let directory = PathBuf::from(directory);
         for number in 1.. {
             save_once(&directory, number);
             if number == 1 {
-                println!("saved");
+                std::io::stdout().write_all(b"saved\n").unwrap();
                 std::io::stdout().flush().unwrap();
             }
         }
@@ -66,7 +65,7 @@ fn saver(test: &str, save_once: impl Fn(&Path, u64), check: impl Fn(&Path) -> u8
     let directory = disk();
     let mut killed_under_way = 0;
     let mut random = 0x9E37_79B9_7F4A_7C15u64;
-    for _ in 0..KILLS {
+    for _ in 0..kills {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture"])
             .env(DIRECTORY, directory.path())
@@ -97,7 +96,7 @@ fn a_file_is_the_old_or_the_new_one() {
         save(&path, &data(&generation(number, 8)), None, &SaveOptions::default(), go_on).unwrap();
     };
     let check = |directory: &Path| only_generation(&directory.join("model.safetensors"), &[8]);
-    saver("a_file_is_the_old_or_the_new_one", save_once, check);
+    saver("a_file_is_the_old_or_the_new_one", 105, save_once, check);
 }
 
 /// By turns two, three and four shards, and a single file.
@@ -111,5 +110,5 @@ fn save_by_turns(directory: &Path, number: u64) {
 #[test]
 fn a_directory_holds_one_save() {
     let check = |directory: &Path| only_generation(directory, &[2, 4, 6, 8]);
-    saver("a_directory_holds_one_save", save_by_turns, check);
+    saver("a_directory_holds_one_save", 60, save_by_turns, check);
 }

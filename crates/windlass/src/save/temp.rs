@@ -42,9 +42,8 @@ impl TempFile {
             };
             let temp = Self { file, path, is_named: false };
             // Somebody who removes files without writers may have come between: then it has no name any more.
-            match lock(&temp.file) {
-                Err(Errno::WOULDBLOCK) => continue,
-                Ok(()) | Err(_) => {}
+            if matches!(lock(&temp.file), Err(Errno::WOULDBLOCK)) {
+                continue;
             }
             let stat = temp.file.metadata().map_err(|source| io_error("stat", &temp.path, source))?;
             if stat.nlink() > 0 {
