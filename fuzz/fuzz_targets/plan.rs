@@ -72,6 +72,7 @@ fuzz_target!(|input: Input| {
             Destination::Device { dtype: Some(Dtype::Bf16) },
             Destination::Device { dtype: Some(Dtype::F32) },
         ][input.destination as usize % 4],
+        device_arena_bytes: if input.destination < 128 { u64::MAX } else { block.bytes() },
     };
     let mut requests = Vec::new();
     for (id, tensor) in catalog.ids().zip(wanted) {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import windlass
-from conftest import BITS, StandIn, make_cold, same_bytes, write_model
+from conftest import BITS, StandIn, gguf_cases, make_cold, same_bytes, write_model
 from test_differential import reference_tensors
 from windlass.errors import (
     FileChangedError,
@@ -240,6 +240,24 @@ def test_requests_that_cannot_be(model: Path, tmp_path: Path) -> None:
         raw = {"six": bytearray(12), "four": bytearray(6)}
         checkpoint.copy_into(raw)
         assert b"".join(raw.values()) == odd.read_bytes()[-18:]
+
+
+def test_quantised_tensors_are_read_as_bytes_of_blocks(tmp_path: Path) -> None:
+    compared = 0
+    for case in gguf_cases():
+        if case.errors[False] is not None or not case.tensors:
+            continue
+        path = case.write(tmp_path / case.name.replace("/", "-"))
+        with windlass.open(path, offset=case.offset) as checkpoint:
+            try:
+                expected = checkpoint.load()
+            except windlass.WindlassError:
+                continue
+            targets = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
+            checkpoint.copy_into(targets)
+        assert all(same_bytes(targets[name], tensor) for name, tensor in expected.items()), case.name
+        compared += len(targets)
+    assert compared > 20
 
 
 @pytest.mark.parametrize("order", ["arrival", "file"])

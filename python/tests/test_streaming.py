@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -198,6 +202,32 @@ def test_bad_options_are_told_at_once(model: Path) -> None:
             windlass.iter_tensors(model, **wrong)
     with pytest.raises(OptionError):
         windlass.iter_tensors(model, route="mapped", order="size")
+
+
+@pytest.mark.parametrize("how", ["max_in_flight='2MiB'", "copy_into=lambda *_: bytearray(1 << 20)"])
+def test_ctrl_c_ends_a_stream(tmp_path: Path, how: str) -> None:
+    path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(256)})
+    make_cold(path)
+    script = f"""
+        import os, signal, sys, windlass
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        slow = dict(route="threads", direct="always", chunk="4KiB", threads=1)
+        stream = windlass.iter_tensors(sys.argv[1], framework="raw", {how}, **slow)
+        next(stream)
+        print("started", flush=True)
+        try:
+            list(stream)
+        except KeyboardInterrupt:
+            assert list(stream) == []
+            print("interrupted")
+        """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "started\n"
+        child.send_signal(signal.SIGINT)
+        output, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    assert output == "interrupted\n"
 
 
 def test_a_child_of_fork_is_told(many: Path) -> None:

@@ -37,7 +37,8 @@ pub struct FillTarget {
 pub struct Filling {
     // Before the reader, whose threads carry it out.
     batch: Option<Batch>,
-    _reader: Option<Reader>,
+    reader: Option<Reader>,
+    devices: Vec<Arc<Device>>,
     order: Order,
     /// The target of each read.
     target_of: Vec<usize>,
@@ -73,8 +74,7 @@ impl Checkpoint {
     ///
     /// # Safety
     /// The memory of each target must be valid for reads and writes and initialised, and nobody else may use it, until the
-    /// target was told to be filled, or the result was dropped; if the load failed with [`Error::Device`], until the
-    /// device was waited for besides.
+    /// target was told to be filled, or the result was cancelled or dropped.
     ///
     /// # Errors
     /// Those of [`Checkpoint::start`] and [`Reader::new`]; [`Error::InvalidOption`] if a target has another size than its
@@ -101,11 +101,11 @@ impl Checkpoint {
             self.check_size(target, planned_of(target)?)?;
         }
         self.check_disjoint(targets)?;
-        let device = device_of(targets)?;
-        let reader_options = reader_options(options, device.is_some())?;
+        let devices = devices_of(targets)?;
+        let reader_options = reader_options(options, !devices.is_empty())?;
         let reader = Reader::new(&reader_options)?;
 
-        let mut report = self.new_report(&plan, options, device.as_deref());
+        let mut report = self.new_report(&plan, options, devices.first().map(|device| &**device));
         let (mut reads, mut target_of, mut pending) = (Vec::new(), Vec::new(), Vec::new());
         for (position, target) in targets.iter().enumerate() {
             let before = reads.len();
@@ -120,7 +120,8 @@ impl Checkpoint {
         report.memory.staging_bytes = reader.staging_bytes();
         Ok(Filling {
             batch: Some(batch),
-            _reader: Some(reader),
+            reader: Some(reader),
+            devices,
             order,
             target_of,
             pending,
@@ -323,8 +324,14 @@ impl Filling {
         if self.batch.is_some() && self.process == std::process::id() {
             self.report = self.report();
         }
-        self.batch = None;
-        self._reader = None;
+        let was_running = self.batch.take().is_some() && self.process == std::process::id();
+        self.reader = None;
+        if was_running && self.told < self.pending.len() {
+            // Copies that failed may be under way still.
+            for device in &self.devices {
+                device.wait_for_all();
+            }
+        }
     }
 
     /// What was done so far.
@@ -338,7 +345,7 @@ impl Filling {
         report.carriers.sort_by_key(|carrier| std::cmp::Reverse(carrier.tensor_bytes));
         report.refused = done.refused;
         report.retries = done.retries;
-        if let Some(reader) = &self._reader {
+        if let Some(reader) = &self.reader {
             report.memory.staging_bytes = reader.staging_bytes();
         }
         let (time, now) = (&mut report.time, Usage::now());
@@ -350,25 +357,29 @@ impl Filling {
     }
 }
 
-/// The device of the targets, ready to be written to: queued work of the caller's may still use them.
-fn device_of(targets: &[FillTarget]) -> Result<Option<Arc<Device>>> {
-    let mut devices: Vec<u32> = Vec::new();
+impl Drop for Filling {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+/// The devices of the targets, ready to be written to: queued work of the caller's may still use them.
+fn devices_of(targets: &[FillTarget]) -> Result<Vec<Arc<Device>>> {
+    let mut ordinals: Vec<u32> = Vec::new();
     for target in targets {
         if let DeviceId::Cuda(ordinal) = target.device
-            && !devices.contains(&ordinal)
+            && !ordinals.contains(&ordinal)
         {
-            devices.push(ordinal);
+            ordinals.push(ordinal);
         }
     }
-    let mut first = None;
-    for ordinal in devices {
-        let device = Device::open(ordinal)?;
+    let devices: Vec<_> = ordinals.into_iter().map(Device::open).collect::<Result<_>>()?;
+    for device in &devices {
         if !device.wait_for_all() {
             return Err(Error::Internal(format!("{} did not end its work", device.name())));
         }
-        first.get_or_insert(device);
     }
-    Ok(first)
+    Ok(devices)
 }
 
 /// What a reader is to be told.

@@ -64,7 +64,7 @@ enum Sink {
     /// Arenas of host memory.
     Host(Vec<Fill>),
     /// A device.
-    Device(Delivery),
+    Device(Box<Delivery>),
 }
 
 /// The memory that a load goes to, and how many threads and reads will ask for slots at once.
@@ -175,7 +175,7 @@ impl Job {
                 let lent = options.allocator.clone();
                 let delivery = Delivery::new(queue, &plan, arenas, lent, counts, &needs, place.is_inline)?;
                 let staged = || Buffer::Staged { slot: None, pieces: Vec::new() };
-                (Sink::Device(delivery), plan.extents().iter().map(|_| staged()).collect())
+                (Sink::Device(Box::new(delivery)), plan.extents().iter().map(|_| staged()).collect())
             }
         };
         let Assigned { reads, cold, refused } =
