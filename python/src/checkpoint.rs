@@ -5,7 +5,7 @@ use crate::{
     interruptible,
     key_values::{self, KeyValues},
     loading::Loading,
-    options::load_options,
+    options::{load_options, stream_options},
     report::NativeReport,
     tensor::Tensor,
 };
@@ -81,11 +81,19 @@ impl Checkpoint {
         key_values::key_values(py, &self.checkpoint)
     }
 
-    /// Starts a load. Not for route `mapped`.
-    #[pyo3(signature = (**options))]
-    fn start(&self, py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Loading> {
+    /// Starts a load whose tensors are handed out in an order, `arrival` or `file`, at most so many bytes ahead of who
+    /// takes them. Not for route `mapped`.
+    #[pyo3(signature = (*, order="arrival", max_in_flight=None, **options))]
+    fn start(
+        &self,
+        py: Python<'_>,
+        order: &str,
+        max_in_flight: Option<&Bound<'_, PyAny>>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Loading> {
         let options = load_options(py, options)?;
-        let loading = py.detach(|| self.checkpoint.start(&options)).into_python(py)?;
+        let stream = stream_options(order, max_in_flight).into_python(py)?;
+        let loading = py.detach(|| self.checkpoint.stream(&options, &stream)).into_python(py)?;
         Ok(Loading::new(loading))
     }
 

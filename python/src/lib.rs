@@ -4,6 +4,7 @@
 //! numpy and jax. Every wait releases the interpreter; loading, warming and digesting look for Ctrl-C meanwhile.
 #![deny(unsafe_code)]
 
+mod bytes;
 mod checkpoint;
 mod dlpack;
 mod error;
@@ -30,6 +31,8 @@ const TICK: Duration = Duration::from_millis(50);
 /// The native part of windlass; use `windlass` itself.
 #[pymodule(gil_used = false)]
 mod _native {
+    #[pymodule_export]
+    use super::bytes::load_bytes;
     #[pymodule_export]
     use super::checkpoint::Checkpoint;
     #[pymodule_export]

@@ -66,16 +66,23 @@ impl Loading {
 
 #[pymethods]
 impl Loading {
-    /// The next tensor to become complete; `None` once all are.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {
+    /// The next tensors to be handed out, at most `most`: waits for one, and takes what is there besides. None once there
+    /// are no more.
+    #[pyo3(signature = (most=1))]
+    fn next(&self, py: Python<'_>, most: usize) -> PyResult<Vec<Tensor>> {
         self.with_running(py, |loading| {
             loop {
                 let arrival = py.detach(|| loading.next_within(TICK)).into_python(py)?;
                 py.check_signals()?;
                 match arrival {
-                    Arrival::Tensor(tensor) => return Ok(Some(Tensor { tensor })),
+                    Arrival::Tensor(tensor) => {
+                        let others =
+                            std::iter::from_fn(|| loading.next_arrived()).take(most.saturating_sub(1));
+                        let tensors = std::iter::once(tensor).chain(others);
+                        return Ok(tensors.map(|tensor| Tensor { tensor }).collect());
+                    }
                     Arrival::Pending => {}
-                    Arrival::Finished => return Ok(None),
+                    Arrival::Finished => return Ok(Vec::new()),
                 }
             }
         })

@@ -5,7 +5,7 @@ use crate::error::IntoPython;
 use pyo3::{prelude::*, types::PyDict};
 use std::{io, ops::Range};
 use windlass::{
-    DeviceAllocator, Error, LoadOptions,
+    DeviceAllocator, Error, LoadOptions, Order, StreamOptions,
     memory::LentMemory,
     plan::{Selection, TensorSlice},
 };
@@ -20,7 +20,7 @@ pub(crate) struct MemoryPool {
 impl MemoryPool {
     #[new]
     fn new(py: Python<'_>, size: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let bytes = bytes_of(size).into_python(py)?;
+        let bytes = bytes_of("size", size).into_python(py)?;
         let pool = py.detach(|| windlass::memory::MemoryPool::new(bytes)).into_python(py)?;
         Ok(Self { pool })
     }
@@ -43,11 +43,11 @@ impl MemoryPool {
 }
 
 /// Bytes from an int or from text such as `8GiB`.
-fn bytes_of(size: &Bound<'_, PyAny>) -> windlass::Result<u64> {
+fn bytes_of(option: &'static str, size: &Bound<'_, PyAny>) -> windlass::Result<u64> {
     let mut options = LoadOptions::default();
     let text = size.str().map(|text| text.to_string()).unwrap_or_default();
     options.set("memory_budget", &text).map_err(|error| match error {
-        Error::InvalidOption { value, reason, .. } => Error::InvalidOption { option: "size", value, reason },
+        Error::InvalidOption { value, reason, .. } => Error::InvalidOption { option, value, reason },
         other => other,
     })?;
     Ok(options.memory_budget_bytes.unwrap_or_default())
@@ -85,6 +85,20 @@ pub(crate) fn load_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>
         }
     }
     Ok(options)
+}
+
+/// How a load hands its tensors out.
+pub(crate) fn stream_options(
+    order: &str,
+    max_in_flight: Option<&Bound<'_, PyAny>>,
+) -> windlass::Result<StreamOptions> {
+    let order = match order {
+        "arrival" => Order::Arrival,
+        "file" => Order::File,
+        other => return Err(Error::Internal(format!("the package asks for the order '{other}'"))),
+    };
+    let max_in_flight_bytes = max_in_flight.map(|size| bytes_of("max_in_flight", size)).transpose()?;
+    Ok(StreamOptions { order, max_in_flight_bytes })
 }
 
 /// An allocator that calls `allocate(bytes)`, which returns an address, a stream, and what owns the memory.

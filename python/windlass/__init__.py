@@ -16,8 +16,10 @@ from windlass import _native, errors
 from windlass._checkpoint import Checkpoint, LoadedTensors, TensorSlice, load_file
 from windlass._metadata import MetadataArray
 from windlass._native import MemoryPool, Tensor
+from windlass._one_shot import iter_tensors, load
 from windlass._options import LoadOptions
 from windlass._report import Carrier, Refusal, Report
+from windlass._stream import TensorStream
 from windlass.errors import WindlassError
 
 __version__: str = _native.version()
@@ -43,10 +45,13 @@ __all__ = [
     "Report",
     "Tensor",
     "TensorSlice",
+    "TensorStream",
     "WindlassError",
     "__version__",
     "doctor",
     "errors",
+    "iter_tensors",
+    "load",
     "load_file",
     "open",
 ]

@@ -25,6 +25,7 @@ from windlass._frameworks import (
 from windlass._metadata import read_only
 from windlass._options import LoadOptions
 from windlass._report import Report
+from windlass._stream import BATCH, Mapped, Order, Source, TensorStream
 from windlass.errors import OptionError, SliceError
 
 if TYPE_CHECKING:
@@ -229,15 +230,7 @@ class Checkpoint:
         **options: Unpack[LoadOptions],
     ) -> LoadedTensors:
         """Loads tensors; see `load_file` for the arguments."""
-        _check_names(options)
-        parts = {name: self._part(name, index) for name, index in (slices or {}).items()}
-        request = {
-            "select": self._selected(select),
-            "exclude": _listed(exclude),
-            "slices": {name: part.ranges for name, part in parts.items()} or None,
-            "pool": pool,
-            **options,
-        }
+        request, parts = self._request(select, exclude, slices, pool, options)
         tensors = self._load(request, progress)
         for name, part in parts.items():
             if name in tensors:
@@ -249,31 +242,41 @@ class Checkpoint:
         *,
         select: Select | None = None,
         exclude: str | Iterable[str] | None = None,
+        slices: Mapping[str, Any] | None = None,
+        order: Order = "arrival",
+        max_in_flight: int | str | None = None,
         pool: _native.MemoryPool | None = None,
         **options: Unpack[LoadOptions],
-    ) -> Iterator[tuple[str, Any]]:
-        """Gives ``(name, tensor)`` as tensors become complete, while the rest is still being loaded."""
-        _check_names(options)
-        request = {
-            "select": self._selected(select),
-            "exclude": _listed(exclude),
-            "pool": pool,
-            **options,
-        }
+    ) -> TensorStream:
+        """Gives ``(name, tensor)``, one after the other, while the rest is still being loaded.
+
+        Args:
+            select: As in `load_file`.
+            exclude: As in `load_file`.
+            slices: As in `load_file`.
+            order: ``"arrival"``, as tensors become complete, or ``"file"``, that of the checkpoint.
+            max_in_flight: Most bytes, a number or text such as ``"1GiB"``, of tensors that were loaded or are being
+                loaded and not given yet, with the one that was given last. Whoever drops each tensor before asking for
+                the next one uses no more memory for tensors, but for the huge pages at their ends. A tensor that is
+                larger is loaded alone. A pool must have room for all tensors nevertheless. Default: no bound.
+            pool: As in `load_file`.
+            options: As in `load_file`.
+
+        Returns:
+            An iterator with the attribute ``report``. Closing it, or leaving it as a context manager, ends the load.
+        """
+        request, parts = self._request(select, exclude, slices, pool, options)
         merged = self._merged(request)
-        if self._is_mapped(merged):
-            yield from self._load(request).items()
-            return
         convert = self._convert
-        loading = self._opened.start(**merged)
-        try:
-            while (tensor := loading.next()) is not None:
-                converted: dict[str, Any] = {}
-                convert([tensor], converted)
-                yield tensor.name, converted[tensor.name]
-            self._note(loading.report())
-        finally:
-            loading.cancel()
+        source: Source
+        if order not in ("arrival", "file"):
+            raise OptionError(f"order cannot be {order!r}: it is one of arrival, file")
+        if self._is_mapped(merged):
+            source = Mapped(*self._opened.map(**merged))
+        else:
+            source = self._opened.start(order=order, max_in_flight=max_in_flight, **merged)
+        most = BATCH if max_in_flight is None else 1
+        return TensorStream(source, convert, parts, most=most, note=self._note)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return self.iter_tensors()
@@ -328,6 +331,26 @@ class Checkpoint:
         if self._native is None:
             raise ValueError("this checkpoint is closed")
         return self._native
+
+    def _request(
+        self,
+        select: Select | None,
+        exclude: str | Iterable[str] | None,
+        slices: Mapping[str, Any] | None,
+        pool: _native.MemoryPool | None,
+        options: LoadOptions,
+    ) -> tuple[dict[str, Any], dict[str, _Part]]:
+        """What to ask of the engine, and what is left to do with tensors that are sliced."""
+        _check_names(options)
+        parts = {name: self._part(name, index) for name, index in (slices or {}).items()}
+        request = {
+            "select": self._selected(select),
+            "exclude": _listed(exclude),
+            "slices": {name: part.ranges for name, part in parts.items()} or None,
+            "pool": pool,
+            **options,
+        }
+        return request, parts
 
     def _selected(self, select: Select | None) -> list[str] | None:
         if callable(select):

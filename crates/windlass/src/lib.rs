@@ -46,7 +46,7 @@ pub use dtype::{Dtype, GgmlType, SizeError};
 pub use error::{Error, Result};
 pub use load::{
     Arrival, Checkpoint, DeviceAllocator, DirectIo, LoadOptions, Loaded, Loading, NumaPlacement, OpenArray,
-    Progress, Tensor, TensorMemory, load,
+    Order, Progress, StreamOptions, Tensor, TensorMemory, load, load_bytes,
 };
 pub use report::{Carrier, DeviceReport, MemoryReport, Refusal, Report, Retries, TimeReport};
 pub use route::Route;

@@ -15,7 +15,7 @@ pub mod safetensors;
 
 pub use format::{FileFormat, FileHeader, FormatError};
 pub use open::FileIdentity;
-pub(crate) use open::OpenFile;
+pub(crate) use open::{OpenFile, header_of_bytes};
 pub use options::OpenOptions;
 
 use crate::{ByteRange, Dtype, Error, Result};

@@ -271,26 +271,59 @@ fn is_gguf(open_file: &OpenFile, options: &OpenOptions) -> Result<bool> {
 }
 
 fn read_safetensors(open_file: &OpenFile) -> Result<Header> {
-    let invalid = |problem: HeaderError| invalid(&open_file.path, problem);
-    let file_len = open_file.identity.len();
+    safetensors_header(open_file, open_file.identity.len(), &open_file.path, |range, source| {
+        open_file.read_error(range, source)
+    })
+}
+
+/// The header of a file that is in memory already. `path` is what messages call it.
+pub(crate) fn header_of_bytes(data: &[u8], path: &Path, options: &OpenOptions) -> Result<FileHeader> {
+    let unreadable = |range, source| Error::Io {
+        operation: "read",
+        path: path.to_owned(),
+        tensor: None,
+        range: Some(range),
+        source,
+    };
+    if options.offset > 0 || data.starts_with(&gguf::MAGIC) {
+        let parsed = Gguf::parse(&data, options).map_err(|problem| match problem {
+            GgufError::Io { range, source } => unreadable(range, source),
+            problem => invalid(path, problem),
+        });
+        return parsed.map(FileHeader::from);
+    }
+    safetensors_header(&data, data.len() as u64, path, unreadable).map(FileHeader::from)
+}
+
+fn safetensors_header(
+    source: &impl ByteSource,
+    file_len: u64,
+    path: &Path,
+    read_error: impl Fn(ByteRange, io::Error) -> Error,
+) -> Result<Header> {
+    let read_exactly = |buffer: &mut [u8], offset| {
+        let range = ByteRange::at(offset, buffer.len() as u64).unwrap_or_default();
+        source.read_exact_at(buffer, offset).map_err(|source| read_error(range, source))
+    };
+    let invalid = |problem: HeaderError| invalid(path, problem);
     if file_len < LENGTH_PREFIX_BYTES {
         return Err(invalid(HeaderError::TooShort { file_len }));
     }
     let mut prefix = [0; 8];
-    read_exactly(open_file, &mut prefix, 0)?;
+    read_exactly(&mut prefix, 0)?;
     let header_len = safetensors::header_len(prefix, file_len).map_err(|problem| {
         // Text and archives look like a header of many exabytes.
         let mut beginning = [0; 32];
         let len = beginning.len().min(file_len as usize);
-        let what = open_file.read_exact_at(&mut beginning[..len], 0).ok().and_then(|()| foreign(&beginning));
+        let what = source.read_exact_at(&mut beginning[..len], 0).ok().and_then(|()| foreign(&beginning));
         match what {
-            Some(what) => self::invalid(&open_file.path, FormatError::Foreign { what }),
+            Some(what) => self::invalid(path, FormatError::Foreign { what }),
             None => invalid(problem),
         }
     })?;
     let mut text =
         vec![0; usize::try_from(header_len).map_err(|_| invalid(HeaderError::TooLarge { header_len }))?];
-    read_exactly(open_file, &mut text, LENGTH_PREFIX_BYTES)?;
+    read_exactly(&mut text, LENGTH_PREFIX_BYTES)?;
     Header::parse(&text, file_len).map_err(invalid)
 }
 

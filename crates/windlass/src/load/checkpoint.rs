@@ -1,7 +1,7 @@
 //! An open checkpoint: its catalog, and its files ready to be read.
 #![forbid(unsafe_code)]
 
-use super::{LoadOptions, Loaded, Loading, OpenArray, mapped};
+use super::{LoadOptions, Loaded, Loading, OpenArray, StreamOptions, mapped};
 use crate::{
     Catalog, Error, Result,
     catalog::{FileId, OpenFile, OpenOptions, gguf::ArrayValues},
@@ -143,7 +143,27 @@ impl Checkpoint {
     /// # Errors
     /// Any [`Error`](crate::Error) that can be known before the first byte moves.
     pub fn start(&self, options: &LoadOptions) -> Result<Loading> {
-        Loading::start(self.catalog.clone(), &self.sources, options, self.take_open_time())
+        self.stream(options, &StreamOptions::default())
+    }
+
+    /// Like [`Checkpoint::start`], for whoever takes tensors one by one: in the order of the checkpoint, or under a bound
+    /// of memory.
+    ///
+    /// ```no_run
+    /// use windlass::{Checkpoint, LoadOptions, Order, StreamOptions};
+    /// let checkpoint = Checkpoint::open(&["models/llama"])?;
+    /// let stream = StreamOptions { order: Order::File, max_in_flight_bytes: Some(1 << 30) };
+    /// for tensor in checkpoint.stream(&LoadOptions::default(), &stream)? {
+    ///     let tensor = tensor?;
+    ///     println!("{}", tensor.name());
+    /// }
+    /// # Ok::<(), windlass::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::start`].
+    pub fn stream(&self, options: &LoadOptions, stream: &StreamOptions) -> Result<Loading> {
+        Loading::start(self.catalog.clone(), &self.sources, options, stream, self.take_open_time())
     }
 
     /// Loads, and waits for all of it.

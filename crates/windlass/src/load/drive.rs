@@ -66,7 +66,7 @@ pub(super) fn serve_pool(job: &Job) {
 pub(super) fn serve_cached(job: &Job, ahead: usize) {
     let mut lane = with_faults(job, AnyLane::Cached(BlockingLane::default()));
     let mut done = Vec::new();
-    while let Some(mut op) = job.queue.try_next(Line::Unprobed) {
+    while let Some(mut op) = job.queue.next_planned(Line::Unprobed) {
         let extent = job.extent(&op);
         if op.source.probe().ask(op.source.buffered_file(), extent.read) == Residency::Cold {
             if !hand_over_cold(job, op) {

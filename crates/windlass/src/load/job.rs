@@ -79,6 +79,10 @@ pub(super) struct Place<'a> {
     pub(super) readers: usize,
     /// Whether the caller's thread does everything.
     pub(super) is_inline: bool,
+    /// How many extents may be read before the owner of the load takes any tensor.
+    pub(super) admitted: usize,
+    /// Bytes of tensors in memory at once.
+    pub(super) most_bytes: u64,
 }
 
 /// What the threads of a load have to say to its owner.
@@ -122,7 +126,11 @@ impl Job {
         let slots = place.slots.min(needs.slots_in(place.staging_bytes));
         let slot_count = plan.extents().iter().filter(needs_slot).count().min(slots);
         let staging_bytes = (slot_bytes + needs.table_bytes).saturating_mul(slot_count as u64);
-        let fresh = if place.device.is_some() { 0 } else { place.memory.fresh_bytes(plan.arena_bytes()) };
+        let fresh = if place.device.is_some() {
+            0
+        } else {
+            place.memory.fresh_bytes(plan.arena_bytes().min(place.most_bytes))
+        };
         memory::budget::check(fresh, staging_bytes, options.memory_budget_bytes)?;
         let kind = match place.device {
             None => SlotKind::Host,
@@ -176,7 +184,7 @@ impl Job {
             catalog,
             route: options.route,
             direct: options.direct,
-            queue: Queue::new(reads),
+            queue: Queue::new(reads, place.admitted),
             slots,
             direct_path,
             cold,
@@ -338,7 +346,16 @@ impl Job {
     /// The load is over. The first reason given is the one that its owner sees.
     pub(super) fn fail(&self, error: Error) {
         tracing::debug!(%error, "load failed");
-        lock(&self.board).error.get_or_insert(error);
+        let mut board = lock(&self.board);
+        // Whoever cancels a load wants no more of it.
+        let unwanted = if matches!(error, Error::Cancelled) {
+            std::mem::take(&mut board.ready)
+        } else {
+            VecDeque::new()
+        };
+        board.error.get_or_insert(error);
+        drop(board);
+        drop(unwanted);
         self.queue.stop();
         self.slots.close();
         if let Some(path) = &self.direct_path {
@@ -382,6 +399,9 @@ impl Job {
         let Some(extent) = self.plan.extents().get(position) else {
             return false;
         };
+        if !self.queue.is_admitted(position) {
+            return false;
+        }
         // Memory of an extent that was read may be given back already, and must not be faulted in again.
         if let (Target::InPlace { arena, room }, Sink::Host(fills)) = (extent.target, &self.sink)
             && !self.reached[position].load(Ordering::Relaxed)
@@ -445,11 +465,14 @@ impl Job {
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
         };
-        if let Some(error) = board.error.take() {
-            return Err(error);
-        }
-        if board.ready.is_empty() && board.running == 0 {
-            return Ok(News::Finished);
+        if board.ready.is_empty() {
+            // What was complete before an error is whole.
+            if let Some(error) = board.error.take() {
+                return Err(error);
+            }
+            if board.running == 0 {
+                return Ok(News::Finished);
+            }
         }
         Ok(News::Tensors(std::mem::take(&mut board.ready)))
     }

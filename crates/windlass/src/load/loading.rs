@@ -5,6 +5,7 @@ use super::{
     LoadOptions, Loaded, NumaPlacement, Tensor,
     delivery::Delivery,
     drive,
+    flow::{Flow, StreamOptions},
     job::{Job, News, Place},
     queue::Line,
     window::Window,
@@ -20,7 +21,6 @@ use crate::{
     route::{Route, SourceFile, Unavailable},
 };
 use std::{
-    collections::VecDeque,
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -68,8 +68,7 @@ pub struct Loading {
     started: Instant,
     usage: Usage,
     finished: bool,
-    /// Complete, and not handed out yet.
-    arrived: VecDeque<Tensor>,
+    flow: Flow,
 }
 
 /// How far a load has got.
@@ -113,6 +112,7 @@ impl Loading {
         catalog: Arc<Catalog>,
         sources: &[Arc<SourceFile>],
         options: &LoadOptions,
+        stream: &StreamOptions,
         open_time: Duration,
     ) -> Result<Self> {
         let started = Instant::now();
@@ -145,9 +145,11 @@ impl Loading {
         if is_unified {
             plan_options.destination = Destination::Host;
         }
+        stream.limit_chunk(&mut plan_options);
         let plan = Plan::new(&catalog, &requests, &plan_options)?;
         let copied_to = device.as_ref().filter(|_| !is_unified);
-        let inline = plan.read_bytes() <= INLINE_BYTES && !options.route.is_cufile();
+        let flow = Flow::new(&plan, stream);
+        let inline = plan.read_bytes() <= INLINE_BYTES && !options.route.is_cufile() && !flow.is_bounded();
         let crew = if inline { Crew::ALONE } else { Crew::new(&plan, sources, options) };
         let numa_node = numa_node(sources, options.numa, copied_to)?;
         let memory = MemoryRequest {
@@ -173,6 +175,8 @@ impl Loading {
             staging_bytes,
             readers: crew.direct,
             is_inline: inline,
+            admitted: flow.admitted(),
+            most_bytes: flow.most_bytes(),
         };
         let job = Arc::new(Job::new(catalog, plan, sources, options, &plan_options, &place)?);
         report.memory.staging_bytes =
@@ -187,7 +191,7 @@ impl Loading {
             started,
             usage,
             finished: false,
-            arrived: VecDeque::new(),
+            flow,
         };
         if inline {
             loading.run_inline();
@@ -301,11 +305,24 @@ impl Loading {
         self.advance(Some(timeout))
     }
 
+    /// The next tensor to hand out that is complete already. Never waits, and never tells of errors.
+    pub fn next_arrived(&mut self) -> Option<Tensor> {
+        if self.process != std::process::id() {
+            return None;
+        }
+        self.flow.release_last();
+        self.flow.take()
+    }
+
     fn advance(&mut self, timeout: Option<Duration>) -> Result<Arrival> {
         if self.process != std::process::id() {
             return Err(Error::Forked);
         }
-        if let Some(tensor) = self.arrived.pop_front() {
+        self.flow.release_last();
+        if self.flow.is_bounded() {
+            self.job.queue.admit(self.flow.admitted());
+        }
+        if let Some(tensor) = self.flow.take() {
             return Ok(Arrival::Tensor(tensor));
         }
         if self.finished {
@@ -313,8 +330,8 @@ impl Loading {
         }
         match self.job.news(timeout) {
             Ok(News::Tensors(tensors)) => {
-                self.arrived = tensors;
-                Ok(self.arrived.pop_front().map_or(Arrival::Pending, Arrival::Tensor))
+                self.flow.add(tensors);
+                Ok(self.flow.take().map_or(Arrival::Pending, Arrival::Tensor))
             }
             Ok(News::Finished) => {
                 self.finish();
@@ -357,7 +374,7 @@ impl Loading {
     pub fn cancel(&mut self) {
         // In a child of fork the job's locks may be held by threads that do not exist there.
         if !self.finished && self.process == std::process::id() {
-            self.arrived.clear();
+            self.flow.clear();
             self.job.fail(Error::Cancelled);
         }
     }

@@ -6,10 +6,12 @@
 
 mod array;
 mod assign;
+mod bytes;
 mod checkpoint;
 mod delivery;
 mod direct;
 mod drive;
+mod flow;
 mod job;
 mod loading;
 mod mapped;
@@ -19,7 +21,9 @@ mod tensor;
 mod window;
 
 pub use array::OpenArray;
+pub use bytes::load_bytes;
 pub use checkpoint::{Checkpoint, load};
+pub use flow::{Order, StreamOptions};
 pub use loading::{Arrival, Loading, Progress};
 pub use options::{DeviceAllocator, DirectIo, LoadOptions, NumaPlacement};
 pub use tensor::{Loaded, Tensor, TensorMemory};

@@ -30,6 +30,10 @@ struct State {
     unprobed: VecDeque<ReadOp>,
     ring: VecDeque<ReadOp>,
     pool: VecDeque<ReadOp>,
+    /// Reads of extents that may not be read yet, in their order.
+    closed: VecDeque<(Line, ReadOp)>,
+    /// How many extents, from the first on, may be read.
+    admitted: usize,
     unfinished: usize,
     stopped: bool,
     no_ring: bool,
@@ -44,15 +48,21 @@ impl State {
             Line::Pool => &mut self.pool,
         }
     }
+
+    fn admit(&mut self, extents: usize) {
+        self.admitted = self.admitted.max(extents);
+        while let Some((line, op)) = self.closed.pop_front_if(|(_, op)| op.extent < self.admitted) {
+            self.line(line).push_back(op);
+        }
+    }
 }
 
 impl Queue {
-    pub(super) fn new(ops: impl IntoIterator<Item = (Line, ReadOp)>) -> Self {
-        let mut state = State::default();
-        for (line, op) in ops {
-            state.unfinished += 1;
-            state.line(line).push_back(op);
-        }
+    /// Reads in the order of their extents, of which the first `admitted` may begin.
+    pub(super) fn new(ops: impl IntoIterator<Item = (Line, ReadOp)>, admitted: usize) -> Self {
+        let mut state = State { closed: ops.into_iter().collect(), ..State::default() };
+        state.unfinished = state.closed.len();
+        state.admit(admitted);
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -77,6 +87,37 @@ impl Queue {
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// The next read of a line that nobody adds to but [`Queue::admit`]. Waits as long as that may still happen.
+    pub(super) fn next_planned(&self, line: Line) -> Option<ReadOp> {
+        let mut state = self.state();
+        loop {
+            if state.stopped {
+                return None;
+            }
+            if let Some(op) = state.line(line).pop_front() {
+                return Some(op);
+            }
+            if state.closed.is_empty() {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Lets the reads of the first `extents` begin.
+    pub(super) fn admit(&self, extents: usize) {
+        let mut state = self.state();
+        if extents > state.admitted && !state.closed.is_empty() {
+            state.admit(extents);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Whether the reads of an extent may begin.
+    pub(super) fn is_admitted(&self, extent: usize) -> bool {
+        extent < self.state().admitted
     }
 
     /// Moves a read that was taken to the end of a line.
@@ -119,16 +160,17 @@ impl Queue {
         let dropped = {
             let mut state = self.state();
             state.stopped = true;
-            let State { unprobed, ring, pool, .. } = &mut *state;
-            [std::mem::take(unprobed), std::mem::take(ring), std::mem::take(pool)]
+            let State { unprobed, ring, pool, closed, .. } = &mut *state;
+            ([unprobed, ring, pool].map(std::mem::take), std::mem::take(closed))
         };
         self.changed.notify_all();
         drop(dropped);
     }
 
-    /// Whether any read waits in a line.
+    /// Whether any read waits in a line, or will.
     pub(super) fn has_any(&self, line: Line) -> bool {
-        !self.state().line(line).is_empty()
+        let mut state = self.state();
+        !state.line(line).is_empty() || state.closed.iter().any(|(own, _)| *own == line)
     }
 
     /// Whether nobody will get another read: all are finished, or the load was stopped.

@@ -46,6 +46,10 @@ impl Tensor {
         }
     }
 
+    pub(super) fn id(&self) -> TensorId {
+        self.id
+    }
+
     /// Its name in the checkpoint.
     pub fn name(&self) -> &str {
         &self.name

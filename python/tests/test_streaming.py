@@ -1,0 +1,221 @@
+"""Streams: order, bound of memory, errors, ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import windlass
+from conftest import make_cold, run, same_bytes, write_model
+from windlass.errors import FileChangedError, OptionError, TruncatedError, UnsupportedDtypeError
+
+MANY = {f"t{number:03}": ("U8", [(1 << 20) + number * 1001]) for number in range(64)}
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 tensors of a megabyte and more, at places that are no multiples of anything."""
+    return write_model(tmp_path_factory.mktemp("many") / "many.safetensors", MANY)
+
+
+def descriptors_and_threads() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.parametrize("max_in_flight", [None, "16MiB", "1KiB", 0])
+@pytest.mark.parametrize("order", ["arrival", "file"])
+@pytest.mark.parametrize("route", ["auto", "io_uring", "threads", "mapped"])
+def test_every_tensor_comes_once_and_whole(many: Path, route: str, order: str, max_in_flight) -> None:
+    expected = windlass.load_file(many, framework="raw")
+    with windlass.iter_tensors(
+        many, framework="raw", route=route, order=order, max_in_flight=max_in_flight
+    ) as stream:
+        given = [(name, tensor.tobytes()) for name, tensor in stream]
+    names = [name for name, _ in given]
+    assert names == list(MANY) if order == "file" else sorted(names) == list(MANY)
+    assert all(data == expected[name].tobytes() for name, data in given)
+    assert stream.report.tensors == len(MANY)
+    assert stream.report.route == route
+
+
+@pytest.mark.parametrize("layout", ["file", "packed", "tensor"])
+def test_a_bound_holds_for_every_layout(many: Path, layout: str) -> None:
+    make_cold(many)
+    with windlass.open(many) as checkpoint:
+        stream = checkpoint.iter_tensors(order="file", max_in_flight="4MiB", layout=layout)
+        given = dict(stream)
+        assert checkpoint.report == stream.report
+    expected = windlass.load_file(many)
+    assert list(given) == list(expected)
+    assert all(same_bytes(given[name], tensor) for name, tensor in expected.items())
+
+
+def test_who_drops_tensors_needs_no_more_memory_than_the_bound(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [4 << 20]) for i in range(96)})
+    script = """
+        import sys, resource, windlass
+
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+        path, order, route, bound = sys.argv[1:]
+        list(windlass.iter_tensors(path, framework="raw", select="t0", route=route))
+        before, taken = peak(), 0
+        for name, tensor in windlass.iter_tensors(
+            path, framework="raw", order=order, route=route, max_in_flight=bound or None
+        ):
+            taken += tensor.nbytes
+            del tensor
+        assert taken == 96 << 22
+        print(peak() - before)
+    """
+    for order, route in (("arrival", "auto"), ("file", "auto"), ("file", "threads")):
+        done = run(script, path, order, route, "32MiB")
+        assert done.returncode == 0, done.stderr
+        # The bound, the huge pages at both ends of it, and slots.
+        assert int(done.stdout) <= (32 << 20) + (24 << 20), (order, route, done.stdout)
+
+
+def test_loading_stops_at_the_bound_until_the_next_tensor_is_asked_for(many: Path) -> None:
+    with windlass.iter_tensors(
+        many, framework="raw", order="file", max_in_flight="8MiB", chunk="64KiB"
+    ) as stream:
+        taken = 0
+        for _, tensor in stream:
+            carried = sum(carrier.tensor_bytes for carrier in stream.report.carriers)
+            assert carried <= taken + (8 << 20)
+            taken += tensor.nbytes
+        assert taken == sum(carrier.tensor_bytes for carrier in stream.report.carriers)
+
+
+def test_a_tensor_larger_than_the_bound_is_loaded_alone(tmp_path: Path) -> None:
+    sizes = {"a": 100_000, "large": 9 << 20, "b": 100_000, "c": 3 << 20}
+    path = write_model(tmp_path / "m.safetensors", {name: ("U8", [size]) for name, size in sizes.items()})
+    with windlass.iter_tensors(path, framework="raw", order="file", max_in_flight="1MiB") as stream:
+        taken = 0
+        for name, tensor in stream:
+            carried = sum(carrier.tensor_bytes for carrier in stream.report.carriers)
+            # What shares the reads at its ends comes along.
+            assert carried - taken <= max(1 << 20, sizes[name] + (128 << 10))
+            taken += tensor.nbytes
+
+
+def test_parts_of_tensors_are_streamed(model: Path) -> None:
+    slices = {"embed": (slice(10, 20), slice(1, 63, 2)), "layers.0.weight": 7, "ids": (slice(1, 3),)}
+    whole = windlass.load_file(model)
+    given = dict(windlass.iter_tensors(model, slices=slices, max_in_flight="64KiB", order="file"))
+    assert list(given) == windlass.open(model).keys()
+    for name, tensor in whole.items():
+        assert same_bytes(given[name], tensor[slices[name]] if name in slices else tensor), name
+    chosen = dict(windlass.iter_tensors(model, select="layers.*", exclude="*.bias"))
+    assert chosen.keys() == {"layers.0.weight", "layers.1.weight"}
+
+
+@pytest.mark.parametrize("order", ["arrival", "file"])
+def test_a_file_that_is_cut_meanwhile_is_an_error_after_what_was_whole(
+    many: Path, tmp_path: Path, order: str
+) -> None:
+    path = tmp_path / "cut.safetensors"
+    path.write_bytes(many.read_bytes())
+    expected = windlass.load_file(many)
+    given = {}
+    stream = windlass.iter_tensors(path, order=order, max_in_flight="8MiB")
+    given.update([next(stream)])
+    os.truncate(path, path.stat().st_size - (20 << 20))
+    with pytest.raises((TruncatedError, FileChangedError)) as caught:
+        # One by one, so that those before the error stay.
+        given.update(stream)
+    assert Path(caught.value.path) == path
+    assert caught.value.tensor in MANY
+    assert 0 < len(given) < len(MANY)
+    assert order == "arrival" or list(given) == list(MANY)[: len(given)]
+    assert all(same_bytes(tensor, expected[name]) for name, tensor in given.items())
+    assert list(stream) == []
+
+
+def test_a_file_that_was_cut_before_gives_nothing(many: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.safetensors"
+    path.write_bytes(many.read_bytes())
+    with windlass.open(path) as checkpoint:
+        os.truncate(path, path.stat().st_size - (20 << 20))
+        before = descriptors_and_threads()
+        with pytest.raises((TruncatedError, FileChangedError)):
+            list(checkpoint.iter_tensors(order="file"))
+        assert descriptors_and_threads() == before
+
+
+def test_a_type_that_the_framework_lacks_is_an_error_after_the_others(tmp_path: Path) -> None:
+    tensors = {
+        "a": ("F32", [4]),
+        "b": ("F4", [2, 4]),
+        "c": ("F4", [2, 3, 2]),
+        "six": ("F6_E2M3", [4, 4]),
+        "z": ("U8", [4]),
+    }
+    path = write_model(tmp_path / "m.safetensors", tensors)
+    stream = windlass.iter_tensors(path, framework="numpy", order="file")
+    with pytest.raises(UnsupportedDtypeError, match="six"):
+        list(stream)
+    assert list(stream) == []
+    stream = windlass.iter_tensors(path, framework="numpy", order="file")
+    assert [next(stream)[0] for _ in range(3)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("max_in_flight", [None, "8MiB"])
+def test_a_stream_that_is_left_leaves_nothing_behind(many: Path, max_in_flight: str | None) -> None:
+    make_cold(many)
+    before = descriptors_and_threads()
+    with windlass.iter_tensors(many, max_in_flight=max_in_flight) as stream:
+        _, tensor = next(stream)
+        copy = tensor.clone()
+    assert descriptors_and_threads() == before
+    assert same_bytes(tensor, copy)
+    assert list(stream) == []
+    stream.close()
+    for _ in windlass.iter_tensors(many, max_in_flight=max_in_flight):
+        break
+    assert descriptors_and_threads() == before
+    windlass.iter_tensors(many, max_in_flight=max_in_flight)
+    assert descriptors_and_threads() == before
+
+
+def test_a_stream_outlives_its_checkpoint(many: Path) -> None:
+    with windlass.open(many) as checkpoint:
+        stream = checkpoint.iter_tensors(order="file", max_in_flight="4MiB")
+    assert [name for name, _ in stream] == list(MANY)
+
+
+def test_bad_options_are_told_at_once(model: Path) -> None:
+    for wrong in (
+        {"order": "size"},
+        {"max_in_flight": "much"},
+        {"max_in_flight": -1},
+        {"route": "warp"},
+        {"rout": 1},
+    ):
+        with pytest.raises(OptionError):
+            windlass.iter_tensors(model, **wrong)
+    with pytest.raises(OptionError):
+        windlass.iter_tensors(model, route="mapped", order="size")
+
+
+def test_a_child_of_fork_is_told(many: Path) -> None:
+    done = run(
+        """
+        import os, sys, windlass
+        stream = windlass.iter_tensors(sys.argv[1], framework="raw", order="file", max_in_flight="4MiB")
+        next(stream)
+        child = os.fork()
+        if child == 0:
+            try:
+                next(stream)
+            except windlass.errors.ForkedError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert sum(1 for _ in stream) == 63
+        """,
+        many,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,82 @@
+"""Whole tasks in one call: stream a checkpoint, and load a file that is in memory already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from windlass import _native
+from windlass._checkpoint import Checkpoint, PathType, Select
+from windlass._frameworks import Framework, converter
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer, Unpack
+
+    from windlass._options import LoadOptions
+    from windlass._stream import Order, TensorStream
+
+
+def iter_tensors(
+    paths: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    framework: Framework = "torch",
+    select: Select | None = None,
+    exclude: str | Iterable[str] | None = None,
+    slices: Mapping[str, Any] | None = None,
+    order: Order = "arrival",
+    max_in_flight: int | str | None = None,
+    pool: _native.MemoryPool | None = None,
+    allocator: Literal["driver", "torch"] = "driver",
+    lenient: bool | None = None,
+    offset: int | None = None,
+    **options: Unpack[LoadOptions],
+) -> TensorStream:
+    """Opens a checkpoint and gives ``(name, tensor)``, one after the other, while the rest is still being loaded.
+
+    Args:
+        paths: As in `load_file`.
+        device: As in `load_file`.
+        framework: As in `load_file`.
+        select: As in `load_file`.
+        exclude: As in `load_file`.
+        slices: As in `load_file`.
+        order: As in `Checkpoint.iter_tensors`.
+        max_in_flight: As in `Checkpoint.iter_tensors`.
+        pool: As in `load_file`.
+        allocator: As in `load_file`.
+        lenient: As in `load_file`.
+        offset: As in `load_file`.
+        options: As in `load_file`.
+
+    Returns:
+        An iterator with the attribute ``report``. After the last tensor, or when it is closed, nothing stays open.
+    """
+    with Checkpoint(
+        paths, device=device, framework=framework, allocator=allocator, lenient=lenient, offset=offset
+    ) as checkpoint:
+        return checkpoint.iter_tensors(
+            select=select,
+            exclude=exclude,
+            slices=slices,
+            order=order,
+            max_in_flight=max_in_flight,
+            pool=pool,
+            **options,
+        )
+
+
+def load(data: Buffer, *, framework: Framework = "torch") -> dict[str, Any]:
+    """Loads a safetensors or GGUF file that is in memory already.
+
+    Args:
+        data: The whole file. Whatever is not ``bytes`` is copied once more on the way.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, or ``"raw"``, windlass's own.
+
+    Returns:
+        A dictionary of tensors in host memory, in the order of the file. They are copies: the data may go.
+    """
+    convert = converter(framework)
+    tensors: dict[str, Any] = {}
+    convert(_native.load_bytes(data if isinstance(data, bytes) else bytes(memoryview(data))), tensors)
+    return tensors
