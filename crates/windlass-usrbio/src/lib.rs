@@ -88,8 +88,8 @@ pub use mountinfo::extract_mount_point;
 pub use ring::{Completion, Refused, Ring, RingOptions, Transfer};
 pub use vendor::{Library, LibrarySearch};
 
-/// The parts that a stand-in of the vendor's library is made of.
-#[cfg(feature = "stand-in")]
+/// The parts that a stand-in of the vendor's library is made of; for tests.
+#[doc(hidden)]
 pub mod parts {
     pub use crate::{
         native::RingClient,
