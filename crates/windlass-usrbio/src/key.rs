@@ -52,6 +52,18 @@ pub enum Priority {
     Low,
 }
 
+impl Priority {
+    /// The link in [`IOVS`](crate::proto::IOVS) that names the semaphore by which the daemon learns of submissions.
+    #[must_use]
+    pub fn submit_link(self) -> &'static str {
+        match self {
+            Self::High => "submit-ios.ph",
+            Self::Normal => "submit-ios",
+            Self::Low => "submit-ios.pl",
+        }
+    }
+}
+
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.id.hyphenated())?;

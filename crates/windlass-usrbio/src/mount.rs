@@ -2,10 +2,10 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    Error, File, Iov, IovOptions, Result, Ring, RingOptions,
+    Error, File, Iov, IovOptions, Priority, Result, Ring, RingOptions,
     control::Control,
     key::Key,
-    liveness::{Verdict, Watch, look},
+    liveness::{Watch, look},
     mountinfo::extract_mount_point,
     proto,
     registration::{deregister, register},
@@ -63,10 +63,7 @@ impl Mount {
 
     pub(crate) fn open_at(point: PathBuf, client: Client, trust: Trust) -> Result<Self> {
         let control = Control::start(&point, REGISTRATION_LIMIT)?;
-        let link = point.join(proto::IOVS).join(proto::SUBMIT_LINK);
-        let submit_target = control.run("reading submit-ios", move || {
-            fs::read_link(&link).map_err(|error| Error::system("find the daemon's semaphore", &link, error))
-        })??;
+        let submit_target = submit_target(&control, &point, Priority::default())?;
         let watch = Watch::start(&point, &submit_target)?;
         let pid = std::process::id();
         let files = Mutex::default();
@@ -126,10 +123,7 @@ impl Mount {
     /// [`Error::Forked`].
     pub fn check(&self) -> Result<()> {
         self.inner.check_process()?;
-        let (point, target) = (self.inner.point.clone(), self.inner.submit_target.clone());
-        let verdict =
-            self.inner.control.run("asking the daemon", move || look(&point, &target, BTreeSet::new()))?;
-        verdict.into_error(&self.inner.point, std::iter::empty()).map_or(Ok(()), Err)
+        self.inner.control.run("asking the daemon", self.inner.daemon_check())?
     }
 
     /// Waits until everything that was dropped is deregistered.
@@ -142,6 +136,14 @@ impl Mount {
     }
 }
 
+/// Where the daemon's semaphore for submissions is.
+fn submit_target(control: &Control, point: &Path, priority: Priority) -> Result<PathBuf> {
+    let link = point.join(proto::IOVS).join(priority.submit_link());
+    control.run("reading submit-ios", move || {
+        fs::read_link(&link).map_err(|error| Error::system("find the daemon's semaphore", &link, error))
+    })?
+}
+
 /// What buffers, rings and files share.
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -150,7 +152,7 @@ pub(crate) struct Inner {
     pub(crate) trust: Trust,
     pub(crate) control: Control,
     pub(crate) watch: Watch,
-    pub(crate) submit_target: PathBuf,
+    submit_target: PathBuf,
     pid: u32,
     pub(crate) files: Mutex<HashMap<crate::file::Identity, Weak<File>>>,
 }
@@ -179,15 +181,27 @@ impl Inner {
         std::process::id() == self.pid
     }
 
+    /// Where the daemon's semaphore for submissions of this priority is.
+    pub(crate) fn submit_target(&self, priority: Priority) -> Result<PathBuf> {
+        submit_target(&self.control, &self.point, priority)
+    }
+
+    /// What tells on the control thread whether the daemon is still the same.
+    pub(crate) fn daemon_check(&self) -> impl FnOnce() -> Result<()> + Send + 'static {
+        let (point, target) = (self.point.clone(), self.submit_target.clone());
+        move || {
+            let verdict = look(&point, &target, BTreeSet::new());
+            verdict.into_error(&point, std::iter::empty()).map_or(Ok(()), Err)
+        }
+    }
+
     /// Registers memory on the control thread.
     pub(crate) fn register(self: &Arc<Self>, mut memory: SharedMemory, key: Key) -> Result<Registered> {
         self.check_process()?;
-        let (point, target, trust) = (self.point.clone(), self.submit_target.clone(), self.trust.clone());
+        let (point, check, trust) = (self.point.clone(), self.daemon_check(), self.trust.clone());
         let name = key.to_string();
         let (memory, link) = self.control.run("registering memory", move || {
-            if let Verdict::Restarted = look(&point, &target, BTreeSet::new()) {
-                return Err(Error::DaemonRestarted { mount: point });
-            }
+            check()?;
             let link = register(&point, &mut memory, &key, |name| trust.tell(&key, name))?;
             Ok((memory, Undo(Some(link))))
         })??;

@@ -154,13 +154,13 @@ pub(crate) struct NativeRing {
 impl NativeRing {
     pub(crate) fn create(mount: &Arc<Inner>, entries: usize, ring: RingKey) -> Result<Self> {
         let memory = SharedMemory::create(ring_bytes(entries), None)?;
+        let submit_target = mount.submit_target(ring.priority)?;
         let key = Key { id: Uuid::new_v4(), block_bytes: 0, ring: Some(ring) };
         let registered = mount.register(memory, key)?;
         let memory = &registered.memory;
         // SAFETY: `registered` is dropped after `client`.
-        let client = unsafe {
-            RingClient::new(mount.point.clone(), memory.base(), memory.len(), &mount.submit_target)
-        }?;
+        let client =
+            unsafe { RingClient::new(mount.point.clone(), memory.base(), memory.len(), &submit_target) }?;
         Ok(Self { client, registered })
     }
 }

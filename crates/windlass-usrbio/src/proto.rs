@@ -19,8 +19,6 @@ pub const MAX_ENTRIES: usize = 65536;
 
 /// The directory of the mount in which memory is registered.
 pub const IOVS: &str = "3fs-virt/iovs";
-/// The link in [`IOVS`] that names the daemon's semaphore for submissions of normal priority.
-pub const SUBMIT_LINK: &str = "submit-ios";
 
 const COUNTERS_BYTES: usize = 4 * size_of::<AtomicI32>();
 const SPARE_BYTES: usize = 4096;

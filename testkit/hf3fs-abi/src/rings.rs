@@ -30,7 +30,7 @@ fn create(ior: *mut Ior, mount: &Path, entries: c_int, key: RingKey, numa: c_int
     let count = usize::try_from(entries).ok().filter(|count| (1..=MAX_ENTRIES).contains(count));
     let (Some(count), false) = (count, ior.is_null()) else { return Err(-libc::EINVAL) };
     let (made, id) = make(mount, ring_bytes(count), 0, Some(key.clone()))?;
-    let link = mount.join(proto::IOVS).join(proto::SUBMIT_LINK);
+    let link = mount.join(proto::IOVS).join(key.priority.submit_link());
     let target = fs::read_link(link).map_err(|error| -error.raw_os_error().unwrap_or(libc::EIO))?;
     // SAFETY: the memory is kept by the struct, which is destroyed after the client.
     let client = unsafe { RingClient::new(mount.to_owned(), made.memory.base(), made.memory.len(), &target) }

@@ -29,9 +29,8 @@ const TICK: Duration = Duration::from_millis(50);
 const FORBID_READ_HOLES: u64 = 2;
 const SLOW_FACTOR: u32 = 10;
 
-/// In the order of their links: see [`Engine::submit_links`].
-const PRIORITIES: [(Priority, &str); 3] =
-    [(Priority::High, "submit-ios.ph"), (Priority::Normal, "submit-ios"), (Priority::Low, "submit-ios.pl")];
+/// In the order of their semaphores.
+const PRIORITIES: [Priority; 3] = [Priority::High, Priority::Normal, Priority::Low];
 
 /// Everything but the file system.
 pub(crate) struct Engine {
@@ -104,7 +103,7 @@ impl Engine {
         PRIORITIES
             .iter()
             .zip(semaphores.iter())
-            .map(|((_, name), one)| (*name, one.path().to_owned()))
+            .map(|(priority, one)| (priority.submit_link(), one.path().to_owned()))
             .collect()
     }
 
@@ -115,7 +114,7 @@ impl Engine {
             if !semaphore.wait(TICK) {
                 continue;
             }
-            let priority = PRIORITIES[position].0;
+            let priority = PRIORITIES[position];
             for (_, registration) in self.registry.all() {
                 let Some(ring) = registration.ring.as_ref().filter(|ring| ring.key().priority == priority)
                 else {
@@ -132,7 +131,7 @@ impl Engine {
             let Some(batch) = self.next_batch() else { return };
             let ring = batch.ring.clone();
             self.carry_out(batch);
-            let position = PRIORITIES.iter().position(|(priority, _)| *priority == ring.key().priority);
+            let position = PRIORITIES.iter().position(|priority| *priority == ring.key().priority);
             if let Some(semaphore) =
                 position.and_then(|position| lock(&self.semaphores).get(position).cloned())
             {

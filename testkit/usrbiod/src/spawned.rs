@@ -13,11 +13,12 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Mutex, PoisonError},
 };
-use windlass_usrbio::proto;
+use windlass_usrbio::{Priority, proto};
 
 /// A daemon in a process of its own. Killed and unmounted when dropped.
 pub struct Spawned {
     mount_point: PathBuf,
+    is_mounted: bool,
     child: Child,
     channel: Mutex<(ChildStdin, BufReader<ChildStdout>)>,
     /// What a daemon that is killed leaves in `/dev/shm`.
@@ -46,8 +47,13 @@ impl Spawned {
             return Err(io::Error::other(format!("the daemon ended: {status}")));
         }
         let mount_point = fs::canonicalize(mount_point)?;
-        let spawned =
-            Self { mount_point, child, channel: Mutex::new((stdin, stdout)), semaphores: Mutex::default() };
+        let spawned = Self {
+            mount_point,
+            is_mounted: true,
+            child,
+            channel: Mutex::new((stdin, stdout)),
+            semaphores: Mutex::default(),
+        };
         spawned.note_semaphores();
         Ok(spawned)
     }
@@ -101,6 +107,15 @@ impl Spawned {
         self.child.wait().map(drop)
     }
 
+    /// Takes the mount away, as an administrator does after a daemon's death.
+    ///
+    /// # Errors
+    /// Those of unmounting.
+    pub fn unmount(&mut self) -> io::Result<()> {
+        self.is_mounted = false;
+        unmount(&self.mount_point)
+    }
+
     /// Stops it, until [`resume`](Self::resume): it does not answer, and is not dead.
     ///
     /// # Errors
@@ -136,8 +151,8 @@ impl Spawned {
 
     fn note_semaphores(&self) {
         let links = self.mount_point.join(proto::IOVS);
-        let targets =
-            ["submit-ios", "submit-ios.ph", "submit-ios.pl"].map(|name| fs::read_link(links.join(name)));
+        let targets = [Priority::High, Priority::Normal, Priority::Low]
+            .map(|priority| fs::read_link(links.join(priority.submit_link())));
         let mut semaphores = self.semaphores.lock().unwrap_or_else(PoisonError::into_inner);
         semaphores.extend(targets.into_iter().flatten());
     }
@@ -146,7 +161,9 @@ impl Spawned {
 impl Drop for Spawned {
     fn drop(&mut self) {
         let _ = self.kill();
-        let _ = unmount(&self.mount_point);
+        if self.is_mounted {
+            let _ = unmount(&self.mount_point);
+        }
         for semaphore in self.semaphores.get_mut().unwrap_or_else(PoisonError::into_inner) {
             let _ = fs::remove_file(semaphore);
         }

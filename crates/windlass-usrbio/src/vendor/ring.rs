@@ -53,7 +53,9 @@ impl VendorRing {
         let count =
             i32::try_from(entries).map_err(|_| Error::Invalid(format!("{entries} entries are too many")))?;
         let (io_depth, creator, destroyer) = (ring.io_depth, library.clone(), library.clone());
+        let check = mount.daemon_check();
         let made = mount.control.run("creating a ring", move || {
+            check()?;
             let mut ior = Box::new(abi::Ior::empty());
             // SAFETY: `ior` is writable, `point` ends in NUL and is short enough; `entries` and `io_depth` are in the
             // bounds that `Ring::create` keeps.
@@ -61,8 +63,8 @@ impl VendorRing {
                 let create = creator.functions.ior_create;
                 create(&raw mut *ior, point.as_ptr(), count, for_read, io_depth, priority, -1)
             };
-            (result, Abandoned { ring: Some(Handle(ior)).filter(|_| result == 0), library: destroyer })
-        })?;
+            Ok((result, Abandoned { ring: Some(Handle(ior)).filter(|_| result == 0), library: destroyer }))
+        })??;
         match made {
             (0, mut made) => {
                 let empty = Cqe { index: 0, reserved: 0, result: 0, user_data: std::ptr::null() };
