@@ -81,7 +81,7 @@ impl Shared {
             return Ok(None);
         }
         let first = &sources[first];
-        let mount = match OpenMount::of(first, options.usrbio, &options.usrbio_directories) {
+        let mount = match OpenMount::of(first.device(), first.path(), options.usrbio, &options.usrbio_directories) {
             Ok(mount) => mount,
             Err(why) => {
                 refuse(Some(first), why)?;

@@ -10,7 +10,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 use windlass_usrbio::{
-    Chosen, Client, Error, File, Iov, IovOptions, LibrarySearch, Mount, Preference, Ring, RingOptions,
+    Chosen, Client, Error, File, Iov, IovOptions, LibrarySearch, Mount, Preference, Priority, Ring,
+    RingOptions,
     choose, extract_mount_point, proto,
 };
 
@@ -77,12 +78,14 @@ struct Known {
 }
 
 impl OpenMount {
-    /// The mount that a file lies on, by the client asked for. `directories` may hold the vendor's library.
+    /// The mount that the file at `path` lies on, whose file system has the number `device`, by the client asked for.
+    /// `directories` may hold the vendor's library.
     ///
     /// # Errors
     /// Why it cannot be used.
     pub(crate) fn of(
-        source: &SourceFile,
+        device: u64,
+        path: &Path,
         client: UsrbioClient,
         directories: &[PathBuf],
     ) -> Result<Arc<Self>, Unavailable> {
@@ -90,7 +93,7 @@ impl OpenMount {
         // Kept consistent by every statement, so a panic elsewhere does not spoil it. Held while a mount is opened: two
         // loads at once need one.
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = Wanted { device: source.device(), client, directories: directories.to_vec() };
+        let wanted = Wanted { device, client, directories: directories.to_vec() };
         known.open.retain(|mount| mount.strong_count() > 0);
         let process = std::process::id();
         let open = known.open.iter().filter_map(Weak::upgrade);
@@ -100,7 +103,7 @@ impl OpenMount {
         {
             return Ok(open);
         }
-        let (mount, reason) = known.open(source.path(), &wanted).map_err(|error| unavailable(&error))?;
+        let (mount, reason) = known.open(path, &wanted).map_err(|error| unavailable(&error))?;
         tracing::debug!(client = mount.client().name(), reason, "opened a mount of 3FS");
         let open = Arc::new(Self { mount, wanted, reason, process });
         // Those that came before it were opened with a daemon that is no more.
@@ -169,7 +172,7 @@ impl Known {
     /// Opens the mount of `path`, with a probe unless its daemon and client have had one.
     fn open(&mut self, path: &Path, wanted: &Wanted) -> Result<(Mount, String), Error> {
         let point = extract_mount_point(path)?;
-        let daemon = fs::read_link(point.join(proto::IOVS).join(proto::SUBMIT_LINK)).ok();
+        let daemon = fs::read_link(point.join(proto::IOVS).join(Priority::default().submit_link())).ok();
         let proven = |own: &&Proven| own.wanted == *wanted && Some(&own.daemon) == daemon.as_ref();
         if let Some(proven) = self.proven.iter().find(proven) {
             return Ok((Mount::open(path, proven.client.clone())?, proven.reason.clone()));
