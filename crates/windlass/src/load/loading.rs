@@ -151,7 +151,7 @@ impl Loading {
         let inline = plan.read_bytes() <= INLINE_BYTES && !options.route.is_cufile();
         let mut refused = Vec::new();
         let shared = Shared::find(&plan, sources, options, inline, &mut refused)?;
-        let whole = shared.as_ref().map_or(options.chunk_bytes, |own| own.chunk_bytes(options.chunk_bytes));
+        let whole = shared.as_ref().map_or(options.chunk_bytes, |own| own.chunk_bytes(options));
         if whole != options.chunk_bytes && !inline {
             plan_options.chunk_bytes = whole;
             plan = Plan::new(&catalog, &requests, &plan_options)?;

@@ -3,10 +3,10 @@
 
 use super::{DirectIo, LoadOptions, job::Place};
 use crate::{
-    DeviceId, Error, Result, memory,
+    Alignment, DeviceId, Error, Result, memory,
     memory::{SlotKind, Slots},
     parallel::{self, lock},
-    plan::{Extent, Plan},
+    plan::{Extent, Plan, PlanOptions},
     report::Refusal,
     route::{OpenMount, Route, SourceFile, Unavailable, UsrbioClient, UsrbioFiles, UsrbioLane},
 };
@@ -81,13 +81,14 @@ impl Shared {
             return Ok(None);
         }
         let first = &sources[first];
-        let mount = match OpenMount::of(first.device(), first.path(), options.usrbio, &options.usrbio_directories) {
-            Ok(mount) => mount,
-            Err(why) => {
-                refuse(Some(first), why)?;
-                return Ok(None);
-            }
-        };
+        let mount =
+            match OpenMount::of(first.device(), first.path(), options.usrbio, &options.usrbio_directories) {
+                Ok(mount) => mount,
+                Err(why) => {
+                    refuse(Some(first), why)?;
+                    return Ok(None);
+                }
+            };
         let (mut files, mut takes) = (UsrbioFiles::new(), vec![false; sources.len()]);
         let mut file_chunk_bytes = 0;
         for position in on_3fs {
@@ -111,16 +112,20 @@ impl Shared {
         Ok(takes.contains(&true).then(|| Self { mount, path, files, takes, file_chunk_bytes }))
     }
 
-    /// The length of reads that take whole chunks of the files, where `chunk_bytes` is less than one or does not divide
-    /// into them.
-    pub(super) fn chunk_bytes(&self, chunk_bytes: u64) -> u64 {
-        let whole = chunk_bytes.checked_next_multiple_of(self.file_chunk_bytes).unwrap_or(chunk_bytes);
-        if self.file_chunk_bytes > chunk_bytes && whole <= MAX_CHUNK_BYTES { whole } else { chunk_bytes }
+    /// The length of reads: that of the options, made to take whole chunks of the files unless the caller chose it.
+    pub(super) fn chunk_bytes(&self, options: &LoadOptions) -> u64 {
+        let by_default = PlanOptions::default().chunk_bytes;
+        let whole = by_default.checked_next_multiple_of(self.file_chunk_bytes);
+        match whole.filter(|&whole| whole <= MAX_CHUNK_BYTES && Alignment::BLOCK.divides(whole)) {
+            Some(whole) if options.chunk_bytes == by_default => whole,
+            _ => options.chunk_bytes,
+        }
     }
 
     /// What a report says of it.
     pub(super) fn note(&self) -> String {
-        let (point, client, reason) = (self.mount.point().display(), self.mount.client(), self.mount.reason());
+        let (point, client, reason) =
+            (self.mount.point().display(), self.mount.client(), self.mount.reason());
         format!("usrbio on {point} by the {client} client: {reason}")
     }
 

@@ -11,8 +11,7 @@ use std::{
 };
 use windlass_usrbio::{
     Chosen, Client, Error, File, Iov, IovOptions, LibrarySearch, Mount, Preference, Priority, Ring,
-    RingOptions,
-    choose, extract_mount_point, proto,
+    RingOptions, choose, extract_mount_point, proto,
 };
 
 /// Who speaks to the daemon of a 3FS.
@@ -198,7 +197,9 @@ fn unavailable(error: &Error) -> Unavailable {
     let fix = match error {
         Error::NotOn3fs { .. } => "choose route auto",
         Error::NoLibrary { .. } | Error::LibraryUnusable { .. } => "choose usrbio=native",
-        Error::ProbeFailed { .. } | Error::Protocol { .. } => "choose route threads, and look at the daemon's log",
+        Error::ProbeFailed { .. } | Error::Protocol { .. } => {
+            "choose route threads, and look at the daemon's log"
+        }
         _ => "",
     };
     Unavailable::new(error.to_string(), fix)
