@@ -51,6 +51,6 @@ pub use load::{
     load_bytes,
 };
 pub use report::{Carrier, DeviceReport, MemoryReport, Refusal, Report, Retries, TimeReport};
-pub use route::Route;
+pub use route::{Route, UsrbioClient};
 pub use units::{Alignment, ByteRange};
 pub use warm::WarmReport;

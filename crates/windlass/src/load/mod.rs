@@ -20,6 +20,7 @@ mod options;
 mod queue;
 mod scatter;
 mod tensor;
+mod usrbio;
 mod window;
 
 pub use array::OpenArray;

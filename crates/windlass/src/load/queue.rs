@@ -23,6 +23,8 @@ pub(super) enum Line {
     Ring,
     /// The thread pool.
     Pool,
+    /// Those who read from a 3FS by USRBIO.
+    Usrbio,
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +32,7 @@ struct State {
     unprobed: VecDeque<ReadOp>,
     ring: VecDeque<ReadOp>,
     pool: VecDeque<ReadOp>,
+    usrbio: VecDeque<ReadOp>,
     /// Reads of extents that may not be read yet, in their order.
     closed: VecDeque<(Line, ReadOp)>,
     /// How many extents, from the first on, may be read.
@@ -46,6 +49,7 @@ impl State {
             Line::Ring if self.no_ring => &mut self.pool,
             Line::Ring => &mut self.ring,
             Line::Pool => &mut self.pool,
+            Line::Usrbio => &mut self.usrbio,
         }
     }
 
@@ -160,8 +164,8 @@ impl Queue {
         let dropped = {
             let mut state = self.state();
             state.stopped = true;
-            let State { unprobed, ring, pool, closed, .. } = &mut *state;
-            ([unprobed, ring, pool].map(std::mem::take), std::mem::take(closed))
+            let State { unprobed, ring, pool, usrbio, closed, .. } = &mut *state;
+            ([unprobed, ring, pool, usrbio].map(std::mem::take), std::mem::take(closed))
         };
         self.changed.notify_all();
         drop(dropped);

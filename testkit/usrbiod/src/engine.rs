@@ -1,0 +1,268 @@
+//! The daemon's threads: one for each priority looks for submissions, and others carry them out.
+#![allow(unsafe_code)]
+
+use crate::{
+    faults::Faults,
+    mapping::NamedSemaphore,
+    nodes::Nodes,
+    registry::Registry,
+    served::{Batch, ServedRing},
+};
+use std::{
+    collections::VecDeque,
+    fs, io,
+    os::fd::AsRawFd,
+    path::PathBuf,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+use windlass_usrbio::{Direction, Priority, proto::IoArgs};
+
+const WORKERS: usize = 8;
+const MOST_BATCHES_OF_A_RING: usize = 32;
+const TICK: Duration = Duration::from_millis(50);
+/// The bit by which a ring asks for errors instead of zeros.
+const FORBID_READ_HOLES: u64 = 2;
+const SLOW_FACTOR: u32 = 10;
+
+/// In the order of their semaphores.
+const PRIORITIES: [Priority; 3] = [Priority::High, Priority::Normal, Priority::Low];
+
+/// Everything but the file system.
+pub(crate) struct Engine {
+    pub(crate) nodes: Nodes,
+    pub(crate) registry: Registry,
+    faults: Mutex<Faults>,
+    semaphores: Mutex<Vec<Arc<NamedSemaphore>>>,
+    batches: Mutex<VecDeque<Batch>>,
+    changed: Condvar,
+    transfers: AtomicU64,
+    stopped: AtomicBool,
+}
+
+impl Engine {
+    pub(crate) fn start(root: PathBuf, chunk_bytes: u32) -> io::Result<Arc<Self>> {
+        let engine = Arc::new(Self {
+            nodes: Nodes::new(root, chunk_bytes),
+            registry: Registry::default(),
+            faults: Mutex::default(),
+            semaphores: Mutex::new(semaphores()?),
+            batches: Mutex::default(),
+            changed: Condvar::new(),
+            transfers: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+        });
+        for position in 0..PRIORITIES.len() {
+            let watcher = engine.clone();
+            thread::Builder::new().name("usrbiod-watch".into()).spawn(move || watcher.watch(position))?;
+        }
+        for _ in 0..WORKERS {
+            let worker = engine.clone();
+            thread::Builder::new().name("usrbiod-work".into()).spawn(move || worker.work())?;
+        }
+        Ok(engine)
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
+        lock(&self.semaphores).clear();
+    }
+
+    pub(crate) fn faults(&self) -> Faults {
+        *lock(&self.faults)
+    }
+
+    pub(crate) fn behave(&self, faults: Faults) {
+        *lock(&self.faults) = faults;
+        self.transfers.store(0, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    /// How many transfers there were since the faults were set.
+    pub(crate) fn transfers(&self) -> u64 {
+        self.transfers.load(Ordering::Relaxed)
+    }
+
+    /// Becomes another daemon, which knows no client.
+    pub(crate) fn restart(&self) -> io::Result<()> {
+        let fresh = semaphores()?;
+        self.registry.clear();
+        lock(&self.batches).clear();
+        *lock(&self.semaphores) = fresh;
+        Ok(())
+    }
+
+    /// The names of the links to the semaphores, and where they point.
+    pub(crate) fn submit_links(&self) -> Vec<(&'static str, PathBuf)> {
+        let semaphores = lock(&self.semaphores);
+        PRIORITIES
+            .iter()
+            .zip(semaphores.iter())
+            .map(|(priority, one)| (priority.submit_link(), one.path().to_owned()))
+            .collect()
+    }
+
+    fn watch(&self, position: usize) {
+        while !self.is_stopped() {
+            let Some(semaphore) = lock(&self.semaphores).get(position).cloned() else { return };
+            // Without a post there is no look, as in the original: a client that does not submit is to notice.
+            if !semaphore.wait(TICK) {
+                continue;
+            }
+            let priority = PRIORITIES[position];
+            for (_, registration) in self.registry.all() {
+                let Some(ring) = registration.ring.as_ref().filter(|ring| ring.key().priority == priority)
+                else {
+                    continue;
+                };
+                lock(&self.batches).extend(ring.take_batches(MOST_BATCHES_OF_A_RING));
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    fn work(&self) {
+        loop {
+            let Some(batch) = self.next_batch() else { return };
+            let ring = batch.ring.clone();
+            self.carry_out(batch);
+            let position = PRIORITIES.iter().position(|priority| *priority == ring.key().priority);
+            if let Some(semaphore) =
+                position.and_then(|position| lock(&self.semaphores).get(position).cloned())
+            {
+                semaphore.post();
+            }
+        }
+    }
+
+    fn next_batch(&self) -> Option<Batch> {
+        let mut batches = lock(&self.batches);
+        while !self.is_stopped() {
+            let Faults { stall, reorder, .. } = self.faults();
+            let next = match (stall, reorder) {
+                (true, _) => None,
+                (false, true) => batches.pop_back(),
+                (false, false) => batches.pop_front(),
+            };
+            if next.is_some() {
+                return next;
+            }
+            batches = self.changed.wait_timeout(batches, TICK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        None
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    fn carry_out(&self, batch: Batch) {
+        let transfers = batch.transfers();
+        let ring = &batch.ring;
+        let one = |args: Option<IoArgs>| match args {
+            Some(args) => self.transfer(ring, &args).unwrap_or_else(|errno| -i64::from(errno)),
+            None => -i64::from(libc::EINVAL),
+        };
+        let results: Vec<i64> = if self.faults().serial || transfers.len() == 1 {
+            transfers.iter().map(|(_, args)| one(*args)).collect()
+        } else {
+            thread::scope(|scope| {
+                let running: Vec<_> =
+                    transfers.iter().map(|(_, args)| scope.spawn(move || one(*args))).collect();
+                let eio = -i64::from(libc::EIO);
+                running.into_iter().map(|transfer| transfer.join().unwrap_or(eio)).collect()
+            })
+        };
+        batch.complete(transfers.into_iter().map(|(sqe, _)| sqe).zip(results));
+    }
+
+    /// Carries out one transfer: bytes, or an error's number.
+    fn transfer(&self, ring: &ServedRing, args: &IoArgs) -> Result<i64, i32> {
+        let number = self.transfers.fetch_add(1, Ordering::Relaxed) + 1;
+        let faults = self.faults();
+        let slow = Faults::hits(number, faults.slow_every);
+        thread::sleep(faults.delay * if slow { SLOW_FACTOR } else { 1 });
+        if Faults::hits(number, faults.error_every) {
+            return Err(if faults.errno == 0 { libc::EREMOTEIO } else { faults.errno });
+        }
+        let buffer = self.registry.by_id(args.buffer).ok_or(libc::EINVAL)?;
+        let memory = buffer.memory.as_ref().ok_or(libc::EINVAL)?;
+        let len = usize::try_from(args.len).map_err(|_| libc::EINVAL)?;
+        let end =
+            args.buffer_offset.checked_add(len).filter(|&end| end <= memory.len()).ok_or(libc::EINVAL)?;
+        let block = buffer.key.block_bytes;
+        if block != 0 && len > 0 && args.buffer_offset / block != (end - 1) / block {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: inside the mapping, as was just checked.
+        let target = unsafe { memory.base().add(args.buffer_offset) };
+        let file = self.nodes.file(args.inode).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+        let reads = ring.key().direction == Direction::Read;
+        let mut done = 0;
+        while done < len {
+            let offset = i64::try_from(args.file_offset + done).map_err(|_| libc::EINVAL)?;
+            // SAFETY: `len` bytes at `target` are inside the mapping, whose holder, `buffer`, outlives the call.
+            let result = unsafe {
+                let place = target.add(done).as_ptr().cast();
+                if reads {
+                    libc::pread(file.as_raw_fd(), place, len - done, offset)
+                } else {
+                    libc::pwrite(file.as_raw_fd(), place, len - done, offset)
+                }
+            };
+            match usize::try_from(result) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(_) => return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)),
+            }
+        }
+        if reads {
+            let data = before_last_hole(&file, args.file_offset, done);
+            if ring.key().flags & FORBID_READ_HOLES != 0 && data < done {
+                return Err(libc::ENODATA);
+            }
+            if faults.holes {
+                done = data;
+            }
+            if faults.corrupt && done > 0 {
+                // SAFETY: `done` bytes at `target` were just written.
+                unsafe { *target.as_ptr() ^= 1 };
+            }
+        }
+        if Faults::hits(number, faults.short_every) {
+            done /= 2;
+        }
+        Ok(done as i64)
+    }
+}
+
+/// How many of `len` bytes at `offset` come before the hole that they end in.
+fn before_last_hole(file: &fs::File, offset: usize, len: usize) -> usize {
+    use rustix::fs::{SeekFrom, seek};
+    let (start, end) = (offset as u64, (offset + len) as u64);
+    let mut data_end = start;
+    let mut position = start;
+    while position < end {
+        match seek(file, SeekFrom::Data(position)) {
+            Ok(data) if data < end => {
+                position = seek(file, SeekFrom::Hole(data)).unwrap_or(end).min(end);
+                data_end = position;
+            }
+            _ => break,
+        }
+    }
+    (data_end - start) as usize
+}
+
+fn semaphores() -> io::Result<Vec<Arc<NamedSemaphore>>> {
+    PRIORITIES.iter().map(|_| NamedSemaphore::create().map(Arc::new)).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,168 @@
+//! A daemon that dies, comes back, forgets or hangs is an error of that name, in time.
+
+use crate::fixture::{Fixture, PATIENCE, Session, clients, eventually, fails_within};
+use std::time::Duration;
+use usrbiod::Faults;
+use windlass_usrbio::{Error, IovOptions, RingOptions};
+
+const STALL: Faults = Faults {
+    stall: true,
+    delay: Duration::ZERO,
+    slow_every: 0,
+    error_every: 0,
+    errno: 0,
+    short_every: 0,
+    holes: false,
+    reorder: false,
+    serial: false,
+    corrupt: false,
+    version_ahead: 0,
+};
+
+/// One read is under way, and does not end.
+fn reading(fixture: &Fixture, client: windlass_usrbio::Client, options: &RingOptions) -> Session {
+    let path = fixture.write("file", 100_000);
+    let mut session = Session::with(fixture.mount(client), 1, 4096, options);
+    let file = session.mount.open_file(&path).unwrap();
+    fixture.daemon.behave(STALL).unwrap();
+    session.push(&file, 0, 4096).unwrap();
+    session.ring.submit().unwrap();
+    session
+}
+
+#[test]
+fn a_daemon_that_is_killed_is_dead_within_a_second() {
+    for client in clients() {
+        let Some(mut fixture) = Fixture::start() else { return };
+        let mut session = reading(&fixture, client, &RingOptions::default());
+        fixture.daemon.kill().unwrap();
+        let error = fails_within(Duration::from_secs(1), || session.drain());
+        assert!(matches!(error, Error::DaemonDead { .. }), "{error}");
+        // So says everything from now on, and nothing hangs.
+        let again = fails_within(Duration::from_secs(1), || session.ring.submit());
+        assert!(matches!(again, Error::DaemonDead { .. }), "{again}");
+        assert!(matches!(session.mount.check(), Err(Error::DaemonDead { .. })));
+        let options = IovOptions { len: 4096, ..IovOptions::default() };
+        let error = fails_within(Duration::from_secs(1), || session.mount.create_iov(&options));
+        assert!(matches!(error, Error::DaemonDead { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_mount_that_is_opened_anew_after_a_death_works() {
+    for client in clients() {
+        let Some(mut fixture) = Fixture::start() else { return };
+        let mut session = reading(&fixture, client.clone(), &RingOptions::default());
+        fixture.daemon.kill().unwrap();
+        assert!(session.drain().is_err());
+        fixture.start_again();
+        let error = session.mount.check().unwrap_err();
+        assert!(matches!(error, Error::DaemonRestarted { .. }), "{error}");
+        let mut fresh = Session::new(fixture.mount(client), 2, 4096);
+        fresh.compare(&fixture.path("file"), &fixture.behind("file"), (0..20).map(|n| (n * 4001, 4000)));
+    }
+}
+
+#[test]
+fn a_daemon_that_was_restarted_no_longer_knows_the_ring() {
+    let Some(fixture) = Fixture::start() else { return };
+    for client in clients() {
+        let mut session = reading(&fixture, client.clone(), &RingOptions::default());
+        fixture.daemon.restart().unwrap();
+        let error = fails_within(Duration::from_secs(1), || session.drain());
+        assert!(matches!(error, Error::DaemonRestarted { .. }), "{error}");
+        let error = session.mount.create_ring(&RingOptions::default()).unwrap_err();
+        assert!(matches!(error, Error::DaemonRestarted { .. }), "{error}");
+        fixture.daemon.behave(Faults::default()).unwrap();
+        let mut fresh = Session::new(fixture.mount(client), 2, 4096);
+        fresh.compare(&fixture.path("file"), &fixture.behind("file"), (0..20).map(|n| (n * 4001, 4000)));
+    }
+}
+
+#[test]
+fn a_daemon_that_hangs_altogether_is_given_up_in_time() {
+    let Some(fixture) = Fixture::start() else { return };
+    for client in clients() {
+        let limit = Duration::from_millis(500);
+        let options = RingOptions { stall_limit: limit, ..RingOptions::default() };
+        let mut session = reading(&fixture, client, &options);
+        fixture.daemon.pause().unwrap();
+        let error = fails_within(Duration::from_secs(2), || session.drain());
+        fixture.daemon.resume().unwrap();
+        assert!(matches!(error, Error::Timeout { limit: named, .. } if named == limit), "{error}");
+    }
+}
+
+#[test]
+fn a_wait_ends_when_its_caller_says_so() {
+    let Some(fixture) = Fixture::start() else { return };
+    for client in clients() {
+        let mut session = reading(&fixture, client, &RingOptions::default());
+        let mut completions = Vec::new();
+        assert_eq!(session.ring.wait(Duration::ZERO, &mut completions).unwrap(), 0);
+        assert_eq!(session.ring.wait(Duration::from_millis(400), &mut completions).unwrap(), 0);
+        assert_eq!(session.ring.in_flight(), 1);
+        fixture.daemon.behave(Faults::default()).unwrap();
+        assert_eq!(session.ring.wait(PATIENCE, &mut completions).unwrap(), 1);
+    }
+}
+
+#[test]
+fn listing_the_registrations_from_another_thread_harms_nobody() {
+    let Some(fixture) = Fixture::start() else { return };
+    let path = fixture.write("file", 100_000);
+    for client in clients() {
+        let mut session = Session::new(fixture.mount(client), 4, 4096);
+        let names = std::fs::read_dir(fixture.path("3fs-virt/iovs")).unwrap().count();
+        assert!(names > 3, "{names}");
+        session.compare(&path, &fixture.behind("file"), (0..20).map(|n| (n * 4001, 4000)));
+        assert!(session.mount.check().is_ok());
+    }
+}
+
+#[test]
+fn a_buffer_that_somebody_removed_is_missed() {
+    let Some(fixture) = Fixture::start() else { return };
+    for client in clients() {
+        let mut session = reading(&fixture, client, &RingOptions::default());
+        for key in fixture.daemon.registrations().unwrap() {
+            std::fs::remove_file(fixture.path("3fs-virt/iovs").join(key)).unwrap();
+        }
+        let error = fails_within(Duration::from_secs(1), || session.drain());
+        assert!(matches!(error, Error::IovRemoved { .. }), "{error}");
+        fixture.daemon.behave(Faults::default()).unwrap();
+    }
+}
+
+#[test]
+fn what_is_dropped_is_deregistered() {
+    let Some(fixture) = Fixture::start() else { return };
+    let path = fixture.write("file", 100_000);
+    for client in clients() {
+        let mut session = Session::new(fixture.mount(client), 4, 4096);
+        session.compare(&path, &fixture.behind("file"), (0..20).map(|n| (n * 4001, 4000)));
+        assert_eq!(fixture.daemon.registrations().unwrap().len(), 2);
+        let Session { mount, ring, slots } = session;
+        drop(ring);
+        drop(slots);
+        mount.settle().unwrap();
+        assert_eq!(fixture.daemon.registrations().unwrap(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_ring_that_is_dropped_with_reads_in_flight_waits_for_them_but_not_for_ever() {
+    let Some(fixture) = Fixture::start() else { return };
+    for client in clients() {
+        let options = RingOptions { farewell: Duration::from_millis(100), ..RingOptions::default() };
+        let session = reading(&fixture, client, &options);
+        let mount = session.mount.clone();
+        drop(session);
+        fixture.daemon.behave(Faults::default()).unwrap();
+        // The read carries on in memory that nobody else has, and the daemon loses it afterwards.
+        eventually("the deregistration", || {
+            mount.settle().unwrap();
+            fixture.daemon.registrations().unwrap().is_empty()
+        });
+    }
+}
