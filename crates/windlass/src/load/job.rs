@@ -166,8 +166,7 @@ impl Job {
                     let sizes = (place.readers, &needs);
                     direct_path = DirectPath::find(&plan, sources, options, device, sizes, &mut refused)?;
                 } else if options.route == Route::Auto {
-                    let why = format!("{} bytes are too few for it to pay", plan.read_bytes());
-                    let why = Unavailable::new(why, "");
+                    let why = Unavailable::new("so little is read that it would not pay", "");
                     refused.push(Refusal { what: Route::Gds.to_string(), path: None, why });
                 }
                 let landing = direct_path.as_ref().map_or(0, |path| path.slots.count());
