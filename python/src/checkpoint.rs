@@ -61,19 +61,18 @@ impl Checkpoint {
         self.checkpoint.catalog().tensors().len()
     }
 
-    /// Element type, shape and file of a tensor, and how many elements along the last dimension belong together.
+    /// Element type and shape of a tensor, and how many elements along the last dimension belong together.
     fn info<'py>(
         &self,
         py: Python<'py>,
         name: &str,
-    ) -> PyResult<(Cow<'static, str>, Bound<'py, PyTuple>, PathBuf, u64)> {
+    ) -> PyResult<(Cow<'static, str>, Bound<'py, PyTuple>, u64)> {
         let catalog = self.checkpoint.catalog();
         let Some(id) = catalog.find(name) else {
             return Err(catalog.no_such_tensor(name)).into_python(py);
         };
         let entry = catalog.tensor(id);
-        let path = catalog.file(entry.file).path.clone();
-        Ok((entry.dtype.name(), PyTuple::new(py, &*entry.shape)?, path, entry.dtype.block_len()))
+        Ok((entry.dtype.name(), PyTuple::new(py, &*entry.shape)?, entry.dtype.block_len()))
     }
 
     /// The files, in order.

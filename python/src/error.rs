@@ -123,7 +123,20 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::Forked => "ForkedError",
         _ => "WindlassError",
     };
+    named(class, py, &error.to_string(), &fields)
+}
+
+/// The exception for a tensor whose type a framework lacks.
+pub(crate) fn unsupported_dtype(py: Python<'_>, message: &str, tensor: &str) -> PyErr {
+    let exception = || {
+        let fields = PyDict::new(py);
+        fields.set_item("tensor", tensor)?;
+        named("UnsupportedDtypeError", py, message, &fields)
+    };
+    exception().unwrap_or_else(|broken| broken)
+}
+
+fn named(class: &str, py: Python<'_>, message: &str, fields: &Bound<'_, PyDict>) -> PyResult<PyErr> {
     let class = py.import("windlass.errors")?.getattr(class)?;
-    let instance = class.call((error.to_string(),), Some(&fields))?;
-    Ok(PyErr::from_value(instance))
+    Ok(PyErr::from_value(class.call((message,), Some(fields))?))
 }

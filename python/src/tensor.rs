@@ -2,7 +2,7 @@
 
 use crate::{
     dlpack::{self, Exported},
-    error::IntoPython,
+    error::{IntoPython, unsupported_dtype},
 };
 use pyo3::{
     exceptions::{PyAttributeError, PyBufferError, PyValueError},
@@ -153,7 +153,7 @@ pub(crate) fn to_torch<'py>(
                         "torch has no type for {dtype}, which tensor '{}' is made of; load it with framework='raw'",
                         tensor.name()
                     );
-                    return Err(pyo3::exceptions::PyTypeError::new_err(message));
+                    return Err(unsupported_dtype(py, &message, tensor.name()));
                 };
                 let bytes = from_dlpack.call1((dlpack::capsule(py, tensor, bytes_of(tensor), None)?,))?;
                 bytes.call_method1(view, (torch_dtype,))?

@@ -213,7 +213,7 @@ class Checkpoint:
         return TensorSlice(self, name, dtype, list(shape))
 
     def _part(self, name: str, index: Any) -> Part:
-        dtype, shape, _, block_len = self._opened.info(name)
+        dtype, shape, block_len = self._opened.info(name)
         packing = None
         if block_len > 1:
             packing = f"its elements lie in blocks of {block_len}"

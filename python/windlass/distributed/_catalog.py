@@ -113,7 +113,7 @@ def _file(path: str) -> File:
     return File(os.path.basename(path), status.st_size, identity)
 
 
-def _entry(name: str, dtype: str, shape: tuple[int, ...], _path: Any, block_len: int) -> Entry:
+def _entry(name: str, dtype: str, shape: tuple[int, ...], block_len: int) -> Entry:
     unit = 2 if dtype == "F4" else block_len
     row_dim = next((dim for dim, size in enumerate(shape) if size > 1), max(len(shape) - 1, 0))
     return Entry(name, dtype, tuple(shape) or (1,), unit, not shape, row_dim)

@@ -188,8 +188,7 @@ impl Job {
                         &mut refused,
                     )?;
                 } else if options.route == Route::Auto {
-                    let why = format!("{} bytes are too few for it to pay", plan.read_bytes());
-                    let why = Unavailable::new(why, "");
+                    let why = Unavailable::new("so little is read that it would not pay", "");
                     refused.push(Refusal { what: Route::Gds.to_string(), path: None, why });
                 }
                 let landing = direct_path.as_ref().map_or(0, |path| path.slots.count());

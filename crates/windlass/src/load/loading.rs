@@ -230,8 +230,7 @@ impl Loading {
             _ => {
                 drive::serve_cached(job, usize::MAX);
                 if job.queue.has_any(Line::Ring) {
-                    let why = format!("{} bytes are too few for a ring to pay", job.plan.read_bytes());
-                    let why = Unavailable::new(why, "");
+                    let why = Unavailable::new("so little is read that a ring would not pay", "");
                     job.note_refusal(Refusal { what: "io_uring".into(), path: None, why });
                     job.queue.give_ring_to_pool();
                 }

@@ -51,15 +51,12 @@ def adopt(error: errors.WindlassError) -> errors.WindlassError:
 
 
 @contextmanager
-def translated(path: str | None = None) -> Iterator[None]:
+def translated() -> Iterator[None]:
     """Makes errors of windlass's in the block those of the reference library too."""
     try:
         yield
     except errors.WindlassError as error:
         raise adopt(error) from None
-    except TypeError as error:
-        # The conversion to torch has no error of windlass's own for types that torch lacks.
-        raise safetensor_error(errors.UnsupportedDtypeError, str(error), path=path) from None
 
 
 def safetensor_error(

@@ -154,7 +154,7 @@ class _File:
         check_place(own_framework, own_device)
         self.is_torch = own_framework == "torch"
         self.indexes_as_torch = self.is_torch and own_backend == "mmap"
-        with translated(path):
+        with translated():
             self.checkpoint = Checkpoint(path, framework=own_framework, device=own_device, **options)
         if self.checkpoint._opened.key_values() is not None:
             raise safetensor_error(FormatError, f"{path} is a GGUF file, not one of safetensors", path=path)
@@ -184,7 +184,7 @@ class _File:
         return self._load({})
 
     def _load(self, request: Mapping[str, Any]) -> LoadedTensors:
-        with translated(self.path):
+        with translated():
             loaded = self.checkpoint._load(request)
         self._account.add(loaded._report)
         return loaded
