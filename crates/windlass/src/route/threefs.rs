@@ -4,7 +4,7 @@
 use super::{SourceFile, Unavailable, usrbio::Files};
 use serde::{Deserialize, Serialize};
 use std::{
-    fmt, fs,
+    fmt, fs, io,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -127,6 +127,12 @@ impl OpenMount {
     /// Why it is this client.
     pub(crate) fn reason(&self) -> &str {
         &self.reason
+    }
+
+    /// The error of whoever asked the kernel and heard that nobody serves the mount.
+    pub(crate) fn death(&self, error: &io::Error) -> io::Error {
+        let (mount, reason) = (self.point().to_owned(), error.to_string());
+        super::usrbio::failed(Error::DaemonDead { mount, reason })
     }
 
     /// Makes a file known to the daemon's client.

@@ -147,7 +147,7 @@ impl Buffer {
 }
 
 /// A client's error as that of one read, of which the reader knows file and offset.
-fn failed(error: Error) -> io::Error {
+pub(super) fn failed(error: Error) -> io::Error {
     let kind = error.errno().map_or(io::ErrorKind::Other, |errno| io::Error::from_raw_os_error(errno).kind());
     io::Error::new(kind, Failed(error))
 }
