@@ -25,7 +25,8 @@ class Daemon:
         self._process = subprocess.Popen(
             [DAEMON, root, mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._commands, self._answers = self._process.stdin, self._process.stdout
         if self._answers.readline().strip() != "ready":
             self.close()

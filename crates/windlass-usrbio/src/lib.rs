@@ -70,7 +70,11 @@ mod liveness;
 mod mount;
 mod mountinfo;
 mod native;
+#[cfg(test)]
+mod peer;
 pub mod proto;
+#[cfg(test)]
+mod protocol_tests;
 mod registration;
 mod ring;
 mod semaphore;
@@ -94,6 +98,7 @@ pub mod parts {
     pub use crate::{
         native::RingClient,
         registration::{deregister, register},
+        semaphore::wait,
         shm::SharedMemory,
         vendor::abi,
     };

@@ -264,7 +264,15 @@ impl Job {
     /// Fails if the file of a read is no longer the one whose header was read.
     pub(super) fn check_unchanged(&self, op: &ReadOp) -> Result<()> {
         let extent = self.extent(op);
-        op.source.check_unchanged(extent.read, |offset| self.tensor_name_at(extent, offset))
+        let checked = op.source.check_unchanged(extent.read, |offset| self.tensor_name_at(extent, offset));
+        checked.map_err(|error| match error {
+            Error::Io { operation, path, source, .. } => {
+                let tensor = self.tensor_name_at(extent, extent.read.start());
+                let source = op.source.explain(source);
+                Error::Io { operation, path, tensor, range: Some(extent.read), source }
+            }
+            other => other,
+        })
     }
 
     /// `op` got as far as byte `filled` of its extent, `read` bytes of it by this carrier.

@@ -424,6 +424,9 @@ impl Loading {
         if let (Some(device), Some(delivery)) = (&mut report.device, self.job.delivery()) {
             device.scratch_bytes = delivery.scratch_bytes();
             device.slot_wait_seconds = self.job.slots.waited().as_secs_f64();
+            if let Some(path) = &self.job.usrbio {
+                device.slot_wait_seconds += path.slots.waited().as_secs_f64();
+            }
             if let Some(path) = &self.job.direct_path {
                 device.scratch_bytes += path.landing_bytes();
                 device.slot_wait_seconds += path.slots.waited().as_secs_f64();

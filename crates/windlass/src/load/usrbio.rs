@@ -3,7 +3,7 @@
 
 use super::{DirectIo, LoadOptions, job::Place};
 use crate::{
-    Alignment, DeviceId, Error, Result, memory,
+    Alignment, Error, Result, memory,
     memory::{SlotKind, Slots},
     parallel::{self, lock},
     plan::{Extent, Plan, PlanOptions},
@@ -170,7 +170,7 @@ impl UsrbioPath {
         let page = rustix::param::page_size() as u64;
         let slot_bytes = longest.checked_next_multiple_of(page).unwrap_or(longest).max(page);
         let in_flight = options.in_flight_bytes.unwrap_or(IN_FLIGHT_BYTES).div_ceil(slot_bytes);
-        let rings = if place.is_inline { 1 } else { rings(options) };
+        let rings = if place.is_inline { 1 } else { rings(options, place) };
         // Beside the reads in flight: to a device as many whose copies are under way, else one that each thread copies.
         let copied = if place.device.is_some() { in_flight } else { rings as u64 };
         let budget = match (place.device, options.memory_budget_bytes) {
@@ -225,11 +225,11 @@ impl UsrbioPath {
 }
 
 /// Rings, and threads that use them. To a device one starts all copies; to host memory each copies by itself.
-fn rings(options: &LoadOptions) -> usize {
-    let by_default = match (options.device, parallel::cores()) {
-        (DeviceId::Cuda(_), _) => 1,
-        (DeviceId::Cpu, 8..) => 4,
-        (DeviceId::Cpu, cores) => cores.min(2),
+fn rings(options: &LoadOptions, place: &Place<'_>) -> usize {
+    let by_default = match (place.device, parallel::cores()) {
+        (Some(_), _) => 1,
+        (None, 8..) => 4,
+        (None, cores) => cores.min(2),
     };
     options.rings.unwrap_or(by_default)
 }

@@ -93,6 +93,15 @@ impl SourceFile {
         *self.mount.lock().unwrap_or_else(PoisonError::into_inner) = Some(mount.clone());
     }
 
+    /// What an error of the system means on a 3FS that the file was read from: that it has no daemon any more, if so.
+    pub(crate) fn explain(&self, error: io::Error) -> io::Error {
+        let mount = self.mount.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&*mount, error.raw_os_error()) {
+            (Some(mount), Some(libc::ENOTCONN | libc::ECONNABORTED)) => mount.death(&error),
+            _ => error,
+        }
+    }
+
     /// Length in bytes when the header was read.
     pub(crate) fn len(&self) -> u64 {
         self.open.identity.len()

@@ -4,7 +4,7 @@
 use super::{SourceFile, Unavailable, usrbio::Files};
 use serde::{Deserialize, Serialize};
 use std::{
-    fmt, fs,
+    fmt, fs, io,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -129,6 +129,12 @@ impl OpenMount {
         &self.reason
     }
 
+    /// The error of whoever asked the kernel and heard that nobody serves the mount.
+    pub(crate) fn death(&self, error: &io::Error) -> io::Error {
+        let (mount, reason) = (self.point().to_owned(), error.to_string());
+        super::usrbio::failed(Error::DaemonDead { mount, reason })
+    }
+
     /// Makes a file known to the daemon's client.
     ///
     /// # Errors
@@ -142,7 +148,13 @@ impl OpenMount {
         }
         // Through the first descriptor rather than the path: the same file for certain.
         let link = format!("/proc/self/fd/{}", source.buffered_file().as_raw_fd());
-        self.mount.open_file(Path::new(&link)).map_err(|error| unavailable(&error))
+        self.mount.open_file(Path::new(&link)).map_err(|error| match error {
+            // The path would be that of the link.
+            Error::System { action, source, .. } => {
+                Unavailable::new(format!("3FS refused to {action}: {source}"), "")
+            }
+            error => unavailable(&error),
+        })
     }
 
     /// Memory that the daemon can write to, near a NUMA node.

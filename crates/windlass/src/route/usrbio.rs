@@ -147,7 +147,7 @@ impl Buffer {
 }
 
 /// A client's error as that of one read, of which the reader knows file and offset.
-fn failed(error: Error) -> io::Error {
+pub(super) fn failed(error: Error) -> io::Error {
     let kind = error.errno().map_or(io::ErrorKind::Other, |errno| io::Error::from_raw_os_error(errno).kind());
     io::Error::new(kind, Failed(error))
 }
@@ -192,6 +192,7 @@ impl fmt::Display for Failed {
                     "3FS gave {got} of {len} bytes twice: the file has a hole there, or is being written"
                 )
             }
+            Error::System { action, source, .. } => write!(f, "cannot {action} it: {source}"),
             error => error.fmt(f),
         }
     }

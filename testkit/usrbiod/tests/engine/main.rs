@@ -36,8 +36,7 @@ impl Model {
     fn start_with(options: &Options) -> Option<Self> {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        // Before anybody counts what is left of it.
-        let _ = common::devices();
+        start_what_stays();
         let fixture = Fixture::start_with(options)?;
         let (_, file) = common::mixed_model(&fixture.behind(""));
         Some(Self { path: fixture.path("mixed.safetensors"), fixture, file, _turn: turn })
@@ -46,6 +45,19 @@ impl Model {
     fn load(&self, options: &LoadOptions) -> windlass::Result<Loaded> {
         windlass::load(&[&self.path], options)
     }
+}
+
+/// cuFile's threads and files, which stay once it was used: before anybody counts.
+fn start_what_stays() {
+    static STARTED: std::sync::Once = std::sync::Once::new();
+    STARTED.call_once(|| {
+        let [_, device] = common::devices();
+        let disk = common::on_device::disk();
+        let (path, _) = common::mixed_model(disk.path());
+        let options = LoadOptions { route: Route::GdsCompat, device, ..LoadOptions::default() };
+        // Where the file system has no direct reads, there is no cuFile either.
+        let _ = windlass::load(&[&path], &options);
+    });
 }
 
 fn by(route: Route, client: UsrbioClient, device: DeviceId) -> LoadOptions {
