@@ -64,11 +64,11 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             fields.set_item("tensor", tensor)?;
             "FileChangedError"
         }
-        Error::Io { path, tensor, range, source, .. } => {
+        Error::Io { path, tensor, range, .. } => {
             fields.set_item("path", path)?;
             fields.set_item("tensor", tensor)?;
             fields.set_item("offset", range.map(|range| range.start()))?;
-            fields.set_item("errno", source.raw_os_error())?;
+            fields.set_item("errno", error.errno())?;
             "StorageError"
         }
         Error::RouteUnavailable { path, .. } => {

@@ -79,6 +79,7 @@ pub(crate) fn load_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>
                         options.selection.slice(tensor.extract::<String>()?, TensorSlice::new(ranges));
                 }
             }
+            "usrbio_directories" => options.usrbio_directories = value.extract()?,
             "allocator" => options.allocator = Some(allocator(value.unbind())),
             "pool" => options.pool = Some(value.cast::<MemoryPool>()?.get().pool.clone()),
             _ => options.set(&name, &value.str()?.to_string()).into_python(py)?,

@@ -151,6 +151,7 @@ class Checkpoint:
             raise OptionError(f"allocator cannot be {allocator!r}: it is one of driver, torch")
         if name != "cpu":
             _find_cufile()
+        self._options["usrbio_directories"] = _usrbio_directories()
         _check_names(options)
         if offset is not None and not 0 <= offset < 1 << 64:
             raise OptionError(f"offset cannot be {offset}: it is a number of bytes")
@@ -468,6 +469,18 @@ def _find_cufile() -> None:
     for root in (spec.submodule_search_locations or []) if spec else []:
         for directory in ("cu13/lib", "cufile/lib"):
             _native.search_cufile_in(os.path.join(root, directory))
+
+
+@cache
+def _usrbio_directories() -> list[str] | None:
+    """Where the vendor's Python package for 3FS keeps its library, if it is installed."""
+    spec = importlib.util.find_spec("hf3fs_py_usrbio")
+    if spec is None:
+        return None
+    packages = list(spec.submodule_search_locations or [])
+    sites = [os.path.dirname(package) for package in packages] or [os.path.dirname(spec.origin or "")]
+    beside = [os.path.join(site, name) for site in sites for name in ("hf3fs_py_usrbio.libs", "")]
+    return beside + [os.path.join(package, name) for package in packages for name in ("lib", "")]
 
 
 def _listed(names: str | Iterable[str] | None) -> list[str] | None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 RouteName = Literal[
-    "auto", "io_uring", "threads", "cached", "mapped", "staged", "unified", "gds", "gds-compat"
+    "auto",
+    "io_uring",
+    "threads",
+    "cached",
+    "mapped",
+    "usrbio",
+    "staged",
+    "unified",
+    "gds",
+    "gds-compat",
 ]
 
 
@@ -19,6 +28,9 @@ class LoadOptions(TypedDict, total=False):
     """Which way the bytes take."""
     direct: Literal["auto", "always", "never"] | None
     """Whether reads go past the page cache."""
+    usrbio: Literal["auto", "native", "vendor"] | None
+    """Who speaks to the daemon of a 3FS: the vendor's library if there is one that works, else windlass itself, or only
+    one of them."""
     dtype: Any
     """The type that a device converts floats to as they arrive: ``"float32"``, ``"float16"`` or ``"bfloat16"``, as
     text or as torch's."""
@@ -31,7 +43,7 @@ class LoadOptions(TypedDict, total=False):
     in_flight: int | str | None
     """Bytes in flight to one device."""
     rings: int | None
-    """Rings of route ``io_uring``."""
+    """Rings of routes ``io_uring`` and ``usrbio``."""
     threads: int | None
     """Threads of route ``threads`` and of copies from the page cache."""
     huge_pages: Literal["transparent", "reserved", "never"] | None

@@ -105,13 +105,18 @@ pub(crate) struct Load {
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
     /// Which way the bytes take: auto (each extent the best way, the default), io_uring, threads (pread), cached
-    /// (copies from the page cache) or mapped (nothing is read until it is touched); to devices also staged (never
+    /// (copies from the page cache), mapped (nothing is read until it is touched) or usrbio (from a 3FS, past the
+    /// kernel); to devices also staged (never
     /// gds), unified (integrated devices use host memory as it is), gds (past the host's memory, proven) or gds-compat (cuFile, however it does it)
     #[arg(long, value_name = "ROUTE")]
     pub(crate) route: Option<String>,
     /// Whether reads go past the page cache: auto (where the file system allows it, the default), always or never
     #[arg(long, value_name = "WHEN")]
     pub(crate) direct: Option<String>,
+    /// Who speaks to the daemon of a 3FS: auto (the vendor's library if there is one that works, else windlass itself,
+    /// the default), native (windlass itself) or vendor
+    #[arg(long, value_name = "CLIENT")]
+    pub(crate) usrbio: Option<String>,
     /// Only tensors of this name, or whose names match this glob pattern; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) select: Vec<String>,
@@ -151,10 +156,10 @@ pub(crate) struct Tuning {
     /// Unwanted bytes between two wanted ranges that are read along rather than skipped [default: 64KiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) coalesce_gap: Option<String>,
-    /// Bytes in flight to one device [default: from 32MiB, 128MiB over a network, as far up as it helps]
+    /// Bytes in flight to one device [default: from 32MiB, 128MiB over a network, as far up as it helps; 32MiB by usrbio]
     #[arg(long, value_name = "SIZE")]
     pub(crate) in_flight: Option<String>,
-    /// Rings of route io_uring [default: 1, or 2 on larger machines]
+    /// Rings of routes io_uring and usrbio [default: 1, or 2 on larger machines; 2 or 4 from a 3FS to host memory]
     #[arg(long, value_name = "N")]
     pub(crate) rings: Option<String>,
     /// Threads of route threads and of copies from the page cache [default: by cores and bytes in flight]

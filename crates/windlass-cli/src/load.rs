@@ -70,6 +70,7 @@ fn options(arguments: &arguments::Load) -> windlass::Result<LoadOptions> {
         ("dtype", &arguments.dtype),
         ("route", &arguments.route),
         ("direct", &arguments.direct),
+        ("usrbio", &arguments.usrbio),
         ("layout", &arguments.layout),
         ("chunk", &tuning.chunk),
         ("coalesce_gap", &tuning.coalesce_gap),

@@ -6,7 +6,7 @@ use crate::{
     catalog::{FormatError, index::IndexError},
     device::DriverError,
     plan::PlanError,
-    route::{Route, Unavailable},
+    route::{self, Route, Unavailable},
 };
 use bytesize::ByteSize;
 use std::{fmt, io, path::PathBuf};
@@ -214,6 +214,17 @@ pub enum Error {
     /// A promise that the code makes to itself was broken. Please report it.
     #[error("internal error, please report it: {0}")]
     Internal(String),
+}
+
+impl Error {
+    /// The system's number of what went wrong, if there is one.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Io { source, .. } => route::errno(source),
+            Self::Allocation { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
 }
 
 struct Subject<'a>(&'a Option<String>);

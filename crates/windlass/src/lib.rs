@@ -49,6 +49,6 @@ pub use load::{
     Progress, Tensor, TensorMemory, load,
 };
 pub use report::{Carrier, DeviceReport, MemoryReport, Refusal, Report, Retries, TimeReport};
-pub use route::Route;
+pub use route::{Route, UsrbioClient};
 pub use units::{Alignment, ByteRange};
 pub use warm::WarmReport;

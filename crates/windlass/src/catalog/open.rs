@@ -58,6 +58,11 @@ impl FileIdentity {
         self.device
     }
 
+    /// The file's number on that device.
+    pub const fn inode(&self) -> u64 {
+        self.inode
+    }
+
     /// What is different in `now`, in words, or `None` if it is the same file, unchanged.
     pub fn change(&self, now: &Self) -> Option<String> {
         if (self.device, self.inode) != (now.device, now.inode) {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod cuda;
+mod threefs;
 
 use crate::{
     host::{device, memory, numa, read_number},
@@ -220,6 +221,9 @@ fn path_checks(path: &Path) -> Vec<Check> {
         Probe::Nowait => ok(&name("page cache"), "its contents are found by sampling (RWF_NOWAIT)"),
         Probe::None(Unavailable { reason, fix }) => slower(&name("page cache"), reason, fix),
     });
+    if filesystem.is_3fs() {
+        checks.extend(threefs::checks(name, &file));
+    }
     checks.extend(cuda::path_checks(&path.display().to_string(), path, &file));
     checks
 }

@@ -1,10 +1,10 @@
 //! Which line each read waits in at first, and what is refused before any is made.
 #![forbid(unsafe_code)]
 
-use super::{DirectIo, LoadOptions, direct::DirectPath, queue::Line};
+use super::{DirectIo, LoadOptions, direct::DirectPath, queue::Line, usrbio::UsrbioPath};
 use crate::{
     Error, Result,
-    plan::Plan,
+    plan::{Extent, Plan},
     report::Refusal,
     route::{Access, Buffer, ReadOp, Route, SourceFile, Unavailable, residency::Probe},
 };
@@ -19,14 +19,15 @@ pub(super) struct Assigned {
     pub(super) refused: Vec<Refusal>,
 }
 
-/// Assigns a read to each extent. `sources` are the files by their position in the catalog, `direct` is the path past
-/// the host, if the load has one, and `refused` what was refused before.
+/// Assigns a read to each extent. `sources` are the files by their position in the catalog, `usrbio` and `direct` are the
+/// paths by shared memory and past the host, if the load has them, and `refused` what was refused before.
 ///
 /// # Errors
 /// [`Error::RouteUnavailable`] if a file cannot be read by the route that the caller named.
 pub(super) fn assign(
     plan: &Plan,
     sources: &[Arc<SourceFile>],
+    usrbio: Option<&UsrbioPath>,
     direct: Option<&DirectPath>,
     options: &LoadOptions,
     buffers: Vec<Buffer>,
@@ -50,6 +51,14 @@ pub(super) fn assign(
     for (position, (extent, buffer)) in plan.extents().iter().zip(buffers).enumerate() {
         let file = extent.file.index();
         let source = &sources[file];
+        if usrbio.is_some_and(|path| path.takes(file)) {
+            let buffer = match buffer {
+                Buffer::InPlace(region) => Buffer::Landing { slot: None, region },
+                staged => staged,
+            };
+            reads.push((Line::Usrbio, read(position, extent, source, Access::Direct, buffer)));
+            continue;
+        }
         let (mut line, access) = match lines[file] {
             Some(known) => known,
             None => {
@@ -61,20 +70,30 @@ pub(super) fn assign(
             // cuFile would read it through the host, without saying so. A thread can read it directly.
             line = Line::Pool;
         }
-        let op = ReadOp {
-            extent: position,
-            source: source.clone(),
-            access,
-            buffer,
-            offset: extent.read.start(),
-            position: 0,
-            len: 0,
-            filled: 0,
-            stalls: 0,
-        };
-        reads.push((line, op));
+        reads.push((line, read(position, extent, source, access, buffer)));
     }
     Ok(Assigned { reads, cold, refused: refused.0 })
+}
+
+/// The read of the extent at `position`, nothing of which is there yet.
+fn read(
+    position: usize,
+    extent: &Extent,
+    source: &Arc<SourceFile>,
+    access: Access,
+    buffer: Buffer,
+) -> ReadOp {
+    ReadOp {
+        extent: position,
+        source: source.clone(),
+        access,
+        buffer,
+        offset: extent.read.start(),
+        position: 0,
+        len: 0,
+        filled: 0,
+        stalls: 0,
+    }
 }
 
 struct Refusals(Vec<Refusal>);
@@ -146,7 +165,7 @@ fn assign_file(
         (Route::Auto | Route::Staged | Route::Unified, Access::Buffered, _) | (Route::Threads, ..) => {
             Line::Pool
         }
-        (Route::Mapped | Route::Gds | Route::GdsCompat, ..) => {
+        (Route::Mapped | Route::Usrbio | Route::Gds | Route::GdsCompat, ..) => {
             return Err(Error::Internal(format!("route {route} was asked to queue reads")));
         }
     };

@@ -77,11 +77,13 @@ struct Queued {
 /// Memory beside the slots, for what kernels work on.
 #[derive(Debug)]
 struct ScratchMemory {
-    /// A table for each slot, then the bytes of each slot in host memory again.
+    /// A table for each slot, then the bytes of each slot in host memory again. Slots of the load's own come first, then
+    /// shared ones, then those on the device.
     allocation: Allocation,
     table_bytes: u64,
     data_bytes: u64,
     host_slots: usize,
+    shared_slots: usize,
     slots: usize,
     /// Pinned tables, as many as slots.
     tables: Slots,
@@ -93,6 +95,17 @@ pub(super) struct Needs {
     pub(super) slot_bytes: u64,
     /// For the table of what kernels work on; 0 if there is nothing.
     pub(super) table_bytes: u64,
+}
+
+/// How many slots of which kind extents come in.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SlotCounts {
+    /// In host memory of the load's own.
+    pub(super) host: usize,
+    /// In host memory that is shared with another process.
+    pub(super) shared: usize,
+    /// On the device.
+    pub(super) device: usize,
 }
 
 impl Needs {
@@ -112,13 +125,12 @@ impl Needs {
 }
 
 impl Delivery {
-    /// Lays the arenas of `plan` out on the device of `queue`. There are `host_slots` slots in host memory and
-    /// `device_slots` on the device.
+    /// Lays the arenas of `plan` out on the device of `queue`. Extents come in as many slots as `counts` says.
     pub(super) fn new(
         queue: CopyQueue,
         plan: &Plan,
         arenas: Vec<Arc<DeviceArena>>,
-        (host_slots, device_slots): (usize, usize),
+        counts: SlotCounts,
         needs: &Needs,
         is_inline: bool,
     ) -> Result<Self> {
@@ -147,7 +159,7 @@ impl Delivery {
             .collect::<Result<_>>()?;
         let scratch = match needs.table_bytes {
             0 => None,
-            _ => Some(ScratchMemory::new(&queue, (host_slots, device_slots), needs)?),
+            _ => Some(ScratchMemory::new(&queue, counts, needs)?),
         };
         Ok(Self {
             queued: Mutex::default(),
@@ -280,18 +292,18 @@ impl Drop for Delivery {
 impl ScratchMemory {
     fn new(
         queue: &CopyQueue,
-        (host_slots, device_slots): (usize, usize),
+        SlotCounts { host: host_slots, shared: shared_slots, device: device_slots }: SlotCounts,
         &Needs { slot_bytes, table_bytes }: &Needs,
     ) -> Result<Self> {
-        let slots = host_slots + device_slots;
+        let slots = host_slots + shared_slots + device_slots;
         let data_bytes = slot_bytes.next_multiple_of(256);
         let len = table_bytes
             .saturating_mul(slots as u64)
-            .saturating_add(data_bytes.saturating_mul(host_slots as u64));
+            .saturating_add(data_bytes.saturating_mul((host_slots + shared_slots) as u64));
         let allocation = queue.allocate_scratch(len)?;
         let kind = SlotKind::Pinned(queue.device(), queue.device().info().numa_node);
         let tables = Slots::new(slots, table_bytes as usize, kind)?;
-        Ok(Self { allocation, table_bytes, data_bytes, host_slots, slots, tables })
+        Ok(Self { allocation, table_bytes, data_bytes, host_slots, shared_slots, slots, tables })
     }
 
     /// A pinned table. There is one for each slot.
@@ -305,11 +317,16 @@ impl ScratchMemory {
     /// What lies beside a slot.
     fn beside<'a>(&self, slot: &Slot, table: &'a mut Slot) -> Scratch<'a> {
         let on_device = slot.device_address().is_some();
-        let number = slot.index() + if on_device { self.host_slots } else { 0 };
+        let before = match (on_device, slot.is_shared()) {
+            (true, _) => self.host_slots + self.shared_slots,
+            (false, true) => self.host_slots,
+            (false, false) => 0,
+        };
+        let number = before + slot.index();
         let start = self.allocation.address();
         let tables_end = start + self.slots as u64 * self.table_bytes;
         Scratch {
-            data: tables_end + if on_device { 0 } else { slot.index() as u64 * self.data_bytes },
+            data: tables_end + if on_device { 0 } else { number as u64 * self.data_bytes },
             table: start + number as u64 * self.table_bytes,
             host_table: table.as_mut_slice(),
         }

@@ -1,7 +1,7 @@
 //! The direct path of one load to a device: which files take it, and through which slots.
 #![forbid(unsafe_code)]
 
-use super::{DirectIo, LoadOptions, delivery::Needs};
+use super::{DirectIo, LoadOptions, delivery::Needs, usrbio::UsrbioPath};
 use crate::{
     Error, Result,
     device::{Device, DirectBuffer},
@@ -33,8 +33,8 @@ pub(super) struct DirectPath {
 }
 
 impl DirectPath {
-    /// The direct path for a load of `plan` to `device`, if its route may or must take it. Adds to `refused` why files
-    /// do not, if they need not.
+    /// The direct path for a load of `plan` to `device`, if its route may or must take it, but for files that USRBIO
+    /// reads. Adds to `refused` why others do not, if they need not.
     ///
     /// # Errors
     /// [`Error::RouteUnavailable`] if the caller named a route that is not there.
@@ -44,6 +44,7 @@ impl DirectPath {
         options: &LoadOptions,
         device: &Arc<Device>,
         (readers, needs): (usize, &Needs),
+        usrbio: Option<&UsrbioPath>,
         refused: &mut Vec<Refusal>,
     ) -> Result<Option<Self>> {
         let is_named = options.route.is_cufile();
@@ -73,6 +74,7 @@ impl DirectPath {
         let whole = plan.extents().iter().filter(|extent| Plan::is_whole_blocks(extent));
         let mut used: Vec<usize> = whole.map(|extent| extent.file.index()).collect();
         used.dedup();
+        used.retain(|&file| !usrbio.is_some_and(|path| path.takes(file)));
         for file in used {
             let source = &sources[file];
             match Self::check(device, source, options.route) {

@@ -8,7 +8,7 @@ use crate::{
     report::Refusal,
     route::{
         Access, AnyLane, BlockingLane, Buffer, Done, Lane, Outcome, ReadOp, Route, Unavailable, UringLane,
-        is_transient, residency::Residency,
+        is_daemon_lost, is_transient, residency::Residency,
     },
 };
 use std::{io, thread, time::Instant};
@@ -61,6 +61,15 @@ pub(super) fn serve_pool(job: &Job) {
     let _ = drive(job, lane, Window::fixed(1), Route::Threads, Line::Pool);
 }
 
+/// Serves the line of USRBIO with one ring.
+pub(super) fn serve_usrbio(job: &Job) {
+    let Some(path) = &job.usrbio else { return };
+    let Some(lane) = path.take_lane() else { return };
+    let lane = with_faults(job, AnyLane::Usrbio(Box::new(lane)));
+    // What goes wrong here ends the load: nobody else was asked to be ready for its reads.
+    let _ = drive(job, lane, Window::fixed(path.depth), Route::Usrbio, Line::Usrbio);
+}
+
 /// Copies what the page cache holds, hands the rest to the ring line, and then touches memory ahead of the reads,
 /// leaving out the first `ahead` extents.
 pub(super) fn serve_cached(job: &Job, ahead: usize) {
@@ -78,7 +87,7 @@ pub(super) fn serve_cached(job: &Job, ahead: usize) {
             return;
         }
         let cold_access = std::mem::replace(&mut op.access, Access::Buffered);
-        aim(job, &mut op);
+        aim(job, &mut op, Route::Cached);
         lane.push(op);
         if let Err(error) = lane.submit_and_wait(&mut done) {
             job.fail(Error::Internal(format!("a cached read: {error}")));
@@ -111,7 +120,7 @@ fn settle_cached(job: &Job, mut op: ReadOp, result: io::Result<usize>, cold_acce
     }
     // The cache ends here: the rest is cold. Staged extents start over rather than hold a slot while they wait.
     match &mut op.buffer {
-        Buffer::Staged { slot, .. } => *slot = None,
+        Buffer::Staged { slot, .. } | Buffer::Landing { slot, .. } => *slot = None,
         // Direct reads go on at a whole block.
         Buffer::InPlace(_) if count > 0 => {
             job.account(&mut op, Route::Cached, count, Alignment::BLOCK.down(count as u64));
@@ -162,7 +171,7 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
                 job.queue.put_back(line, op);
                 break;
             }
-            aim(job, &mut op);
+            aim(job, &mut op, route);
             lane.push(op);
         }
         if lane.in_flight() == 0 {
@@ -177,6 +186,10 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
                 range: None,
                 source: error,
             });
+            return None;
+        }
+        if done.is_empty() && job.queue.is_stopped() {
+            // Nobody waits for the rest any more, and it may never come.
             return None;
         }
         let now = Instant::now();
@@ -219,12 +232,13 @@ fn return_unread(job: &Job, mut op: ReadOp, route: Route, line: Line) {
 
 /// Gives a staged read its slot. `false` if none is free and the caller cannot wait for one, or the load is over.
 fn take_slot(job: &Job, op: &mut ReadOp, route: Route, may_wait: bool) -> bool {
-    let slots = match &job.direct_path {
-        Some(path) if route.is_cufile() => &path.slots,
+    let slots = match (&job.direct_path, &job.usrbio) {
+        (Some(path), _) if route.is_cufile() => &path.slots,
+        (_, Some(path)) if route == Route::Usrbio => &path.slots,
         _ => &job.slots,
     };
     match &mut op.buffer {
-        Buffer::Staged { slot: slot @ None, .. } => {
+        Buffer::Staged { slot: slot @ None, .. } | Buffer::Landing { slot: slot @ None, .. } => {
             *slot = if may_wait { slots.take() } else { slots.try_take() };
             match slot.as_ref().map(Slot::pin) {
                 Some(Err(error)) => {
@@ -239,10 +253,11 @@ fn take_slot(job: &Job, op: &mut ReadOp, route: Route, may_wait: bool) -> bool {
 }
 
 /// Points a read at the bytes of its extent that are missing.
-fn aim(job: &Job, op: &mut ReadOp) {
+fn aim(job: &Job, op: &mut ReadOp, route: Route) {
     let extent = job.extent(op);
     job.note_reached(op);
     if op.access == Access::Direct
+        && route != Route::Usrbio
         && job.may_read_buffered()
         && let Some(why) = op.source.direct_refusal()
     {
@@ -302,7 +317,7 @@ fn settle(job: &Job, mut op: ReadOp, result: io::Result<usize>, route: Route) ->
             return None;
         }
     }
-    aim(job, &mut op);
+    aim(job, &mut op, route);
     Some(op)
 }
 
@@ -326,8 +341,11 @@ fn refused_direct(job: &Job, op: &ReadOp, why: Unavailable) -> Error {
 /// The error of a read that cannot be repeated.
 fn read_error(job: &Job, op: &ReadOp, source: io::Error) -> Error {
     let extent = job.extent(op);
-    // A file that was cut or swapped explains most read errors better than the error does.
-    if let Err(changed) = job.check_unchanged(op) {
+    // A file that was cut or swapped explains most read errors better than the error does. A daemon that hangs would not
+    // say so, ever.
+    if !is_daemon_lost(&source)
+        && let Err(changed) = job.check_unchanged(op)
+    {
         return changed;
     }
     let tensor = job.tensor_name(op);

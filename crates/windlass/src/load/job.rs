@@ -4,9 +4,10 @@
 use super::{
     DirectIo, LoadOptions, Tensor, TensorMemory,
     assign::{self, Assigned},
-    delivery::{self, Delivery, Needs},
+    delivery::{self, Delivery, Needs, SlotCounts},
     direct::DirectPath,
     queue::{Line, Queue},
+    usrbio::{Shared, UsrbioPath},
 };
 use crate::{
     ByteRange, Catalog, DeviceId, Error, Result,
@@ -37,6 +38,8 @@ pub(super) struct Job {
     pub(super) slots: Slots,
     /// The path past the host, if the load has one.
     pub(super) direct_path: Option<DirectPath>,
+    /// The path by memory shared with a 3FS's daemon, if the load has one.
+    pub(super) usrbio: Option<UsrbioPath>,
     /// For each file, who reads what the page cache does not hold.
     cold: Box<[Line]>,
     sink: Sink,
@@ -79,6 +82,8 @@ pub(super) struct Place<'a> {
     pub(super) readers: usize,
     /// Whether the caller's thread does everything.
     pub(super) is_inline: bool,
+    /// The 3FS that the load reads from, if it does.
+    pub(super) shared: Option<&'a Shared>,
 }
 
 /// What the threads of a load have to say to its owner.
@@ -109,27 +114,35 @@ impl Job {
         options: &LoadOptions,
         plan_options: &PlanOptions,
         place: &Place<'_>,
+        mut refused: Vec<Refusal>,
     ) -> Result<Self> {
-        // What goes past the host needs none of it.
+        let fresh = if place.device.is_some() { 0 } else { place.memory.fresh_bytes(plan.arena_bytes()) };
+        let usrbio = match place.shared {
+            Some(shared) => UsrbioPath::open(shared, &plan, options, place, fresh, &mut refused)?,
+            None => None,
+        };
+        let shared_bytes = usrbio.as_ref().map_or(0, |path| path.slots.host_bytes());
+        // What goes past the host, or has slots elsewhere, needs none of it.
         let needs_slot = |extent: &&Extent| {
-            extent.target == Target::Staged && !(options.route.is_cufile() && Plan::is_whole_blocks(extent))
+            extent.target == Target::Staged
+                && !(options.route.is_cufile() && Plan::is_whole_blocks(extent))
+                && !usrbio.as_ref().is_some_and(|path| path.takes(extent.file.index()))
         };
         let slot_bytes = plan.slot_bytes(plan_options);
         let needs = match place.device {
             None => Needs { slot_bytes, table_bytes: 0 },
             Some(_) => Needs::of(&plan, slot_bytes),
         };
-        let slots = place.slots.min(needs.slots_in(place.staging_bytes));
+        let slots = place.slots.min(needs.slots_in(place.staging_bytes.saturating_sub(shared_bytes)));
         let slot_count = plan.extents().iter().filter(needs_slot).count().min(slots);
         let staging_bytes = (slot_bytes + needs.table_bytes).saturating_mul(slot_count as u64);
-        let fresh = if place.device.is_some() { 0 } else { place.memory.fresh_bytes(plan.arena_bytes()) };
-        memory::budget::check(fresh, staging_bytes, options.memory_budget_bytes)?;
+        let budget = options.memory_budget_bytes.map(|budget| budget.saturating_sub(shared_bytes));
+        memory::budget::check(fresh, staging_bytes, budget)?;
         let kind = match place.device {
             None => SlotKind::Host,
             Some(device) => SlotKind::Pinned(device, place.memory.numa_node),
         };
         let slots = Slots::new(slot_count, slot_bytes as usize, kind)?;
-        let mut refused = Vec::new();
         if let (Some(device), Route::Auto) = (place.device, options.route)
             && device.shares_host_memory()
         {
@@ -156,21 +169,30 @@ impl Job {
                 let arenas = delivery::allocate(&plan, &queue, options)?;
                 if !place.is_inline {
                     let sizes = (place.readers, &needs);
-                    direct_path = DirectPath::find(&plan, sources, options, device, sizes, &mut refused)?;
+                    direct_path = DirectPath::find(
+                        &plan,
+                        sources,
+                        options,
+                        device,
+                        sizes,
+                        usrbio.as_ref(),
+                        &mut refused,
+                    )?;
                 } else if options.route == Route::Auto {
                     let why = format!("{} bytes are too few for it to pay", plan.read_bytes());
                     let why = Unavailable::new(why, "");
                     refused.push(Refusal { what: Route::Gds.to_string(), path: None, why });
                 }
                 let landing = direct_path.as_ref().map_or(0, |path| path.slots.count());
-                let counts = (slots.count(), landing);
+                let shared = usrbio.as_ref().map_or(0, |path| path.slots.count());
+                let counts = SlotCounts { host: slots.count(), shared, device: landing };
                 let delivery = Delivery::new(queue, &plan, arenas, counts, &needs, place.is_inline)?;
                 let staged = || Buffer::Staged { slot: None, pieces: Vec::new() };
                 (Sink::Device(delivery), plan.extents().iter().map(|_| staged()).collect())
             }
         };
         let Assigned { reads, cold, refused } =
-            assign::assign(&plan, sources, direct_path.as_ref(), options, buffers, refused)?;
+            assign::assign(&plan, sources, usrbio.as_ref(), direct_path.as_ref(), options, buffers, refused)?;
 
         let job = Self {
             catalog,
@@ -179,6 +201,7 @@ impl Job {
             queue: Queue::new(reads),
             slots,
             direct_path,
+            usrbio,
             cold,
             sink,
             target: options.device,
@@ -289,18 +312,31 @@ impl Job {
                 };
                 fills[arena].complete(region, &mut ready)?;
             }
+            Buffer::Landing { slot, mut region } => {
+                let Target::InPlace { arena, .. } = extent.target else {
+                    return Err(Error::Internal("a staged extent has one place".into()));
+                };
+                let place = region.as_mut_slice().get_mut(..extent.read.len() as usize);
+                let (Some(mut slot), Some(place)) = (slot, place) else {
+                    return Err(Error::Internal("an extent by shared memory has no slot or no place".into()));
+                };
+                slot.copy_to(0, place)?;
+                drop(slot);
+                let delivered = self.plan.delivered_bytes(extent, extent.read);
+                self.staged_bytes.fetch_add(delivered, Ordering::Relaxed);
+                fills[arena].complete(region, &mut ready)?;
+            }
             Buffer::Staged { slot, pieces: regions } => {
                 let Some(mut slot) = slot else {
                     return Err(Error::Internal("a staged extent has no slot".into()));
                 };
-                let staged = slot.as_mut_slice();
                 for (piece, mut region) in self.plan.pieces(extent, extent.read).zip(regions) {
                     let place = region.as_mut_slice();
                     let mut filled = 0;
                     for copy in self.plan.copies(extent, piece) {
                         let from = (copy.source.start() - extent.read.start()) as usize;
                         let len = copy.source.len() as usize;
-                        place[filled..filled + len].copy_from_slice(&staged[from..from + len]);
+                        slot.copy_to(from, &mut place[filled..filled + len])?;
                         filled += len;
                     }
                     self.staged_bytes.fetch_add(filled as u64, Ordering::Relaxed);
@@ -342,6 +378,9 @@ impl Job {
         self.queue.stop();
         self.slots.close();
         if let Some(path) = &self.direct_path {
+            path.slots.close();
+        }
+        if let Some(path) = &self.usrbio {
             path.slots.close();
         }
         if let Sink::Device(delivery) = &self.sink {

@@ -7,6 +7,7 @@ use super::{
     drive,
     job::{Job, News, Place},
     queue::Line,
+    usrbio::{Shared, UsrbioPath},
     window::Window,
 };
 use crate::{
@@ -145,9 +146,16 @@ impl Loading {
         if is_unified {
             plan_options.destination = Destination::Host;
         }
-        let plan = Plan::new(&catalog, &requests, &plan_options)?;
+        let mut plan = Plan::new(&catalog, &requests, &plan_options)?;
         let copied_to = device.as_ref().filter(|_| !is_unified);
         let inline = plan.read_bytes() <= INLINE_BYTES && !options.route.is_cufile();
+        let mut refused = Vec::new();
+        let shared = Shared::find(&plan, sources, options, inline, &mut refused)?;
+        let whole = shared.as_ref().map_or(options.chunk_bytes, |own| own.chunk_bytes(options.chunk_bytes));
+        if whole != options.chunk_bytes && !inline {
+            plan_options.chunk_bytes = whole;
+            plan = Plan::new(&catalog, &requests, &plan_options)?;
+        }
         let crew = if inline { Crew::ALONE } else { Crew::new(&plan, sources, options) };
         let numa_node = numa_node(sources, options.numa, copied_to)?;
         let memory = MemoryRequest {
@@ -173,10 +181,15 @@ impl Loading {
             staging_bytes,
             readers: crew.direct,
             is_inline: inline,
+            shared: shared.as_ref(),
         };
-        let job = Arc::new(Job::new(catalog, plan, sources, options, &plan_options, &place)?);
-        report.memory.staging_bytes =
-            job.slots.host_bytes() + job.delivery().map_or(0, Delivery::pinned_bytes);
+        let job = Arc::new(Job::new(catalog, plan, sources, options, &plan_options, &place, refused)?);
+        report.memory.staging_bytes = job.slots.host_bytes()
+            + job.usrbio.as_ref().map_or(0, |path| path.slots.host_bytes())
+            + job.delivery().map_or(0, Delivery::pinned_bytes);
+        if let (Some(shared), Some(_)) = (&shared, &job.usrbio) {
+            report.notes.push(shared.note());
+        }
         report.time.open_seconds = open_time.as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();
         let mut loading = Self {
@@ -207,6 +220,7 @@ impl Loading {
             Route::IoUring | Route::Gds | Route::GdsCompat => {
                 drive::serve_ring(job, Window::fixed(INLINE_DEPTH), 1)
             }
+            Route::Usrbio => drive::serve_usrbio(job),
             _ => {
                 drive::serve_cached(job, usize::MAX);
                 if job.queue.has_any(Line::Ring) {
@@ -230,6 +244,7 @@ impl Loading {
         // What is not cached goes on to those who can read it, which may differ from file to file.
         let cold = |line| unprobed && self.job.route.chooses() && self.job.has_cold_line(line);
         let (ring, pooled) = (ring || cold(Line::Ring), has(Line::Pool) || cold(Line::Pool));
+        let usrbio = self.job.usrbio.as_ref().map_or(0, UsrbioPath::rings);
         if self.job.delivery().is_some() {
             self.spawn(1, "windlass-device", &cpus, |job| {
                 if let Some(delivery) = job.delivery() {
@@ -245,9 +260,12 @@ impl Loading {
             let past_host = self.job.direct_path.is_some() && !unprobed;
             let first = if past_host { 1 } else { crew.depth.0 + crew.copiers };
             self.spawn(1, "windlass-pin", &cpus, move |job| {
+                if let Some(path) = &job.usrbio {
+                    path.slots.pin_ahead(path.depth, || job.queue.is_over());
+                }
                 job.slots.pin_ahead(first, || job.queue.is_over());
             })?;
-        } else if ring && !unprobed {
+        } else if (ring || usrbio > 0) && !unprobed {
             self.spawn(crew.touchers, "windlass-touch", &cpus, move |job| while job.touch_ahead(depth) {})?;
         }
         if ring {
@@ -257,6 +275,7 @@ impl Loading {
                 drive::serve_ring(job, Window::between(depth, max_depth), pool);
             })?;
         }
+        self.spawn(usrbio, "windlass-3fs", &cpus, drive::serve_usrbio)?;
         if pooled {
             self.spawn(pool, "windlass-read", &cpus, drive::serve_pool)?;
         }

@@ -16,6 +16,7 @@ mod mapped;
 mod options;
 mod queue;
 mod tensor;
+mod usrbio;
 mod window;
 
 pub use array::OpenArray;

@@ -7,11 +7,11 @@ use crate::{
     Alignment, DeviceId, Dtype, Error, Result, environment,
     memory::{HugePages, LentMemory, MemoryPool},
     plan::{Cast, Destination, Layout, PlanOptions, Selection},
-    route::Route,
+    route::{Route, UsrbioClient},
 };
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 /// Longest read that a load may make: systems end longer ones early.
 const MAX_CHUNK_BYTES: u64 = 1 << 30;
@@ -54,6 +54,11 @@ pub struct LoadOptions {
     pub route: Route,
     /// Whether reads go past the page cache.
     pub direct: DirectIo,
+    /// Who speaks to the daemon of a 3FS.
+    pub usrbio: UsrbioClient,
+    /// Directories that may hold the vendor's library for 3FS, besides those that are known and those that
+    /// `HF3FS_LIB_DIR` and `LD_LIBRARY_PATH` name, which are looked at before.
+    pub usrbio_directories: Vec<PathBuf>,
     /// Which tensors, and which parts of them.
     pub selection: Selection,
     /// The type that a device converts floats to as they arrive: `F32`, `F16` or `BF16`. Integers stay what they are.
@@ -64,10 +69,11 @@ pub struct LoadOptions {
     pub chunk_bytes: u64,
     /// Unwanted bytes between two wanted ranges that are read along rather than skipped.
     pub coalesce_gap_bytes: u64,
-    /// Bytes in flight to one device. Default: 32 MiB, 128 MiB for network file systems, and more where rings find
-    /// that this makes the device faster.
+    /// Bytes in flight to one device. Default: 32 MiB, 128 MiB for network file systems without USRBIO, and more where
+    /// rings find that this makes the device faster.
     pub in_flight_bytes: Option<u64>,
-    /// Rings of route `io_uring`. Default: one, or two if there are eight cores and the device has several queues.
+    /// Rings of routes `io_uring` and `usrbio`. Default: one, or two if there are eight cores and the device has several
+    /// queues; to host memory from a 3FS two, or four if there are eight cores.
     pub rings: Option<usize>,
     /// Threads of route `threads` and of copies from the page cache. Default: by cores and by bytes in flight.
     pub threads: Option<usize>,
@@ -123,6 +129,8 @@ impl Default for LoadOptions {
             device: DeviceId::Cpu,
             route: Route::Auto,
             direct: DirectIo::Auto,
+            usrbio: UsrbioClient::Auto,
+            usrbio_directories: Vec::new(),
             selection: Selection::all(),
             dtype: None,
             layout,
@@ -147,7 +155,7 @@ impl LoadOptions {
     /// The defaults, changed by the environment: `WINDLASS_DEVICE`, `WINDLASS_ROUTE`, `WINDLASS_DIRECT`,
     /// `WINDLASS_DTYPE`, `WINDLASS_LAYOUT`,
     /// `WINDLASS_CHUNK`, `WINDLASS_COALESCE_GAP`, `WINDLASS_IN_FLIGHT`, `WINDLASS_RINGS`, `WINDLASS_THREADS`,
-    /// `WINDLASS_HUGE_PAGES`, `WINDLASS_NUMA`, `WINDLASS_MEMORY_BUDGET`, `WINDLASS_POPULATE`.
+    /// `WINDLASS_HUGE_PAGES`, `WINDLASS_NUMA`, `WINDLASS_MEMORY_BUDGET`, `WINDLASS_POPULATE`, `WINDLASS_USRBIO`.
     ///
     /// # Errors
     /// [`Error::InvalidOption`] names the variable.
@@ -196,6 +204,7 @@ impl LoadOptions {
                 }
             }
             "memory_budget" => self.memory_budget_bytes = Some(bytes("memory_budget", value)?),
+            "usrbio" => self.usrbio = named("usrbio", value)?,
             "populate" => self.populate = environment::boolean("populate", value)?,
             _ => {
                 let known: Vec<&str> = VARIABLES.iter().map(|(_, option)| *option).collect();
@@ -283,7 +292,7 @@ impl LoadOptions {
             let most = ByteSize(MAX_PINNED_CHUNK_BYTES);
             return refuse("chunk", &self.chunk_bytes, format!("to a device it is {most} at most"));
         }
-        if self.direct == DirectIo::Never && self.route.is_cufile() {
+        if self.direct == DirectIo::Never && self.route.reads_any_bytes() {
             return refuse("direct", &"never", format!("route {} reads past the page cache", self.route));
         }
         match (self.device, &self.pool, &self.allocator) {
@@ -314,7 +323,7 @@ impl LoadOptions {
 }
 
 /// Environment variables and the options that they set.
-const VARIABLES: [(&str, &str); 14] = [
+const VARIABLES: [(&str, &str); 15] = [
     ("WINDLASS_DEVICE", "device"),
     ("WINDLASS_DTYPE", "dtype"),
     ("WINDLASS_ROUTE", "route"),
@@ -329,6 +338,7 @@ const VARIABLES: [(&str, &str); 14] = [
     ("WINDLASS_NUMA", "numa"),
     ("WINDLASS_MEMORY_BUDGET", "memory_budget"),
     ("WINDLASS_POPULATE", "populate"),
+    ("WINDLASS_USRBIO", "usrbio"),
 ];
 
 /// An element type by its safetensors name, or by what frameworks call it.

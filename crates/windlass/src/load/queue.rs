@@ -23,6 +23,8 @@ pub(super) enum Line {
     Ring,
     /// The thread pool.
     Pool,
+    /// Those who read from a 3FS by USRBIO.
+    Usrbio,
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +32,7 @@ struct State {
     unprobed: VecDeque<ReadOp>,
     ring: VecDeque<ReadOp>,
     pool: VecDeque<ReadOp>,
+    usrbio: VecDeque<ReadOp>,
     unfinished: usize,
     stopped: bool,
     no_ring: bool,
@@ -42,6 +45,7 @@ impl State {
             Line::Ring if self.no_ring => &mut self.pool,
             Line::Ring => &mut self.ring,
             Line::Pool => &mut self.pool,
+            Line::Usrbio => &mut self.usrbio,
         }
     }
 }
@@ -119,8 +123,8 @@ impl Queue {
         let dropped = {
             let mut state = self.state();
             state.stopped = true;
-            let State { unprobed, ring, pool, .. } = &mut *state;
-            [std::mem::take(unprobed), std::mem::take(ring), std::mem::take(pool)]
+            let State { unprobed, ring, pool, usrbio, .. } = &mut *state;
+            [unprobed, ring, pool, usrbio].map(std::mem::take)
         };
         self.changed.notify_all();
         drop(dropped);

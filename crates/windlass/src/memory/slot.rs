@@ -7,6 +7,7 @@ use crate::{
     device::{Device, DirectBuffer, Pinned, Source},
 };
 use std::{
+    ptr::NonNull,
     slice,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -14,6 +15,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use windlass_usrbio::{Iov, IovSlot};
 
 /// A fixed number of slots of equal size. A slot is free, or it is owned by whoever took it.
 #[derive(Debug)]
@@ -31,6 +33,14 @@ pub(crate) enum SlotKind<'a> {
     Pinned(&'a Arc<Device>, Option<u32>),
     /// Memory of a device that cuFile reads into, of at least as many bytes as all slots.
     Device(&'a Arc<DirectBuffer>),
+    /// Host memory that the daemon of a 3FS writes to, of at least as many bytes as all slots and nobody else's. Pinned
+    /// as they are first used, if a device copies from them.
+    Shared {
+        /// The memory.
+        iov: &'a Arc<Iov>,
+        /// The device.
+        device: Option<&'a Arc<Device>>,
+    },
 }
 
 #[derive(Debug)]
@@ -50,9 +60,17 @@ enum SlotMemory {
         // Unpinned before it is unmapped: fields are dropped in this order.
         pins: Box<[OnceLock<Pinned>]>,
         device: Option<Arc<Device>>,
-        mapping: Mapping,
+        backing: Backing,
     },
     Device(Arc<DirectBuffer>),
+}
+
+/// Where host memory comes from.
+#[derive(Debug)]
+enum Backing {
+    Own(Mapping),
+    /// Shared with another process: its parts, but for those that were lent, and the whole.
+    Shared(Box<[Mutex<Option<IovSlot>>]>, Arc<Iov>),
 }
 
 #[derive(Debug)]
@@ -67,10 +85,11 @@ impl Slots {
         let slot_bytes = match kind {
             // Slots are pinned one by one, and pages may be longer than blocks.
             SlotKind::Pinned(..) => slot_bytes.next_multiple_of(rustix::param::page_size()),
-            SlotKind::Host | SlotKind::Device(_) => slot_bytes,
+            SlotKind::Host | SlotKind::Device(_) | SlotKind::Shared { .. } => slot_bytes,
         };
         let bytes = count.saturating_mul(slot_bytes);
         let memory = match kind {
+            SlotKind::Shared { iov, device } => Self::shared_memory(iov, count, slot_bytes, device)?,
             SlotKind::Device(buffer) => SlotMemory::Device(buffer.clone()),
             SlotKind::Host => Self::host_memory(bytes, None, None)?,
             SlotKind::Pinned(device, node) => Self::host_memory(bytes, Some((device, count)), node)?,
@@ -94,7 +113,29 @@ impl Slots {
             let _ = mapping.prefer(node);
         }
         let (device, pins) = pin.map_or((None, 0), |(device, count)| (Some(device.clone()), count));
-        Ok(SlotMemory::Host { pins: (0..pins).map(|_| OnceLock::new()).collect(), device, mapping })
+        let backing = Backing::Own(mapping);
+        Ok(SlotMemory::Host { pins: (0..pins).map(|_| OnceLock::new()).collect(), device, backing })
+    }
+
+    fn shared_memory(
+        iov: &Arc<Iov>,
+        count: usize,
+        slot_bytes: usize,
+        device: Option<&Arc<Device>>,
+    ) -> Result<SlotMemory> {
+        let part = |index: usize| {
+            // Where a slot lies is computed from its number.
+            let part = iov.cut(slot_bytes).filter(|part| part.offset() == index * slot_bytes);
+            part.map(|part| Mutex::new(Some(part)))
+        };
+        let parts: Option<_> = (0..count).map(part).collect();
+        let parts = parts.ok_or_else(|| Error::Internal("shared memory is too short for its slots".into()))?;
+        let pins = if device.is_some() { count } else { 0 };
+        Ok(SlotMemory::Host {
+            pins: (0..pins).map(|_| OnceLock::new()).collect(),
+            device: device.cloned(),
+            backing: Backing::Shared(parts, iov.clone()),
+        })
     }
 
     /// A free slot, if there is one now.
@@ -153,7 +194,7 @@ impl Slots {
     /// Bytes of all slots, if they are host memory.
     pub(crate) fn host_bytes(&self) -> u64 {
         match &self.shared.memory {
-            SlotMemory::Host { mapping, .. } => mapping.len() as u64,
+            SlotMemory::Host { backing, .. } => backing.len() as u64,
             SlotMemory::Device(_) => 0,
         }
     }
@@ -177,6 +218,35 @@ impl Slots {
     }
 }
 
+impl Backing {
+    fn len(&self) -> usize {
+        match self {
+            Self::Own(mapping) => mapping.len(),
+            Self::Shared(_, iov) => iov.len(),
+        }
+    }
+
+    /// Address of byte `offset`, which is inside.
+    fn pointer(&self, offset: usize) -> NonNull<u8> {
+        match self {
+            Self::Own(mapping) => mapping.pointer(offset),
+            Self::Shared(_, iov) => {
+                assert!(offset <= iov.len(), "offset {offset} of shared memory of {} bytes", iov.len());
+                // SAFETY: inside the memory or one past its end, checked above.
+                unsafe { iov.base().add(offset) }
+            }
+        }
+    }
+
+    /// The part of shared memory that is slot `index`, unless it was lent.
+    fn part(&self, index: usize) -> Option<MutexGuard<'_, Option<IovSlot>>> {
+        match self {
+            Self::Own(_) => None,
+            Self::Shared(parts, _) => Some(parts[index].lock().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+}
+
 impl Shared {
     fn free(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
@@ -191,9 +261,12 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// The slot's bytes, if the host can reach them; else none. They hold what its last user left.
+    /// The slot's bytes, if the host can reach them and no other process can; else none. They hold what its last user
+    /// left.
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        let Shared { memory: SlotMemory::Host { mapping, .. }, slot_bytes, .. } = &*self.shared else {
+        let Shared { memory: SlotMemory::Host { backing: Backing::Own(mapping), .. }, slot_bytes, .. } =
+            &*self.shared
+        else {
             return &mut [];
         };
         // SAFETY: each index is in the free list or in one `Slot`, so no other reference to these bytes exists;
@@ -201,11 +274,59 @@ impl Slot {
         unsafe { slice::from_raw_parts_mut(mapping.pointer(self.index * slot_bytes).as_ptr(), *slot_bytes) }
     }
 
+    /// Copies bytes of host memory out, from `offset` on.
+    pub(crate) fn copy_to(&mut self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let len = bytes.len();
+        let outside = || Error::Internal(format!("{len} bytes at {offset} are not in a slot"));
+        if let SlotMemory::Host { backing: backing @ Backing::Shared(..), .. } = &self.shared.memory {
+            let part = backing.part(self.index);
+            let copied = part.as_ref().and_then(|part| part.as_ref()?.copy_to(offset, bytes).ok());
+            return copied.ok_or_else(outside);
+        }
+        let end = offset.checked_add(len);
+        let source = end.and_then(|end| self.as_mut_slice().get(offset..end));
+        source.map(|source| bytes.copy_from_slice(source)).ok_or_else(outside)
+    }
+
+    /// Overwrites the host's bytes from `offset` on, as a test of those who must not look at them.
+    #[cfg(feature = "fault-injection")]
+    pub(crate) fn spoil(&mut self, offset: usize, bytes: &[u8]) {
+        if let SlotMemory::Host { backing: backing @ Backing::Shared(..), .. } = &self.shared.memory
+            && let Some(part) = backing.part(self.index).as_mut().and_then(|part| part.as_mut())
+        {
+            let _ = part.copy_from(offset, bytes);
+        }
+    }
+
+    /// The memory of a slot that is shared, for a transfer. Until it is [given back](Self::give_back), or for ever if
+    /// nobody knows whether the transfer has ended, the slot is nobody's.
+    pub(crate) fn lend(&mut self) -> Option<IovSlot> {
+        let SlotMemory::Host { backing, .. } = &self.shared.memory else { return None };
+        backing.part(self.index)?.take()
+    }
+
+    /// The transfer is over.
+    pub(crate) fn give_back(&mut self, memory: IovSlot) {
+        if let SlotMemory::Host { backing, .. } = &self.shared.memory
+            && let Some(mut part) = backing.part(self.index)
+        {
+            *part = Some(memory);
+        }
+    }
+
+    /// Whether its memory was lent and has not come back.
+    fn is_lost(&self) -> bool {
+        match &self.shared.memory {
+            SlotMemory::Host { backing, .. } => backing.part(self.index).is_some_and(|part| part.is_none()),
+            SlotMemory::Device(_) => false,
+        }
+    }
+
     /// Where its bytes are, for copies to a device.
     pub(crate) fn source(&self) -> Source {
         let start = self.index * self.shared.slot_bytes;
         match &self.shared.memory {
-            SlotMemory::Host { mapping, .. } => Source::Host(mapping.pointer(start).as_ptr()),
+            SlotMemory::Host { backing, .. } => Source::Host(backing.pointer(start).as_ptr()),
             SlotMemory::Device(buffer) => Source::Device(buffer.address() + start as u64),
         }
     }
@@ -213,6 +334,11 @@ impl Slot {
     /// Its number among the slots.
     pub(crate) fn index(&self) -> usize {
         self.index
+    }
+
+    /// Whether its memory is shared with another process.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.shared.memory, SlotMemory::Host { backing: Backing::Shared(..), .. })
     }
 
     /// Length in bytes.
@@ -230,14 +356,14 @@ impl Slot {
 
     /// Pins the slot, if its kind is pinned and this is its first use.
     pub(crate) fn pin(&self) -> Result<()> {
-        let Shared { memory: SlotMemory::Host { pins, device: Some(device), mapping }, slot_bytes, .. } =
+        let Shared { memory: SlotMemory::Host { pins, device: Some(device), backing }, slot_bytes, .. } =
             &*self.shared
         else {
             return Ok(());
         };
         if pins[self.index].get().is_none() {
-            let start = mapping.pointer(self.index * slot_bytes).as_ptr();
-            // SAFETY: the mapping is unmapped after the pins are dropped.
+            let start = backing.pointer(self.index * slot_bytes).as_ptr();
+            // SAFETY: the memory is unmapped after the pins are dropped.
             let pinned = unsafe { Pinned::new(device, start, *slot_bytes)? };
             // Only the slot's owner gets here, so nobody else has pinned it meanwhile.
             let _ = pins[self.index].set(pinned);
@@ -248,6 +374,10 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        // What another process may still write to is never used again.
+        if self.is_lost() {
+            return;
+        }
         self.shared.free().slots.push(self.index);
         self.shared.returned.notify_one();
     }

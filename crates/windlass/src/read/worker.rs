@@ -172,7 +172,7 @@ impl<'a> Worker<'a> {
                     range = blocks;
                 }
                 Buffer::Staged { .. } if is_direct => range = blocks,
-                Buffer::InPlace(_) | Buffer::Staged { .. } => {}
+                Buffer::InPlace(_) | Buffer::Landing { .. } | Buffer::Staged { .. } => {}
             }
         }
         reading.range = range;
@@ -377,7 +377,7 @@ fn complete(mut reading: Reading, op: ReadOp) {
             reading.end(result);
             return;
         }
-        Buffer::Staged { slot: None, .. } => {
+        Buffer::Staged { slot: None, .. } | Buffer::Landing { .. } => {
             reading.end(Err(Error::Internal("a read has no slot".into())));
             return;
         }

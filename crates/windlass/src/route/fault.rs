@@ -90,9 +90,7 @@ impl Lane for FaultyLane {
                 (Fault::Errno(errno), _) => (0, Err(io::Error::from_raw_os_error(*errno))),
                 (Fault::Short(_), Err(_)) => continue,
             };
-            if let Ok(target) = op.target() {
-                target[kept..].fill(0xA5);
-            }
+            op.spoil(kept, 0xA5);
             *result = outcome;
         }
         Ok(())

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::Unavailable;
-use std::{fmt, fs::File, io};
+use std::{fmt, fs::File, io, os::fd::AsFd};
 
 /// A file system's name and what follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,18 @@ pub(crate) enum FileSystemKind {
 impl FileSystem {
     /// The file system of an open file.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
-        Ok(Self::from_magic(rustix::fs::fstatfs(file)?.f_type))
+        let filesystem = Self::from_magic(rustix::fs::fstatfs(file)?.f_type);
+        // Only FUSE file systems are asked: to others the question may mean something else.
+        let is_3fs = filesystem.kind == FileSystemKind::Fuse && windlass_usrbio::is_3fs(file.as_fd());
+        Ok(if is_3fs { Self::THREEFS } else { filesystem })
+    }
+
+    /// DeepSeek's 3FS, mounted by FUSE.
+    const THREEFS: Self = Self { name: "3fs", kind: FileSystemKind::Fuse };
+
+    /// Whether it is a 3FS, which USRBIO can read.
+    pub(crate) fn is_3fs(self) -> bool {
+        self == Self::THREEFS
     }
 
     /// By the numbers of `statfs(2)` and `linux/magic.h`.

@@ -1,8 +1,8 @@
 //! How bytes move from a file to memory.
 //!
 //! `source` opens files and finds out what each can do; `residency` says what the page cache holds. There is a file for
-//! each backend: `uring` implements `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking` makes
-//! lanes of that. `outcome` says what a completion means, once for all backends and for loads and readers.
+//! each backend: `uring` and `usrbio` implement `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking` makes
+//! lanes of that. `threefs` opens the mounts that `usrbio` reads from. `outcome` says what a completion means, once for all backends and for loads and readers.
 
 mod blocking;
 mod cached;
@@ -14,7 +14,9 @@ mod outcome;
 pub(crate) mod residency;
 mod source;
 mod threads;
+mod threefs;
 mod uring;
+mod usrbio;
 
 pub(crate) use blocking::{BlockingLane, BlockingRead};
 pub(crate) use cached::CachedCopy;
@@ -24,7 +26,10 @@ pub(crate) use outcome::{Outcome, is_transient};
 pub(crate) use residency::Probe;
 pub(crate) use source::{SourceFile, open_direct};
 pub(crate) use threads::Pread;
+pub(crate) use threefs::OpenMount;
+pub use threefs::UsrbioClient;
 pub(crate) use uring::UringLane;
+pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, is_daemon_lost};
 
 use crate::memory::{Slot, WriteRegion};
 use serde::{Deserialize, Serialize};
@@ -35,8 +40,9 @@ use std::{fmt, io, str::FromStr, sync::Arc};
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Route {
-    /// The best one for each extent: `cached` for what the page cache holds; for the rest `gds` if the target is a
-    /// device and that is proven, else `io_uring`, or `threads` where that is refused. Never `mapped`.
+    /// The best one for each extent: `usrbio` for files on a 3FS; of others `cached` for what the page cache holds; for
+    /// the rest `gds` if the target is a device and that is proven, else `io_uring`, or `threads` where that is refused.
+    /// Never `mapped`.
     #[default]
     Auto,
     /// Asynchronous reads through an io_uring, past the page cache.
@@ -47,6 +53,8 @@ pub enum Route {
     Cached,
     /// A private mapping of the file: nothing is read until it is touched.
     Mapped,
+    /// From a 3FS through memory shared with its daemon, past the kernel. Fails for files that lie elsewhere.
+    Usrbio,
     /// To a device by way of pinned host memory, each extent read the best way: as `auto`, but never `gds`.
     Staged,
     /// To host memory that the device uses as it is, because it has none of its own. Fails on other devices.
@@ -60,12 +68,13 @@ pub enum Route {
 
 impl Route {
     /// Every route.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Auto,
         Self::IoUring,
         Self::Threads,
         Self::Cached,
         Self::Mapped,
+        Self::Usrbio,
         Self::Staged,
         Self::Unified,
         Self::Gds,
@@ -80,6 +89,7 @@ impl Route {
             Self::Threads => "threads",
             Self::Cached => "cached",
             Self::Mapped => "mapped",
+            Self::Usrbio => "usrbio",
             Self::Staged => "staged",
             Self::Unified => "unified",
             Self::Gds => "gds",
@@ -90,6 +100,11 @@ impl Route {
     /// Whether it leaves the way of each extent to be found out.
     pub(crate) fn chooses(self) -> bool {
         matches!(self, Self::Auto | Self::Staged | Self::Unified)
+    }
+
+    /// Whether its reads past the page cache may begin and end anywhere, rather than only at blocks.
+    pub(crate) fn reads_any_bytes(self) -> bool {
+        self.is_cufile() || self == Self::Usrbio
     }
 
     /// Whether it goes through cuFile.
@@ -185,6 +200,8 @@ pub(crate) struct ReadOp {
 pub(crate) enum Buffer {
     /// The final place.
     InPlace(WriteRegion),
+    /// A slot of memory shared with another process, once one was taken, and the final place of what it will hold.
+    Landing { slot: Option<Slot>, region: WriteRegion },
     /// A staging slot, once one was taken, and the final places of its pieces.
     Staged { slot: Option<Slot>, pieces: Vec<WriteRegion> },
 }
@@ -195,11 +212,25 @@ impl ReadOp {
         let bytes = match &mut self.buffer {
             Buffer::InPlace(region) => region.as_mut_slice(),
             Buffer::Staged { slot: Some(slot), .. } => slot.as_mut_slice(),
-            Buffer::Staged { slot: None, .. } => &mut [],
+            Buffer::Staged { slot: None, .. } | Buffer::Landing { .. } => &mut [],
         };
         let end = self.position.checked_add(self.len);
         end.and_then(|end| bytes.get_mut(self.position..end))
             .ok_or_else(|| io::Error::other("a read does not fit its buffer"))
+    }
+
+    /// Overwrites what a read has brought, but for its first `kept` bytes.
+    #[cfg(feature = "fault-injection")]
+    fn spoil(&mut self, kept: usize, pattern: u8) {
+        let (start, len) = (self.position + kept, self.len.saturating_sub(kept));
+        if let Buffer::Landing { slot: Some(slot), .. } | Buffer::Staged { slot: Some(slot), .. } =
+            &mut self.buffer
+        {
+            slot.spoil(start, &vec![pattern; len]);
+        }
+        if let Ok(target) = self.target() {
+            target[kept..].fill(pattern);
+        }
     }
 }
 
@@ -228,6 +259,7 @@ pub(crate) trait Lane {
 /// Any backend: an enum rather than `dyn`, so that the hot path is a jump.
 pub(crate) enum AnyLane {
     Uring(Box<UringLane>),
+    Usrbio(Box<UsrbioLane>),
     Pread(BlockingLane<Pread>),
     Cached(BlockingLane<CachedCopy>),
     Gds(BlockingLane<CuFileRead>),
@@ -239,6 +271,7 @@ impl Lane for AnyLane {
     fn capacity(&self) -> usize {
         match self {
             Self::Uring(lane) => lane.capacity(),
+            Self::Usrbio(lane) => lane.capacity(),
             Self::Pread(lane) => lane.capacity(),
             Self::Cached(lane) => lane.capacity(),
             Self::Gds(lane) => lane.capacity(),
@@ -250,6 +283,7 @@ impl Lane for AnyLane {
     fn in_flight(&self) -> usize {
         match self {
             Self::Uring(lane) => lane.in_flight(),
+            Self::Usrbio(lane) => lane.in_flight(),
             Self::Pread(lane) => lane.in_flight(),
             Self::Cached(lane) => lane.in_flight(),
             Self::Gds(lane) => lane.in_flight(),
@@ -261,6 +295,7 @@ impl Lane for AnyLane {
     fn push(&mut self, op: ReadOp) {
         match self {
             Self::Uring(lane) => lane.push(op),
+            Self::Usrbio(lane) => lane.push(op),
             Self::Pread(lane) => lane.push(op),
             Self::Cached(lane) => lane.push(op),
             Self::Gds(lane) => lane.push(op),
@@ -272,6 +307,7 @@ impl Lane for AnyLane {
     fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
         match self {
             Self::Uring(lane) => lane.submit_and_wait(done),
+            Self::Usrbio(lane) => lane.submit_and_wait(done),
             Self::Pread(lane) => lane.submit_and_wait(done),
             Self::Cached(lane) => lane.submit_and_wait(done),
             Self::Gds(lane) => lane.submit_and_wait(done),

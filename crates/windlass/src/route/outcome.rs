@@ -67,7 +67,7 @@ impl ReadOp {
         route: Route,
         account: impl FnOnce(&mut Self, usize, u64),
     ) -> Outcome {
-        let is_direct = self.access == Access::Direct && !route.is_cufile();
+        let is_direct = self.access == Access::Direct && !route.reads_any_bytes();
         match result {
             Ok(count) => {
                 let reached = (self.position as u64 + count as u64).min(whole);

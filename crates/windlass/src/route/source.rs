@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Unavailable,
+    OpenMount, Unavailable,
     filesystem::{FileSystem, FileSystemKind},
     residency::Probe,
 };
@@ -14,9 +14,12 @@ use rustix::{
 use std::{
     fs::File,
     io,
-    os::fd::{AsFd, AsRawFd},
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::fs::MetadataExt,
+    },
     path::Path,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 /// One open file of a checkpoint.
@@ -30,6 +33,8 @@ pub(crate) struct SourceFile {
     probe: Probe,
     /// The file as cuFile knows it, once it was asked for.
     cufile: OnceLock<Result<DirectFile, Unavailable>>,
+    /// The 3FS that it was last read from by USRBIO.
+    mount: Mutex<Option<Arc<OpenMount>>>,
 }
 
 /// `STATX_DIOALIGN`, Linux 6.1.
@@ -41,7 +46,15 @@ impl SourceFile {
         let filesystem = FileSystem::of(&open.file).map_err(|source| open.io_error("statfs", source))?;
         let direct = open_direct(&open.file, filesystem);
         let probe = Probe::find(&open.file);
-        Ok(Self { open, filesystem, direct, direct_failed: OnceLock::new(), probe, cufile: OnceLock::new() })
+        Ok(Self {
+            open,
+            filesystem,
+            direct,
+            direct_failed: OnceLock::new(),
+            probe,
+            cufile: OnceLock::new(),
+            mount: Mutex::default(),
+        })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -63,6 +76,21 @@ impl SourceFile {
     /// The device that the file lies on.
     pub(crate) fn device(&self) -> u64 {
         self.open.identity.device()
+    }
+
+    /// The file's number on its file system.
+    pub(crate) fn inode(&self) -> u64 {
+        self.open.identity.inode()
+    }
+
+    /// The length of reads that the file system likes best.
+    pub(crate) fn preferred_bytes(&self) -> u64 {
+        self.open.file.metadata().map_or(0, |stat| stat.blksize())
+    }
+
+    /// Keeps a mount of 3FS open as long as this file: the next load finds it so.
+    pub(crate) fn keep_mount(&self, mount: &Arc<OpenMount>) {
+        *self.mount.lock().unwrap_or_else(PoisonError::into_inner) = Some(mount.clone());
     }
 
     /// Length in bytes when the header was read.

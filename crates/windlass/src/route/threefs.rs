@@ -1,0 +1,205 @@
+//! Mounts of 3FS that are open for USRBIO: proven by a read once, and shared by all loads that read from them.
+#![forbid(unsafe_code)]
+
+use super::{SourceFile, Unavailable, usrbio::Files};
+use serde::{Deserialize, Serialize};
+use std::{
+    fmt, fs,
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+use windlass_usrbio::{
+    Chosen, Client, Error, File, Iov, IovOptions, LibrarySearch, Mount, Preference, Priority, Ring,
+    RingOptions,
+    choose, extract_mount_point, proto,
+};
+
+/// Who speaks to the daemon of a 3FS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UsrbioClient {
+    /// The vendor's library if there is one that works, else windlass itself.
+    #[default]
+    Auto,
+    /// Windlass itself, which needs no library.
+    Native,
+    /// The vendor's library, `libhf3fs_api_shared.so`.
+    Vendor,
+}
+
+impl UsrbioClient {
+    /// The name that options and messages use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Native => "native",
+            Self::Vendor => "vendor",
+        }
+    }
+}
+
+impl fmt::Display for UsrbioClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A mount whose client has read what `pread` reads.
+#[derive(Debug)]
+pub(crate) struct OpenMount {
+    mount: Mount,
+    wanted: Wanted,
+    reason: String,
+    process: u32,
+}
+
+/// What was asked for, and of which file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Wanted {
+    device: u64,
+    client: UsrbioClient,
+    directories: Vec<PathBuf>,
+}
+
+/// A client that was proven on the daemon with this semaphore. Another daemon has another.
+#[derive(Debug)]
+struct Proven {
+    wanted: Wanted,
+    daemon: PathBuf,
+    client: Client,
+    reason: String,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    open: Vec<Weak<OpenMount>>,
+    proven: Vec<Proven>,
+}
+
+impl OpenMount {
+    /// The mount that the file at `path` lies on, whose file system has the number `device`, by the client asked for.
+    /// `directories` may hold the vendor's library.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub(crate) fn of(
+        device: u64,
+        path: &Path,
+        client: UsrbioClient,
+        directories: &[PathBuf],
+    ) -> Result<Arc<Self>, Unavailable> {
+        static KNOWN: Mutex<Known> = Mutex::new(Known { open: Vec::new(), proven: Vec::new() });
+        // Kept consistent by every statement, so a panic elsewhere does not spoil it. Held while a mount is opened: two
+        // loads at once need one.
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = Wanted { device, client, directories: directories.to_vec() };
+        known.open.retain(|mount| mount.strong_count() > 0);
+        let process = std::process::id();
+        let open = known.open.iter().filter_map(Weak::upgrade);
+        let open = open.into_iter().find(|open| open.process == process && open.wanted == wanted);
+        if let Some(open) = open
+            && open.mount.check().is_ok()
+        {
+            return Ok(open);
+        }
+        let (mount, reason) = known.open(path, &wanted).map_err(|error| unavailable(&error))?;
+        tracing::debug!(client = mount.client().name(), reason, "opened a mount of 3FS");
+        let open = Arc::new(Self { mount, wanted, reason, process });
+        // Those that came before it were opened with a daemon that is no more.
+        known.open.retain(|old| old.upgrade().is_some_and(|old| old.wanted != open.wanted));
+        known.open.push(Arc::downgrade(&open));
+        Ok(open)
+    }
+
+    /// Where it is mounted.
+    pub(crate) fn point(&self) -> &Path {
+        self.mount.point()
+    }
+
+    /// Who speaks to the daemon.
+    pub(crate) fn client(&self) -> UsrbioClient {
+        match self.mount.client() {
+            Client::Native => UsrbioClient::Native,
+            Client::Vendor(_) => UsrbioClient::Vendor,
+        }
+    }
+
+    /// Why it is this client.
+    pub(crate) fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// Makes a file known to the daemon's client.
+    ///
+    /// # Errors
+    /// Why that cannot be.
+    pub(crate) fn file(&self, source: &SourceFile) -> Result<Arc<File>, Unavailable> {
+        if source.device() != self.wanted.device {
+            return Err(Unavailable::new(
+                format!("it lies on another 3FS than {}, and a load reads from one", self.point().display()),
+                "load from each mount by itself",
+            ));
+        }
+        // Through the first descriptor rather than the path: the same file for certain.
+        let link = format!("/proc/self/fd/{}", source.buffered_file().as_raw_fd());
+        self.mount.open_file(Path::new(&link)).map_err(|error| unavailable(&error))
+    }
+
+    /// Memory that the daemon can write to, near a NUMA node.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn memory(&self, len: usize, numa_node: Option<u32>) -> Result<Arc<Iov>, Unavailable> {
+        let options = IovOptions { len, numa_node, ..IovOptions::default() };
+        self.mount.create_iov(&options).map_err(|error| unavailable(&error))
+    }
+
+    /// A lane for up to `depth` reads of `files`.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn lane(&self, files: Arc<Files>, depth: usize) -> Result<super::UsrbioLane, Unavailable> {
+        let ring = |mount: &Mount| -> Result<Ring, Error> {
+            mount.create_ring(&RingOptions { depth, ..RingOptions::default() })
+        };
+        let ring = ring(&self.mount).map_err(|error| unavailable(&error))?;
+        Ok(super::UsrbioLane::new(ring, files, depth))
+    }
+}
+
+impl Known {
+    /// Opens the mount of `path`, with a probe unless its daemon and client have had one.
+    fn open(&mut self, path: &Path, wanted: &Wanted) -> Result<(Mount, String), Error> {
+        let point = extract_mount_point(path)?;
+        let daemon = fs::read_link(point.join(proto::IOVS).join(Priority::default().submit_link())).ok();
+        let proven = |own: &&Proven| own.wanted == *wanted && Some(&own.daemon) == daemon.as_ref();
+        if let Some(proven) = self.proven.iter().find(proven) {
+            return Ok((Mount::open(path, proven.client.clone())?, proven.reason.clone()));
+        }
+        let search = LibrarySearch { library: None, directories: wanted.directories.clone() };
+        let preference = match wanted.client {
+            UsrbioClient::Auto => Preference::Auto,
+            UsrbioClient::Native => Preference::Native,
+            UsrbioClient::Vendor => Preference::Vendor,
+        };
+        let Chosen { mount, reason } = choose(path, preference, &search)?;
+        if let Some(daemon) = daemon {
+            self.proven.retain(|own| own.wanted != *wanted);
+            let (wanted, client, reason) = (wanted.clone(), mount.client().clone(), reason.clone());
+            self.proven.push(Proven { wanted, daemon, client, reason });
+        }
+        Ok((mount, reason))
+    }
+}
+
+/// A client's error as the reason why there is no route. Its text says what to do, where that is not another option.
+fn unavailable(error: &Error) -> Unavailable {
+    let fix = match error {
+        Error::NotOn3fs { .. } => "choose route auto",
+        Error::NoLibrary { .. } | Error::LibraryUnusable { .. } => "choose usrbio=native",
+        Error::ProbeFailed { .. } | Error::Protocol { .. } => "choose route threads, and look at the daemon's log",
+        _ => "",
+    };
+    Unavailable::new(error.to_string(), fix)
+}

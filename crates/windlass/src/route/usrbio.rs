@@ -1,0 +1,201 @@
+//! `usrbio`: reads from a 3FS into memory shared with its daemon, many in flight from one thread.
+#![forbid(unsafe_code)]
+
+use super::{Buffer, Done, Lane, ReadOp};
+use crate::memory::Slot;
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt, io,
+    sync::Arc,
+    time::Duration,
+};
+use windlass_usrbio::{Completion, Error, File, Refused, Ring, Transfer};
+
+/// Longest wait for a completion before the lane's owner is asked whether it still wants one.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Files by their inode, as the daemon of one mount knows them.
+pub(crate) type Files = HashMap<u64, Arc<File>>;
+
+/// One ring and the reads that are in it.
+pub(crate) struct UsrbioLane {
+    ring: Ring,
+    files: Arc<Files>,
+    /// The reads that the ring has, by the token of their transfer. Their slots' memory is lent to the transfers: should
+    /// one never end, its memory is never used again.
+    reads: Vec<Option<ReadOp>>,
+    free: Vec<usize>,
+    /// Transfers that the ring had no room for.
+    waiting: VecDeque<Transfer>,
+    /// Reads that ended and were not asked for yet.
+    ended: Vec<Done>,
+    completions: Vec<Completion>,
+}
+
+impl UsrbioLane {
+    /// A lane for up to `depth` reads of `files`, which belong to the mount of `ring`.
+    pub(crate) fn new(ring: Ring, files: Arc<Files>, depth: usize) -> Self {
+        Self {
+            ring,
+            files,
+            reads: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            waiting: VecDeque::new(),
+            ended: Vec::new(),
+            completions: Vec::new(),
+        }
+    }
+
+    fn transfer(&self, token: usize, op: &mut ReadOp) -> io::Result<Transfer> {
+        let file = self.files.get(&op.source.inode());
+        let file = file.ok_or_else(|| io::Error::other("the file was not opened for USRBIO"))?.clone();
+        // Whole blocks go past the end of the file; asking for that would make the client look for the end.
+        let left = usize::try_from(op.source.len().saturating_sub(op.offset)).unwrap_or(usize::MAX);
+        let len = op.len.min(left);
+        let slot = op.buffer.slot().and_then(Slot::lend);
+        let slot = slot.ok_or_else(|| io::Error::other("a read by USRBIO has no shared memory"))?;
+        Ok(Transfer { file, offset: op.offset, len, slot, slot_offset: op.position, token: token as u64 })
+    }
+
+    fn offer(&mut self, transfer: Transfer) {
+        match self.ring.push(transfer) {
+            Ok(()) => {}
+            Err(Refused::Full(transfer)) => self.waiting.push_back(transfer),
+            Err(Refused::Failed(transfer, error)) => self.end(transfer, Err(error)),
+        }
+    }
+
+    /// A transfer is over, whatever came of it: its memory is the slot's again.
+    fn end(&mut self, transfer: Transfer, result: Result<usize, Error>) {
+        let token = transfer.token as usize;
+        let Some(mut op) = self.reads.get_mut(token).and_then(Option::take) else { return };
+        self.free.push(token);
+        if let Some(slot) = op.buffer.slot() {
+            slot.give_back(transfer.slot);
+        }
+        self.ended.push(Done { op, result: result.map_err(failed) });
+    }
+
+    /// The ring has failed, and with it all that is in it. Nobody knows whether the daemon still writes.
+    fn give_up(&mut self, error: &Error) {
+        for transfer in std::mem::take(&mut self.waiting) {
+            self.end(transfer, Err(error.clone()));
+        }
+        for (token, op) in self.reads.iter_mut().enumerate() {
+            if let Some(op) = op.take() {
+                self.free.push(token);
+                self.ended.push(Done { op, result: Err(failed(error.clone())) });
+            }
+        }
+    }
+}
+
+impl Lane for UsrbioLane {
+    fn capacity(&self) -> usize {
+        self.reads.len()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.reads.len() - self.free.len() + self.ended.len()
+    }
+
+    fn push(&mut self, mut op: ReadOp) {
+        let Some(token) = self.free.pop() else {
+            let result = Err(io::Error::other("more reads were pushed than the ring holds"));
+            self.ended.push(Done { op, result });
+            return;
+        };
+        match self.transfer(token, &mut op) {
+            Ok(transfer) => {
+                self.reads[token] = Some(op);
+                self.offer(transfer);
+            }
+            Err(error) => {
+                self.free.push(token);
+                self.ended.push(Done { op, result: Err(error) });
+            }
+        }
+    }
+
+    /// May also return without a read after a while, so that a load that is over does not wait for a daemon that hangs.
+    fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        for transfer in std::mem::take(&mut self.waiting) {
+            self.offer(transfer);
+        }
+        if self.ended.is_empty() && self.in_flight() > 0 {
+            let waited = self.ring.wait(PATIENCE, &mut self.completions);
+            for Completion { transfer, result } in std::mem::take(&mut self.completions) {
+                self.end(transfer, result);
+            }
+            if let Err(error) = waited {
+                self.give_up(&error);
+            }
+        }
+        done.append(&mut self.ended);
+        Ok(())
+    }
+}
+
+impl Buffer {
+    /// The slot that a read by way of one has.
+    fn slot(&mut self) -> Option<&mut Slot> {
+        match self {
+            Self::InPlace(_) => None,
+            Self::Staged { slot, .. } | Self::Landing { slot, .. } => slot.as_mut(),
+        }
+    }
+}
+
+/// A client's error as that of one read, of which the reader knows file and offset.
+fn failed(error: Error) -> io::Error {
+    let kind = error.errno().map_or(io::ErrorKind::Other, |errno| io::Error::from_raw_os_error(errno).kind());
+    io::Error::new(kind, Failed(error))
+}
+
+/// The system's number behind an error of a read, also if the daemon has said it.
+pub(crate) fn errno(error: &io::Error) -> Option<i32> {
+    error.raw_os_error().or_else(|| client_error(error)?.errno())
+}
+
+/// Whether the daemon of a 3FS is gone or hangs, so that no question about a file gets an answer.
+pub(crate) fn is_daemon_lost(error: &io::Error) -> bool {
+    let is_lost = |error: &Error| {
+        matches!(
+            error,
+            Error::DaemonDead { .. }
+                | Error::DaemonRestarted { .. }
+                | Error::IovRemoved { .. }
+                | Error::Timeout { .. }
+                | Error::Protocol { .. }
+        )
+    };
+    client_error(error).is_some_and(is_lost)
+}
+
+fn client_error(error: &io::Error) -> Option<&Error> {
+    error.get_ref()?.downcast_ref::<Failed>().map(|failed| &failed.0)
+}
+
+/// An error of the client, without the place of the read.
+#[derive(Debug)]
+struct Failed(Error);
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Error::Io { errno, hint, .. } => {
+                write!(f, "3FS says: {} ({hint})", io::Error::from_raw_os_error(*errno))
+            }
+            Error::ShortTransfer { len, got, .. } => {
+                write!(f, "3FS gave {got} of {len} bytes twice: the file has a hole there, or is being written")
+            }
+            error => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Failed {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0)
+    }
+}

@@ -1,0 +1,228 @@
+//! Right bytes by the right way.
+
+use crate::{
+    Model, by,
+    common::{assert_is_file, assert_is_gguf, expected, mixed_gguf, tensor, write_model},
+    ways,
+};
+use usrbiod::Options;
+use windlass::{
+    Checkpoint, DeviceId, Dtype, LoadOptions, Loaded, Route, UsrbioClient,
+    plan::{Layout, Selection, TensorSlice},
+    route::Access,
+};
+
+/// Fails unless all bytes came by USRBIO, past the page cache, and through its memory.
+fn assert_all_by_usrbio(loaded: &Loaded, options: &LoadOptions) {
+    let report = loaded.report();
+    let moved: u64 = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
+    assert_eq!(moved, report.tensor_bytes, "{report:?}");
+    let via = (options.device != DeviceId::Cpu).then_some(Route::Staged);
+    for own in &report.carriers {
+        assert_eq!((own.route, own.access, own.via), (Route::Usrbio, Access::Direct, via), "{report}");
+    }
+    assert_eq!(report.staged_bytes, report.tensor_bytes, "{report}");
+    let client = match options.usrbio {
+        UsrbioClient::Native => "by the native client",
+        _ => "by the vendor client",
+    };
+    assert!(report.notes.iter().any(|note| note.contains(client)), "{:?}", report.notes);
+}
+
+#[test]
+fn a_safetensors_file_arrives_whole_in_every_layout_and_chunk() {
+    let Some(model) = Model::start() else { return };
+    for way in ways() {
+        for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
+            for chunk_bytes in [64 << 10, 4 << 20] {
+                let options = LoadOptions { layout, chunk_bytes, ..way.clone() };
+                let loaded = model.load(&options).unwrap();
+                assert_is_file(&loaded, &model.file);
+                assert_all_by_usrbio(&loaded, &options);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gguf_file_arrives_whole_in_every_layout() {
+    let Some(model) = Model::start() else { return };
+    let (_, tensors) = mixed_gguf(&model.fixture.behind(""));
+    let path = model.fixture.path("mixed.gguf");
+    for way in ways() {
+        for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
+            let options = LoadOptions { layout, ..way.clone() };
+            let loaded = windlass::load(&[&path], &options).unwrap();
+            assert_is_gguf(&loaded, &tensors);
+            assert_all_by_usrbio(&loaded, &options);
+        }
+    }
+}
+
+#[test]
+fn blocks_of_4_kib_and_one_read_in_flight_are_enough() {
+    let Some(model) = Model::start() else { return };
+    for way in ways() {
+        let options = LoadOptions { chunk_bytes: 4096, in_flight_bytes: Some(4096), rings: Some(1), ..way };
+        let selection = Selection::all().exclude("large");
+        let loaded = model.load(&LoadOptions { selection, ..options.clone() }).unwrap();
+        assert_all_by_usrbio(&loaded, &options);
+        for tensor in loaded.tensors() {
+            assert!(*tensor.bytes().unwrap() == *expected(&model.file, tensor.name()), "{}", tensor.name());
+        }
+    }
+}
+
+#[test]
+fn slices_are_those_parts() {
+    let Some(model) = Model::start() else { return };
+    let path = model.fixture.path("sliced.safetensors");
+    let file = write_model(
+        &model.fixture.behind("sliced.safetensors"),
+        &[tensor("v", Dtype::F32, &[1000]), tensor("m", Dtype::U16, &[512, 4096])],
+        0,
+        5,
+    );
+    let whole = expected(&file, "m");
+    for way in ways() {
+        for (rows, columns) in [(100..420u64, 0..4096u64), (0..512, 1024..1040), (0..512, 0..4095)] {
+            let slice = TensorSlice::new(vec![rows.clone(), columns.clone()]);
+            let selection = Selection::all().select("m").slice("m", slice);
+            let loaded = windlass::load(&[&path], &LoadOptions { selection, ..way.clone() }).unwrap();
+            let part: Vec<u8> = rows
+                .flat_map(|row| {
+                    let start = row as usize * 8192;
+                    whole[start + columns.start as usize * 2..start + columns.end as usize * 2].to_vec()
+                })
+                .collect();
+            assert!(*loaded.get("m").unwrap().bytes().unwrap() == *part, "{columns:?} by {:?}", way.route);
+        }
+    }
+}
+
+#[test]
+fn floats_are_converted_on_the_device_by_way_of_shared_memory() {
+    let Some(model) = Model::start() else { return };
+    let [_, device] = crate::common::devices();
+    for client in [UsrbioClient::Native, UsrbioClient::Vendor] {
+        let converted =
+            |route| LoadOptions { dtype: Some(Dtype::F32), selection: floats(), ..by(route, client, device) };
+        let (shared, plain) = (model.load(&converted(Route::Usrbio)), model.load(&converted(Route::Threads)));
+        let (shared, plain) = (shared.unwrap(), plain.unwrap());
+        for tensor in plain.tensors() {
+            let other = shared.get(tensor.name()).unwrap();
+            assert!(tensor.bytes().unwrap() == other.bytes().unwrap(), "{}", tensor.name());
+        }
+    }
+}
+
+fn floats() -> Selection {
+    Selection::all().filter(|tensor| matches!(tensor.dtype, Dtype::Bf16 | Dtype::F16 | Dtype::F32))
+}
+
+#[test]
+fn reads_take_whole_chunks_of_the_file() {
+    let options = Options { chunk_bytes: 8 << 20, ..Options::default() };
+    let Some(model) = Model::start_with(&options) else { return };
+    let path = model.fixture.path("big.safetensors");
+    let file = write_model(
+        &model.fixture.behind("big.safetensors"),
+        &[tensor("a", Dtype::U8, &[40 << 20]), tensor("b", Dtype::U8, &[7 << 20])],
+        0,
+        2,
+    );
+    for device in crate::common::devices() {
+        let options = by(Route::Usrbio, UsrbioClient::Native, device);
+        let loaded = windlass::load(&[&path], &options).unwrap();
+        assert_is_file(&loaded, &file);
+        let reads: u64 = loaded.report().carriers.iter().map(|own| own.reads).sum();
+        assert_eq!(reads, (file.len() as u64).div_ceil(8 << 20), "{}", loaded.report());
+        // Four reads of 8 MiB in flight, and what is being copied beside them.
+        let staging = loaded.report().memory.staging_bytes;
+        assert!((32 << 20..=64 << 20).contains(&staging), "{staging}");
+    }
+}
+
+#[test]
+fn a_budget_for_memory_makes_do_with_less_of_it() {
+    let Some(model) = Model::start() else { return };
+    let options = by(Route::Usrbio, UsrbioClient::Native, DeviceId::Cpu);
+    let whole = model.load(&options).unwrap();
+    let memory = &whole.report().memory;
+    let budget = memory.arena_bytes + (4 << 20);
+    assert!(memory.staging_bytes > 4 << 20, "{memory:?}");
+    drop(whole);
+    let tight = LoadOptions { memory_budget_bytes: Some(budget), ..options.clone() };
+    let loaded = model.load(&tight).unwrap();
+    assert_is_file(&loaded, &model.file);
+    assert!(loaded.report().memory.staging_bytes <= 4 << 20, "{:?}", loaded.report().memory);
+    let none = LoadOptions { memory_budget_bytes: Some(budget - (4 << 20)), ..options };
+    let error = model.load(&none).unwrap_err();
+    assert!(matches!(error, windlass::Error::MemoryBudget { .. }), "{error:?}");
+}
+
+#[test]
+fn a_small_load_that_names_the_route_takes_it() {
+    let Some(model) = Model::start() else { return };
+    for way in ways().into_iter().filter(|way| way.route == Route::Usrbio) {
+        let selection = Selection::all().select("small.*").select("scalar");
+        let loaded = model.load(&LoadOptions { selection, ..way.clone() }).unwrap();
+        assert_all_by_usrbio(&loaded, &way);
+        for tensor in loaded.tensors() {
+            assert!(*tensor.bytes().unwrap() == *expected(&model.file, tensor.name()), "{}", tensor.name());
+        }
+    }
+}
+
+#[test]
+fn files_on_a_3fs_and_elsewhere_each_go_their_way() {
+    let Some(model) = Model::start() else { return };
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = disk.path().join("other.safetensors");
+    let other = write_model(&path, &[tensor("other", Dtype::U8, &[9 << 20])], 0, 4);
+    for way in ways().into_iter().filter(|way| way.route != Route::Usrbio) {
+        for layout in [Layout::File, Layout::Packed] {
+            let options = LoadOptions { layout, ..way.clone() };
+            let loaded = windlass::load(&[&path, &model.path], &options).unwrap();
+            for tensor in loaded.tensors() {
+                let file = if tensor.name() == "other" { &other } else { &model.file };
+                assert!(*tensor.bytes().unwrap() == *expected(file, tensor.name()), "{}", tensor.name());
+            }
+            let by_usrbio =
+                |own: &windlass::Carrier| if own.route == Route::Usrbio { own.tensor_bytes } else { 0 };
+            let shared: u64 = loaded.report().carriers.iter().map(by_usrbio).sum();
+            assert_eq!(shared, loaded.report().tensor_bytes - (9 << 20), "{}", loaded.report());
+        }
+    }
+}
+
+#[test]
+fn a_mount_is_proven_once_and_stays_open_with_its_checkpoint() {
+    let Some(model) = Model::start() else { return };
+    let options = by(Route::Usrbio, UsrbioClient::Native, DeviceId::Cpu);
+    let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
+    for is_first in [true, false, false] {
+        let before = model.fixture.daemon.transfers().unwrap();
+        let loaded = checkpoint.load(&options).unwrap();
+        let reads: u64 = loaded.report().carriers.iter().map(|own| own.reads).sum();
+        let probes = model.fixture.daemon.transfers().unwrap() - before - reads;
+        assert_eq!(probes, u64::from(is_first));
+    }
+    drop(checkpoint);
+    // Opened anew, and proven already.
+    let before = model.fixture.daemon.transfers().unwrap();
+    let loaded = model.load(&options).unwrap();
+    let reads: u64 = loaded.report().carriers.iter().map(|own| own.reads).sum();
+    assert_eq!(model.fixture.daemon.transfers().unwrap() - before, reads);
+}
+
+#[test]
+fn several_threads_load_from_one_mount_at_once() {
+    let Some(model) = Model::start() else { return };
+    std::thread::scope(|scope| {
+        for way in ways() {
+            let model = &model;
+            scope.spawn(move || assert_is_file(&model.load(&way).unwrap(), &model.file));
+        }
+    });
+}

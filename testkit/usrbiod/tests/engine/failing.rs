@@ -1,0 +1,207 @@
+//! Faults while a load runs: the right error in time, or the right bytes, and nothing left behind.
+
+use crate::{
+    Model, by,
+    common::{Footprint, assert_is_file, assert_nothing_left, devices},
+    fixture::{PATIENCE, eventually},
+    ways,
+};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use usrbiod::Faults;
+use windlass::{
+    Arrival, Checkpoint, Error, LoadOptions, Route, UsrbioClient,
+    plan::Layout,
+    route::fault::{Fault, FaultScript},
+};
+
+/// What a process may leave in shared memory.
+fn shared_memory() -> BTreeSet<PathBuf> {
+    let names = fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().path());
+    names.filter(|path| path.to_string_lossy().contains("hf3fs-iov")).collect()
+}
+
+/// Loads in small reads, and checks that nothing is left behind, here and with the daemon.
+fn load(model: &Model, options: &LoadOptions) -> windlass::Result<()> {
+    let options = LoadOptions { chunk_bytes: 64 << 10, ..options.clone() };
+    let before = (Footprint::now(), shared_memory());
+    let outcome = model.load(&options).map(|loaded| assert_is_file(&loaded, &model.file));
+    assert_nothing_left(&before.0);
+    assert_eq!(shared_memory(), before.1);
+    eventually("that the daemon has no registrations", || {
+        model.fixture.daemon.registrations().unwrap().is_empty()
+    });
+    outcome
+}
+
+#[test]
+fn short_reads_of_the_daemon_are_continued() {
+    let Some(model) = Model::start() else { return };
+    model.fixture.daemon.behave(Faults { short_every: 3, ..Faults::default() }).unwrap();
+    for way in ways() {
+        load(&model, &way).unwrap();
+    }
+}
+
+#[test]
+fn whatever_order_reads_end_in_the_bytes_are_right() {
+    let Some(model) = Model::start() else { return };
+    let faults =
+        Faults { reorder: true, slow_every: 5, delay: Duration::from_micros(200), ..Faults::default() };
+    model.fixture.daemon.behave(faults).unwrap();
+    for way in ways() {
+        load(&model, &way).unwrap();
+    }
+}
+
+#[test]
+fn short_reads_and_interruptions_of_the_lane_are_gone_on_with() {
+    let Some(model) = Model::start() else { return };
+    for way in ways() {
+        for layout in [Layout::File, Layout::Packed] {
+            for fault in [Fault::Short(1), Fault::Short(5000), Fault::Errno(libc::EINTR)] {
+                let script = FaultScript::new(move |number, _| (number % 3 == 0).then(|| fault.clone()));
+                load(&model, &LoadOptions { layout, faults: Some(script), ..way.clone() }).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn errors_of_the_storage_name_file_tensor_and_offset() {
+    let Some(model) = Model::start() else { return };
+    for way in ways() {
+        // The first is the probe.
+        model.fixture.daemon.behave(Faults { error_every: 5, ..Faults::default() }).unwrap();
+        let error = load(&model, &way).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::EREMOTEIO), "{error:?}");
+        assert!(error.to_string().contains("a storage server failed"), "{error}");
+        let Error::Io { path, tensor: Some(_), range: Some(_), .. } = error else { panic!("{error:?}") };
+        assert_eq!(path, model.path);
+    }
+}
+
+/// Starts a load, waits for its first tensor, does `harm`, and returns the error that comes of it.
+fn harmed(model: &mut Model, way: &LoadOptions, harm: impl FnOnce(&mut Model)) -> Error {
+    let faults = Faults { delay: Duration::from_millis(5), ..Faults::default() };
+    model.fixture.daemon.behave(faults).unwrap();
+    let before = (Footprint::now(), shared_memory());
+    let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
+    let in_flight = Some(256 << 10);
+    let options = LoadOptions { chunk_bytes: 64 << 10, in_flight_bytes: in_flight, ..way.clone() };
+    let mut loading = checkpoint.start(&options).unwrap();
+    // The first has no bytes, and is complete at once.
+    for _ in 0..3 {
+        assert!(matches!(loading.next_within(PATIENCE).unwrap(), Arrival::Tensor(_)));
+    }
+    harm(model);
+    let since = Instant::now();
+    let error = loading.find_map(Result::err).expect("the load went on");
+    assert!(since.elapsed() < PATIENCE, "it took {:?} to say: {error}", since.elapsed());
+    drop((loading, checkpoint));
+    assert_nothing_left(&before.0);
+    assert_eq!(shared_memory(), before.1);
+    error
+}
+
+#[test]
+fn a_daemon_that_dies_ends_the_load_and_the_next_mount_serves() {
+    let Some(mut model) = Model::start() else { return };
+    for way in ways() {
+        let error = harmed(&mut model, &way, |model| model.fixture.daemon.kill().unwrap());
+        let Error::Io { path, source, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(*path, model.path);
+        // Whoever notices first: the ring, or the look at the file after a read.
+        let is_told = source.to_string().contains("daemon") || error.errno() == Some(libc::ENOTCONN);
+        assert!(is_told, "{error}");
+        model.fixture.start_again();
+        load(&model, &way).unwrap();
+    }
+}
+
+#[test]
+fn a_daemon_that_is_restarted_ends_the_load_and_serves_the_next() {
+    let Some(mut model) = Model::start() else { return };
+    for way in ways() {
+        let error = harmed(&mut model, &way, |model| model.fixture.daemon.restart().unwrap());
+        let Error::Io { path, tensor: Some(_), range: Some(_), source, .. } = &error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(*path, model.path);
+        assert!(source.to_string().contains("restarted"), "{error}");
+        load(&model, &way).unwrap();
+    }
+}
+
+#[test]
+fn a_checkpoint_outlives_a_restart_of_the_daemon() {
+    let Some(model) = Model::start() else { return };
+    let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
+    for way in ways() {
+        assert_is_file(&checkpoint.load(&way).unwrap(), &model.file);
+        model.fixture.daemon.restart().unwrap();
+        assert_is_file(&checkpoint.load(&way).unwrap(), &model.file);
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_short_is_said_to_be() {
+    let Some(mut model) = Model::start() else { return };
+    let whole = model.file.clone();
+    for way in ways() {
+        let error = harmed(&mut model, &way, |model| {
+            let file = fs::OpenOptions::new().write(true).open(model.fixture.behind("mixed.safetensors"));
+            file.unwrap().set_len(1 << 20).unwrap();
+        });
+        let Error::Truncated { path, tensor: Some(_), file_len, .. } = &error else { panic!("{error:?}") };
+        assert_eq!((path, *file_len), (&model.path, 1 << 20));
+        fs::write(model.fixture.behind("mixed.safetensors"), &whole).unwrap();
+    }
+}
+
+#[test]
+fn cancelling_does_not_wait_for_a_daemon_that_hangs() {
+    let Some(model) = Model::start() else { return };
+    for device in devices() {
+        for client in [UsrbioClient::Native, UsrbioClient::Vendor] {
+            model.fixture.daemon.behave(Faults::default()).unwrap();
+            let before = (Footprint::now(), shared_memory());
+            let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
+            let options = by(Route::Usrbio, client, device);
+            // Proves the mount while the daemon works.
+            drop(checkpoint.load(&options).unwrap());
+            model.fixture.daemon.behave(Faults { stall: true, ..Faults::default() }).unwrap();
+            let mut loading = checkpoint.start(&options).unwrap();
+            let since = Instant::now();
+            loading.cancel();
+            drop((loading, checkpoint));
+            assert!(since.elapsed() < PATIENCE / 2, "it took {:?}", since.elapsed());
+            assert_nothing_left(&before.0);
+            assert_eq!(shared_memory(), before.1);
+        }
+    }
+}
+
+#[test]
+fn an_error_of_one_ring_ends_those_that_wait_for_others() {
+    let Some(model) = Model::start() else { return };
+    let failed = Arc::new(AtomicBool::new(false));
+    for way in ways() {
+        let first = failed.clone();
+        first.store(false, Ordering::Relaxed);
+        let script = FaultScript::new(move |number, _| {
+            (number > 20 && !first.swap(true, Ordering::Relaxed)).then_some(Fault::Errno(libc::EIO))
+        });
+        let options = LoadOptions { rings: Some(4), faults: Some(script), ..way };
+        let error = load(&model, &options).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::EIO), "{error:?}");
+    }
+}

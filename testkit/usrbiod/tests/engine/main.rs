@@ -1,0 +1,73 @@
+//! The engine on a stand-in of 3FS: route `usrbio`, whole loads, both clients, host memory and a stand-in of a device.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+#[path = "../../../../crates/windlass/tests/common/mod.rs"]
+mod common;
+mod delivering;
+mod failing;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../mounted/fixture.rs"]
+mod fixture;
+mod refusing;
+
+use fixture::{Fixture, library_path};
+use std::{
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+use usrbiod::Options;
+use windlass::{DeviceId, LoadOptions, Loaded, Route, UsrbioClient};
+
+/// A mounted daemon with a model of every type, to oneself: footprints and the stand-in of a device are the process's.
+struct Model {
+    fixture: Fixture,
+    /// On the mount.
+    path: PathBuf,
+    file: Vec<u8>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Model {
+    /// `None`, and a line that says why, where FUSE cannot be used.
+    fn start() -> Option<Self> {
+        Self::start_with(&Options::default())
+    }
+
+    fn start_with(options: &Options) -> Option<Self> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        // Before anybody counts what is left of it.
+        let _ = common::devices();
+        let fixture = Fixture::start_with(options)?;
+        let (_, file) = common::mixed_model(&fixture.behind(""));
+        Some(Self { path: fixture.path("mixed.safetensors"), fixture, file, _turn: turn })
+    }
+
+    fn load(&self, options: &LoadOptions) -> windlass::Result<Loaded> {
+        windlass::load(&[&self.path], options)
+    }
+}
+
+fn by(route: Route, client: UsrbioClient, device: DeviceId) -> LoadOptions {
+    let directory = library_path().parent().unwrap().to_owned();
+    // A directory, so that the native client is chosen only where it is named.
+    LoadOptions {
+        route,
+        usrbio: client,
+        device,
+        usrbio_directories: vec![directory],
+        ..LoadOptions::default()
+    }
+}
+
+/// Every way through USRBIO: both clients, to host memory and to a device.
+fn ways() -> Vec<LoadOptions> {
+    let clients = [UsrbioClient::Native, UsrbioClient::Vendor];
+    let named = |device| clients.map(|client| by(Route::Usrbio, client, device));
+    let [host, device] = common::devices();
+    let mut ways: Vec<LoadOptions> = [host, device].into_iter().flat_map(named).collect();
+    ways.push(by(Route::Auto, UsrbioClient::Native, host));
+    ways.push(by(Route::Auto, UsrbioClient::Native, device));
+    ways.push(by(Route::Staged, UsrbioClient::Native, device));
+    ways
+}
