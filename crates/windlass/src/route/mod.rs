@@ -29,7 +29,7 @@ pub(crate) use threads::Pread;
 pub(crate) use threefs::OpenMount;
 pub use threefs::UsrbioClient;
 pub(crate) use uring::UringLane;
-pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, is_daemon_lost};
+pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 
 use crate::memory::{Slot, WriteRegion};
 use serde::{Deserialize, Serialize};
