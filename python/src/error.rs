@@ -21,7 +21,8 @@ impl<T> IntoPython<T> for serde_json::Result<T> {
     }
 }
 
-fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+/// The exception of an error.
+pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let fields = PyDict::new(py);
     let class = match error {
         Error::NotFound { path, .. } => {

@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 mod checkpoint;
+mod chunks;
 mod dlpack;
 mod error;
 mod key_values;
@@ -42,6 +43,8 @@ mod _native {
     use super::report::NativeReport;
     #[pymodule_export]
     use super::tensor::{Tensor, to_torch};
+    #[pymodule_export]
+    use super::chunks::{ChunkReader, mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
     #[pymodule_export]
     use super::{doctor, search_cufile_in, version};
 }

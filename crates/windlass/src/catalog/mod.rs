@@ -14,8 +14,8 @@ mod options;
 pub mod safetensors;
 
 pub use format::{FileFormat, FileHeader, FormatError};
-pub use open::FileIdentity;
-pub(crate) use open::OpenFile;
+pub use open::{FileIdentity, header_texts};
+pub(crate) use open::{OpenFile, open_error};
 pub use options::OpenOptions;
 
 use crate::{ByteRange, Dtype, Error, Result};

@@ -13,8 +13,6 @@ use std::path::PathBuf;
 
 /// Longest single read.
 const MAX_CHUNK_BYTES: u64 = 32 << 20;
-/// Most reads in flight.
-const MAX_IN_FLIGHT: usize = 1024;
 
 /// How to read. The default is right for almost everyone.
 #[derive(Clone, Debug)]
@@ -62,17 +60,23 @@ impl Default for ReaderOptions {
 }
 
 impl ReaderOptions {
+    /// Most reads in flight.
+    pub const MAX_IN_FLIGHT: usize = 1024;
+
     /// # Errors
     /// [`Error::InvalidOption`].
     pub(super) fn check(&self) -> Result<()> {
         let invalid =
             |option, value: String, reason: String| Err(Error::InvalidOption { option, value, reason });
-        if !matches!(self.route, Route::Auto | Route::IoUring | Route::Threads | Route::Cached | Route::Usrbio) {
+        if !matches!(
+            self.route,
+            Route::Auto | Route::IoUring | Route::Threads | Route::Cached | Route::Usrbio
+        ) {
             let reason = "batches are read by auto, io_uring, threads, cached or usrbio".into();
             return invalid("route", self.route.to_string(), reason);
         }
-        if self.in_flight == 0 || self.in_flight > MAX_IN_FLIGHT {
-            let reason = format!("it is between 1 and {MAX_IN_FLIGHT} reads");
+        if self.in_flight == 0 || self.in_flight > Self::MAX_IN_FLIGHT {
+            let reason = format!("it is between 1 and {} reads", Self::MAX_IN_FLIGHT);
             return invalid("in_flight", self.in_flight.to_string(), reason);
         }
         let chunk = self.chunk_bytes;

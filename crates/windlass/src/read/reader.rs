@@ -111,7 +111,8 @@ impl Reader {
                 borrowed.extend(ByteRange::at(start.pointer().addr().get() as u64, request.range.len()));
             }
             goes_to_device |= matches!(request.target.0, request::Place::Device(..));
-            let usable = self.make_usable(&request.file.0);
+            let needs_memory = !matches!(request.target.0, request::Place::Device(..));
+            let usable = self.make_usable(&request.file.0, needs_memory);
             match pieces::cut(request, shared.options.chunk_bytes, usable, |device| self.line(device)) {
                 Ok(Cut { state, pieces }) => {
                     reads.push(state);
@@ -171,20 +172,26 @@ impl Reader {
     }
 
     /// Opens a file for USRBIO, if that is the route; with the first one, the 3FS that it lies on.
-    fn make_usable(&self, source: &Arc<SourceFile>) -> Result<()> {
+    fn make_usable(&self, source: &Arc<SourceFile>, needs_host_memory: bool) -> Result<()> {
         if self.shared.options.route != Route::Usrbio {
             return Ok(());
         }
-        if let Some(path) = self.shared.usrbio.get() {
-            return path.add(source);
-        }
+        let path = match self.shared.usrbio.get() {
+            Some(path) => path,
+            None => self.open_usrbio(source)?,
+        };
+        path.add(source)?;
+        if needs_host_memory { path.make_host_slots(&self.shared.options) } else { Ok(()) }
+    }
+
+    /// Opens the 3FS that `source` lies on, and starts the threads of its rings.
+    fn open_usrbio(&self, source: &SourceFile) -> Result<&UsrbioPath> {
         let _opening = lock(&self.opening);
         if let Some(path) = self.shared.usrbio.get() {
-            return path.add(source);
+            return Ok(path);
         }
         let (path, lanes) = UsrbioPath::open(source, &self.shared.options)?;
         let path = self.shared.usrbio.get_or_init(|| path);
-        path.add(source)?;
         for lane in lanes {
             let started = self.spawn("windlass-3fs", |shared| {
                 Worker::run(shared, AnyLane::Usrbio(Box::new(lane)), Route::Usrbio);
@@ -194,7 +201,7 @@ impl Reader {
                 return Err(error);
             }
         }
-        Ok(())
+        Ok(path)
     }
 
     /// Starts the one thread of a ring, which must be made by whoever uses it.
@@ -234,7 +241,7 @@ impl Reader {
 impl Shared {
     /// Where reads land that are not made in place.
     pub(super) fn host_slots(&self) -> &Slots {
-        self.usrbio.get().map_or(&self.slots, UsrbioPath::host_slots)
+        self.usrbio.get().and_then(UsrbioPath::host_slots).unwrap_or(&self.slots)
     }
 
     /// Nothing comes from the 3FS any more, so nobody may wait for it.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{SourceFile, Unavailable, usrbio::Files};
+use crate::catalog::open_error;
 use serde::{Deserialize, Serialize};
 use std::{
     fmt, fs,
@@ -10,9 +11,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 use windlass_usrbio::{
-    Chosen, Client, Error, File, Iov, IovOptions, LibrarySearch, Mount, Preference, Priority, Ring,
-    RingOptions,
-    choose, extract_mount_point, proto,
+    Chosen, Client, Error, File, Iov, IovOptions, Library, LibrarySearch, Mount, Preference, Priority, Ring,
+    RingOptions, choose, extract_mount_point, proto,
 };
 
 /// Who speaks to the daemon of a 3FS.
@@ -168,6 +168,50 @@ impl OpenMount {
     }
 }
 
+/// Where the 3FS is mounted that `path` lies on.
+///
+/// # Errors
+/// [`Error::NotFound`](crate::Error::NotFound), or [`Error::RouteUnavailable`](crate::Error::RouteUnavailable) if it lies
+/// elsewhere.
+pub fn mount_point_of_3fs(path: &Path) -> crate::Result<PathBuf> {
+    fs::metadata(path).map_err(|error| open_error(path, error))?;
+    extract_mount_point(path).map_err(|error| refused(path, &error))
+}
+
+/// Where a 3FS is mounted that this process sees.
+pub fn mount_points_of_3fs() -> Vec<PathBuf> {
+    // Without /proc, none can be seen.
+    windlass_usrbio::mount_points().unwrap_or_default()
+}
+
+/// Whether route `usrbio` can read from the 3FS at `path`, a mount point or any directory or file there: that its daemon
+/// lives, and takes memory of this process. A first read proves more.
+///
+/// # Errors
+/// [`Error::NotFound`](crate::Error::NotFound), [`Error::RouteUnavailable`](crate::Error::RouteUnavailable).
+pub fn probe_3fs(path: &Path, client: UsrbioClient, directories: &[PathBuf]) -> crate::Result<()> {
+    let point = mount_point_of_3fs(path)?;
+    let probe = || {
+        let client = match client {
+            UsrbioClient::Vendor => {
+                let search = LibrarySearch { library: None, directories: directories.to_vec() };
+                Client::Vendor(Library::find(&search)?)
+            }
+            UsrbioClient::Auto | UsrbioClient::Native => Client::Native,
+        };
+        let mount = Mount::open(&point, client)?;
+        mount.check()?;
+        let len = rustix::param::page_size();
+        mount.create_iov(&IovOptions { len, ..IovOptions::default() }).map(drop)
+    };
+    probe().map_err(|error| refused(path, &error))
+}
+
+fn refused(path: &Path, error: &Error) -> crate::Error {
+    let (route, path) = (super::Route::Usrbio, path.to_owned());
+    crate::Error::RouteUnavailable { route, path, why: unavailable(error) }
+}
+
 impl Known {
     /// Opens the mount of `path`, with a probe unless its daemon and client have had one.
     fn open(&mut self, path: &Path, wanted: &Wanted) -> Result<(Mount, String), Error> {
@@ -198,7 +242,9 @@ fn unavailable(error: &Error) -> Unavailable {
     let fix = match error {
         Error::NotOn3fs { .. } => "choose route auto",
         Error::NoLibrary { .. } | Error::LibraryUnusable { .. } => "choose usrbio=native",
-        Error::ProbeFailed { .. } | Error::Protocol { .. } => "choose route threads, and look at the daemon's log",
+        Error::ProbeFailed { .. } | Error::Protocol { .. } => {
+            "choose route threads, and look at the daemon's log"
+        }
         _ => "",
     };
     Unavailable::new(error.to_string(), fix)

@@ -232,7 +232,10 @@ impl fmt::Display for Failed {
                 write!(f, "3FS says: {} ({hint})", io::Error::from_raw_os_error(*errno))
             }
             Error::ShortTransfer { len, got, .. } => {
-                write!(f, "3FS gave {got} of {len} bytes twice: the file has a hole there, or is being written")
+                write!(
+                    f,
+                    "3FS gave {got} of {len} bytes twice: the file has a hole there, or is being written"
+                )
             }
             error => error.fmt(f),
         }
