@@ -56,7 +56,7 @@ test-rust *arguments:
 
 # Build the Python package and run its tests.
 test-python *arguments:
-    cargo build --quiet --release --package fake-cuda
+    cargo build --quiet --release --package fake-cuda --package usrbiod
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
     '{{ bin }}/pytest' "$@"
 

@@ -21,7 +21,7 @@ pub enum Error {
         mount.display()
     )]
     DaemonDead {
-        /// The mount point.
+        /// The mount point, or a path on it.
         mount: PathBuf,
         /// How that was seen.
         reason: String,
@@ -193,8 +193,13 @@ pub enum Error {
 }
 
 impl Error {
+    /// What the system answered. Only FUSE says that it is not connected, and means the daemon.
     pub(crate) fn system(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
-        Self::System { action, path: path.to_owned(), source: Arc::new(source.into()) }
+        let (path, source) = (path.to_owned(), source.into());
+        match source.kind() {
+            io::ErrorKind::NotConnected => Self::DaemonDead { mount: path, reason: source.to_string() },
+            _ => Self::System { action, path, source: Arc::new(source) },
+        }
     }
 
     /// The number of the system's error behind this one, if there is one.

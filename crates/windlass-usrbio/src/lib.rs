@@ -98,6 +98,7 @@ pub mod parts {
     pub use crate::{
         native::RingClient,
         registration::{deregister, register},
+        semaphore::wait,
         shm::SharedMemory,
         vendor::abi,
     };

@@ -127,8 +127,14 @@ impl RingClient {
         Ok(Some(cqe))
     }
 
+    /// Where the parts of the ring lie.
+    #[must_use]
+    pub fn layout(&self) -> RingLayout {
+        self.layout
+    }
+
     /// Waits until the daemon has posted completions, or `limit` is over.
-    pub fn sleep(&self, limit: Duration) {
+    fn sleep(&self, limit: Duration) {
         // SAFETY: the semaphore is part of the ring, which `new` was promised stays mapped.
         unsafe { semaphore::wait(self.layout.semaphore(), limit) };
     }

@@ -180,13 +180,14 @@ impl RingLayout {
     /// The index after this one.
     #[must_use]
     pub fn next(&self, index: i32) -> i32 {
-        (index + 1) % self.slots
+        index.wrapping_add(1).rem_euclid(self.slots)
     }
 
-    /// How many entries lie from `tail` on up to `head`. Both must be indices.
+    /// How many entries lie from `tail` on up to `head`; some number below `slots` if they are no indices.
     #[must_use]
     pub fn distance(&self, head: i32, tail: i32) -> i32 {
-        (head - tail).rem_euclid(self.slots)
+        // In the ring's range again after the remainder.
+        (i64::from(head) - i64::from(tail)).rem_euclid(i64::from(self.slots)) as i32
     }
 
     /// `index` if it is one.

@@ -44,7 +44,6 @@ fn refusal(mount: &Path, name: &Path, link: &Path, error: io::Error) -> Error {
             Error::SharedMemoryNamespace { mount, name }
         }
         Some(libc::EROFS) => Error::ReadOnlyMount { mount },
-        Some(libc::ENOTCONN) => Error::DaemonDead { mount, reason: error.to_string() },
         _ => Error::system("register memory as", link, error),
     }
 }

@@ -68,7 +68,7 @@ impl Drop for SubmitSemaphore {
 ///
 /// # Safety
 /// `semaphore` must lie in mapped memory. What it holds does not matter.
-pub(crate) unsafe fn wait(semaphore: *mut libc::sem_t, limit: Duration) {
+pub unsafe fn wait(semaphore: *mut libc::sem_t, limit: Duration) {
     let until = absolute(limit);
     // SAFETY: the caller's promise. glibc treats the fields as numbers, whatever they are.
     let _ = unsafe { libc::sem_timedwait(semaphore, &raw const until) };

@@ -17,6 +17,7 @@ use windlass_usrbio::{
     parts::{
         RingClient,
         abi::{Cqe, Ior, Iov},
+        wait,
     },
     proto::{self, IoArgs, MAX_ENTRIES, ring_bytes},
 };
@@ -233,9 +234,9 @@ pub unsafe extern "C" fn hf3fs_wait_for_ios(
     // SAFETY: the caller's promise.
     let until = unsafe { until.as_ref() };
     let until = until.map(|until| Duration::new(until.tv_sec.max(0) as u64, until.tv_nsec.max(0) as u32));
-    let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
     let mut count = 0;
     loop {
+        let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
         let before = count;
         while count < most {
             match client.reap() {
@@ -257,7 +258,11 @@ pub unsafe extern "C" fn hf3fs_wait_for_ios(
         if count >= least.min(most) || until.is_some_and(|until| now >= until) {
             return count;
         }
-        client.sleep(JITTER);
+        let semaphore = client.layout().semaphore();
+        // Another thread may append meanwhile.
+        drop(client);
+        // SAFETY: the ring stays mapped as long as the caller's struct.
+        unsafe { wait(semaphore, JITTER) };
     }
 }
 

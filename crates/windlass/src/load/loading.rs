@@ -151,7 +151,7 @@ impl Loading {
         let inline = plan.read_bytes() <= INLINE_BYTES && !options.route.is_cufile();
         let mut refused = Vec::new();
         let shared = Shared::find(&plan, sources, options, inline, &mut refused)?;
-        let whole = shared.as_ref().map_or(options.chunk_bytes, |own| own.chunk_bytes(options.chunk_bytes));
+        let whole = shared.as_ref().map_or(options.chunk_bytes, |own| own.chunk_bytes(options));
         if whole != options.chunk_bytes && !inline {
             plan_options.chunk_bytes = whole;
             plan = Plan::new(&catalog, &requests, &plan_options)?;
@@ -406,6 +406,9 @@ impl Loading {
         if let (Some(device), Some(delivery)) = (&mut report.device, self.job.delivery()) {
             device.scratch_bytes = delivery.scratch_bytes();
             device.slot_wait_seconds = self.job.slots.waited().as_secs_f64();
+            if let Some(path) = &self.job.usrbio {
+                device.slot_wait_seconds += path.slots.waited().as_secs_f64();
+            }
             if let Some(path) = &self.job.direct_path {
                 device.scratch_bytes += path.landing_bytes();
                 device.slot_wait_seconds += path.slots.waited().as_secs_f64();

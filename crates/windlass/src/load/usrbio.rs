@@ -3,10 +3,10 @@
 
 use super::{DirectIo, LoadOptions, job::Place};
 use crate::{
-    DeviceId, Error, Result, memory,
+    Alignment, Error, Result, memory,
     memory::{SlotKind, Slots},
     parallel::lock,
-    plan::{Extent, Plan},
+    plan::{Extent, Plan, PlanOptions},
     report::Refusal,
     route::{OpenMount, Route, SourceFile, Unavailable, UsrbioClient, UsrbioFiles, UsrbioLane, host_rings},
 };
@@ -81,13 +81,14 @@ impl Shared {
             return Ok(None);
         }
         let first = &sources[first];
-        let mount = match OpenMount::of(first.device(), first.path(), options.usrbio, &options.usrbio_directories) {
-            Ok(mount) => mount,
-            Err(why) => {
-                refuse(Some(first), why)?;
-                return Ok(None);
-            }
-        };
+        let mount =
+            match OpenMount::of(first.device(), first.path(), options.usrbio, &options.usrbio_directories) {
+                Ok(mount) => mount,
+                Err(why) => {
+                    refuse(Some(first), why)?;
+                    return Ok(None);
+                }
+            };
         let (files, mut takes) = (UsrbioFiles::default(), vec![false; sources.len()]);
         let mut file_chunk_bytes = 0;
         for position in on_3fs {
@@ -110,16 +111,20 @@ impl Shared {
         Ok(takes.contains(&true).then(|| Self { mount, path, files, takes, file_chunk_bytes }))
     }
 
-    /// The length of reads that take whole chunks of the files, where `chunk_bytes` is less than one or does not divide
-    /// into them.
-    pub(super) fn chunk_bytes(&self, chunk_bytes: u64) -> u64 {
-        let whole = chunk_bytes.checked_next_multiple_of(self.file_chunk_bytes).unwrap_or(chunk_bytes);
-        if self.file_chunk_bytes > chunk_bytes && whole <= MAX_CHUNK_BYTES { whole } else { chunk_bytes }
+    /// The length of reads: that of the options, made to take whole chunks of the files unless the caller chose it.
+    pub(super) fn chunk_bytes(&self, options: &LoadOptions) -> u64 {
+        let by_default = PlanOptions::default().chunk_bytes;
+        let whole = by_default.checked_next_multiple_of(self.file_chunk_bytes);
+        match whole.filter(|&whole| whole <= MAX_CHUNK_BYTES && Alignment::BLOCK.divides(whole)) {
+            Some(whole) if options.chunk_bytes == by_default => whole,
+            _ => options.chunk_bytes,
+        }
     }
 
     /// What a report says of it.
     pub(super) fn note(&self) -> String {
-        let (point, client, reason) = (self.mount.point().display(), self.mount.client(), self.mount.reason());
+        let (point, client, reason) =
+            (self.mount.point().display(), self.mount.client(), self.mount.reason());
         format!("usrbio on {point} by the {client} client: {reason}")
     }
 
@@ -164,7 +169,7 @@ impl UsrbioPath {
         let page = rustix::param::page_size() as u64;
         let slot_bytes = longest.checked_next_multiple_of(page).unwrap_or(longest).max(page);
         let in_flight = options.in_flight_bytes.unwrap_or(IN_FLIGHT_BYTES).div_ceil(slot_bytes);
-        let rings = if place.is_inline { 1 } else { rings(options) };
+        let rings = if place.is_inline { 1 } else { rings(options, place) };
         // Beside the reads in flight: to a device as many whose copies are under way, else one that each thread copies.
         let copied = if place.device.is_some() { in_flight } else { rings as u64 };
         let budget = match (place.device, options.memory_budget_bytes) {
@@ -219,9 +224,6 @@ impl UsrbioPath {
 }
 
 /// Rings, and threads that use them. To a device one starts all copies; to host memory each copies by itself.
-fn rings(options: &LoadOptions) -> usize {
-    options.rings.unwrap_or_else(|| match options.device {
-        DeviceId::Cuda(_) => 1,
-        DeviceId::Cpu => host_rings(),
-    })
+fn rings(options: &LoadOptions, place: &Place<'_>) -> usize {
+    options.rings.unwrap_or_else(|| if place.device.is_some() { 1 } else { host_rings() })
 }

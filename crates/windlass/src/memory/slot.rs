@@ -129,7 +129,8 @@ impl Slots {
             part.map(|part| Mutex::new(Some(part)))
         };
         let parts: Option<_> = (0..count).map(part).collect();
-        let parts = parts.ok_or_else(|| Error::Internal("shared memory is too short for its slots".into()))?;
+        let parts =
+            parts.ok_or_else(|| Error::Internal("shared memory is too short for its slots".into()))?;
         let pins = if device.is_some() { count } else { 0 };
         Ok(SlotMemory::Host {
             pins: (0..pins).map(|_| OnceLock::new()).collect(),

@@ -143,7 +143,13 @@ impl OpenMount {
         }
         // Through the first descriptor rather than the path: the same file for certain.
         let link = format!("/proc/self/fd/{}", source.buffered_file().as_raw_fd());
-        self.mount.open_file(Path::new(&link)).map_err(|error| unavailable(&error))
+        self.mount.open_file(Path::new(&link)).map_err(|error| match error {
+            // The path would be that of the link.
+            Error::System { action, source, .. } => {
+                Unavailable::new(format!("3FS refused to {action}: {source}"), "")
+            }
+            error => unavailable(&error),
+        })
     }
 
     /// Memory that the daemon can write to, near a NUMA node.

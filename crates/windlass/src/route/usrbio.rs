@@ -237,6 +237,7 @@ impl fmt::Display for Failed {
                     "3FS gave {got} of {len} bytes twice: the file has a hole there, or is being written"
                 )
             }
+            Error::System { action, source, .. } => write!(f, "cannot {action} it: {source}"),
             error => error.fmt(f),
         }
     }

@@ -54,8 +54,25 @@ fn one_file_elsewhere_among_those_on_a_3fs_is_named() {
     assert_eq!(unavailable(windlass::load(&[&model.path, &path], &options)).0, path);
 }
 
+/// Runs a test again in a process that has not met the vendor's library. `true` in that process.
+fn is_without_library(test: &str) -> bool {
+    const MARK: &str = "ENGINE_TEST_WITHOUT_LIBRARY";
+    if std::env::var_os(MARK).is_some() {
+        return true;
+    }
+    let program = std::env::current_exe().unwrap();
+    let mut command = std::process::Command::new(program);
+    command.args(["--exact", test, "--nocapture"]).env(MARK, "1");
+    let status = command.env_remove("LD_LIBRARY_PATH").env_remove("HF3FS_LIB_DIR").status().unwrap();
+    assert!(status.success(), "{status}");
+    false
+}
+
 #[test]
 fn auto_says_which_client_reads_and_why_the_other_does_not() {
+    if !is_without_library("refusing::auto_says_which_client_reads_and_why_the_other_does_not") {
+        return;
+    }
     let Some(model) = Model::start() else { return };
     let without = LoadOptions { usrbio_directories: Vec::new(), ..by(Route::Auto, UsrbioClient::Auto, HOST) };
     let loaded = model.load(&without).unwrap();
@@ -71,10 +88,8 @@ fn auto_says_which_client_reads_and_why_the_other_does_not() {
     assert!(reason.contains("HF3FS_LIB_DIR"), "{reason}");
 
     let directory = library_path().parent().unwrap().to_owned();
-    let with = LoadOptions {
-        usrbio_directories: vec![directory],
-        ..by(Route::Auto, UsrbioClient::Auto, HOST)
-    };
+    let with =
+        LoadOptions { usrbio_directories: vec![directory], ..by(Route::Auto, UsrbioClient::Auto, HOST) };
     let loaded = model.load(&with).unwrap();
     let report = loaded.report();
     assert!(report.notes.iter().any(|note| note.contains("by the vendor client")), "{:?}", report.notes);
@@ -129,6 +144,9 @@ fn what_is_asked_of_auto_may_rule_usrbio_out() {
 
 #[test]
 fn doctor_says_whether_usrbio_works_on_a_path() {
+    if !is_without_library("refusing::doctor_says_whether_usrbio_works_on_a_path") {
+        return;
+    }
     let Some(model) = Model::start() else { return };
     let finding = || {
         let checks = windlass::doctor::examine(&[&model.path]);

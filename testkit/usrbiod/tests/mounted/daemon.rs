@@ -3,7 +3,7 @@
 use crate::fixture::{Fixture, PATIENCE, Session, clients, eventually, fails_within};
 use std::time::Duration;
 use usrbiod::Faults;
-use windlass_usrbio::{Error, IovOptions, RingOptions};
+use windlass_usrbio::{Client, Error, IovOptions, Mount, RingOptions};
 
 const STALL: Faults = Faults {
     stall: true,
@@ -20,7 +20,7 @@ const STALL: Faults = Faults {
 };
 
 /// One read is under way, and does not end.
-fn reading(fixture: &Fixture, client: windlass_usrbio::Client, options: &RingOptions) -> Session {
+fn reading(fixture: &Fixture, client: Client, options: &RingOptions) -> Session {
     let path = fixture.write("file", 100_000);
     let mut session = Session::with(fixture.mount(client), 1, 4096, options);
     let file = session.mount.open_file(&path).unwrap();
@@ -44,6 +44,11 @@ fn a_daemon_that_is_killed_is_dead_within_a_second() {
         assert!(matches!(session.mount.check(), Err(Error::DaemonDead { .. })));
         let options = IovOptions { len: 4096, ..IovOptions::default() };
         let error = fails_within(Duration::from_secs(1), || session.mount.create_iov(&options));
+        assert!(matches!(error, Error::DaemonDead { .. }), "{error}");
+        let error = fails_within(Duration::from_secs(1), || session.mount.open_file(&fixture.path("other")));
+        assert!(matches!(error, Error::DaemonDead { .. }), "{error}");
+        let error =
+            fails_within(Duration::from_secs(1), || Mount::open(&fixture.path("file"), Client::Native));
         assert!(matches!(error, Error::DaemonDead { .. }), "{error}");
     }
 }

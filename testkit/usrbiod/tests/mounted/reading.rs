@@ -21,10 +21,7 @@ fn every_byte_of_a_file_beyond_2_gib_is_right_at_odd_offsets() {
     for client in clients() {
         let mut session = Session::new(fixture.mount(client), 4, 8 * MIB + 1);
         const PIECE: u64 = 8 * MIB as u64 + 1;
-        let ranges = (0..LEN.div_ceil(PIECE))
-            .map(|n| (n * PIECE, PIECE.min(LEN - n * PIECE) as usize))
-            // All bytes of the islands' neighbourhoods twice, the rest of the hole once in three.
-            .filter(|(offset, _)| offset / PIECE % 3 == 0 || *offset > (1 << 31) - 3 * PIECE);
+        let ranges = (0..LEN.div_ceil(PIECE)).map(|n| (n * PIECE, PIECE.min(LEN - n * PIECE) as usize));
         session.compare(&fixture.path("large"), &fixture.behind("large"), ranges);
     }
 }
@@ -65,9 +62,10 @@ fn a_ring_goes_round_many_times() {
 fn a_read_that_comes_short_goes_on_from_there() {
     let Some(fixture) = Fixture::start() else { return };
     let path = fixture.write("file", 3 * MIB);
-    fixture.daemon.behave(Faults { short_every: 3, ..Faults::default() }).unwrap();
+    // One at a time, so that what goes on is never what comes short.
+    fixture.daemon.behave(Faults { short_every: 2, ..Faults::default() }).unwrap();
     for client in clients() {
-        let mut session = Session::new(fixture.mount(client), 4, MIB);
+        let mut session = Session::new(fixture.mount(client), 1, MIB);
         session.compare(&path, &fixture.behind("file"), (0..30u64).map(|n| (n * 100_003, 70_001)));
     }
 }

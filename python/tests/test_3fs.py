@@ -1,0 +1,102 @@
+"""Loading from a stand-in of 3FS by USRBIO, past the kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import windlass
+from windlass.errors import OptionError, RouteUnavailableError, StorageError
+
+DAEMON = Path(__file__).parents[2] / "target" / "release" / "usrbiod"
+
+
+class Daemon:
+    """A mounted daemon, and the directory that it serves."""
+
+    def __init__(self, root: Path, mount: Path) -> None:
+        self.mount = mount
+        self.root = root
+        self._process = subprocess.Popen(
+            [DAEMON, root, mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._commands, self._answers = self._process.stdin, self._process.stdout
+        if self._answers.readline().strip() != "ready":
+            self.close()
+            pytest.skip("nothing can be mounted here")
+
+    def behave(self, *faults: str) -> None:
+        """Sets the daemon's faults."""
+        self._commands.write(" ".join(["behave", *faults]) + "\n")
+        self._commands.flush()
+        answer = self._answers.readline()
+        assert answer.startswith("ok"), answer
+
+    def close(self) -> None:
+        """Lets the daemon end, which unmounts."""
+        self._commands.close()
+        self._process.wait()
+        self._answers.close()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("/dev/fuse cannot be used here")
+    if not DAEMON.exists():
+        pytest.skip("the stand-in was not built: cargo build --release --package usrbiod")
+    root, mount = tmp_path / "root", tmp_path / "mount"
+    root.mkdir()
+    mount.mkdir()
+    daemon = Daemon(root, mount)
+    yield daemon
+    daemon.close()
+
+
+@pytest.fixture
+def tensors(daemon: Daemon) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(7)
+    tensors = {f"layer.{i}": generator.random((512, 1024), np.float32) for i in range(6)}
+    safetensors.numpy.save_file(tensors, daemon.root / "model.safetensors")
+    return tensors
+
+
+@pytest.mark.parametrize("route", ["usrbio", "auto"])
+@pytest.mark.parametrize("client", ["native", None])
+def test_a_file_on_a_3fs_arrives_by_usrbio(daemon: Daemon, tensors, route, client) -> None:
+    path = daemon.mount / "model.safetensors"
+    loaded = windlass.load_file(path, framework="numpy", route=route, usrbio=client)
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(loaded[name], tensor)
+    assert {carrier.route for carrier in loaded.report.carriers} == {"usrbio"}
+    assert any("native client" in note for note in loaded.report.notes)
+
+
+def test_a_file_elsewhere_cannot_take_the_route(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"a": np.zeros(3)}, path)
+    with pytest.raises(RouteUnavailableError, match="not on a 3FS") as caught:
+        windlass.load_file(path, framework="numpy", route="usrbio")
+    assert caught.value.path == path
+    with pytest.raises(OptionError, match="usrbio cannot be 'mine': it is one of auto, native, vendor"):
+        windlass.load_file(path, framework="numpy", usrbio="mine")
+
+
+def test_an_error_of_the_storage_has_its_number_and_its_place(daemon: Daemon, tensors) -> None:
+    path = daemon.mount / "model.safetensors"
+    # The first read is the probe.
+    daemon.behave("error_every=3")
+    with pytest.raises(StorageError, match="a storage server failed") as caught:
+        windlass.load_file(path, framework="numpy", route="usrbio", usrbio="native", chunk="64KiB")
+    assert caught.value.errno == 121
+    assert caught.value.path == path
+    assert caught.value.tensor in tensors
+    assert caught.value.offset is not None
