@@ -15,7 +15,7 @@ class FileReaderInterface(ABC):
     """Reads parts of files, by their paths, to addresses. Files that were read stay open until `close`."""
 
     @abstractmethod
-    def read_chunked(
+    def read_chunked(  # noqa: PLR0917
         self,
         path: str,
         dev_ptr: int,

@@ -47,7 +47,7 @@ class _Reader(FileReaderInterface):
         """Whether this file is open."""
         return self._native.has_file(path)
 
-    def read_chunked(
+    def read_chunked(  # noqa: PLR0917
         self,
         path: str,
         dev_ptr: int,
