@@ -6,6 +6,7 @@
 
 mod bytes;
 mod checkpoint;
+mod chunks;
 mod dlpack;
 mod error;
 mod filling;
@@ -51,6 +52,8 @@ mod _native {
     use super::save::{save_bytes, save_file, save_sharded};
     #[pymodule_export]
     use super::tensor::{Tensor, to_torch};
+    #[pymodule_export]
+    use super::chunks::{ChunkReader, mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
     #[pymodule_export]
     use super::{doctor, search_cufile_in, version};
 }

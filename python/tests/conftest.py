@@ -59,6 +59,39 @@ def write_model(
     return path
 
 
+DAEMON = STAND_IN.with_name("usrbiod")
+
+
+class Daemon:
+    """A mounted stand-in of the daemon of 3FS, and the directory that it serves: see testkit/usrbiod."""
+
+    def __init__(self, root: Path, mount: Path) -> None:
+        self.mount = mount
+        self.root = root
+        self._process = subprocess.Popen(
+            [DAEMON, root, mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._commands, self._answers = self._process.stdin, self._process.stdout
+        if self._answers.readline().strip() != "ready":
+            self.close()
+            pytest.skip("nothing can be mounted here")
+
+    def behave(self, *faults: str) -> None:
+        """Sets the daemon's faults."""
+        self._commands.write(" ".join(["behave", *faults]) + "\n")
+        self._commands.flush()
+        answer = self._answers.readline()
+        assert answer.startswith("ok"), answer
+
+    def close(self) -> None:
+        """Lets the daemon end, which unmounts."""
+        self._commands.close()
+        self._process.wait()
+        self._answers.close()
+
+
 class StandIn:
     """The stand-in driver of this process, and its controls: see testkit/fake-cuda."""
 
@@ -84,6 +117,20 @@ def stand_in() -> Iterator[StandIn]:
     driver.library.fake_cuda_reset()
     gc.collect()
     assert driver.count("device_bytes") == driver.count("pinned_bytes") == driver.count("streams") == 0
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("/dev/fuse cannot be used here")
+    if not DAEMON.exists():
+        pytest.skip("the stand-in was not built: cargo build --release --package usrbiod")
+    root, mount = tmp_path / "root", tmp_path / "mount"
+    root.mkdir()
+    mount.mkdir()
+    daemon = Daemon(root, mount)
+    yield daemon
+    daemon.close()
 
 
 @pytest.fixture

@@ -2,62 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 import windlass
+from conftest import Daemon
 from windlass.errors import OptionError, RouteUnavailableError, StorageError
-
-DAEMON = Path(__file__).parents[2] / "target" / "release" / "usrbiod"
-
-
-class Daemon:
-    """A mounted daemon, and the directory that it serves."""
-
-    def __init__(self, root: Path, mount: Path) -> None:
-        self.mount = mount
-        self.root = root
-        self._process = subprocess.Popen(
-            [DAEMON, root, mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._commands, self._answers = self._process.stdin, self._process.stdout
-        if self._answers.readline().strip() != "ready":
-            self.close()
-            pytest.skip("nothing can be mounted here")
-
-    def behave(self, *faults: str) -> None:
-        """Sets the daemon's faults."""
-        self._commands.write(" ".join(["behave", *faults]) + "\n")
-        self._commands.flush()
-        answer = self._answers.readline()
-        assert answer.startswith("ok"), answer
-
-    def close(self) -> None:
-        """Lets the daemon end, which unmounts."""
-        self._commands.close()
-        self._process.wait()
-        self._answers.close()
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("/dev/fuse cannot be used here")
-    if not DAEMON.exists():
-        pytest.skip("the stand-in was not built: cargo build --release --package usrbiod")
-    root, mount = tmp_path / "root", tmp_path / "mount"
-    root.mkdir()
-    mount.mkdir()
-    daemon = Daemon(root, mount)
-    yield daemon
-    daemon.close()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from typing import Any, final
 __all__ = [
     "Array",
     "Checkpoint",
+    "ChunkReader",
     "Filling",
     "Loading",
     "MemoryPool",
@@ -13,6 +14,9 @@ __all__ = [
     "check_options",
     "doctor",
     "load_bytes",
+    "mount_point_of_3fs",
+    "mount_points_of_3fs",
+    "probe_3fs",
     "save_bytes",
     "save_file",
     "save_sharded",
@@ -133,3 +137,29 @@ def to_torch(
     views: dict[str, Any],
     into: dict[str, Any],
 ) -> None: ...
+
+@final
+class ChunkReader:
+    def __new__(
+        cls,
+        mount_point: str | PathLike[str] | None,
+        entries: int,
+        buffer_size: int,
+        client: str,
+        directories: list[str],
+    ) -> ChunkReader: ...
+    def read(
+        self,
+        path: str | PathLike[str],
+        dev_ptr: int,
+        file_offset: int,
+        total_length: int,
+        chunk_size: int,
+    ) -> int: ...
+    def header_texts(self, paths: list[str], num_threads: int) -> list[tuple[str, int, int]]: ...
+    def has_file(self, path: str | PathLike[str]) -> bool: ...
+    def close(self) -> None: ...
+
+def mount_point_of_3fs(path: str | PathLike[str]) -> PathLike[str]: ...
+def mount_points_of_3fs() -> list[PathLike[str]]: ...
+def probe_3fs(path: str | PathLike[str], client: str, directories: list[str]) -> None: ...

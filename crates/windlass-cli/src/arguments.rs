@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use crate::bench::Bench;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use windlass::{Checkpoint, catalog::OpenOptions};
@@ -40,6 +41,12 @@ pub(crate) enum Command {
     Warm(Warm),
     /// Examine this machine: what loads can use, what is missing, how to fix it
     Doctor(Doctor),
+    /// Measure this machine's storage as windlass reads it
+    Bench {
+        /// What to measure
+        #[command(subcommand)]
+        what: Bench,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell

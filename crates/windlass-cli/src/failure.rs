@@ -1,6 +1,7 @@
 //! Errors as people and scripts see them: a sentence on standard error, and an exit code.
 
 use crate::output;
+use serde::{Deserialize, Serialize};
 use std::{
     io::{self, Write},
     process::ExitCode,
@@ -16,8 +17,29 @@ pub(crate) enum Failure {
     Different(Vec<String>),
     /// Something on this machine keeps loads from working; the details are printed already.
     Broken,
+    /// A process of this command's has failed.
+    Told(Told),
     /// Standard output could not be written.
     Output(io::Error),
+}
+
+/// An error that another process has had.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Told {
+    pub(crate) message: String,
+    pub(crate) exit_code: u8,
+}
+
+impl From<&Error> for Told {
+    fn from(error: &Error) -> Self {
+        Self { message: error.to_string(), exit_code: exit_code(error) }
+    }
+}
+
+impl From<Error> for Told {
+    fn from(error: Error) -> Self {
+        Self::from(&error)
+    }
 }
 
 impl From<Error> for Failure {
@@ -39,6 +61,7 @@ impl Failure {
             Self::Output(error) => (vec![format!("cannot write the output: {error}")], 5),
             Self::Different(lines) => (lines, 4),
             Self::Broken => (vec!["loads cannot work here; see above".into()], 1),
+            Self::Told(Told { message, exit_code }) => (vec![message], exit_code),
             Self::Windlass(error) => {
                 let code = exit_code(&error);
                 (vec![error.to_string()], code)

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod bench;
 mod doctor;
 mod failure;
 mod inspect;
@@ -36,6 +37,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Load(arguments) => load::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Warm(arguments) => warm::run(&arguments),
+        Command::Bench { what } => bench::run(&what),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();

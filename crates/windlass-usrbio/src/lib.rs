@@ -88,7 +88,7 @@ pub use file::{File, is_3fs, protocol_version};
 pub use iov::{Iov, IovOptions, IovSlot};
 pub use key::{Direction, Key, NotAKey, Priority, RingKey};
 pub use mount::{Client, Mount};
-pub use mountinfo::extract_mount_point;
+pub use mountinfo::{extract_mount_point, mount_points};
 pub use ring::{Completion, Refused, Ring, RingOptions, Transfer};
 pub use vendor::{Library, LibrarySearch};
 

@@ -19,12 +19,18 @@ const VIRTUAL: &str = "3fs-virt";
 /// [`Error::System`] if there is no such path, [`Error::NotOn3fs`] if it lies elsewhere.
 pub fn extract_mount_point(path: &Path) -> Result<PathBuf> {
     let real = fs::canonicalize(path).map_err(|error| Error::system("resolve the path", path, error))?;
-    let text =
-        fs::read(MOUNTINFO).map_err(|error| Error::system("list the mounts", Path::new(MOUNTINFO), error))?;
-    let mounts = Mounts::parse(&text);
+    let mounts = Mounts::read()?;
     mounts
         .point_of(&real, |directory| directory.is_dir())
         .ok_or_else(|| Error::NotOn3fs { path: path.to_owned(), seen: mounts.points_of_3fs() })
+}
+
+/// Where a 3FS is mounted that this process sees.
+///
+/// # Errors
+/// [`Error::System`] if the mounts cannot be listed.
+pub fn mount_points() -> Result<Vec<PathBuf>> {
+    Ok(Mounts::read()?.points_of_3fs())
 }
 
 struct Mounts(Vec<MountEntry>);
@@ -37,6 +43,12 @@ struct MountEntry {
 }
 
 impl Mounts {
+    fn read() -> Result<Self> {
+        let text = fs::read(MOUNTINFO)
+            .map_err(|error| Error::system("list the mounts", Path::new(MOUNTINFO), error))?;
+        Ok(Self::parse(&text))
+    }
+
     fn parse(text: &[u8]) -> Self {
         Self(text.split(|&byte| byte == b'\n').filter_map(parse_line).collect())
     }

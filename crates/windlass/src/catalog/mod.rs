@@ -15,8 +15,8 @@ pub mod safetensors;
 pub(crate) mod shard_name;
 
 pub use format::{FileFormat, FileHeader, FormatError};
-pub use open::FileIdentity;
-pub(crate) use open::{OpenFile, header_of_bytes};
+pub use open::{FileIdentity, header_texts};
+pub(crate) use open::{OpenFile, header_of_bytes, open_error};
 pub use options::OpenOptions;
 
 use crate::{ByteRange, Dtype, Error, Result};

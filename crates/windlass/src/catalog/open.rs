@@ -154,6 +154,26 @@ pub(super) fn read_headers(paths: &[PathBuf], options: &OpenOptions) -> Result<V
     parallel::map(paths, PARALLEL_HEADERS, |path| read_header(path, options)).into_iter().collect()
 }
 
+/// The headers of safetensors files as the text that they are, not parsed, and the files' lengths. On up to `threads`
+/// threads; answers in the order of the paths.
+///
+/// # Errors
+/// [`Error::NotFound`], [`Error::Io`], [`Error::Changed`], and [`Error::InvalidFile`] if the header's length is impossible
+/// or it is no text.
+pub fn header_texts(paths: &[PathBuf], threads: usize) -> Result<Vec<(String, u64)>> {
+    let read = |path: &PathBuf| {
+        let open_file = OpenFile::open(path)?;
+        let text = read_safetensors_text(&open_file);
+        open_file.check_unchanged(ByteRange::default(), |_| None)?;
+        let text = String::from_utf8(text?).map_err(|error| {
+            let offset = LENGTH_PREFIX_BYTES + error.utf8_error().valid_up_to() as u64;
+            invalid(path, HeaderError::NotUtf8 { offset })
+        })?;
+        Ok((text, open_file.identity.len()))
+    };
+    parallel::map(paths, threads, read).into_iter().collect()
+}
+
 /// The files that were `found`, with all others of those that are part of a split model, in order. `split_models` are
 /// the first files of those that are complete already: any other file of them is not wanted again.
 pub(super) fn with_siblings(
@@ -276,7 +296,12 @@ fn is_gguf(open_file: &OpenFile, options: &OpenOptions) -> Result<bool> {
 }
 
 fn read_safetensors(open_file: &OpenFile) -> Result<Header> {
-    safetensors_header(open_file, open_file.identity.len(), &open_file.path, |range, source| {
+    let text = read_safetensors_text(open_file)?;
+    Header::parse(&text, open_file.identity.len()).map_err(|problem| invalid(&open_file.path, problem))
+}
+
+fn read_safetensors_text(open_file: &OpenFile) -> Result<Vec<u8>> {
+    safetensors_text(open_file, open_file.identity.len(), &open_file.path, |range, source| {
         open_file.read_error(range, source)
     })
 }
@@ -297,15 +322,18 @@ pub(crate) fn header_of_bytes(data: &[u8], path: &Path, options: &OpenOptions) -
         });
         return parsed.map(FileHeader::from);
     }
-    safetensors_header(&data, data.len() as u64, path, unreadable).map(FileHeader::from)
+    let file_len = data.len() as u64;
+    let text = safetensors_text(&data, file_len, path, unreadable)?;
+    let header = Header::parse(&text, file_len).map_err(|problem| invalid(path, problem))?;
+    Ok(FileHeader::from(header))
 }
 
-fn safetensors_header(
+fn safetensors_text(
     source: &impl ByteSource,
     file_len: u64,
     path: &Path,
     read_error: impl Fn(ByteRange, io::Error) -> Error,
-) -> Result<Header> {
+) -> Result<Vec<u8>> {
     let read_exactly = |buffer: &mut [u8], offset| {
         let range = ByteRange::at(offset, buffer.len() as u64).unwrap_or_default();
         source.read_exact_at(buffer, offset).map_err(|source| read_error(range, source))
@@ -329,7 +357,7 @@ fn safetensors_header(
     let mut text =
         vec![0; usize::try_from(header_len).map_err(|_| invalid(HeaderError::TooLarge { header_len }))?];
     read_exactly(&mut text, LENGTH_PREFIX_BYTES)?;
-    Header::parse(&text, file_len).map_err(invalid)
+    Ok(text)
 }
 
 fn invalid(path: &Path, problem: impl Into<FormatError>) -> Error {

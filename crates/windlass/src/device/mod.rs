@@ -9,7 +9,7 @@ pub(crate) mod cuda;
 pub use cuda::{
     Device, DeviceInfo, DriverError,
     cufile::{DirectBuffer, DirectFile, search_cufile_in},
-    devices, driver_version,
+    device_of, devices, driver_version,
 };
 pub(crate) use cuda::{
     copies::{CopyQueue, Source},

@@ -403,6 +403,8 @@ fn reader_options(options: &LoadOptions, has_device: bool) -> Result<ReaderOptio
         chunk_bytes,
         memory_budget_bytes: defaults.memory_budget_bytes.min(budget),
         huge_pages: options.huge_pages != HugePages::Never,
+        usrbio: options.usrbio,
+        usrbio_directories: options.usrbio_directories.clone(),
         #[cfg(feature = "fault-injection")]
         faults: options.faults.clone(),
     })

@@ -5,10 +5,10 @@ use super::{DirectIo, LoadOptions, job::Place};
 use crate::{
     Alignment, Error, Result, memory,
     memory::{SlotKind, Slots},
-    parallel::{self, lock},
+    parallel::lock,
     plan::{Extent, Plan, PlanOptions},
     report::Refusal,
-    route::{OpenMount, Route, SourceFile, Unavailable, UsrbioClient, UsrbioFiles, UsrbioLane},
+    route::{OpenMount, Route, SourceFile, Unavailable, UsrbioClient, UsrbioFiles, UsrbioLane, host_rings},
 };
 use std::{
     path::PathBuf,
@@ -89,14 +89,13 @@ impl Shared {
                     return Ok(None);
                 }
             };
-        let (mut files, mut takes) = (UsrbioFiles::new(), vec![false; sources.len()]);
+        let (files, mut takes) = (UsrbioFiles::default(), vec![false; sources.len()]);
         let mut file_chunk_bytes = 0;
         for position in on_3fs {
             let source = &sources[position];
-            match mount.file(source) {
-                Ok(file) => {
+            match files.add(source, || mount.file(source)) {
+                Ok(()) => {
                     source.keep_mount(&mount);
-                    files.insert(source.inode(), file);
                     takes[position] = true;
                     file_chunk_bytes = file_chunk_bytes.max(source.preferred_bytes());
                 }
@@ -226,10 +225,5 @@ impl UsrbioPath {
 
 /// Rings, and threads that use them. To a device one starts all copies; to host memory each copies by itself.
 fn rings(options: &LoadOptions, place: &Place<'_>) -> usize {
-    let by_default = match (place.device, parallel::cores()) {
-        (Some(_), _) => 1,
-        (None, 8..) => 4,
-        (None, cores) => cores.min(2),
-    };
-    options.rings.unwrap_or(by_default)
+    options.rings.unwrap_or_else(|| if place.device.is_some() { 1 } else { host_rings() })
 }

@@ -1,7 +1,7 @@
 //! On to a device: pinned slots, copies that are queued as reads end, and a thread that waits for them.
 #![allow(unsafe_code)]
 
-use super::{options::ReaderOptions, queue::Taken};
+use super::{options::ReaderOptions, queue::Taken, usrbio::UsrbioPath};
 use crate::{
     Error, Result,
     device::{CopyQueue, Device},
@@ -56,15 +56,24 @@ impl Delivery {
 }
 
 impl DeviceLine {
-    pub(super) fn new(ordinal: u32, options: &ReaderOptions) -> Result<Arc<Self>> {
+    /// `usrbio` has the memory that reads land in, if they come from a 3FS.
+    pub(super) fn new(
+        ordinal: u32,
+        options: &ReaderOptions,
+        usrbio: Option<&UsrbioPath>,
+    ) -> Result<Arc<Self>> {
         let device = Device::open(ordinal)?;
         let affordable = (options.memory_budget_bytes / options.chunk_bytes) as usize;
         let count = (options.in_flight + COPYING_SLOTS).min(affordable);
-        let kind = SlotKind::Pinned(&device, device.info().numa_node);
+        let slot_bytes = options.chunk_bytes as usize;
+        let slots = match usrbio {
+            Some(path) => path.slots(count, slot_bytes, Some(&device))?,
+            None => Slots::new(count, slot_bytes, SlotKind::Pinned(&device, device.info().numa_node))?,
+        };
         Ok(Arc::new(Self {
             sent: Mutex::default(),
             changed: Condvar::new(),
-            slots: Slots::new(count, options.chunk_bytes as usize, kind)?,
+            slots,
             queue: CopyQueue::new(&device)?,
             in_doubt: Arc::default(),
             slots_given_up: AtomicUsize::new(0),
@@ -141,6 +150,11 @@ impl DeviceLine {
         if self.slots_given_up.fetch_add(1, Ordering::Relaxed) + 1 == self.slots.count() {
             self.slots.close();
         }
+    }
+
+    /// Nobody waits for a slot any more.
+    pub(super) fn close_slots(&self) {
+        self.slots.close();
     }
 
     /// Nothing will be sent any more.

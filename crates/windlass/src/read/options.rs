@@ -3,24 +3,32 @@
 
 #[cfg(feature = "fault-injection")]
 use crate::route::fault::FaultScript;
-use crate::{Alignment, Error, Result, load::DirectIo, route::Route};
+use crate::{
+    Alignment, Error, Result,
+    load::DirectIo,
+    route::{Route, UsrbioClient},
+};
 use bytesize::ByteSize;
+use std::path::PathBuf;
 
 /// Longest single read.
 const MAX_CHUNK_BYTES: u64 = 32 << 20;
-/// Most reads in flight.
-const MAX_IN_FLIGHT: usize = 1024;
 
 /// How to read. The default is right for almost everyone.
 #[derive(Clone, Debug)]
 pub struct ReaderOptions {
-    /// Which way the bytes take: `auto`, `io_uring`, `threads` or `cached`.
+    /// Which way the bytes take: `auto`, `io_uring`, `threads`, `cached` or `usrbio`.
     ///
     /// `auto` copies what the page cache holds, and reads the rest by threads rather than a ring: what is read into the
-    /// caller's memory is mostly copied there from a slot, and many threads copy faster than one.
+    /// caller's memory is mostly copied there from a slot, and many threads copy faster than one. `usrbio` reads from one 3FS, that of the first file. When its daemon is lost, every read fails,
+    /// and a new reader is needed.
     pub route: Route,
     /// Whether reads go past the page cache.
     pub direct: DirectIo,
+    /// Who speaks to the daemon of a 3FS.
+    pub usrbio: UsrbioClient,
+    /// Directories to look for the vendor's library in, besides the usual ones.
+    pub usrbio_directories: Vec<PathBuf>,
     /// Reads at once. Prefetching takes up half of them at most, or the only one.
     pub in_flight: usize,
     /// Longest single read in bytes; a multiple of 4096.
@@ -39,6 +47,8 @@ impl Default for ReaderOptions {
         Self {
             route: Route::Auto,
             direct: DirectIo::Auto,
+            usrbio: UsrbioClient::Auto,
+            usrbio_directories: Vec::new(),
             in_flight: 16,
             chunk_bytes: 2 << 20,
             memory_budget_bytes: 128 << 20,
@@ -50,17 +60,23 @@ impl Default for ReaderOptions {
 }
 
 impl ReaderOptions {
+    /// Most reads in flight.
+    pub const MAX_IN_FLIGHT: usize = 1024;
+
     /// # Errors
     /// [`Error::InvalidOption`].
     pub(super) fn check(&self) -> Result<()> {
         let invalid =
             |option, value: String, reason: String| Err(Error::InvalidOption { option, value, reason });
-        if !matches!(self.route, Route::Auto | Route::IoUring | Route::Threads | Route::Cached) {
-            let reason = "batches are read by auto, io_uring, threads or cached".into();
+        if !matches!(
+            self.route,
+            Route::Auto | Route::IoUring | Route::Threads | Route::Cached | Route::Usrbio
+        ) {
+            let reason = "batches are read by auto, io_uring, threads, cached or usrbio".into();
             return invalid("route", self.route.to_string(), reason);
         }
-        if self.in_flight == 0 || self.in_flight > MAX_IN_FLIGHT {
-            let reason = format!("it is between 1 and {MAX_IN_FLIGHT} reads");
+        if self.in_flight == 0 || self.in_flight > Self::MAX_IN_FLIGHT {
+            let reason = format!("it is between 1 and {} reads", Self::MAX_IN_FLIGHT);
             return invalid("in_flight", self.in_flight.to_string(), reason);
         }
         let chunk = self.chunk_bytes;

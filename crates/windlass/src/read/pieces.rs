@@ -34,6 +34,8 @@ pub(super) enum Place {
     /// To a device, at this address.
     Device(Arc<DeviceLine>, u64),
     Sink(Arc<Sink>),
+    /// Nobody wants them.
+    Discard,
 }
 
 /// A request without its pieces, and what to make them of.
@@ -97,6 +99,7 @@ impl std::fmt::Debug for Place {
             Self::Borrowed(_) => "Borrowed",
             Self::Device(..) => "Device",
             Self::Sink(_) => "Sink",
+            Self::Discard => "Discard",
         })
     }
 }
@@ -105,12 +108,15 @@ impl std::fmt::Debug for Place {
 pub(super) fn cut(
     request: ReadRequest,
     chunk: u64,
+    usable: Result<()>,
     line: impl FnOnce(crate::DeviceId) -> Result<Arc<DeviceLine>>,
 ) -> std::result::Result<Cut, Box<(ReadState, Error)>> {
     let ReadRequest { file, range, target, name, on_end, counted } = request;
     let (file_len, path) = (file.len(), file.path().to_owned());
     let is_owned = matches!(target.0, request::Place::Memory);
     let placed = match target.0 {
+        // Nothing has a place then, so nothing is read.
+        _ if usable.is_err() => usable.map(|()| (None, Vec::new())),
         _ if range.end() > file_len => {
             let tensor = name.as_ref().map(|name| name.to_string());
             Err(Error::Truncated { path, tensor, needed: range, file_len })
@@ -142,6 +148,10 @@ pub(super) fn cut(
         request::Place::Sink(sink) => {
             let parts = parts(range, chunk, false).into_iter();
             Ok((None, parts.map(|part| (part, Place::Sink(sink.clone()))).collect()))
+        }
+        request::Place::Discard => {
+            let parts = parts(range, chunk, false).into_iter();
+            Ok((None, parts.map(|part| (part, Place::Discard)).collect()))
         }
     };
     match placed {

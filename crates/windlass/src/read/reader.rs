@@ -8,6 +8,7 @@ use super::{
     pieces::{self, Cut, Piece},
     queue::Queue,
     request,
+    usrbio::UsrbioPath,
     worker::Worker,
 };
 use crate::{
@@ -15,13 +16,13 @@ use crate::{
     memory::{self, SlotKind, Slots},
     parallel::lock,
     report::Refusal,
-    route::{AnyLane, BlockingLane, Route, Unavailable, UringLane},
+    route::{AnyLane, BlockingLane, Route, SourceFile, Unavailable, UringLane},
 };
 use std::{
     collections::HashMap,
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
@@ -36,6 +37,8 @@ use std::{
 pub struct Reader {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Held while a 3FS is opened.
+    opening: Mutex<()>,
     next_batch: AtomicU64,
     process: u32,
 }
@@ -47,6 +50,8 @@ pub(super) struct Shared {
     pub(super) queue: Arc<Queue>,
     /// Staging for what cannot be read in place.
     pub(super) slots: Slots,
+    /// The 3FS that route `usrbio` reads from, once there was a file on it.
+    pub(super) usrbio: OnceLock<UsrbioPath>,
     lines: Mutex<HashMap<u32, Arc<DeviceLine>>>,
 }
 
@@ -60,16 +65,20 @@ impl Reader {
         options.check()?;
         let slots = Slots::new(options.slots(), options.chunk_bytes as usize, SlotKind::Host)?;
         let queue = Queue::new(options.in_flight);
-        let shared = Arc::new(Shared { options: options.clone(), queue, slots, lines: Mutex::default() });
-        let (threads, next_batch) = (Mutex::default(), AtomicU64::new(0));
-        let reader = Self { shared, threads, next_batch, process: std::process::id() };
-        if options.route == Route::IoUring {
-            reader.start_ring()?;
-        } else {
-            for _ in 0..options.in_flight {
-                reader.spawn("windlass-read", |shared| {
-                    Worker::run(shared, AnyLane::Pread(BlockingLane::default()), Route::Threads);
-                })?;
+        let (usrbio, lines) = (OnceLock::new(), Mutex::default());
+        let shared = Arc::new(Shared { options: options.clone(), queue, slots, usrbio, lines });
+        let (threads, opening, next_batch) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
+        let reader = Self { shared, threads, opening, next_batch, process: std::process::id() };
+        match options.route {
+            Route::IoUring => reader.start_ring()?,
+            // With the first file.
+            Route::Usrbio => {}
+            _ => {
+                for _ in 0..options.in_flight {
+                    reader.spawn("windlass-read", |shared| {
+                        Worker::run(shared, AnyLane::Pread(BlockingLane::default()), Route::Threads);
+                    })?;
+                }
             }
         }
         Ok(reader)
@@ -107,7 +116,9 @@ impl Reader {
                 borrowed.extend(ByteRange::at(start.pointer().addr().get() as u64, request.range.len()));
             }
             goes_to_device |= matches!(request.target.0, request::Place::Device(..));
-            match pieces::cut(request, shared.options.chunk_bytes, |device| self.line(device)) {
+            let needs_memory = !matches!(request.target.0, request::Place::Device(..));
+            let usable = self.make_usable(&request.file.0, needs_memory);
+            match pieces::cut(request, shared.options.chunk_bytes, usable, |device| self.line(device)) {
                 Ok(Cut { state, pieces }) => {
                     reads.push(state);
                     cuts.push((number, pieces));
@@ -158,11 +169,44 @@ impl Reader {
         if let Some(line) = lines.get(&ordinal) {
             return Ok(line.clone());
         }
-        let line = DeviceLine::new(ordinal, &self.shared.options)?;
+        let line = DeviceLine::new(ordinal, &self.shared.options, self.shared.usrbio.get())?;
         let serving = line.clone();
         self.spawn("windlass-device", move |_| serving.serve())?;
         lines.insert(ordinal, line.clone());
         Ok(line)
+    }
+
+    /// Opens a file for USRBIO, if that is the route; with the first one, the 3FS that it lies on.
+    fn make_usable(&self, source: &Arc<SourceFile>, needs_host_memory: bool) -> Result<()> {
+        if self.shared.options.route != Route::Usrbio {
+            return Ok(());
+        }
+        let path = match self.shared.usrbio.get() {
+            Some(path) => path,
+            None => self.open_usrbio(source)?,
+        };
+        path.add(source)?;
+        if needs_host_memory { path.make_host_slots(&self.shared.options) } else { Ok(()) }
+    }
+
+    /// Opens the 3FS that `source` lies on, and starts the threads of its rings.
+    fn open_usrbio(&self, source: &SourceFile) -> Result<&UsrbioPath> {
+        let _opening = lock(&self.opening);
+        if let Some(path) = self.shared.usrbio.get() {
+            return Ok(path);
+        }
+        let (path, lanes) = UsrbioPath::open(source, &self.shared.options)?;
+        let path = self.shared.usrbio.get_or_init(|| path);
+        for lane in lanes {
+            let started = self.spawn("windlass-3fs", |shared| {
+                Worker::run(shared, AnyLane::Usrbio(Box::new(lane)), Route::Usrbio);
+            });
+            if let Err(error) = started {
+                self.shared.lose_daemon(&error.to_string());
+                return Err(error);
+            }
+        }
+        Ok(path)
     }
 
     /// Starts the one thread of a ring, which must be made by whoever uses it.
@@ -200,6 +244,19 @@ impl Reader {
 }
 
 impl Shared {
+    /// Where reads land that are not made in place.
+    pub(super) fn host_slots(&self) -> &Slots {
+        self.usrbio.get().and_then(UsrbioPath::host_slots).unwrap_or(&self.slots)
+    }
+
+    /// Nothing comes from the 3FS any more, so nobody may wait for it.
+    pub(super) fn lose_daemon(&self, reason: &str) {
+        if let Some(path) = self.usrbio.get() {
+            path.lose(reason);
+        }
+        lock(&self.lines).values().for_each(|line| line.close_slots());
+    }
+
     pub(super) fn with_faults(&self, lane: AnyLane) -> AnyLane {
         #[cfg(feature = "fault-injection")]
         if let Some(faults) = &self.options.faults {

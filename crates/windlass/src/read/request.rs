@@ -140,6 +140,7 @@ pub(super) enum Place {
     Host(HostAddress),
     Device(DeviceId, u64),
     Sink(Arc<Sink>),
+    Discard,
 }
 
 /// Takes bytes: their position in the read, and the bytes.
@@ -192,6 +193,11 @@ impl Target {
     ) -> Self {
         Self(Place::Sink(Arc::new(sink)))
     }
+
+    /// Nowhere: the bytes are read and forgotten. For measurements.
+    pub fn discard() -> Self {
+        Self(Place::Discard)
+    }
 }
 
 impl fmt::Debug for Target {
@@ -201,6 +207,7 @@ impl fmt::Debug for Target {
             Place::Host(address) => write!(f, "Host({:p})", address.0),
             Place::Device(device, address) => write!(f, "Device({device}, {address:#x})"),
             Place::Sink(_) => f.write_str("Sink"),
+            Place::Discard => f.write_str("Discard"),
         }
     }
 }

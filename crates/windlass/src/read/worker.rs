@@ -15,10 +15,11 @@ use crate::{
     report::{Carrier, Refusal},
     route::{
         Access, AnyLane, BlockingLane, Buffer, Done, Lane, Outcome, Probe, ReadOp, Route, SourceFile,
-        Unavailable, residency::Residency,
+        Unavailable, is_daemon_lost, residency::Residency,
     },
 };
 use std::{
+    borrow::Cow,
     io,
     panic::{self, AssertUnwindSafe},
     sync::Arc,
@@ -76,6 +77,10 @@ impl<'a> Worker<'a> {
                     Begun::Ended => {}
                     Begun::NoRoom(taken) => {
                         self.shared.queue.put_back(taken);
+                        // Whoever waited was told that there never will be any: that ends the piece.
+                        if is_idle {
+                            continue;
+                        }
                         break;
                     }
                 }
@@ -104,6 +109,10 @@ impl<'a> Worker<'a> {
             return Begun::Ended;
         }
         let source = piece.of().file.0.clone();
+        if let Some(error) = self.shared.usrbio.get().and_then(|path| path.loss(piece)) {
+            taken.end(Err(error));
+            return Begun::Ended;
+        }
         let access = match self.access(piece, &source) {
             Ok(access) => access,
             Err(error) => {
@@ -156,24 +165,29 @@ impl<'a> Worker<'a> {
         }
         op.access = access;
         let is_direct = access == Access::Direct;
-        if !is_own {
-            match op.buffer {
-                // A ring that fails may leave reads with the kernel: those must not be in memory of the caller's.
-                Buffer::InPlace(region)
-                    if self.route == Route::IoUring
-                        || is_direct && !is_whole_blocks(region.address() as u64, wanted) =>
-                {
-                    let slots = &self.shared.slots;
-                    let Some(slot) = (if may_wait { slots.take() } else { slots.try_take() }) else {
-                        reading.taken.piece.place = Some(Place::Borrowed(region));
-                        return Begun::NoRoom(reading.taken);
-                    };
-                    op.buffer = Buffer::Staged { slot: Some(slot), pieces: vec![region] };
+        let is_shared = self.route == Route::Usrbio;
+        match op.buffer {
+            // A ring that fails may leave reads with the kernel: those must not be in memory of the caller's. A daemon
+            // reaches nothing but slots.
+            Buffer::InPlace(region)
+                if is_shared
+                    || !is_own
+                        && (self.route == Route::IoUring
+                            || is_direct && !is_whole_blocks(region.address() as u64, wanted)) =>
+            {
+                let slots = self.shared.host_slots();
+                let Some(slot) = (if may_wait { slots.take() } else { slots.try_take() }) else {
+                    let place = if is_own { Place::Own(region) } else { Place::Borrowed(region) };
+                    reading.taken.piece.place = Some(place);
+                    return Begun::NoRoom(reading.taken);
+                };
+                op.buffer = Buffer::Staged { slot: Some(slot), pieces: vec![region] };
+                if !is_shared {
                     range = blocks;
                 }
-                Buffer::Staged { .. } if is_direct => range = blocks,
-                Buffer::InPlace(_) | Buffer::Landing { .. } | Buffer::Staged { .. } => {}
             }
+            Buffer::Staged { .. } if is_direct && !is_shared => range = blocks,
+            Buffer::InPlace(_) | Buffer::Landing { .. } | Buffer::Staged { .. } => {}
         }
         reading.range = range;
         let Some(number) = self.reading.iter().position(Option::is_none) else {
@@ -198,6 +212,7 @@ impl<'a> Worker<'a> {
             return unavailable(why);
         }
         match (options.direct, source.direct_refusal()) {
+            _ if self.route == Route::Usrbio => Ok(Access::Direct),
             (DirectIo::Never, _) => Ok(Access::Buffered),
             (_, None) => Ok(Access::Direct),
             (_, Some(why)) if !self.may_read_buffered() => {
@@ -219,7 +234,7 @@ impl<'a> Worker<'a> {
 
     /// A slot to read a piece into that is not memory of the host. `None` if none is free.
     fn slot(&self, place: Option<&Place>, may_wait: bool) -> Result<Option<Slot>> {
-        let slots = &self.shared.slots;
+        let slots = self.shared.host_slots();
         match place {
             Some(Place::Device(line, _)) => line.slot(may_wait),
             _ => Ok(if may_wait { slots.take() } else { slots.try_take() }),
@@ -314,6 +329,9 @@ impl<'a> Worker<'a> {
                 op.access = Access::Buffered;
             }
             Outcome::Failed(error) => {
+                if is_daemon_lost(&error) {
+                    self.shared.lose_daemon(&error.to_string());
+                }
                 let error = read_error(&reading, &op, error);
                 drop(op);
                 reading.end(Err(error));
@@ -387,17 +405,21 @@ fn complete(mut reading: Reading, op: ReadOp) {
     let staged_bytes = wanted.len();
     let result = match (region, piece.place.take()) {
         (Some(mut region), _) => {
-            let bytes = part(&mut slot, skip, wanted.len());
-            bytes.and_then(|bytes| {
-                region.as_mut_slice().copy_from_slice(bytes);
-                piece.of().complete(region)
-            })
+            // Memory of the reader's own holds whole blocks, all of which were read.
+            let (skip, len) =
+                if piece.of().is_owned { (0, reading.range.len()) } else { (skip, wanted.len()) };
+            let target = region.as_mut_slice().get_mut(..len as usize);
+            let target = target.ok_or_else(|| Error::Internal("a region is too short for its bytes".into()));
+            target
+                .and_then(|target| slot.copy_to(skip as usize, target))
+                .and_then(|()| piece.of().complete(region))
         }
         (None, Some(Place::Device(line, address))) => {
             line.send(slot, skip, address, reading.taken, reading.carriers);
             return;
         }
         (None, Some(Place::Sink(sink))) => part(&mut slot, skip, wanted.len()).and_then(|bytes| {
+            let bytes = &*bytes;
             let read = piece.of();
             let position = wanted.start() - read.range.start();
             // The panic hook has told what; here it is a refusal like others.
@@ -405,6 +427,7 @@ fn complete(mut reading: Reading, op: ReadOp) {
                 .unwrap_or_else(|_| Err("it panicked".into()))
                 .map_err(|source| sink_error(read, wanted, source))
         }),
+        (None, Some(Place::Discard)) => Ok(()),
         (None, _) => Err(Error::Internal("a piece has no place".into())),
     };
     drop(slot);
@@ -412,10 +435,16 @@ fn complete(mut reading: Reading, op: ReadOp) {
 }
 
 /// The `len` bytes of a slot after the first `skip`.
-fn part(slot: &mut Slot, skip: u64, len: u64) -> Result<&[u8]> {
+fn part(slot: &mut Slot, skip: u64, len: u64) -> Result<Cow<'_, [u8]>> {
     let (start, len) = (skip as usize, len as usize);
+    if slot.is_shared() {
+        // Another process can write to it, so nobody else may look at it.
+        let mut bytes = vec![0; len];
+        slot.copy_to(start, &mut bytes)?;
+        return Ok(bytes.into());
+    }
     let bytes = start.checked_add(len).and_then(|end| slot.as_mut_slice().get(start..end));
-    bytes.ok_or_else(|| Error::Internal("a piece does not fit its slot".into()))
+    bytes.map(Cow::Borrowed).ok_or_else(|| Error::Internal("a piece does not fit its slot".into()))
 }
 
 fn new_read(source: Arc<SourceFile>, access: Access, buffer: Buffer) -> ReadOp {

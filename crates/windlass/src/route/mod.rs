@@ -27,9 +27,9 @@ pub(crate) use residency::Probe;
 pub(crate) use source::{SourceFile, open_direct};
 pub(crate) use threads::Pread;
 pub(crate) use threefs::OpenMount;
-pub use threefs::UsrbioClient;
+pub use threefs::{UsrbioClient, mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
 pub(crate) use uring::UringLane;
-pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, is_daemon_lost};
+pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 
 use crate::memory::{Slot, WriteRegion};
 use serde::{Deserialize, Serialize};

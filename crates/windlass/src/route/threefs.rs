@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{SourceFile, Unavailable, usrbio::Files};
+use crate::catalog::open_error;
 use serde::{Deserialize, Serialize};
 use std::{
     fmt, fs, io,
@@ -10,7 +11,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 use windlass_usrbio::{
-    Chosen, Client, Error, File, Iov, IovOptions, LibrarySearch, Mount, Preference, Priority, Ring,
+    Chosen, Client, Error, File, Iov, IovOptions, Library, LibrarySearch, Mount, Preference, Priority, Ring,
     RingOptions, choose, extract_mount_point, proto,
 };
 
@@ -177,6 +178,50 @@ impl OpenMount {
         let ring = ring(&self.mount).map_err(|error| unavailable(&error))?;
         Ok(super::UsrbioLane::new(ring, files, depth))
     }
+}
+
+/// Where the 3FS is mounted that `path` lies on.
+///
+/// # Errors
+/// [`Error::NotFound`](crate::Error::NotFound), or [`Error::RouteUnavailable`](crate::Error::RouteUnavailable) if it lies
+/// elsewhere.
+pub fn mount_point_of_3fs(path: &Path) -> crate::Result<PathBuf> {
+    fs::metadata(path).map_err(|error| open_error(path, error))?;
+    extract_mount_point(path).map_err(|error| refused(path, &error))
+}
+
+/// Where a 3FS is mounted that this process sees.
+pub fn mount_points_of_3fs() -> Vec<PathBuf> {
+    // Without /proc, none can be seen.
+    windlass_usrbio::mount_points().unwrap_or_default()
+}
+
+/// Whether route `usrbio` can read from the 3FS at `path`, a mount point or any directory or file there: that its daemon
+/// lives, and takes memory of this process. A first read proves more.
+///
+/// # Errors
+/// [`Error::NotFound`](crate::Error::NotFound), [`Error::RouteUnavailable`](crate::Error::RouteUnavailable).
+pub fn probe_3fs(path: &Path, client: UsrbioClient, directories: &[PathBuf]) -> crate::Result<()> {
+    let point = mount_point_of_3fs(path)?;
+    let probe = || {
+        let client = match client {
+            UsrbioClient::Vendor => {
+                let search = LibrarySearch { library: None, directories: directories.to_vec() };
+                Client::Vendor(Library::find(&search)?)
+            }
+            UsrbioClient::Auto | UsrbioClient::Native => Client::Native,
+        };
+        let mount = Mount::open(&point, client)?;
+        mount.check()?;
+        let len = rustix::param::page_size();
+        mount.create_iov(&IovOptions { len, ..IovOptions::default() }).map(drop)
+    };
+    probe().map_err(|error| refused(path, &error))
+}
+
+fn refused(path: &Path, error: &Error) -> crate::Error {
+    let (route, path) = (super::Route::Usrbio, path.to_owned());
+    crate::Error::RouteUnavailable { route, path, why: unavailable(error) }
 }
 
 impl Known {

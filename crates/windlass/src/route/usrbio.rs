@@ -1,12 +1,15 @@
 //! `usrbio`: reads from a 3FS into memory shared with its daemon, many in flight from one thread.
 #![forbid(unsafe_code)]
 
-use super::{Buffer, Done, Lane, ReadOp};
-use crate::memory::Slot;
+use super::{Buffer, Done, Lane, ReadOp, SourceFile, Unavailable};
+use crate::{
+    memory::Slot,
+    parallel::{self, lock},
+};
 use std::{
     collections::{HashMap, VecDeque},
     fmt, io,
-    sync::Arc,
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 use windlass_usrbio::{Completion, Error, File, Refused, Ring, Transfer};
@@ -14,8 +17,50 @@ use windlass_usrbio::{Completion, Error, File, Refused, Ring, Transfer};
 /// Longest wait for a completion before the lane's owner is asked whether it still wants one.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Files by their inode, as the daemon of one mount knows them.
-pub(crate) type Files = HashMap<u64, Arc<File>>;
+/// Files by their inode, as the daemon of one mount knows them: each as long as somebody reads it.
+#[derive(Debug, Default)]
+pub(crate) struct Files(Mutex<HashMap<u64, Opened>>);
+
+#[derive(Debug)]
+struct Opened {
+    file: Arc<File>,
+    readers: Vec<Weak<SourceFile>>,
+}
+
+impl Files {
+    /// Has `source` read through what `open` opens, which is not asked if it is open already.
+    pub(crate) fn add(
+        &self,
+        source: &Arc<SourceFile>,
+        open: impl FnOnce() -> Result<Arc<File>, Unavailable>,
+    ) -> Result<(), Unavailable> {
+        let is_own = |reader: &Weak<SourceFile>| std::ptr::eq(reader.as_ptr(), Arc::as_ptr(source));
+        if lock(&self.0).get(&source.inode()).is_some_and(|opened| opened.readers.iter().any(is_own)) {
+            return Ok(());
+        }
+        let file = open()?;
+        let mut files = lock(&self.0);
+        files.retain(|_, opened| {
+            opened.readers.retain(|reader| reader.strong_count() > 0);
+            !opened.readers.is_empty()
+        });
+        let opened = files.entry(source.inode()).or_insert_with(|| Opened { file, readers: Vec::new() });
+        opened.readers.push(Arc::downgrade(source));
+        Ok(())
+    }
+
+    fn get(&self, inode: u64) -> Option<Arc<File>> {
+        lock(&self.0).get(&inode).map(|opened| opened.file.clone())
+    }
+}
+
+/// Rings to host memory, and threads that copy out of them.
+pub(crate) fn host_rings() -> usize {
+    match parallel::cores() {
+        8.. => 4,
+        cores => cores.min(2),
+    }
+}
 
 /// One ring and the reads that are in it.
 pub(crate) struct UsrbioLane {
@@ -47,8 +92,8 @@ impl UsrbioLane {
     }
 
     fn transfer(&self, token: usize, op: &mut ReadOp) -> io::Result<Transfer> {
-        let file = self.files.get(&op.source.inode());
-        let file = file.ok_or_else(|| io::Error::other("the file was not opened for USRBIO"))?.clone();
+        let file = self.files.get(op.source.inode());
+        let file = file.ok_or_else(|| io::Error::other("the file was not opened for USRBIO"))?;
         // Whole blocks go past the end of the file; asking for that would make the client look for the end.
         let left = usize::try_from(op.source.len().saturating_sub(op.offset)).unwrap_or(usize::MAX);
         let len = op.len.min(left);

@@ -71,6 +71,10 @@ pub(super) struct Copy2d {
     pub(super) height: usize,
 }
 
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
+pub(super) const POINTER_MEMORY_TYPE: c_int = 2;
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
+pub(super) const POINTER_DEVICE_ORDINAL: c_int = 9;
 /// `CU_MEMORYTYPE_HOST`.
 pub(super) const MEMORY_HOST: c_uint = 1;
 /// `CU_MEMORYTYPE_DEVICE`.
@@ -99,6 +103,7 @@ functions! {
         memory_info = "cuMemGetInfo_v2"(*mut usize, *mut usize);
         allocate = "cuMemAlloc_v2"(*mut DevicePointer, usize);
         free = "cuMemFree_v2"(DevicePointer);
+        pointer_attribute = "cuPointerGetAttribute"(*mut c_void, c_int, DevicePointer);
         host_register = "cuMemHostRegister_v2"(*mut c_void, usize, c_uint);
         host_unregister = "cuMemHostUnregister"(*mut c_void);
         stream_create = "cuStreamCreate"(*mut Handle, c_uint);

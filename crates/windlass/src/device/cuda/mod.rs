@@ -14,12 +14,12 @@ pub(crate) mod memory;
 
 pub use driver::DriverError;
 
-use crate::{Error, Result, host::numa, route::Unavailable};
+use crate::{DeviceId, Error, Result, host::numa, route::Unavailable};
 use driver::{Attribute, DeviceHandle, Driver, Handle};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeSet, HashMap},
-    ffi::{CStr, c_char, c_int},
+    ffi::{CStr, c_char, c_int, c_uint},
     marker::PhantomData,
     sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
 };
@@ -98,6 +98,37 @@ pub fn devices() -> std::result::Result<Vec<DeviceInfo>, Unavailable> {
         .map(|ordinal| describe(driver, ordinal, handle(driver, ordinal)?))
         .collect::<std::result::Result<_, DriverError>>()
         .map_err(failed)
+}
+
+/// The device whose memory an address is in; [`DeviceId::Cpu`] for all that CUDA does not know, or knows as memory of
+/// the host.
+pub fn device_of(address: u64) -> DeviceId {
+    // Without a driver there is no memory of devices.
+    let Ok(driver) = Driver::get() else { return DeviceId::Cpu };
+    let (mut memory_type, mut ordinal): (c_uint, c_int) = (0, 0);
+    // SAFETY: writes one integer. Any address may be asked about.
+    let code = unsafe {
+        (driver.functions.pointer_attribute)(
+            (&raw mut memory_type).cast(),
+            driver::POINTER_MEMORY_TYPE,
+            address,
+        )
+    };
+    if code != driver::SUCCESS || memory_type != driver::MEMORY_DEVICE {
+        return DeviceId::Cpu;
+    }
+    // SAFETY: writes one integer.
+    let code = unsafe {
+        (driver.functions.pointer_attribute)(
+            (&raw mut ordinal).cast(),
+            driver::POINTER_DEVICE_ORDINAL,
+            address,
+        )
+    };
+    match u32::try_from(ordinal) {
+        Ok(ordinal) if code == driver::SUCCESS => DeviceId::Cuda(ordinal),
+        _ => DeviceId::Cpu,
+    }
 }
 
 impl Device {

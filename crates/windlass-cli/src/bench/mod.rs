@@ -1,0 +1,205 @@
+//! `windlass bench read`: raw reads by any route, by processes of their own.
+//!
+//! Each process is this command again, as `windlass bench worker`: it opens its part of the files, says that it is ready,
+//! and reads it whenever it is told to. `worker` is both ends of that; `tables` writes what was measured, and `charts`
+//! draws it.
+
+mod arguments;
+mod charts;
+mod tables;
+mod worker;
+
+pub(crate) use arguments::Bench;
+
+use crate::{failure::Failure, output};
+use arguments::{Mode, Read};
+use std::{fs, path::PathBuf, time::Instant};
+use tables::{Measurement, Summary};
+use windlass::{ByteRange, Error, LoadOptions, read::ReadFile};
+use worker::{Job, Part, Worker};
+
+pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
+    match bench {
+        Bench::Read(arguments) => read(arguments),
+        Bench::Worker => worker::serve(),
+    }
+}
+
+/// One combination of what is varied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Combination {
+    buffer_bytes: u64,
+    chunk_bytes: u64,
+    processes: u16,
+}
+
+fn read(arguments: &Read) -> Result<(), Failure> {
+    let options = options(arguments)?;
+    let files = arguments.paths.iter().map(|path| Ok((path.clone(), ReadFile::open(path)?.len())));
+    let files: Vec<(PathBuf, u64)> = files.collect::<windlass::Result<_>>()?;
+    let combinations = combinations(arguments)?;
+    if let Some(directory) = &arguments.output_dir {
+        fs::create_dir_all(directory).map_err(Failure::output)?;
+    }
+    let mut measurements = Vec::new();
+    let mut failed = None;
+    for combination in combinations {
+        if let Err(failure) = measure(arguments, &options, &files, combination, &mut measurements) {
+            failed = Some(failure);
+            break;
+        }
+    }
+    let summaries = tables::summaries(&measurements);
+    if let Some(directory) = &arguments.output_dir {
+        tables::write(directory, &measurements, &summaries).map_err(Failure::output)?;
+        charts::draw(directory, &summaries).map_err(Failure::output)?;
+    }
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
+    if arguments.json {
+        output::write_json(&serde_json::json!({ "measurements": measurements, "summary": summaries }))
+    } else {
+        output::write_text(&Summary::table(&summaries))
+    }
+}
+
+fn options(arguments: &Read) -> windlass::Result<LoadOptions> {
+    let mut options = LoadOptions::from_env()?;
+    options.set("route", &arguments.route)?;
+    for (name, value) in [("direct", &arguments.direct), ("usrbio", &arguments.usrbio)] {
+        if let Some(value) = value {
+            options.set(name, value)?;
+        }
+    }
+    Ok(options)
+}
+
+fn combinations(arguments: &Read) -> windlass::Result<Vec<Combination>> {
+    let Read { buffer_sizes, chunk_sizes, num_processes, .. } = arguments;
+    let count = |all: usize| if arguments.mode == Mode::Single { 1 } else { all };
+    let mut combinations = Vec::new();
+    for &processes in &num_processes[..count(num_processes.len())] {
+        if processes == 0 {
+            let (value, reason) = ("0".to_owned(), "somebody has to read".to_owned());
+            return Err(Error::InvalidOption { option: "num-processes", value, reason });
+        }
+        for &buffer_bytes in &buffer_sizes[..count(buffer_sizes.len())] {
+            let chunks = chunk_sizes[..count(chunk_sizes.len())].iter();
+            combinations.extend(
+                chunks.filter(|&&chunk_bytes| chunk_bytes <= buffer_bytes).map(|&chunk_bytes| Combination {
+                    buffer_bytes,
+                    chunk_bytes,
+                    processes,
+                }),
+            );
+        }
+    }
+    if combinations.is_empty() {
+        let reason = "each is longer than each of the buffers".to_owned();
+        let value = chunk_sizes.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+        return Err(Error::InvalidOption { option: "chunk-sizes", value, reason });
+    }
+    Ok(combinations)
+}
+
+/// Measures one combination as often as asked for.
+fn measure(
+    arguments: &Read,
+    options: &LoadOptions,
+    files: &[(PathBuf, u64)],
+    combination: Combination,
+    measurements: &mut Vec<Measurement>,
+) -> Result<(), Failure> {
+    let mut workers = Vec::new();
+    for parts in deal(files, combination.processes, combination.chunk_bytes) {
+        workers.push(Worker::start(&Job {
+            route: options.route,
+            direct: options.direct,
+            usrbio: options.usrbio,
+            buffer_bytes: combination.buffer_bytes,
+            chunk_bytes: combination.chunk_bytes,
+            is_kept: !arguments.download_only,
+            parts,
+        })?);
+    }
+    for worker in &mut workers {
+        worker.expect_ready()?;
+    }
+    for iteration in 0..arguments.warmup + arguments.iterations {
+        let start = Instant::now();
+        for worker in &mut workers {
+            worker.go()?;
+        }
+        let results = workers.iter_mut().map(Worker::result).collect::<Result<Vec<_>, _>>()?;
+        let seconds = start.elapsed().as_secs_f64();
+        let Some(iteration) = iteration.checked_sub(arguments.warmup) else { continue };
+        for (rank, (result, worker)) in results.into_iter().zip(&workers).enumerate() {
+            measurements.push(Measurement::new(
+                options.route,
+                combination,
+                rank,
+                iteration,
+                worker.files(),
+                result,
+                seconds,
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of all files in as many parts of equal length, cut at chunks.
+fn deal(files: &[(PathBuf, u64)], processes: u16, chunk_bytes: u64) -> Vec<Vec<Part>> {
+    let chunks: u64 = files.iter().map(|(_, len)| len.div_ceil(chunk_bytes)).sum();
+    let mut dealt = vec![Vec::<Part>::new(); usize::from(processes)];
+    let mut position = 0;
+    for (path, len) in files {
+        for start in (0..*len).step_by(usize::try_from(chunk_bytes).unwrap_or(usize::MAX)) {
+            let owner = (position * u64::from(processes) / chunks.max(1)) as usize;
+            let end = len.min(&(start + chunk_bytes)).to_owned();
+            position += 1;
+            match dealt[owner].last_mut() {
+                Some(part) if part.path == *path && part.end == start => part.end = end,
+                _ => dealt[owner].push(Part { path: path.clone(), start, end }),
+            }
+        }
+    }
+    dealt
+}
+
+impl Part {
+    fn range(&self) -> ByteRange {
+        ByteRange::new(self.start, self.end).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_is_dealt_once_and_evenly() {
+        let files = [("a".into(), 10_000), ("b".into(), 0), ("c".into(), 4096 * 7), ("d".into(), 1)];
+        for processes in [1, 2, 3, 8, 20] {
+            let dealt = deal(&files, processes, 4096);
+            assert_eq!(dealt.len(), usize::from(processes));
+            let chunks = |parts: &Vec<Part>| -> u64 {
+                parts.iter().map(|part| (part.end - part.start).div_ceil(4096)).sum()
+            };
+            let (least, most) = (dealt.iter().map(chunks).min(), dealt.iter().map(chunks).max());
+            assert!(most <= least.map(|least| least + 1), "{dealt:?}");
+            for (path, len) in &files {
+                let mut parts: Vec<&Part> =
+                    dealt.iter().flatten().filter(|part| part.path == *path).collect();
+                parts.sort_by_key(|part| part.start);
+                let mut next = 0;
+                for part in parts {
+                    assert_eq!(part.start, next);
+                    next = part.end;
+                }
+                assert_eq!(next, *len);
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What was measured, as tables: CSV for programs, text for people.
+
+use super::{Combination, worker::Reading};
+use bytesize::ByteSize;
+use serde::Serialize;
+use std::{collections::BTreeMap, path::Path};
+use windlass::{Carrier, Route};
+
+const MEBIBYTE: f64 = (1 << 20) as f64;
+
+/// What one process did in one iteration. Sizes are in MiB, times in seconds, throughput in 10^9 and 10^6 bytes a second.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Measurement {
+    backend: Route,
+    buffer_size: f64,
+    chunk_size: f64,
+    num_processes: u16,
+    rank: usize,
+    iteration: u32,
+    num_files: usize,
+    total_bytes_read: u64,
+    read_time: f64,
+    throughput_mbps: f64,
+    throughput_gbps: f64,
+    /// From the iteration's start to the end of its last process.
+    round_wall_time: f64,
+    carriers: String,
+    #[serde(skip)]
+    combination: Combination,
+}
+
+/// What all processes did in all iterations of one combination.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Summary {
+    pub(super) backend: Route,
+    pub(super) buffer_size_mb: f64,
+    pub(super) chunk_size_mb: f64,
+    pub(super) num_processes: u16,
+    pub(super) throughput_gbps_median: f64,
+    throughput_gbps_mean: f64,
+    throughput_gbps_min: f64,
+    throughput_gbps_max: f64,
+    throughput_gbps_std: f64,
+    wall_time_median: f64,
+    wall_time_mean: f64,
+    num_iterations: usize,
+    carriers: String,
+}
+
+impl Measurement {
+    pub(super) fn new(
+        route: Route,
+        combination: Combination,
+        rank: usize,
+        iteration: u32,
+        files: usize,
+        reading: Reading,
+        round_seconds: f64,
+    ) -> Self {
+        let rate = if reading.seconds > 0.0 { reading.bytes as f64 / reading.seconds } else { 0.0 };
+        Self {
+            backend: route,
+            buffer_size: combination.buffer_bytes as f64 / MEBIBYTE,
+            chunk_size: combination.chunk_bytes as f64 / MEBIBYTE,
+            num_processes: combination.processes,
+            rank,
+            iteration,
+            num_files: files,
+            total_bytes_read: reading.bytes,
+            read_time: reading.seconds,
+            throughput_mbps: rate / 1e6,
+            throughput_gbps: rate / 1e9,
+            round_wall_time: round_seconds,
+            carriers: ways(&reading.carriers),
+            combination,
+        }
+    }
+}
+
+/// The ways that bytes came, those of most bytes first.
+fn ways(carriers: &[Carrier]) -> String {
+    let mut bytes = BTreeMap::<String, u64>::new();
+    for carrier in carriers {
+        *bytes.entry(format!("{} {}", carrier.route, carrier.access)).or_default() += carrier.tensor_bytes;
+    }
+    let mut ways: Vec<_> = bytes.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+    ways.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    ways.into_iter().map(|(way, _)| way).collect::<Vec<_>>().join(", ")
+}
+
+/// Summaries of the combinations, in the order in which they were measured.
+pub(super) fn summaries(measurements: &[Measurement]) -> Vec<Summary> {
+    measurements
+        .chunk_by(|one, other| one.combination == other.combination)
+        .filter_map(|own| {
+            let first = own.first()?;
+            let rounds: Vec<&[Measurement]> =
+                own.chunk_by(|one, other| one.iteration == other.iteration).collect();
+            let seconds: Vec<f64> = rounds.iter().map(|round| round[0].round_wall_time).collect();
+            let bytes = |round: &&[Measurement]| round.iter().map(|one| one.total_bytes_read).sum::<u64>();
+            let rates: Vec<f64> = rounds
+                .iter()
+                .zip(&seconds)
+                .map(|(round, seconds)| bytes(round) as f64 / seconds / 1e9)
+                .collect();
+            let mean = mean(&rates);
+            let variance = rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / rates.len() as f64;
+            Some(Summary {
+                backend: first.backend,
+                buffer_size_mb: first.buffer_size,
+                chunk_size_mb: first.chunk_size,
+                num_processes: first.num_processes,
+                throughput_gbps_median: median(&rates),
+                throughput_gbps_mean: mean,
+                throughput_gbps_min: rates.iter().copied().fold(f64::INFINITY, f64::min),
+                throughput_gbps_max: rates.iter().copied().fold(0.0, f64::max),
+                throughput_gbps_std: variance.sqrt(),
+                wall_time_median: median(&seconds),
+                wall_time_mean: self::mean(&seconds),
+                num_iterations: rounds.len(),
+                carriers: first.carriers.clone(),
+            })
+        })
+        .collect()
+}
+
+impl Summary {
+    /// Lines for people.
+    pub(super) fn table(summaries: &[Self]) -> String {
+        let mut lines = vec![format!(
+            "{:>10} {:>10} {:>10} {:>14} {:>18}  {}",
+            "processes", "buffer", "chunk", "GB/s (median)", "least to most", "carriers"
+        )];
+        for own in summaries {
+            let size = |mebibytes: f64| ByteSize((mebibytes * MEBIBYTE) as u64).to_string();
+            lines.push(format!(
+                "{:>10} {:>10} {:>10} {:>14.2} {:>18}  {}",
+                own.num_processes,
+                size(own.buffer_size_mb),
+                size(own.chunk_size_mb),
+                own.throughput_gbps_median,
+                format!("{:.2} to {:.2}", own.throughput_gbps_min, own.throughput_gbps_max),
+                own.carriers,
+            ));
+        }
+        lines.join("\n")
+    }
+}
+
+/// Writes both tables.
+pub(super) fn write(
+    directory: &Path,
+    measurements: &[Measurement],
+    summaries: &[Summary],
+) -> Result<(), csv::Error> {
+    write_rows(&directory.join("benchmark_raw.csv"), measurements)?;
+    write_rows(&directory.join("benchmark_summary.csv"), summaries)
+}
+
+fn write_rows(path: &Path, rows: &[impl Serialize]) -> Result<(), csv::Error> {
+    let mut table = csv::Writer::from_path(path)?;
+    for row in rows {
+        table.serialize(row)?;
+    }
+    Ok(table.flush()?)
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    if sorted.len().is_multiple_of(2) { (sorted[middle - 1] + sorted[middle]) / 2.0 } else { sorted[middle] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_is_as_long_as_its_slowest_process() {
+        let combination = Combination { buffer_bytes: 64 << 20, chunk_bytes: 8 << 20, processes: 2 };
+        let one = |rank, iteration, seconds, round| {
+            let reading = Reading { bytes: 500_000_000, seconds, carriers: Vec::new() };
+            Measurement::new(Route::Threads, combination, rank, iteration, 1, reading, round)
+        };
+        // Two rounds of 1 GB: in 1 s and in 4 s.
+        let measured = [one(0, 0, 0.5, 1.0), one(1, 0, 1.0, 1.0), one(0, 1, 4.0, 4.0), one(1, 1, 2.0, 4.0)];
+        let [summary] = &summaries(&measured)[..] else { panic!("one combination has one summary") };
+        assert_eq!(summary.num_iterations, 2);
+        assert_eq!((summary.throughput_gbps_min, summary.throughput_gbps_max), (0.25, 1.0));
+        assert_eq!((summary.throughput_gbps_median, summary.wall_time_median), (0.625, 2.5));
+    }
+}

@@ -1,0 +1,319 @@
+//! Reads of parts of files into memory of the caller's, for `windlass.compat.threefs`.
+#![allow(unsafe_code)]
+
+use crate::{
+    TICK,
+    error::{IntoPython, exception_of},
+    interruptible,
+};
+use pyo3::prelude::*;
+use std::{
+    collections::HashMap,
+    fs,
+    ops::ControlFlow,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    ptr::NonNull,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use windlass::{
+    ByteRange, DeviceId, Error, Route, UsrbioClient,
+    catalog::{header_texts, safetensors::LENGTH_PREFIX_BYTES},
+    device,
+    read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
+    route,
+};
+
+/// Longest single read. Longer ones keep no network busier.
+const MAX_CHUNK_BYTES: u64 = 8 << 20;
+/// Reads that should be in flight, whatever the size of the buffer.
+const MIN_IN_FLIGHT: u64 = 4;
+const BLOCK_BYTES: u64 = 4096;
+
+/// Reads parts of files, those of one 3FS if there is a mount point. Threads may share it.
+#[pyclass(frozen, module = "windlass")]
+pub(crate) struct ChunkReader {
+    /// The one 3FS that is read from, and its device number.
+    mount: Option<(PathBuf, u64)>,
+    options: ReaderOptions,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Made with the first read; anew after it was closed or its daemon was lost.
+    reader: Option<Arc<Reader>>,
+    files: HashMap<PathBuf, (ReadFile, Stamp)>,
+}
+
+/// What changes if a path leads to another file, or the file was written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    len: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+#[pymethods]
+impl ChunkReader {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        mount_point: Option<PathBuf>,
+        entries: u64,
+        buffer_size: u64,
+        client: &str,
+        directories: Vec<PathBuf>,
+    ) -> PyResult<Self> {
+        let route = if mount_point.is_some() { Route::Usrbio } else { Route::Auto };
+        let options = options(route, entries, buffer_size, client, directories).into_python(py)?;
+        let with_device = |point: PathBuf| device_of_mount(&point, &options).map(|device| (point, device));
+        let mount = py.detach(|| mount_point.map(with_device).transpose()).into_python(py)?;
+        Ok(Self { mount, options, state: Mutex::default() })
+    }
+
+    /// Reads up to `total_length` bytes, fewer only where the file ends, to `dev_ptr`: memory of the host or of a CUDA
+    /// device, or 0 to forget them. No single read is longer than `chunk_size`, unless that is 0.
+    fn read(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        dev_ptr: u64,
+        file_offset: u64,
+        total_length: u64,
+        chunk_size: u64,
+    ) -> PyResult<u64> {
+        let (reader, file) = py.detach(|| self.open(&path)).into_python(py)?;
+        let len = total_length.min(file.len().saturating_sub(file_offset));
+        if len == 0 {
+            return Ok(0);
+        }
+        let requests =
+            py.detach(|| requests(&file, dev_ptr, file_offset, len, chunk_size)).into_python(py)?;
+        let batch = reader.submit(requests, Priority::Demand).into_python(py)?;
+        while !py.detach(|| batch.wait_within(TICK).is_some()) {
+            if let Err(interrupt) = py.check_signals() {
+                // That waits for what is under way.
+                py.detach(|| drop(batch));
+                return Err(interrupt);
+            }
+        }
+        match batch.wait() {
+            Ok(()) => Ok(len),
+            Err(error) => {
+                py.detach(|| self.forget(reader));
+                Err(exception_of(py, error))
+            }
+        }
+    }
+
+    /// The headers of safetensors files as text, and the files' lengths.
+    fn header_texts(
+        &self,
+        py: Python<'_>,
+        paths: Vec<PathBuf>,
+        num_threads: usize,
+    ) -> PyResult<Vec<(String, u64, u64)>> {
+        let texts = interruptible(py, |go_on| {
+            let texts = header_texts(&paths, num_threads)?;
+            for path in &paths {
+                if let ControlFlow::Break(()) = go_on() {
+                    return Err(Error::Cancelled);
+                }
+                self.open(path)?;
+            }
+            Ok(texts)
+        })?;
+        let with_prefix = |(text, file_len): (String, u64)| {
+            let header_len = LENGTH_PREFIX_BYTES + text.len() as u64;
+            (text, header_len, file_len)
+        };
+        Ok(texts.into_iter().map(with_prefix).collect())
+    }
+
+    /// Whether this file is open.
+    fn has_file(&self, path: PathBuf) -> bool {
+        self.state().files.contains_key(&path)
+    }
+
+    /// Closes files, rings and memory. Another read opens them again.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| {
+            let state = std::mem::take(&mut *self.state());
+            drop(state);
+        });
+    }
+}
+
+impl ChunkReader {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An open file, and who reads it.
+    fn open(&self, path: &Path) -> windlass::Result<(Arc<Reader>, ReadFile)> {
+        let failed = |source| Error::Io {
+            operation: "stat",
+            path: path.to_owned(),
+            tensor: None,
+            range: None,
+            source,
+        };
+        let file = match fs::metadata(path) {
+            Ok(stat) => {
+                if let Some((mount, device)) = &self.mount
+                    && stat.dev() != *device
+                {
+                    let reason = format!("it does not lie on the 3FS at {}", mount.display());
+                    let why = route::Unavailable { reason, fix: "make a reader for its mount".into() };
+                    return Err(Error::RouteUnavailable { route: Route::Usrbio, path: path.to_owned(), why });
+                }
+                let stamp = Stamp::of(&stat);
+                let known = self.state().files.get(path).filter(|(_, own)| *own == stamp).cloned();
+                match known {
+                    Some((file, _)) => file,
+                    None => {
+                        let file = ReadFile::open(path)?;
+                        self.state().files.insert(path.to_owned(), (file.clone(), stamp));
+                        file
+                    }
+                }
+            }
+            // That says best what is wrong, if something is.
+            Err(source) => return Err(ReadFile::open(path).err().unwrap_or_else(|| failed(source))),
+        };
+        let mut state = self.state();
+        let reader = match &state.reader {
+            Some(reader) => reader.clone(),
+            None => state.reader.insert(Arc::new(Reader::new(&self.options)?)).clone(),
+        };
+        Ok((reader, file))
+    }
+
+    /// After an error, which may be that of a daemon which is no more: the next read begins anew.
+    fn forget(&self, failed: Arc<Reader>) {
+        let mut state = self.state();
+        if state.reader.as_ref().is_some_and(|reader| Arc::ptr_eq(reader, &failed)) {
+            let forgotten = std::mem::take(&mut *state);
+            drop(state);
+            drop(forgotten);
+        }
+    }
+}
+
+impl Stamp {
+    fn of(stat: &fs::Metadata) -> Self {
+        Self {
+            inode: stat.ino(),
+            len: stat.len(),
+            modified: (stat.mtime(), stat.mtime_nsec()),
+            changed: (stat.ctime(), stat.ctime_nsec()),
+        }
+    }
+}
+
+/// Whether USRBIO can be used on the 3FS at this path: an error that says why not.
+#[pyfunction]
+pub(crate) fn probe_3fs(
+    py: Python<'_>,
+    path: PathBuf,
+    client: &str,
+    directories: Vec<PathBuf>,
+) -> PyResult<()> {
+    let client = parse_client(client).into_python(py)?;
+    py.detach(|| route::probe_3fs(&path, client, &directories)).into_python(py)
+}
+
+/// Where the 3FS is mounted that a path lies on.
+#[pyfunction]
+pub(crate) fn mount_point_of_3fs(py: Python<'_>, path: PathBuf) -> PyResult<PathBuf> {
+    py.detach(|| route::mount_point_of_3fs(&path)).into_python(py)
+}
+
+/// Where a 3FS is mounted that this process sees.
+#[pyfunction]
+pub(crate) fn mount_points_of_3fs(py: Python<'_>) -> Vec<PathBuf> {
+    py.detach(route::mount_points_of_3fs)
+}
+
+fn options(
+    route: Route,
+    entries: u64,
+    buffer_size: u64,
+    client: &str,
+    usrbio_directories: Vec<PathBuf>,
+) -> windlass::Result<ReaderOptions> {
+    if buffer_size < BLOCK_BYTES || entries == 0 {
+        let (option, value, reason) = match entries {
+            0 => ("entries", entries, "a reader needs at least one"),
+            _ => ("buffer_size", buffer_size, "a reader needs at least 4096 bytes"),
+        };
+        return Err(Error::InvalidOption { option, value: value.to_string(), reason: reason.into() });
+    }
+    let chunk_bytes =
+        (buffer_size / MIN_IN_FLIGHT / BLOCK_BYTES * BLOCK_BYTES).clamp(BLOCK_BYTES, MAX_CHUNK_BYTES);
+    let most = ReaderOptions::MAX_IN_FLIGHT as u64;
+    let in_flight = (buffer_size / chunk_bytes).min(entries).clamp(1, most) as usize;
+    Ok(ReaderOptions {
+        route,
+        usrbio: parse_client(client)?,
+        usrbio_directories,
+        in_flight,
+        chunk_bytes,
+        memory_budget_bytes: buffer_size,
+        ..ReaderOptions::default()
+    })
+}
+
+fn parse_client(name: &str) -> windlass::Result<UsrbioClient> {
+    let mut options = windlass::LoadOptions::default();
+    options.set("usrbio", name)?;
+    Ok(options.usrbio)
+}
+
+fn device_of_mount(mount_point: &Path, options: &ReaderOptions) -> windlass::Result<u64> {
+    route::probe_3fs(mount_point, options.usrbio, &options.usrbio_directories)?;
+    let stat = fs::metadata(mount_point).map_err(|source| Error::Io {
+        operation: "stat",
+        path: mount_point.to_owned(),
+        tensor: None,
+        range: None,
+        source,
+    })?;
+    Ok(stat.dev())
+}
+
+/// The reads of `len` bytes of a file, which has them, to `address`.
+fn requests(
+    file: &ReadFile,
+    address: u64,
+    offset: u64,
+    len: u64,
+    chunk_size: u64,
+) -> windlass::Result<Vec<ReadRequest>> {
+    // Chunks of a few bytes would be many.
+    let step = if chunk_size == 0 { len } else { chunk_size.max(BLOCK_BYTES) };
+    let device = if address == 0 { DeviceId::Cpu } else { device::device_of(address) };
+    let invalid = || Error::InvalidOption {
+        option: "dev_ptr",
+        value: format!("{address:#x}"),
+        reason: format!("{len} bytes from there end past 2^64"),
+    };
+    address.checked_add(len).ok_or_else(invalid)?;
+    let place = |position: u64| match (NonNull::new((address + position) as *mut u8), device) {
+        (Some(start), DeviceId::Cpu) if address != 0 => {
+            // SAFETY: the caller of `read_chunked` promises that `dev_ptr` is the beginning of so many bytes which nobody
+            // else uses meanwhile. The batch is waited for, or dropped, which waits, before the call returns.
+            unsafe { Target::host(start) }
+        }
+        // SAFETY: as above; CUDA says that the address is memory of that device.
+        (Some(_), DeviceId::Cuda(_)) => unsafe { Target::device(device, address + position) },
+        _ => Target::discard(),
+    };
+    let part = |position: u64| {
+        let range = ByteRange::at(offset + position, step.min(len - position)).unwrap_or_default();
+        ReadRequest::new(file, range, place(position))
+    };
+    Ok((0..len.div_ceil(step)).map(|part_number| part(part_number * step)).collect())
+}
