@@ -123,9 +123,7 @@ impl Shared {
 
     /// What a report says of it.
     pub(super) fn note(&self) -> String {
-        let (point, client, reason) =
-            (self.mount.point().display(), self.mount.client(), self.mount.reason());
-        format!("usrbio on {point} by the {client} client: {reason}")
+        format!("usrbio on {} by the {} client", self.mount.point().display(), self.mount.client())
     }
 
     /// Whether a file is read by USRBIO.

@@ -18,7 +18,13 @@ use std::{
 use usrbiod::Options;
 use windlass::{DeviceId, LoadOptions, Loaded, Route, UsrbioClient};
 
-/// A mounted daemon with a model of every type, to oneself: footprints and the stand-in of a device are the process's.
+/// Footprints and the stand-in of a device are the process's: tests that load take turns.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A mounted daemon with a model of every type, to oneself.
 struct Model {
     fixture: Fixture,
     /// On the mount.
@@ -34,8 +40,7 @@ impl Model {
     }
 
     fn start_with(options: &Options) -> Option<Self> {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = turn();
         start_what_stays();
         let fixture = Fixture::start_with(options)?;
         let (_, file) = common::mixed_model(&fixture.behind(""));

@@ -30,6 +30,7 @@ const HOST: DeviceId = DeviceId::Cpu;
 
 #[test]
 fn a_file_elsewhere_is_refused_and_auto_has_nothing_to_say() {
+    let _turn = crate::turn();
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (path, file) = mixed_model(disk.path());
     for device in crate::common::devices() {
