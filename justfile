@@ -58,7 +58,7 @@ test-rust *arguments:
 
 # Build the Python package and run its tests.
 test-python *arguments:
-    cargo build --quiet --release --package fake-cuda --package usrbiod
+    cargo build --quiet --release --package fake-cuda --package usrbiod --package hf3fs-abi
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
     '{{ bin }}/pytest' "$@"
 
@@ -162,6 +162,13 @@ bench-many-tensors *arguments: setup
     '{{ bin }}/pip' install --quiet -r bench/requirements.txt
     '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
     '{{ bin }}/python' bench/many_tensors.py "$@"
+
+# Measure reads from a stand-in of 3FS beside fastsafetensor-3fs-reader. Needs root and /dev/fuse; takes five minutes.
+bench-3fs *arguments: setup
+    '{{ bin }}/pip' install --quiet -r bench/requirements.txt
+    cargo build --quiet --release --package usrbiod --package hf3fs-abi
+    '{{ bin }}/maturin' develop --quiet --release
+    '{{ bin }}/python' bench/threefs.py "$@"
 
 # Measure how much of the wait for storage prefetching hides. Takes two minutes.
 bench-layers *arguments: venv

@@ -1,0 +1,222 @@
+"""Reads from a stand-in of 3FS: windlass beside fastsafetensor-3fs-reader, with the same memory, in turn.
+
+The stand-in is a daemon of this machine that reads a local directory. Its speed says nothing about any 3FS: what is
+measured is what the clients make of it, with a delay added to each read as a network would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+BUILT = HERE.parent / "target" / "release"
+READERS = {"windlass": "windlass.compat.threefs", "fastsafetensor-3fs-reader": "fastsafetensor_3fs_reader"}
+OURS, PEER = READERS
+MIB = 1 << 20
+GOAL = 1.5
+# Reads everything once, as loaders do: one call for each file, to memory that was touched before.
+READ = """
+import ctypes, hashlib, importlib, json, os, sys, time
+module, mount, buffer_size, kept, check, *paths = sys.argv[1:]
+threefs = importlib.import_module(module)
+reader = threefs.ThreeFSFileReader(mount_point=mount, buffer_size=int(buffer_size))
+lengths = [os.stat(path).st_size for path in paths]
+memory = (ctypes.c_char * max(lengths)).from_buffer(bytearray(max(lengths))) if kept == "True" else None
+address = ctypes.addressof(memory) if memory else 0
+
+def fetch(path, length):
+    if reader.read_chunked(path, address, 0, length) != length:
+        raise SystemExit("a read came short")
+
+fetch(paths[0], min(lengths[0], 1 << 20))
+start = time.perf_counter()
+for path, length in zip(paths, lengths):
+    fetch(path, length)
+seconds = time.perf_counter() - start
+digest = hashlib.blake2b()
+if check == "True":
+    for path, length in zip(paths, lengths):
+        fetch(path, length)
+        digest.update(memoryview(memory)[:length])
+print(json.dumps({"seconds": seconds, "digest": digest.hexdigest()}))
+"""
+
+
+def read(
+    name: str, mount: Path, buffer_mib: int, paths: list[Path], *, kept: bool, check: bool
+) -> dict[str, Any]:
+    """All files once, by one reader in a fresh process."""
+    environment = {
+        **os.environ,
+        "HF3FS_LIB_DIR": str(BUILT),
+        "LD_LIBRARY_PATH": str(BUILT),
+        "FASTSAFETENSORS_BACKEND": "cpp",
+    }
+    arguments = [READERS[name], mount, buffer_mib * MIB, kept, check, *paths]
+    command = [sys.executable, "-c", READ, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{name} failed: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+@contextmanager
+def daemon(root: Path, delay_us: int) -> Iterator[Path]:
+    """The stand-in over a directory, each of its reads so much later."""
+    with tempfile.TemporaryDirectory() as mount:
+        command = [BUILT / "usrbiod", root, mount]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if process.stdout.readline().strip() != "ready":
+                raise SystemExit("the stand-in cannot be mounted here: it needs /dev/fuse, and root")
+            process.stdin.write(f"behave delay_us={delay_us}\n")
+            process.stdin.flush()
+            process.stdout.readline()
+            yield Path(mount)
+        finally:
+            process.stdin.close()
+            process.wait()
+
+
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """All cases: for each, the seconds of each reader in each round."""
+    data = HERE / "data" / "3fs"
+    data.mkdir(parents=True, exist_ok=True)
+    files = [data / f"{number}.bin" for number in range(arguments.files)]
+    for file in files:
+        if not file.exists() or file.stat().st_size != arguments.bytes // arguments.files:
+            file.write_bytes(os.urandom(arguments.bytes // arguments.files))
+    digest = hashlib.blake2b()
+    for file in files:
+        digest.update(file.read_bytes())
+    expected, cases = digest.hexdigest(), []
+    for delay_us in arguments.delays_us:
+        with daemon(data, delay_us) as mount:
+            paths = [mount / file.name for file in files]
+            for kept in (False, True):
+                for buffer_mib in arguments.buffers_mib:
+                    seconds: dict[str, list[float]] = {name: [] for name in READERS}
+                    digests = {expected} if kept else set()
+                    for number in range(arguments.rounds + 1):
+                        for name in READERS:
+                            # The first round warms the page cache behind the daemon, and proves the bytes.
+                            found = read(name, mount, buffer_mib, paths, kept=kept, check=kept and not number)
+                            if number:
+                                seconds[name].append(found["seconds"])
+                            else:
+                                digests.add(found["digest"])
+                    if len(digests) != 1:
+                        raise SystemExit("a reader delivered other bytes than the files hold")
+                    case = {"delay_us": delay_us, "kept": kept, "buffer_mib": buffer_mib, "seconds": seconds}
+                    print(case, file=sys.stderr)
+                    cases.append(case)
+    return cases
+
+
+def ratio(case: dict[str, Any]) -> float:
+    """How many times as fast ours is: the median over rounds, each reader's seconds beside those of the same round."""
+    seconds = case["seconds"]
+    return statistics.median(peer / ours for ours, peer in zip(seconds[OURS], seconds[PEER], strict=True))
+
+
+def table(document: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    rows = []
+    for case in document["cases"]:
+        rate = {
+            name: document["bytes"] / statistics.median(seconds) / 1e9
+            for name, seconds in case["seconds"].items()
+        }
+        target = "host memory" if case["kept"] else "nowhere"
+        reached = "reached" if ratio(case) >= GOAL else "missed"
+        rows.append(
+            f"| {case['delay_us'] / 1000:g} ms | {target} | {case['buffer_mib']} MiB | {rate[OURS]:.2f} | "
+            f"{rate[PEER]:.2f} | {ratio(case):.2f} ({reached}) |"
+        )
+    return f"""# Reading from a stand-in of 3FS
+
+**A stand-in, not 3FS**: a daemon on the same machine that reads {document["files"]} local files of together
+{document["bytes"] / (1 << 30):.1f} GiB out of the page cache, with `delay` added to each read. It has no network, and
+says nothing about the speed of any 3FS. What it shows is how many reads a client keeps in flight with the same memory.
+
+One process, one call of `read_chunked` for each file, `buffer_size` as given; GB/s, medians of {document["rounds"]}
+rounds in turn, a process each; {document["cores"]} cores. Both delivered the files' bytes. The goal is {GOAL} times the
+peer's speed. Made by `just bench-3fs`.
+
+| delay | to | buffer | windlass | fastsafetensor-3fs-reader {document["peer_version"]} | ratio |
+|---|---|---|---|---|---|
+{chr(10).join(rows)}
+"""
+
+
+def chart(document: dict[str, Any], path: Path) -> None:
+    """Throughput to host memory against the buffer's size, a panel for each delay."""
+    import matplotlib as mpl  # noqa: PLC0415
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt  # noqa: PLC0415
+
+    delays = sorted({case["delay_us"] for case in document["cases"]})
+    figure, panels = plt.subplots(1, len(delays), figsize=(5 * len(delays), 4), sharey=True, squeeze=False)
+    for delay_us, panel in zip(delays, panels[0], strict=True):
+        cases = [case for case in document["cases"] if case["delay_us"] == delay_us and case["kept"]]
+        for name, color in ((OURS, "#1f6feb"), (PEER, "#8c959f")):
+            rates = [document["bytes"] / statistics.median(case["seconds"][name]) / 1e9 for case in cases]
+            panel.plot([case["buffer_mib"] for case in cases], rates, "o-", color=color, label=name)
+        panel.set(
+            title=f"{delay_us / 1000:g} ms added to each read", xlabel="buffer, MiB", xscale="log", ylim=0
+        )
+    panels[0][0].set_ylabel("GB/s to host memory")
+    panels[0][0].legend()
+    figure.suptitle("A stand-in on the same machine, not 3FS")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Measures what the command line says, and writes results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--bytes", type=int, default=1 << 30)
+    parser.add_argument("--files", type=int, default=4)
+    parser.add_argument("--buffers-mib", type=int, nargs="+", default=[8, 32, 64, 128])
+    parser.add_argument("--delays-us", type=int, nargs="+", default=[0, 1000, 3000])
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    arguments = parser.parse_args()
+    for name in ("usrbiod", "libhf3fs_api_shared.so"):
+        if not (BUILT / name).exists():
+            raise SystemExit(
+                f"{name} is missing: cargo build --release --package usrbiod --package hf3fs-abi"
+            )
+    from importlib.metadata import version  # noqa: PLC0415
+
+    document = {
+        "stand_in": "a daemon on the same machine, not 3FS",
+        "bytes": arguments.bytes // arguments.files * arguments.files,
+        "files": arguments.files,
+        "rounds": arguments.rounds,
+        "cores": os.cpu_count(),
+        "peer_version": version(PEER),
+        "cases": measure(arguments),
+    }
+    (arguments.output / "3fs.json").write_text(json.dumps(document, indent=1) + "\n")
+    (arguments.output / "3fs.md").write_text(table(document))
+    chart(document, arguments.output / "3fs.svg")
+    print(table(document))
+
+
+if __name__ == "__main__":
+    main()
