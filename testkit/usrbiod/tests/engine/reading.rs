@@ -43,7 +43,7 @@ fn every_target_gets_the_bytes_by_either_client() {
         batch.wait().unwrap();
         for (number, &(start, len)) in ranges.iter().enumerate() {
             let block = batch.take(3 * number).unwrap();
-            assert_eq!(block.as_slice(), &model.file[start as usize..(start + len) as usize]);
+            assert_eq!(&block[..], &model.file[start as usize..(start + len) as usize]);
         }
         assert_eq!(*collected.lock().unwrap(), model.file);
         let report = batch.report();
@@ -69,7 +69,7 @@ fn files_elsewhere_are_refused_and_others_read() {
         let read =
             reader.submit([ReadRequest::new(&file, range, Target::memory())], Priority::Demand).unwrap();
         read.wait().unwrap();
-        assert_eq!(read.take(0).unwrap().as_slice(), &model.file[..100]);
+        assert_eq!(&read.take(0).unwrap()[..], &model.file[..100]);
     }
 }
 
