@@ -89,9 +89,9 @@ impl ChunkReader {
         if len == 0 {
             return Ok(0);
         }
-        let requests =
-            py.detach(|| requests(&file, dev_ptr, file_offset, len, chunk_size)).into_python(py)?;
-        let batch = reader.submit(requests, Priority::Demand).into_python(py)?;
+        let submit =
+            || reader.submit(requests(&file, dev_ptr, file_offset, len, chunk_size)?, Priority::Demand);
+        let batch = py.detach(submit).into_python(py)?;
         while !py.detach(|| batch.wait_within(TICK).is_some()) {
             if let Err(interrupt) = py.check_signals() {
                 // That waits for what is under way.

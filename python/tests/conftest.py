@@ -85,6 +85,12 @@ class Daemon:
         answer = self._answers.readline()
         assert answer.startswith("ok"), answer
 
+    def kill(self) -> None:
+        """Kills the daemon, and takes the mount away."""
+        self._process.kill()
+        self._process.wait()
+        subprocess.run(["umount", "--lazy", self.mount], check=True)
+
     def close(self) -> None:
         """Lets the daemon end, which unmounts."""
         self._commands.close()

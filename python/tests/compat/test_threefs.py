@@ -20,6 +20,7 @@ from windlass.errors import (
     OptionError,
     RouteUnavailableError,
     StorageError,
+    WindlassError,
 )
 
 SIZE = 5_000_011
@@ -234,6 +235,30 @@ def test_short_answers_are_an_error_and_not_the_end_of_the_file(daemon: Daemon, 
         with pytest.raises(StorageError, match="twice") as caught:
             reader.read_chunked(path, 0, 0, SIZE)
         assert caught.value.offset is not None
+
+
+def test_the_death_of_the_daemon_ends_every_read(daemon: Daemon, path) -> None:
+    failed = []
+    with threefs.ThreeFSFileReader(str(daemon.mount), client="native", buffer_size=BUFFER) as reader:
+        assert reader.read_chunked(path, 0, 0, 10) == 10
+        daemon.behave("stall=1")
+
+        def read() -> None:
+            try:
+                reader.read_chunked(path, 0, 0, SIZE)
+            except WindlassError as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        daemon.kill()
+        for thread in threads:
+            thread.join()
+        with pytest.raises(WindlassError):
+            reader.read_chunked(path, 0, 0, SIZE)
+    assert len(failed) == 3
+    assert all(str(error.path) == path for error in failed)
 
 
 def test_without_a_3fs_there_is_no_reader(

@@ -8,6 +8,7 @@ mod failing;
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "../mounted/fixture.rs"]
 mod fixture;
+mod reading;
 mod refusing;
 
 use fixture::{Fixture, library_path};
