@@ -19,6 +19,9 @@ import windlass
 from conftest import make_cold, write_model
 from ranks import Outcome, attempt, on_ranks, values
 from windlass import distributed as wd
+from windlass.distributed import _delivery
+from windlass.distributed._delivery import Delivery
+from windlass.distributed._link import Link
 
 SHORT = 3.0
 """Seconds that ranks wait for each other where one is silent."""
@@ -308,3 +311,38 @@ def test_ctrl_c_on_one_rank_ends_the_load_on_all(tmp_path: Path) -> None:
     for pressed, seen in zip(first, second, strict=True):
         assert pressed.error == "KeyboardInterrupt", pressed
         assert (seen.error, seen.rank, seen.kind) == ("DistributedError", 0, "KeyboardInterrupt"), seen
+
+
+def interrupted_when_ready(rank: int, path: str, mark: str) -> Outcome:
+    """Rank 0 has read at once, rank 1 not before rank 0's load has ended."""
+    if rank == 0:
+        gather = Link.gather_numbers
+
+        def gather_and_press(link: Link, numbers: Any) -> Any:
+            if len(numbers) == 3 and numbers[0] == _delivery.READY and not pressed:
+                pressed.append(True)
+                os.kill(os.getpid(), signal.SIGINT)
+            return gather(link, numbers)
+
+        pressed: list[bool] = []
+        Link.gather_numbers = gather_and_press  # type: ignore[method-assign]
+    else:
+        read = Delivery._read
+
+        def read_late(delivery: Delivery, *what: Any) -> Any:
+            until(Path(mark).exists)
+            return read(delivery, *what)
+
+        Delivery._read = read_late  # type: ignore[method-assign]
+    outcome = attempt(lambda: wd.load_file(path, strategy="own", timeout=20))
+    if rank == 0:
+        Path(mark).touch()
+    return outcome
+
+
+def test_ctrl_c_on_a_rank_that_waits_for_others_does_not_wait_for_them(tmp_path: Path) -> None:
+    pressed, seen = values(
+        on_ranks(interrupted_when_ready, 2, tmp_path, model(tmp_path), str(tmp_path / "mark"))
+    )
+    assert pressed.error == "KeyboardInterrupt", pressed
+    assert (seen.error, seen.rank, seen.kind) == ("DistributedError", 0, "KeyboardInterrupt"), seen

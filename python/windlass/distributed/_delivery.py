@@ -256,18 +256,20 @@ class Delivery:
         prepared = None
         state = READY if step is None else WAITING
         while True:
-            if state == WAITING:
-                assert self._reading is not None
-                assert step is not None
-                self._wake.wait(min(1.0, self._link.timeout / 4))
-                try:
-                    if self._interruption is not None:
-                        raise self._interruption
+            try:
+                if state == WAITING:
+                    self._wake.wait(min(1.0, self._link.timeout / 4))
+                # Also of ranks that are ready: they would wait for the slowest, which then succeeds alone.
+                if self._interruption is not None:
+                    raise self._interruption
+                if state == WAITING:
+                    assert self._reading is not None
+                    assert step is not None
                     if self._reading.done():
                         prepared = self._exchange.prepare(self._plan.steps[step], self._reading.result())
                         state = READY
-                except BaseException as failure:
-                    error, state = failure, FAILED
+            except BaseException as failure:
+                error, state = failure, FAILED
             if self._all_are_ready(state, step, error):
                 self._is_over = step is None
                 # What was read is the caller's now.
