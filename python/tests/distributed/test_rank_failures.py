@@ -19,7 +19,7 @@ import windlass
 from conftest import make_cold, write_model
 from ranks import Outcome, attempt, on_ranks, values
 from windlass import distributed as wd
-from windlass.distributed import _delivery
+from windlass.distributed import _catalog, _delivery, _load
 from windlass.distributed._delivery import Delivery
 from windlass.distributed._link import Link
 
@@ -172,6 +172,23 @@ def test_a_file_that_is_replaced_between_two_ranks_is_noticed(tmp_path: Path) ->
     for outcome in values(on_ranks(replaced, 2, tmp_path, path)):
         assert outcome.error == "DistributedError"
         assert f"the ranks differ in the file {path}" in outcome.message
+
+
+def on_another_host(rank: int, path: str) -> int:
+    """Each rank has a disk of its own, with the file at the same path."""
+    file = _catalog._file
+
+    def file_of_this_host(place: str) -> _catalog.File:
+        found = file(place)
+        return found._replace(identity=(*found.identity[:3], found.identity[3] + rank))
+
+    _catalog._file = file_of_this_host
+    _load._this_node = lambda: f"host {rank}"
+    return len(wd.load_file(path, node="all of them", strategy="share", timeout=20))
+
+
+def test_hosts_that_share_reads_may_have_copies_of_their_own(tmp_path: Path) -> None:
+    assert values(on_ranks(on_another_host, 2, tmp_path, model(tmp_path))) == [24, 24]
 
 
 def stopping(rank: int, path: str) -> list[Outcome]:

@@ -39,12 +39,12 @@ def compare(notes: Sequence[dict[str, Any]]) -> None:
         raise DistributedError(f"the ranks differ in {subject}: {views}")
 
 
-def compare_files(nodes: Sequence[str], identities: Sequence[Sequence[tuple[str, int, int, int]]]) -> None:
-    """Fails if ranks of a node found different files in one place: one was replaced while they opened it."""
+def compare_files(hosts: Sequence[str], identities: Sequence[Sequence[tuple[str, int, int, int]]]) -> None:
+    """Fails if ranks of a host found different files in one place: one was replaced while they opened it."""
     seen: dict[tuple[str, str], tuple[int, Sequence[int]]] = {}
-    for rank, (node, files) in enumerate(zip(nodes, identities, strict=True)):
+    for rank, (host, files) in enumerate(zip(hosts, identities, strict=True)):
         for place, *identity in files:
-            first, known = seen.setdefault((node, place), (rank, identity))
+            first, known = seen.setdefault((host, place), (rank, identity))
             if known != identity:
                 raise DistributedError(
                     f"the ranks differ in the file {place}: it was replaced or rewritten after rank {first} opened "

@@ -48,7 +48,10 @@ class Request(NamedTuple):
     window_bytes: int
     is_one_step: bool
     """Whether what a rank reads for itself may come in one step."""
+    host: str
+    """What ranks that see the same files in the same places have in common."""
     node: str
+    """What ranks that share reads have in common."""
     shared_options: Mapping[str, Any]
     """Those in which ranks must not differ."""
 
@@ -139,7 +142,7 @@ class Delivery:
         compare([{"their version of windlass": note["version"]} for note in notes])
         compare([note["compared"] for note in notes])
         labels = [note["node"] for note in notes]
-        compare_files(labels, [note["identities"] for note in notes])
+        compare_files([note["host"] for note in notes], [note["identities"] for note in notes])
         request = self._request
         codes = [request.codes] * self._link.size
         if any(note["wants"] != notes[0]["wants"] for note in notes):
@@ -174,6 +177,7 @@ class Delivery:
         catalog = self._asked.catalog
         return {
             "version": windlass.__version__,
+            "host": self._asked.host,
             "node": self._asked.node,
             "refusal": self._link.refusal,
             "wants": hashlib.sha256(self._asked.codes).hexdigest(),

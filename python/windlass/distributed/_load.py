@@ -245,6 +245,7 @@ def _deliver(
             strategy=strategy,
             window_bytes=window_bytes,
             is_one_step=caller == "load_file",
+            host=_this_host(),
             node=_this_node() if node is None else str(node),
             shared_options={
                 "device": name.partition(":")[0],
@@ -266,3 +267,12 @@ def _this_node() -> str:
             return f"{socket.gethostname()} {file.read().strip()}"
     except OSError:
         return socket.gethostname()
+
+
+def _this_host() -> str:
+    """The same for processes to which a path is the same file: of one node, and of one view of its mounts."""
+    try:
+        return f"{_this_node()} {os.readlink('/proc/self/ns/mnt')}"
+    except OSError:
+        # Ranks that do not know whether they see the same files are not compared.
+        return f"{_this_node()} {os.getpid()}"
