@@ -133,6 +133,49 @@ def failing(rank: int, path: str, own_path: str) -> dict[str, Outcome]:
     return outcomes
 
 
+class Strange(Exception):
+    """As others make them: its fields are none that can be sent, and it has no words."""
+
+    path = 3
+    tensor = object()
+    offset = {1}
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def failing_strangely(rank: int, path: str) -> list[Outcome]:
+    class Dtype:
+        def __str__(self) -> str:
+            raise Strange
+
+    def select(name: str) -> bool:
+        if rank == 1:
+            raise Strange
+        return True
+
+    def wrong_fields(name: str) -> bool:
+        if rank == 1:
+            raise windlass.WindlassError("wrong fields", path=3, tensor=b"t", offset="o")  # type: ignore[arg-type]
+        return True
+
+    dtype = Dtype() if rank == 1 else None
+    return [
+        attempt(lambda: len(wd.load_file(path, select=select, timeout=20))),
+        attempt(lambda: len(wd.load_file(path, select=wrong_fields, timeout=20))),
+        attempt(lambda: len(wd.load_file(path, dtype=dtype, timeout=20))),
+    ]
+
+
+def test_errors_that_cannot_be_described_are_told_all_the_same(tmp_path: Path) -> None:
+    first, second = values(on_ranks(failing_strangely, 2, tmp_path, model(tmp_path)))
+    for seen, own in zip(first, second, strict=True):
+        assert (seen.error, seen.rank) == ("DistributedError", 1), seen
+        assert seen.seconds < 15
+        assert own.cause == seen.kind
+    assert [seen.kind for seen in first[:2]] == ["Strange", "WindlassError"]
+
+
 def failing_with_own_copies(rank: int, path: str, copies: list[str]) -> dict[str, Outcome]:
     return failing(rank, path, copies[rank])
 

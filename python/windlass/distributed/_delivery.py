@@ -138,7 +138,12 @@ class Delivery:
         self._read_ahead()
 
     def _agreed_plan(self, error: BaseException | None) -> Plan:
-        notes = confer(self._link, self._note(), error)
+        note = None
+        try:
+            note = self._note()
+        except Exception as failure:
+            error = error or failure
+        notes = confer(self._link, note, error)
         compare([{"their version of windlass": note["version"]} for note in notes])
         compare([note["compared"] for note in notes])
         labels = [note["node"] for note in notes]
