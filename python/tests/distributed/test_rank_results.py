@@ -305,3 +305,27 @@ def test_without_a_group_the_error_says_what_to_call(tmp_path: Path) -> None:
 def test_the_iterator_is_one_of_the_packages_types() -> None:
     assert issubclass(wd.DistributedTensors, windlass.LoadedTensors)
     assert TensorIterator in (getattr(wd, name) for name in wd.__all__)
+
+
+def reports_of(rank: int, path: str) -> list[dict[str, Any]]:
+    reports = []
+    with wd.iter_tensors(path, strategy="share", max_in_flight="96KiB", timeout=40) as tensors:
+        reports.append(tensors.report.as_dict())
+        for _ in tensors:
+            reports.append(tensors.report.as_dict())
+    reports += [tensors.report.as_dict(), tensors.report.as_dict()]
+    return reports
+
+
+def test_a_report_has_what_was_done_and_no_more(tmp_path: Path) -> None:
+    # Odd sizes, so that tensors do not lie side by side in a bundle.
+    path = str(
+        write_model(tmp_path / "m.safetensors", {f"t{number:02}": ("U8", [1001]) for number in range(64)})
+    )
+    for reports in values(on_ranks(reports_of, 2, tmp_path, path)):
+        assert [reports[0][key] for key in ("steps", "sent_bytes", "received_bytes")] == [0, 0, 0]
+        steps = [report["steps"] for report in reports]
+        assert steps == sorted(steps)
+        assert steps[1] == 1 < steps[-1]
+        assert reports[-1]["received_bytes"] + reports[-1]["sent_bytes"] == 64 * 1001
+        assert reports[-1]["seconds"] == reports[-2]["seconds"] >= reports[-3]["seconds"] > 0

@@ -71,6 +71,7 @@ class Delivery:
         self._node_link: Link | None = None
         self._next_step = 0
         self._is_over = False
+        self._seconds: float | None = None
         self._stream: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._asked: Request | None = None
         error: BaseException | None = None
@@ -95,7 +96,7 @@ class Delivery:
         if not self._is_over:
             with contextlib.suppress(DistributedError, Stopped, RuntimeError):
                 self._call(lambda: self._leave(Stopped("no more tensors were taken")))
-        self._is_over = True
+        self._end()
         self._interruption = self._interruption or Stopped()
         self._talker.shutdown()
         self._reader.shutdown()
@@ -120,11 +121,19 @@ class Delivery:
             tensor_bytes=sum(part_bytes(self._request.catalog, self._wants, rank, t) for t in tensors),
             sent_bytes=self._exchange.sent_bytes,
             received_bytes=self._exchange.received_bytes,
-            steps=len(self._plan.steps),
-            seconds=time.perf_counter() - self._started,
+            steps=self._next_step,
+            seconds=self._elapsed() if self._seconds is None else self._seconds,
             reads=None if self._loads is None else Report._from_native(self._loads),
             refused=self._refused,
         )
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._started
+
+    def _end(self) -> None:
+        if not self._is_over:
+            self._seconds = self._elapsed()
+        self._is_over = True
 
     # What follows runs on the thread that talks to the ranks, but for the two calls that hand it over.
 
@@ -133,7 +142,7 @@ class Delivery:
         try:
             self._plan = self._agreed_plan(error)
         except BaseException:
-            self._is_over = True
+            self._end()
             raise
         self._read_ahead()
 
@@ -249,7 +258,7 @@ class Delivery:
         try:
             tensors = self._exchange.carry_out(prepared)
         except DistributedError:
-            self._is_over = True
+            self._end()
             raise
         except BaseException as error:
             # All messages have arrived: the ranks meet next, wherever they are.
@@ -280,7 +289,8 @@ class Delivery:
             except BaseException as failure:
                 error, state = failure, FAILED
             if self._all_are_ready(state, step, error):
-                self._is_over = step is None
+                if step is None:
+                    self._end()
                 # What was read is the caller's now.
                 self._reading = None
                 return prepared
@@ -294,7 +304,7 @@ class Delivery:
             if any(theirs[1:] != told[0][1:] for theirs in told):
                 raise DistributedError("the ranks follow different plans: this is a fault of windlass")
         except BaseException:
-            self._is_over = True
+            self._end()
             raise
         return all(theirs[0] == READY for theirs in told)
 
@@ -349,7 +359,7 @@ class Delivery:
         if future.exception() is None and not self._is_over:
             with contextlib.suppress(BaseException):
                 self._talker.submit(self._leave, error).result()
-        self._is_over = True
+        self._end()
 
 
 def _current_stream(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
