@@ -14,7 +14,7 @@ import windlass
 from conftest import BITS, make_cold, same_bytes, write_model
 from ranks import attempt, on_ranks, values
 from windlass import distributed as wd
-from windlass.distributed import TensorIterator
+from windlass.distributed import TensorIterator, _cost
 from write import File, Tensor
 
 WINDOWS = ["1GiB", "700KiB"]
@@ -307,7 +307,7 @@ def test_the_iterator_is_one_of_the_packages_types() -> None:
     assert TensorIterator in (getattr(wd, name) for name in wd.__all__)
 
 
-def reports_of(rank: int, path: str) -> list[dict[str, Any]]:
+def reports_on_the_way(rank: int, path: str) -> list[dict[str, Any]]:
     reports = []
     with wd.iter_tensors(path, strategy="share", max_in_flight="96KiB", timeout=40) as tensors:
         reports.append(tensors.report.as_dict())
@@ -322,10 +322,27 @@ def test_a_report_has_what_was_done_and_no_more(tmp_path: Path) -> None:
     path = str(
         write_model(tmp_path / "m.safetensors", {f"t{number:02}": ("U8", [1001]) for number in range(64)})
     )
-    for reports in values(on_ranks(reports_of, 2, tmp_path, path)):
+    for reports in values(on_ranks(reports_on_the_way, 2, tmp_path, path)):
         assert [reports[0][key] for key in ("steps", "sent_bytes", "received_bytes")] == [0, 0, 0]
         steps = [report["steps"] for report in reports]
         assert steps == sorted(steps)
         assert steps[1] == 1 < steps[-1]
         assert reports[-1]["received_bytes"] + reports[-1]["sent_bytes"] == 64 * 1001
         assert reports[-1]["seconds"] == reports[-2]["seconds"] >= reports[-3]["seconds"] > 0
+
+
+def with_little_memory(rank: int, path: str) -> tuple[int, dict[str, Any]]:
+    # So that sharing would be measured, and win.
+    _cost.SMALL_BYTES = 0
+    _cost.decide = lambda *_: _cost.Decision("share", ("it always wins",), {})
+    loaded = wd.load_file(path, max_in_flight="3KiB", timeout=40)
+    return len(loaded), loaded.report.as_dict()
+
+
+def test_auto_reads_alone_where_memory_does_not_do_for_sharing(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("BF16", [8, 4096]), "b": ("BF16", [16])})
+    for count, report in values(on_ranks(with_little_memory, 2, tmp_path, str(path))):
+        assert (count, report["strategy"]) == (2, "own")
+        (refusal,) = report["refused"]
+        assert refusal["what"] == "strategy share"
+        assert "max_in_flight is too small for tensor 'a'" in refusal["reason"]

@@ -23,11 +23,11 @@ from windlass.distributed._agreement import Stopped, compare, compare_files, con
 from windlass.distributed._catalog import Catalog
 from windlass.distributed._exchange import Exchange, Prepared
 from windlass.distributed._link import Link
-from windlass.distributed._measure import measure_link, measure_storage
-from windlass.distributed._plan import Plan, make_plan, overlapping, part_bytes
+from windlass.distributed._measure import measure_link, measure_storage, messages
+from windlass.distributed._plan import Plan, check_window, make_plan, overlapping, part_bytes
 from windlass.distributed._report import DistributedReport
 from windlass.distributed._wants import NOTHING, Wants
-from windlass.errors import CancelledError, DistributedError, RouteUnavailableError
+from windlass.errors import CancelledError, DistributedError, OptionError, RouteUnavailableError
 
 if TYPE_CHECKING:
     from windlass import _native
@@ -221,21 +221,35 @@ class Delivery:
             return
         work = _cost.work_of(request.catalog, self._wants, nodes)
         decision = _cost.decided_without_measuring(work, refusal)
+        if decision is None and (refused := self._too_small(nodes)) is not None:
+            self._refused = (refused,)
+            decision = _cost.Decision("own", (f"tensors cannot be shared: {refused.reason}",), {})
         if decision is None:
             self._join_node(nodes)
             decision = self._measured(work, nodes)
         self._decision = decision
 
+    def _too_small(self, nodes: list[list[int]]) -> Refusal | None:
+        """Why the memory does not do for sharing; every rank comes to the same."""
+        try:
+            check_window(self._request.catalog, self._wants, nodes, self._request.window_bytes)
+        except OptionError as error:
+            return Refusal("strategy share", None, str(error), "raise max_in_flight")
+        return None
+
     def _measured(self, work: _cost.Work, nodes: list[list[int]]) -> _cost.Decision:
         request = self._request
         error = rate = None
+        buffers: list[Any] = []
         try:
+            if self._node_link is not None:
+                buffers = messages(self._node_link)
             rate = measure_storage(request.checkpoint, request.catalog, self._link.rank, self._link.size)
         except Exception as failure:
             error = failure
         rates: list[float] = confer(self._link, rate, error)
         self._storage_rates = tuple(rates)
-        link_rate = None if self._node_link is None else measure_link(self._node_link)
+        link_rate = None if self._node_link is None else measure_link(self._node_link, buffers)
         link_rates = [rate or float("inf") for rate in confer(self._link, link_rate)]
         self._link_rate = link_rate
         return _cost.decide(work, nodes, rates, link_rates)
