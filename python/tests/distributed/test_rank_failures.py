@@ -69,7 +69,7 @@ def test_ranks_that_differ_get_one_error_that_says_in_what(tmp_path: Path) -> No
         ),
         ([same, same | {"version": "0.0.1"}], "version of windlass: rank 0: 1.2.3; rank 1: 0.0.1"),
         ([same, same | {"strategy": "share"}], "option strategy: rank 0: auto; rank 1: share"),
-        ([same, same | {"max_in_flight": "2GiB"}], "option max_in_flight: rank 0: 1GiB; rank 1: 2GiB"),
+        ([same, same | {"max_in_flight": "2GiB"}], "option max_in_flight: rank 0: 1073741824 bytes; rank 1: 2147483648 bytes"),
     ]
     for first, second, (_, expected) in zip(
         *values(on_ranks(in_turn, 2, tmp_path, [arguments for arguments, _ in cases])), cases, strict=True
@@ -77,6 +77,21 @@ def test_ranks_that_differ_get_one_error_that_says_in_what(tmp_path: Path) -> No
         assert first.error == second.error == "DistributedError", (first, second)
         assert first.message == second.message
         assert re.search(expected, first.message), first.message
+
+
+def alike(rank: int, path: str) -> int:
+    written: list[dict[str, Any]] = [
+        {"timeout": 20, "max_in_flight": "1GiB"},
+        {"timeout": 20.0, "max_in_flight": 1 << 30},
+    ]
+    return len(wd.load_file(path, **written[rank]))
+
+
+def test_options_that_mean_the_same_may_be_written_differently(tmp_path: Path) -> None:
+    assert values(on_ranks(alike, 2, tmp_path, model(tmp_path))) == [24, 24]
+    assert {_load._dtype_name(dtype) for dtype in ("bfloat16", "BF16", torch.bfloat16)} == {"bf16"}
+    assert _load._dtype_name(torch.float16) == _load._dtype_name("half") != _load._dtype_name("float32")
+    assert _load._dtype_name(None) is None
 
 
 def test_what_fails_alike_on_all_ranks_raises_as_it_would_on_one(tmp_path: Path) -> None:
