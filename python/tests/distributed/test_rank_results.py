@@ -346,3 +346,16 @@ def test_auto_reads_alone_where_memory_does_not_do_for_sharing(tmp_path: Path) -
         (refusal,) = report["refused"]
         assert refusal["what"] == "strategy share"
         assert "max_in_flight is too small for tensor 'a'" in refusal["reason"]
+
+
+def storages_of(rank: int, path: str) -> tuple[int, int]:
+    loaded = wd.load_file(path, strategy="share", timeout=40, layout="tensor")
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in loaded.values()}
+    return len(storages), max(storage.nbytes() for storage in storages.values())
+
+
+def test_small_tensors_that_travelled_together_share_no_storage(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {f"t{number}": ("BF16", [64, 16]) for number in range(32)})
+    for storages, largest in values(on_ranks(storages_of, 2, tmp_path, str(path))):
+        assert storages == 32
+        assert largest < 4 * 64 * 16 * 2

@@ -173,7 +173,8 @@ class Exchange:
         for region, offset in zip(arriving.regions, arriving.offsets, strict=True):
             bytes_ = arriving.buffer[offset : offset + region.nbytes].view(region.shape)
             if region.shape == self._part_shape(self._rank, region.tensor):
-                ready[region.tensor] = self._typed(region.tensor, bytes_)
+                # A copy: tensors that share a storage would be saved with all of it, and be taken for tied.
+                ready[region.tensor] = self._typed(region.tensor, bytes_.clone())
             else:
                 self._take(region, bytes_, ready)
 

@@ -15,7 +15,7 @@ from windlass.distributed._wants import NOTHING, WHOLE, Wants
 from windlass.errors import OptionError
 
 BUNDLE_BYTES = 16 << 20
-"""Small tensors travel together up to this many bytes: also the most that one of them can keep in memory."""
+"""Small tensors travel together up to this many bytes."""
 OVERLAP_STEPS = 8
 """Steps to take at least, as far as they are not small, so that reading and passing on overlap."""
 STEP_BYTES = 32 << 20
