@@ -69,7 +69,10 @@ def test_ranks_that_differ_get_one_error_that_says_in_what(tmp_path: Path) -> No
         ),
         ([same, same | {"version": "0.0.1"}], "version of windlass: rank 0: 1.2.3; rank 1: 0.0.1"),
         ([same, same | {"strategy": "share"}], "option strategy: rank 0: auto; rank 1: share"),
-        ([same, same | {"max_in_flight": "2GiB"}], "option max_in_flight: rank 0: 1073741824 bytes; rank 1: 2147483648 bytes"),
+        (
+            [same, same | {"max_in_flight": "2GiB"}],
+            "option max_in_flight: rank 0: 1073741824 bytes; rank 1: 2147483648 bytes",
+        ),
     ]
     for first, second, (_, expected) in zip(
         *values(on_ranks(in_turn, 2, tmp_path, [arguments for arguments, _ in cases])), cases, strict=True
@@ -148,12 +151,12 @@ def failing(rank: int, path: str, own_path: str) -> dict[str, Outcome]:
     return outcomes
 
 
-class Strange(Exception):
+class StrangeError(Exception):
     """As others make them: its fields are none that can be sent, and it has no words."""
 
     path = 3
     tensor = object()
-    offset = {1}
+    offset = b"o"
 
     def __str__(self) -> str:
         raise RuntimeError
@@ -162,11 +165,11 @@ class Strange(Exception):
 def failing_strangely(rank: int, path: str) -> list[Outcome]:
     class Dtype:
         def __str__(self) -> str:
-            raise Strange
+            raise StrangeError
 
     def select(name: str) -> bool:
         if rank == 1:
-            raise Strange
+            raise StrangeError
         return True
 
     def wrong_fields(name: str) -> bool:
@@ -188,7 +191,7 @@ def test_errors_that_cannot_be_described_are_told_all_the_same(tmp_path: Path) -
         assert (seen.error, seen.rank) == ("DistributedError", 1), seen
         assert seen.seconds < 15
         assert own.cause == seen.kind
-    assert [seen.kind for seen in first[:2]] == ["Strange", "WindlassError"]
+    assert [seen.kind for seen in first[:2]] == ["StrangeError", "WindlassError"]
 
 
 def failing_with_own_copies(rank: int, path: str, copies: list[str]) -> dict[str, Outcome]:

@@ -150,8 +150,8 @@ class Delivery:
         note = None
         try:
             note = self._note()
-        except Exception as failure:
-            error = error or failure
+        except Exception as own:
+            error = error or own
         notes = confer(self._link, note, error)
         compare([{"their version of windlass": note["version"]} for note in notes])
         compare([note["compared"] for note in notes])

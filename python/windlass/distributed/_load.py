@@ -33,13 +33,13 @@ class DistributedTensors(LoadedTensors):
     """A rank's tensors by name, and the report of how they were loaded."""
 
     def __init__(self, report: DistributedReport) -> None:
-        dict.__init__(self)
-        self._distributed_report = report
+        super().__init__(report)  # type: ignore[arg-type]
 
     @property
     def report(self) -> DistributedReport:  # type: ignore[override]
         """What the load did."""
-        return self._distributed_report
+        report: DistributedReport = self._report  # type: ignore[assignment]
+        return report
 
 
 def load_file(
@@ -265,7 +265,9 @@ def _dtype_name(dtype: Any) -> str | None:
     if dtype is None:
         return None
     name = str(dtype).removeprefix("torch.").lower()
-    return {"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16"}.get(name, name)
+    return {"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16"}.get(
+        name, name
+    )
 
 
 def _this_node() -> str:
