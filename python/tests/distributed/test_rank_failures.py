@@ -19,6 +19,9 @@ import windlass
 from conftest import make_cold, write_model
 from ranks import Outcome, attempt, on_ranks, values
 from windlass import distributed as wd
+from windlass.distributed import _catalog, _delivery, _load
+from windlass.distributed._delivery import Delivery
+from windlass.distributed._link import Link
 
 SHORT = 3.0
 """Seconds that ranks wait for each other where one is silent."""
@@ -66,7 +69,10 @@ def test_ranks_that_differ_get_one_error_that_says_in_what(tmp_path: Path) -> No
         ),
         ([same, same | {"version": "0.0.1"}], "version of windlass: rank 0: 1.2.3; rank 1: 0.0.1"),
         ([same, same | {"strategy": "share"}], "option strategy: rank 0: auto; rank 1: share"),
-        ([same, same | {"max_in_flight": "2GiB"}], "option max_in_flight: rank 0: 1GiB; rank 1: 2GiB"),
+        (
+            [same, same | {"max_in_flight": "2GiB"}],
+            "option max_in_flight: rank 0: 1073741824 bytes; rank 1: 2147483648 bytes",
+        ),
     ]
     for first, second, (_, expected) in zip(
         *values(on_ranks(in_turn, 2, tmp_path, [arguments for arguments, _ in cases])), cases, strict=True
@@ -74,6 +80,21 @@ def test_ranks_that_differ_get_one_error_that_says_in_what(tmp_path: Path) -> No
         assert first.error == second.error == "DistributedError", (first, second)
         assert first.message == second.message
         assert re.search(expected, first.message), first.message
+
+
+def alike(rank: int, path: str) -> int:
+    written: list[dict[str, Any]] = [
+        {"timeout": 20, "max_in_flight": "1GiB"},
+        {"timeout": 20.0, "max_in_flight": 1 << 30},
+    ]
+    return len(wd.load_file(path, **written[rank]))
+
+
+def test_options_that_mean_the_same_may_be_written_differently(tmp_path: Path) -> None:
+    assert values(on_ranks(alike, 2, tmp_path, model(tmp_path))) == [24, 24]
+    assert {_load._dtype_name(dtype) for dtype in ("bfloat16", "BF16", torch.bfloat16)} == {"bf16"}
+    assert _load._dtype_name(torch.float16) == _load._dtype_name("half") != _load._dtype_name("float32")
+    assert _load._dtype_name(None) is None
 
 
 def test_what_fails_alike_on_all_ranks_raises_as_it_would_on_one(tmp_path: Path) -> None:
@@ -130,6 +151,49 @@ def failing(rank: int, path: str, own_path: str) -> dict[str, Outcome]:
     return outcomes
 
 
+class StrangeError(Exception):
+    """As others make them: its fields are none that can be sent, and it has no words."""
+
+    path = 3
+    tensor = object()
+    offset = b"o"
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def failing_strangely(rank: int, path: str) -> list[Outcome]:
+    class Dtype:
+        def __str__(self) -> str:
+            raise StrangeError
+
+    def select(name: str) -> bool:
+        if rank == 1:
+            raise StrangeError
+        return True
+
+    def wrong_fields(name: str) -> bool:
+        if rank == 1:
+            raise windlass.WindlassError("wrong fields", path=3, tensor=b"t", offset="o")  # type: ignore[arg-type]
+        return True
+
+    dtype = Dtype() if rank == 1 else None
+    return [
+        attempt(lambda: len(wd.load_file(path, select=select, timeout=20))),
+        attempt(lambda: len(wd.load_file(path, select=wrong_fields, timeout=20))),
+        attempt(lambda: len(wd.load_file(path, dtype=dtype, timeout=20))),
+    ]
+
+
+def test_errors_that_cannot_be_described_are_told_all_the_same(tmp_path: Path) -> None:
+    first, second = values(on_ranks(failing_strangely, 2, tmp_path, model(tmp_path)))
+    for seen, own in zip(first, second, strict=True):
+        assert (seen.error, seen.rank) == ("DistributedError", 1), seen
+        assert seen.seconds < 15
+        assert own.cause == seen.kind
+    assert [seen.kind for seen in first[:2]] == ["StrangeError", "WindlassError"]
+
+
 def failing_with_own_copies(rank: int, path: str, copies: list[str]) -> dict[str, Outcome]:
     return failing(rank, path, copies[rank])
 
@@ -169,6 +233,23 @@ def test_a_file_that_is_replaced_between_two_ranks_is_noticed(tmp_path: Path) ->
     for outcome in values(on_ranks(replaced, 2, tmp_path, path)):
         assert outcome.error == "DistributedError"
         assert f"the ranks differ in the file {path}" in outcome.message
+
+
+def on_another_host(rank: int, path: str) -> int:
+    """Each rank has a disk of its own, with the file at the same path."""
+    file = _catalog._file
+
+    def file_of_this_host(place: str) -> _catalog.File:
+        found = file(place)
+        return found._replace(identity=(*found.identity[:3], found.identity[3] + rank))
+
+    _catalog._file = file_of_this_host
+    _load._this_node = lambda: f"host {rank}"
+    return len(wd.load_file(path, node="all of them", strategy="share", timeout=20))
+
+
+def test_hosts_that_share_reads_may_have_copies_of_their_own(tmp_path: Path) -> None:
+    assert values(on_ranks(on_another_host, 2, tmp_path, model(tmp_path))) == [24, 24]
 
 
 def stopping(rank: int, path: str) -> list[Outcome]:
@@ -308,3 +389,38 @@ def test_ctrl_c_on_one_rank_ends_the_load_on_all(tmp_path: Path) -> None:
     for pressed, seen in zip(first, second, strict=True):
         assert pressed.error == "KeyboardInterrupt", pressed
         assert (seen.error, seen.rank, seen.kind) == ("DistributedError", 0, "KeyboardInterrupt"), seen
+
+
+def interrupted_when_ready(rank: int, path: str, mark: str) -> Outcome:
+    """Rank 0 has read at once, rank 1 not before rank 0's load has ended."""
+    if rank == 0:
+        gather = Link.gather_numbers
+
+        def gather_and_press(link: Link, numbers: Any) -> Any:
+            if len(numbers) == 3 and numbers[0] == _delivery.READY and not pressed:
+                pressed.append(True)
+                os.kill(os.getpid(), signal.SIGINT)
+            return gather(link, numbers)
+
+        pressed: list[bool] = []
+        Link.gather_numbers = gather_and_press  # type: ignore[method-assign]
+    else:
+        read = Delivery._read
+
+        def read_late(delivery: Delivery, *what: Any) -> Any:
+            until(Path(mark).exists)
+            return read(delivery, *what)
+
+        Delivery._read = read_late  # type: ignore[method-assign]
+    outcome = attempt(lambda: wd.load_file(path, strategy="own", timeout=20))
+    if rank == 0:
+        Path(mark).touch()
+    return outcome
+
+
+def test_ctrl_c_on_a_rank_that_waits_for_others_does_not_wait_for_them(tmp_path: Path) -> None:
+    pressed, seen = values(
+        on_ranks(interrupted_when_ready, 2, tmp_path, model(tmp_path), str(tmp_path / "mark"))
+    )
+    assert pressed.error == "KeyboardInterrupt", pressed
+    assert (seen.error, seen.rank, seen.kind) == ("DistributedError", 0, "KeyboardInterrupt"), seen

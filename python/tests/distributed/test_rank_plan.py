@@ -5,9 +5,14 @@ from __future__ import annotations
 import doctest
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
+import windlass
+from conftest import write_model
+from windlass import _native
 from windlass import distributed as wd
 from windlass.distributed import _cost, _filters, _plan, _sizes, _wants
 from windlass.distributed._catalog import Catalog, Element, Entry
@@ -253,6 +258,48 @@ def test_names_go_before_patterns_and_patterns_must_match() -> None:
     with pytest.raises(TensorNotFoundError):
         _filters.shard_dims(names, shapes, {"c*": 0})
     assert _filters.shard_dims(names, shapes, wd.tensor_parallel({"c*": 0, "b": 1})) == [None, None, 1]
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        *("1.5", 1e9, 2.5, True, -1, " 1G ", "1e3", "1_000", "", "1,5M", None),
+        *("1.5GiB", "1 gib", "0", 0, "1k", "1.MiB", ".5MiB", "1.5b", "1PiB"),
+    ],
+)
+def test_sizes_are_those_of_every_load(size: Any) -> None:
+    def accepts(take: Callable[[], object]) -> bool:
+        try:
+            take()
+        except OptionError:
+            return False
+        return True
+
+    engine = accepts(lambda: _native.check_options(in_flight=str(size)))
+    assert accepts(lambda: _sizes.size_in_bytes("max_in_flight", size)) == engine
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_glob"),
+    [
+        *((pattern, False) for pattern in ("a**", "*[", "[]", "[!]", "a***", "a/**b")),
+        *((pattern, True) for pattern in ("**", "[a]", "[!b]*", "[]a]", "?")),
+    ],
+)
+def test_patterns_that_no_load_takes_are_refused(pattern: str, is_glob: bool, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [1])})
+    for match in (
+        lambda: list(windlass.load_file(path, select=pattern, framework="numpy")),
+        lambda: _filters.wanted_names(["a"], pattern, None),
+        lambda: _filters.wanted_names(["a"], None, pattern),
+        lambda: _filters.shard_dims(["a"], [(1,)], {pattern: 0}),
+        lambda: wd.tensor_parallel({pattern: 0}),
+    ):
+        if is_glob:
+            assert match()
+        else:
+            with pytest.raises(OptionError):
+                match()
 
 
 @pytest.mark.parametrize("module", [_filters, _sizes, _wants, _plan], ids=lambda module: module.__name__)

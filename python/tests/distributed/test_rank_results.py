@@ -14,7 +14,7 @@ import windlass
 from conftest import BITS, make_cold, same_bytes, write_model
 from ranks import attempt, on_ranks, values
 from windlass import distributed as wd
-from windlass.distributed import TensorIterator
+from windlass.distributed import TensorIterator, _cost
 from write import File, Tensor
 
 WINDOWS = ["1GiB", "700KiB"]
@@ -305,3 +305,57 @@ def test_without_a_group_the_error_says_what_to_call(tmp_path: Path) -> None:
 def test_the_iterator_is_one_of_the_packages_types() -> None:
     assert issubclass(wd.DistributedTensors, windlass.LoadedTensors)
     assert TensorIterator in (getattr(wd, name) for name in wd.__all__)
+
+
+def reports_on_the_way(rank: int, path: str) -> list[dict[str, Any]]:
+    reports = []
+    with wd.iter_tensors(path, strategy="share", max_in_flight="96KiB", timeout=40) as tensors:
+        reports.append(tensors.report.as_dict())
+        for _ in tensors:
+            reports.append(tensors.report.as_dict())
+    reports += [tensors.report.as_dict(), tensors.report.as_dict()]
+    return reports
+
+
+def test_a_report_has_what_was_done_and_no_more(tmp_path: Path) -> None:
+    # Odd sizes, so that tensors do not lie side by side in a bundle.
+    path = str(
+        write_model(tmp_path / "m.safetensors", {f"t{number:02}": ("U8", [1001]) for number in range(64)})
+    )
+    for reports in values(on_ranks(reports_on_the_way, 2, tmp_path, path)):
+        assert [reports[0][key] for key in ("steps", "sent_bytes", "received_bytes")] == [0, 0, 0]
+        steps = [report["steps"] for report in reports]
+        assert steps == sorted(steps)
+        assert steps[1] == 1 < steps[-1]
+        assert reports[-1]["received_bytes"] + reports[-1]["sent_bytes"] == 64 * 1001
+        assert reports[-1]["seconds"] == reports[-2]["seconds"] >= reports[-3]["seconds"] > 0
+
+
+def with_little_memory(rank: int, path: str) -> tuple[int, dict[str, Any]]:
+    # So that sharing would be measured, and win.
+    _cost.SMALL_BYTES = 0
+    _cost.decide = lambda *_: _cost.Decision("share", ("it always wins",), {})
+    loaded = wd.load_file(path, max_in_flight="3KiB", timeout=40)
+    return len(loaded), loaded.report.as_dict()
+
+
+def test_auto_reads_alone_where_memory_does_not_do_for_sharing(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("BF16", [8, 4096]), "b": ("BF16", [16])})
+    for count, report in values(on_ranks(with_little_memory, 2, tmp_path, str(path))):
+        assert (count, report["strategy"]) == (2, "own")
+        (refusal,) = report["refused"]
+        assert refusal["what"] == "strategy share"
+        assert "max_in_flight is too small for tensor 'a'" in refusal["reason"]
+
+
+def storages_of(rank: int, path: str) -> tuple[int, int]:
+    loaded = wd.load_file(path, strategy="share", timeout=40, layout="tensor")
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in loaded.values()}
+    return len(storages), max(storage.nbytes() for storage in storages.values())
+
+
+def test_small_tensors_that_travelled_together_share_no_storage(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {f"t{number}": ("BF16", [64, 16]) for number in range(32)})
+    for storages, largest in values(on_ranks(storages_of, 2, tmp_path, str(path))):
+        assert storages == 32
+        assert largest < 4 * 64 * 16 * 2

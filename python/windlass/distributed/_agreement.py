@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from windlass.distributed._link import Link
-from windlass.errors import DistributedError
+from windlass.errors import DistributedError, WindlassError
 
 
 class Stopped(Exception):  # noqa: N818  (what happened, not what is wrong)
@@ -39,12 +39,12 @@ def compare(notes: Sequence[dict[str, Any]]) -> None:
         raise DistributedError(f"the ranks differ in {subject}: {views}")
 
 
-def compare_files(nodes: Sequence[str], identities: Sequence[Sequence[tuple[str, int, int, int]]]) -> None:
-    """Fails if ranks of a node found different files in one place: one was replaced while they opened it."""
+def compare_files(hosts: Sequence[str], identities: Sequence[Sequence[tuple[str, int, int, int]]]) -> None:
+    """Fails if ranks of a host found different files in one place: one was replaced while they opened it."""
     seen: dict[tuple[str, str], tuple[int, Sequence[int]]] = {}
-    for rank, (node, files) in enumerate(zip(nodes, identities, strict=True)):
+    for rank, (host, files) in enumerate(zip(hosts, identities, strict=True)):
         for place, *identity in files:
-            first, known = seen.setdefault((node, place), (rank, identity))
+            first, known = seen.setdefault((host, place), (rank, identity))
             if known != identity:
                 raise DistributedError(
                     f"the ranks differ in the file {place}: it was replaced or rewritten after rank {first} opened "
@@ -71,14 +71,28 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _described(error: BaseException) -> dict[str, Any]:
-    path = getattr(error, "path", None)
+    """An error for other ranks. Never fails, whatever others made of their exceptions: ranks wait for it."""
+    path = tensor = offset = None
+    if isinstance(error, WindlassError):
+        path, tensor, offset = (vars(error).get(field) for field in ("path", "tensor", "offset"))
+    elif isinstance(error, OSError):
+        path = error.filename
     return {
         "kind": type(error).__name__,
-        "message": str(error),
-        "path": None if path is None else os.fspath(path),
-        "tensor": getattr(error, "tensor", None),
-        "offset": getattr(error, "offset", None),
+        "message": _text(error) or "",
+        "path": _text(path),
+        "tensor": _text(tensor),
+        "offset": int(offset) if isinstance(offset, int) else None,
     }
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        return str(os.fsdecode(value) if isinstance(value, bytes | os.PathLike) else value)
+    except Exception as failure:
+        return f"a {type(value).__name__} that cannot be shown: {type(failure).__name__}"
 
 
 def _fail(link: Link, failures: Sequence[tuple[int, dict[str, Any]]], error: BaseException | None) -> None:

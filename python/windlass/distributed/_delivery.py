@@ -23,11 +23,11 @@ from windlass.distributed._agreement import Stopped, compare, compare_files, con
 from windlass.distributed._catalog import Catalog
 from windlass.distributed._exchange import Exchange, Prepared
 from windlass.distributed._link import Link
-from windlass.distributed._measure import measure_link, measure_storage
-from windlass.distributed._plan import Plan, make_plan, overlapping, part_bytes
+from windlass.distributed._measure import measure_link, measure_storage, messages
+from windlass.distributed._plan import Plan, check_window, make_plan, overlapping, part_bytes
 from windlass.distributed._report import DistributedReport
 from windlass.distributed._wants import NOTHING, Wants
-from windlass.errors import CancelledError, DistributedError, RouteUnavailableError
+from windlass.errors import CancelledError, DistributedError, OptionError, RouteUnavailableError
 
 if TYPE_CHECKING:
     from windlass import _native
@@ -48,7 +48,10 @@ class Request(NamedTuple):
     window_bytes: int
     is_one_step: bool
     """Whether what a rank reads for itself may come in one step."""
+    host: str
+    """What ranks that see the same files in the same places have in common."""
     node: str
+    """What ranks that share reads have in common."""
     shared_options: Mapping[str, Any]
     """Those in which ranks must not differ."""
 
@@ -68,6 +71,7 @@ class Delivery:
         self._node_link: Link | None = None
         self._next_step = 0
         self._is_over = False
+        self._seconds: float | None = None
         self._stream: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._asked: Request | None = None
         error: BaseException | None = None
@@ -92,7 +96,7 @@ class Delivery:
         if not self._is_over:
             with contextlib.suppress(DistributedError, Stopped, RuntimeError):
                 self._call(lambda: self._leave(Stopped("no more tensors were taken")))
-        self._is_over = True
+        self._end()
         self._interruption = self._interruption or Stopped()
         self._talker.shutdown()
         self._reader.shutdown()
@@ -117,11 +121,19 @@ class Delivery:
             tensor_bytes=sum(part_bytes(self._request.catalog, self._wants, rank, t) for t in tensors),
             sent_bytes=self._exchange.sent_bytes,
             received_bytes=self._exchange.received_bytes,
-            steps=len(self._plan.steps),
-            seconds=time.perf_counter() - self._started,
+            steps=self._next_step,
+            seconds=self._elapsed() if self._seconds is None else self._seconds,
             reads=None if self._loads is None else Report._from_native(self._loads),
             refused=self._refused,
         )
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._started
+
+    def _end(self) -> None:
+        if not self._is_over:
+            self._seconds = self._elapsed()
+        self._is_over = True
 
     # What follows runs on the thread that talks to the ranks, but for the two calls that hand it over.
 
@@ -130,16 +142,21 @@ class Delivery:
         try:
             self._plan = self._agreed_plan(error)
         except BaseException:
-            self._is_over = True
+            self._end()
             raise
         self._read_ahead()
 
     def _agreed_plan(self, error: BaseException | None) -> Plan:
-        notes = confer(self._link, self._note(), error)
+        note = None
+        try:
+            note = self._note()
+        except Exception as own:
+            error = error or own
+        notes = confer(self._link, note, error)
         compare([{"their version of windlass": note["version"]} for note in notes])
         compare([note["compared"] for note in notes])
         labels = [note["node"] for note in notes]
-        compare_files(labels, [note["identities"] for note in notes])
+        compare_files([note["host"] for note in notes], [note["identities"] for note in notes])
         request = self._request
         codes = [request.codes] * self._link.size
         if any(note["wants"] != notes[0]["wants"] for note in notes):
@@ -174,6 +191,7 @@ class Delivery:
         catalog = self._asked.catalog
         return {
             "version": windlass.__version__,
+            "host": self._asked.host,
             "node": self._asked.node,
             "refusal": self._link.refusal,
             "wants": hashlib.sha256(self._asked.codes).hexdigest(),
@@ -203,21 +221,35 @@ class Delivery:
             return
         work = _cost.work_of(request.catalog, self._wants, nodes)
         decision = _cost.decided_without_measuring(work, refusal)
+        if decision is None and (refused := self._too_small(nodes)) is not None:
+            self._refused = (refused,)
+            decision = _cost.Decision("own", (f"tensors cannot be shared: {refused.reason}",), {})
         if decision is None:
             self._join_node(nodes)
             decision = self._measured(work, nodes)
         self._decision = decision
 
+    def _too_small(self, nodes: list[list[int]]) -> Refusal | None:
+        """Why the memory does not do for sharing; every rank comes to the same."""
+        try:
+            check_window(self._request.catalog, self._wants, nodes, self._request.window_bytes)
+        except OptionError as error:
+            return Refusal("strategy share", None, str(error), "raise max_in_flight")
+        return None
+
     def _measured(self, work: _cost.Work, nodes: list[list[int]]) -> _cost.Decision:
         request = self._request
         error = rate = None
+        buffers: list[Any] = []
         try:
+            if self._node_link is not None:
+                buffers = messages(self._node_link)
             rate = measure_storage(request.checkpoint, request.catalog, self._link.rank, self._link.size)
         except Exception as failure:
             error = failure
         rates: list[float] = confer(self._link, rate, error)
         self._storage_rates = tuple(rates)
-        link_rate = None if self._node_link is None else measure_link(self._node_link)
+        link_rate = None if self._node_link is None else measure_link(self._node_link, buffers)
         link_rates = [rate or float("inf") for rate in confer(self._link, link_rate)]
         self._link_rate = link_rate
         return _cost.decide(work, nodes, rates, link_rates)
@@ -240,7 +272,7 @@ class Delivery:
         try:
             tensors = self._exchange.carry_out(prepared)
         except DistributedError:
-            self._is_over = True
+            self._end()
             raise
         except BaseException as error:
             # All messages have arrived: the ranks meet next, wherever they are.
@@ -256,20 +288,23 @@ class Delivery:
         prepared = None
         state = READY if step is None else WAITING
         while True:
-            if state == WAITING:
-                assert self._reading is not None
-                assert step is not None
-                self._wake.wait(min(1.0, self._link.timeout / 4))
-                try:
-                    if self._interruption is not None:
-                        raise self._interruption
+            try:
+                if state == WAITING:
+                    self._wake.wait(min(1.0, self._link.timeout / 4))
+                # Also of ranks that are ready: they would wait for the slowest, which then succeeds alone.
+                if self._interruption is not None:
+                    raise self._interruption
+                if state == WAITING:
+                    assert self._reading is not None
+                    assert step is not None
                     if self._reading.done():
                         prepared = self._exchange.prepare(self._plan.steps[step], self._reading.result())
                         state = READY
-                except BaseException as failure:
-                    error, state = failure, FAILED
+            except BaseException as failure:
+                error, state = failure, FAILED
             if self._all_are_ready(state, step, error):
-                self._is_over = step is None
+                if step is None:
+                    self._end()
                 # What was read is the caller's now.
                 self._reading = None
                 return prepared
@@ -283,7 +318,7 @@ class Delivery:
             if any(theirs[1:] != told[0][1:] for theirs in told):
                 raise DistributedError("the ranks follow different plans: this is a fault of windlass")
         except BaseException:
-            self._is_over = True
+            self._end()
             raise
         return all(theirs[0] == READY for theirs in told)
 
@@ -338,7 +373,7 @@ class Delivery:
         if future.exception() is None and not self._is_over:
             with contextlib.suppress(BaseException):
                 self._talker.submit(self._leave, error).result()
-        self._is_over = True
+        self._end()
 
 
 def _current_stream(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:

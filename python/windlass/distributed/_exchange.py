@@ -49,6 +49,8 @@ class Prepared(NamedTuple):
     receives: list[tuple[int, int, Any]]
     arriving: list[_Arriving]
     ready: dict[int, Any]
+    outgoing: list[int]
+    """Bytes of tensors in each message that goes out, without what lies between them."""
 
 
 class Exchange:
@@ -91,7 +93,7 @@ class Exchange:
 
     def prepare(self, step: Step, read: Mapping[str, Any]) -> Prepared:
         """Packs what goes out and makes room for what comes in."""
-        prepared = Prepared(step, [], [], [], [], {})
+        prepared = Prepared(step, [], [], [], [], {}, [])
         for tensor in step.own:
             prepared.ready[tensor] = read[self._catalog.entries[tensor].name]
         for number, parcel in enumerate(step.parcels):
@@ -108,8 +110,9 @@ class Exchange:
             works += self._link.start_exchange(prepared.sends, prepared.receives)
             for work in works:
                 self._link.wait(work)
+        self.sent_bytes += sum(prepared.outgoing)
         for arriving in prepared.arriving:
-            self.received_bytes += arriving.buffer.numel()
+            self.received_bytes += sum(region.nbytes for region in arriving.regions)
             self._land(arriving, prepared.ready)
         done = []
         for tensor in prepared.step.done:
@@ -131,7 +134,7 @@ class Exchange:
         data = [_as_bytes(tensor, shape) for _, tensor, shape in pieces]
         if parcel.is_for_all:
             buffer = self._packed(data)
-            self.sent_bytes += buffer.numel()
+            prepared.outgoing.append(sum(bytes_.numel() for bytes_ in data))
             prepared.broadcasts.append((self._me, buffer))
         else:
             for place, rank in enumerate(self._node):
@@ -139,7 +142,7 @@ class Exchange:
                 if regions:
                     whole = {piece.tensor: bytes_ for (piece, *_), bytes_ in zip(pieces, data, strict=True)}
                     buffer = self._packed([_cut(whole[region.tensor], region) for region in regions])
-                    self.sent_bytes += buffer.numel()
+                    prepared.outgoing.append(sum(region.nbytes for region in regions))
                     prepared.sends.append((number, place, buffer))
         for (piece, tensor, shape), bytes_ in zip(pieces, data, strict=True):
             for region in self._regions(self._rank, parcel._replace(pieces=(piece,))):
@@ -170,7 +173,8 @@ class Exchange:
         for region, offset in zip(arriving.regions, arriving.offsets, strict=True):
             bytes_ = arriving.buffer[offset : offset + region.nbytes].view(region.shape)
             if region.shape == self._part_shape(self._rank, region.tensor):
-                ready[region.tensor] = self._typed(region.tensor, bytes_)
+                # A copy: tensors that share a storage would be saved with all of it, and be taken for tied.
+                ready[region.tensor] = self._typed(region.tensor, bytes_.clone())
             else:
                 self._take(region, bytes_, ready)
 

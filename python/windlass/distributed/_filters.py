@@ -12,6 +12,9 @@ from windlass.errors import OptionError, TensorNotFoundError
 Shards = Mapping[str, int | None] | Callable[[str, tuple[int, ...]], int | None]
 Select = str | Iterable[str] | Callable[[str], bool]
 
+_CLASS = re.compile(r"\[(?:!.|[^!])[^\]]*\]", re.DOTALL)
+_PART_OF_A_COMPONENT = re.compile(r"\*{3}|[^/*]\*\*|\*\*[^/*]")
+
 
 def tensor_parallel(dims: Mapping[str, int | None]) -> Callable[[str, tuple[int, ...]], int | None]:
     """Dimensions by name or glob pattern, for models of a family: patterns may match nothing.
@@ -23,7 +26,7 @@ def tensor_parallel(dims: Mapping[str, int | None]) -> Callable[[str, tuple[int,
     >>> dim("model.layers.0.self_attn.o_proj.weight", (4096, 4096))
     1
     """
-    patterns = [(re.compile(fnmatch.translate(pattern)), dim) for pattern, dim in dims.items()]
+    patterns = [(_glob(pattern), dim) for pattern, dim in dims.items()]
 
     def dim_of(name: str, _shape: tuple[int, ...]) -> int | None:
         if name in dims:
@@ -154,7 +157,7 @@ def _matching(names: Sequence[str], patterns: Iterable[str], *, must_match: bool
         if pattern in known:
             matched.add(pattern)
             continue
-        matches = re.compile(fnmatch.translate(pattern)).match
+        matches = _glob(pattern).match
         found = {name for name in names if matches(name)}
         if must_match and not found:
             raise TensorNotFoundError(
@@ -162,6 +165,19 @@ def _matching(names: Sequence[str], patterns: Iterable[str], *, must_match: bool
             )
         matched |= found
     return matched
+
+
+def _glob(pattern: str) -> re.Pattern[str]:
+    """A glob pattern; an error for what no load takes for one."""
+    plain = _CLASS.sub("-", pattern)
+    wrong = None
+    if "[" in plain:
+        wrong = "a '[' has no ']' after at least one character"
+    elif _PART_OF_A_COMPONENT.search(plain):
+        wrong = "'**' stands alone between slashes, else '*' does"
+    if wrong is not None:
+        raise OptionError(f"{pattern!r} is neither the name of a tensor nor a glob pattern: {wrong}")
+    return re.compile(fnmatch.translate(pattern))
 
 
 def _listed(names: str | Iterable[str]) -> list[str]:

@@ -33,13 +33,13 @@ class DistributedTensors(LoadedTensors):
     """A rank's tensors by name, and the report of how they were loaded."""
 
     def __init__(self, report: DistributedReport) -> None:
-        dict.__init__(self)
-        self._distributed_report = report
+        super().__init__(report)  # type: ignore[arg-type]
 
     @property
     def report(self) -> DistributedReport:  # type: ignore[override]
         """What the load did."""
-        return self._distributed_report
+        report: DistributedReport = self._report  # type: ignore[assignment]
+        return report
 
 
 def load_file(
@@ -233,7 +233,7 @@ def _deliver(
             raise OptionError(f"strategy cannot be {strategy!r}: it is one of auto, own, share")
         if not timeout > 0:
             raise OptionError(f"timeout cannot be {timeout!r}: it is a number of seconds")
-        window_bytes = size_in_bytes("max_in_flight", max_in_flight) // 3
+        most_bytes = size_in_bytes("max_in_flight", max_in_flight)
         checkpoint = Checkpoint(paths, device=name, **checkpoint_options, **options)
         catalog = read_catalog(checkpoint)
         names = [entry.name for entry in catalog.entries]
@@ -243,20 +243,31 @@ def _deliver(
             catalog=catalog,
             codes=codes_of(wanted_names(names, select, exclude), shard_dims(names, shapes, shards)),
             strategy=strategy,
-            window_bytes=window_bytes,
+            window_bytes=most_bytes // 3,
             is_one_step=caller == "load_file",
+            host=_this_host(),
             node=_this_node() if node is None else str(node),
             shared_options={
                 "device": name.partition(":")[0],
-                "dtype": options.get("dtype"),
+                "dtype": _dtype_name(options.get("dtype")),
                 "strategy": strategy,
-                "max_in_flight": max_in_flight,
-                "timeout": timeout,
+                "max_in_flight": f"{most_bytes} bytes",
+                "timeout": f"{float(timeout)} s",
                 "function": caller,
             },
         )
 
     return Delivery(Link(group, name, timeout if timeout > 0 else SECONDS), name, prepare)
+
+
+def _dtype_name(dtype: Any) -> str | None:
+    """One name of a type that has several."""
+    if dtype is None:
+        return None
+    name = str(dtype).removeprefix("torch.").lower()
+    return {"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16"}.get(
+        name, name
+    )
 
 
 def _this_node() -> str:
@@ -266,3 +277,12 @@ def _this_node() -> str:
             return f"{socket.gethostname()} {file.read().strip()}"
     except OSError:
         return socket.gethostname()
+
+
+def _this_host() -> str:
+    """The same for processes to which a path is the same file: of one node, and of one view of its mounts."""
+    try:
+        return f"{_this_node()} {os.readlink('/proc/self/ns/mnt')}"
+    except OSError:
+        # Ranks that do not know whether they see the same files are not compared.
+        return f"{_this_node()} {os.getpid()}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from windlass.distributed._catalog import Catalog
 from windlass.distributed._link import Link
@@ -40,12 +40,18 @@ def measure_storage(checkpoint: Checkpoint, catalog: Catalog, rank: int, ranks: 
     return loaded.report.tensor_bytes / max(seconds, 1e-6)
 
 
-def measure_link(link: Link) -> float:
+def messages(link: Link) -> list[Any]:
+    """Memory for `measure_link`, taken before ranks count on each other's messages."""
+    import torch  # noqa: PLC0415
+
+    return [torch.zeros(MESSAGE_BYTES, dtype=torch.uint8, device=link.device) for _ in range(link.size)]
+
+
+def measure_link(link: Link, buffers: Sequence[Any]) -> float:
     """Bytes per second that arrive at each rank while every rank sends to all others."""
     import torch  # noqa: PLC0415
 
     best = float("inf")
-    buffers = [torch.zeros(MESSAGE_BYTES, dtype=torch.uint8, device=link.device) for _ in range(link.size)]
     # The first round opens connections; of the others, the best is the least disturbed.
     for number in range(ROUNDS):
         started = time.perf_counter()

@@ -15,7 +15,7 @@ from windlass.distributed._wants import NOTHING, WHOLE, Wants
 from windlass.errors import OptionError
 
 BUNDLE_BYTES = 16 << 20
-"""Small tensors travel together up to this many bytes: also the most that one of them can keep in memory."""
+"""Small tensors travel together up to this many bytes."""
 OVERLAP_STEPS = 8
 """Steps to take at least, as far as they are not small, so that reading and passing on overlap."""
 STEP_BYTES = 32 << 20
@@ -85,6 +85,13 @@ def overlapping(catalog: Catalog, window_bytes: int) -> int:
     """A window, or a smaller one if that lets reading and passing on overlap without cutting a tensor for it."""
     enough = max(sum(catalog.nbytes) // OVERLAP_STEPS, STEP_BYTES, *catalog.nbytes, 0)
     return min(window_bytes, enough)
+
+
+def check_window(catalog: Catalog, wants: Wants, nodes: Sequence[Sequence[int]], window_bytes: int) -> None:
+    """Fails if a window is too small for sharing."""
+    for tensor, nbytes in enumerate(catalog.nbytes):
+        if nbytes > window_bytes and any(is_shared(catalog, wants, node, tensor) for node in nodes):
+            _rows_within(catalog, tensor, window_bytes)
 
 
 def is_shared(catalog: Catalog, wants: Wants, node: Sequence[int], tensor: int) -> bool:
@@ -162,6 +169,19 @@ class _Load:
         self._by_rank.clear()
 
 
+def _rows_within(catalog: Catalog, tensor: int, window_bytes: int) -> int:
+    """How many rows of a tensor, which exceeds it, a window holds."""
+    entry, nbytes = catalog.entries[tensor], catalog.nbytes[tensor]
+    rows = window_bytes * entry.rows // nbytes
+    if not rows or not entry.can_be_cut:
+        raise OptionError(
+            f"max_in_flight is too small for tensor {entry.name!r}: a third of it must hold "
+            f"{nbytes // entry.rows if entry.can_be_cut else nbytes} bytes that cannot be cut",
+            tensor=entry.name,
+        )
+    return rows
+
+
 def _cut_into_steps(
     catalog: Catalog, wants: Wants, nodes: Sequence[Sequence[int]], window_bytes: int | None
 ) -> list[list[Rows]]:
@@ -180,13 +200,7 @@ def _cut_into_steps(
         start = 0
         nbytes = catalog.nbytes[tensor]
         if window_bytes is not None and some_share and nbytes > window_bytes:
-            rows = window_bytes * entry.rows // nbytes
-            if not rows or not entry.can_be_cut:
-                raise OptionError(
-                    f"max_in_flight is too small for tensor {entry.name!r}: a third of it must hold "
-                    f"{nbytes // entry.rows if entry.can_be_cut else nbytes} bytes that cannot be cut",
-                    tensor=entry.name,
-                )
+            rows = _rows_within(catalog, tensor, window_bytes)
             while entry.rows - start > rows:
                 steps.append([Rows(tensor, start, start + rows)])
                 start += rows

@@ -40,11 +40,13 @@ class DistributedReport:
     tensor_bytes: int
     """Theirs."""
     sent_bytes: int
-    """That this rank passed on; what goes to all counts once."""
+    """Of tensors, that this rank passed on so far; what goes to all counts once."""
     received_bytes: int
+    """Of tensors, that others passed on to this rank so far."""
     steps: int
-    """Times that ranks met, each with a window of tensors."""
+    """Windows of tensors that the ranks took together so far."""
     seconds: float
+    """Until the load ended, or so far."""
     reads: Report | None
     """The loads of this rank, measurements aside; ``None`` if it read nothing."""
     refused: tuple[Refusal, ...]
