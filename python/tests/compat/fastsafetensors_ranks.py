@@ -181,6 +181,10 @@ def errors_are_alike_on_all_ranks(case: Case) -> None:
     if case.ranks > 1:
         fails(IndexError, lambda: buffer.get_sharded("q", 2))
         fails(IndexError, lambda: buffer.get_multi_cols(["q", "scalar"], 0))
+        # In one file, and in two.
+        fails(IndexError, lambda: buffer.get_multi_cols(["q", "q.e4m3"], 0))
+        fails(IndexError, lambda: buffer.get_multi_cols(["k", "k.bf16"], 0))
+        fails(IndexError, lambda: buffer.get_multi_cols(["q", "k.bf16"], 0))
         fails(RuntimeError, lambda: next(buffer.iter_local_tensors(["q"])))
         fails(ValueError, lambda: case.loader().copy_files_to_device(borrowed_tensors=True))
     check(buffer.get_tensor("q"), case.whole["q"], "q, after errors")
