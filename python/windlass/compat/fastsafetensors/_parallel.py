@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from windlass import Checkpoint, distributed
@@ -224,18 +225,13 @@ class AutoLoader:
 
     def __init__(self, pg: Any, hf_weights_files: Sequence[str], device: Any = "cpu") -> None:
         self._config = load_config()
-        section = self._config.get_extension_config(self._config.loader)
-        if self._config.loader not in ("base", "3fs"):
-            raise OptionError(f"loader cannot be {self._config.loader!r}: it is base or 3fs")
-        if self._config.loader == "3fs":
-            section = {"copier_type": "3fs"}
         self._loader = ParallelLoader(
             pg,
             hf_weights_files,
             device=device,
             framework=self._config.framework,
             debug_log=self._config.debug_log,
-            **SafeTensorsFileLoader.process_extension_config(section),
+            **_arguments(self._config, hf_weights_files),
             **self._config.create_parallel_kwargs(),
         )
 
@@ -256,6 +252,22 @@ class AutoLoader:
     def close(self) -> None:
         """Closes the files. Tensors that were given stay valid."""
         self._loader.close()
+
+
+def _arguments(config: LoaderConfig, paths: Sequence[str]) -> dict[str, Any]:
+    """What the section of the chosen loader says, as arguments of `ParallelLoader`."""
+    if config.loader not in ("base", "3fs"):
+        raise OptionError(f"loader cannot be {config.loader!r}: it is base or 3fs")
+    section = config.get_extension_config(config.loader)
+    if config.loader == "3fs":
+        # Mounts are found by the files, so a mount is right or wrong, and never followed.
+        mount = section.pop("mount_point", None)
+        for path in paths if mount else ():
+            if not Path(path).resolve().is_relative_to(Path(mount).resolve()):
+                raise OptionError(f"mount_point cannot be {mount!r}: {path} is not on it", path=path)
+        if section.setdefault("copier_type", "3fs") != "3fs":
+            raise OptionError(f"copier_type cannot be {section['copier_type']!r} for loader 3fs: it is 3fs")
+    return SafeTensorsFileLoader.process_extension_config(section)
 
 
 def _size(checkpoint: Checkpoint, name: str) -> int:
