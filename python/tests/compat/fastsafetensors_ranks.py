@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import windlass
 import windlass.compat.fastsafetensors as fst
-from windlass.errors import SliceError, UnsupportedDtypeError
+from windlass.errors import DistributedError, SliceError, UnsupportedDtypeError
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -175,12 +175,35 @@ def weights_come_in_the_order_of_the_files(case: Case) -> None:
     check(only[1], case.whole["q"], "q")
 
 
+def files_that_fail_on_one_rank_fail_on_all(case: Case) -> None:
+    def load(files: list[str], **options: Any) -> None:
+        fst.ParallelLoader(case.group, files, use_tqdm_on_load=False, **options)
+
+    absent = [*case.files, "absent.safetensors"]
+    # As if alone where all fail alike.
+    fails(FileNotFoundError, lambda: load(absent))
+    if case.ranks > 1:
+        last = case.ranks - 1
+        error = fails(DistributedError, lambda: load(absent if case.rank == last else case.files))
+        assert "absent.safetensors" in str(error)
+        assert error.rank == last
+        budget = {} if case.rank else {"device_memory_budget": 1}
+        assert "budget" in str(fails(DistributedError, lambda: load(case.files, **budget)))
+    fails(ValueError, lambda: load(case.files, timeout=0))
+    loader = fst.ParallelLoader(case.group, case.files, use_tqdm_on_load=False, timeout=30)
+    assert len(list(loader.iterate_weights())) == len(case.whole)
+
+
 def errors_are_alike_on_all_ranks(case: Case) -> None:
     buffer = case.buffer()
     fails(ValueError, lambda: buffer.get_tensor("absent"))
     if case.ranks > 1:
         fails(IndexError, lambda: buffer.get_sharded("q", 2))
         fails(IndexError, lambda: buffer.get_multi_cols(["q", "scalar"], 0))
+        # In one file, and in two.
+        fails(IndexError, lambda: buffer.get_multi_cols(["q", "q.e4m3"], 0))
+        fails(IndexError, lambda: buffer.get_multi_cols(["k", "k.bf16"], 0))
+        fails(IndexError, lambda: buffer.get_multi_cols(["q", "k.bf16"], 0))
         fails(RuntimeError, lambda: next(buffer.iter_local_tensors(["q"])))
         fails(ValueError, lambda: case.loader().copy_files_to_device(borrowed_tensors=True))
     check(buffer.get_tensor("q"), case.whole["q"], "q, after errors")
@@ -200,11 +223,11 @@ def fastsafetensors_gives_the_same(case: Case) -> None:
         check(joined[0], joined[1], f"v, q, k {dim}")
 
 
-def fails(kind: type[Exception], call: Callable[[], Any]) -> None:
+def fails(kind: type[Exception], call: Callable[[], Any]) -> Any:
     try:
         call()
-    except kind:
-        return
+    except kind as error:
+        return error
     raise AssertionError(f"no {kind.__name__}")
 
 
@@ -218,6 +241,7 @@ CASES = (
     a_cache_keeps_what_was_exchanged,
     conversions_reach_all_ranks,
     weights_come_in_the_order_of_the_files,
+    files_that_fail_on_one_rank_fail_on_all,
     errors_are_alike_on_all_ranks,
     fastsafetensors_gives_the_same,
 )

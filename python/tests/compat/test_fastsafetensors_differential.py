@@ -83,7 +83,9 @@ def random_files(pick: random.Random, directory: Path) -> list[str]:
             dtype = pick.choice(DTYPES)
             shape = random_shape(pick, dtype)
             for _ in range(pick.choice([1, 1, 3])):
-                tensors[f"layer.{number % 3}.experts.{number}.w"] = dtype, shape
+                other = pick.choice([dtype, dtype, *DTYPES])
+                own = dtype if "F4" in (dtype, other) else other
+                tensors[f"layer.{number % 3}.experts.{number}.w"] = own, shape
                 number += 1
         metadata = pick.choice([None, {"format": "pt"}])
         path = write_model(
@@ -145,6 +147,11 @@ class Pair:
         elif kind == 3:
             alike = self.alike(name)
             self.both(f"get_multi_cols({alike}, {dim})", lambda b, _: b.get_multi_cols(alike, max(dim, 0)))
+            # Of promoted tensors theirs says that they are of the first one's type, so the tensors alone are compared.
+            mixed = self.mixed(name)
+            self.both(
+                f"get_multi_cols({mixed}, {dim})", lambda b, _: b.get_multi_cols(mixed, max(dim, 0)).get_raw()
+            )
         elif kind == 4:
             wanted = dict.fromkeys(pick.sample(self.names, min(3, len(self.names))), dim)
             self.both(f"as_dict({wanted})", lambda b, _: b.as_dict(wanted))
@@ -161,8 +168,22 @@ class Pair:
         frames = self.loaders[1].frames
         if name not in frames:
             return [name]
-        found = [other for other in self.names if frames[other].dtype == frames[name].dtype]
+        # An empty vector torch joins with any shape, and ours with its own alone.
+        kinds = {other: (frame.dtype, frame.shape == [0]) for other, frame in frames.items()}
+        found = [other for other in self.names if kinds[other] == kinds[name]]
         return self.pick.sample(found, self.pick.randint(1, min(3, len(found))))
+
+    def mixed(self, name: str) -> list[str]:
+        """Tensors of one shape; but for the types whose bytes theirs joins with whatever follows."""
+        frames = self.loaders[1].frames
+        if name not in frames:
+            return [name]
+        kinds = {
+            other: (frame.shape, frame.dtype.value not in ("F4", "F8_E8M0"))
+            for other, frame in frames.items()
+        }
+        found = [other for other in self.names if kinds[other] == (frames[name].shape, True)]
+        return self.pick.sample(found, min(3, len(found))) or [name]
 
     def close(self) -> None:
         for each in (*self.buffers, *self.loaders):

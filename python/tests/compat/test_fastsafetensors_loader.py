@@ -214,6 +214,25 @@ def test_columns_of_several_files_are_joined(files: list[str], tmp_path: Path) -
     assert same_bytes(joined.get_raw(), torch.cat([whole["q"], whole["k"], whole["v"]]))
 
 
+def test_columns_of_several_types_are_promoted_or_refused(tmp_path: Path) -> None:
+    types = {name: (name, [2, 4]) for name in ("BF16", "F32", "U8", "F8_E4M3", "F8_E5M2", "F4")}
+    one = str(write_model(tmp_path / "one.safetensors", types))
+    two = str(write_model(tmp_path / "two.safetensors", {"F16": ("F16", [2, 4])}))
+    buffer = loaded([one, two])
+    whole = windlass.load_file([one, two])
+    for names in (["BF16", "F32"], ["F32", "BF16"], ["U8", "F16"], ["BF16", "F16"]):
+        joined = buffer.get_multi_cols(names, 0)
+        assert joined.dtype is fst.DType.F32 or names == ["U8", "F16"]
+        assert same_bytes(joined.get_raw(), torch.cat([whole[name] for name in names]))
+        assert joined.dtype.to_torch() == joined.get_raw().dtype
+    for names in (["BF16", "F8_E4M3"], ["F8_E4M3", "BF16"], ["U8", "F8_E4M3"], ["F8_E4M3", "U8"]):
+        with pytest.raises(errors.UnsupportedDtypeError, match=", ".join(names)):
+            buffer.get_multi_cols(names, 0)
+    for names in (["F8_E4M3", "F8_E5M2"], ["F8_E4M3", "F4"], ["F8_E4M3", "F16"]):
+        with pytest.raises((errors.UnsupportedDtypeError, errors.SliceError), match="F8_E4M3"):
+            buffer.get_multi_cols(names, 0)
+
+
 def test_a_name_in_two_files_is_an_error(tmp_path: Path) -> None:
     paths = [str(write_model(tmp_path / f"{i}.safetensors", {"a": ("U8", [1])})) for i in range(2)]
     with pytest.raises(errors.FormatError, match="'a' is in both"):

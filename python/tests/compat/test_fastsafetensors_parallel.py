@@ -12,6 +12,7 @@ import windlass
 import windlass.compat.fastsafetensors as fst
 from conftest import run, same_bytes, write_model
 from windlass import errors
+from windlass.compat.fastsafetensors import _copiers
 from windlass.compat.fastsafetensors._budget import bytes_in_flight
 
 
@@ -108,9 +109,11 @@ def test_a_filter_needs_a_rank_that_loads_for_itself(files: list[str]) -> None:
         ({"max_batch_bytes": 1023}, "'b.0' has 1024 bytes"),
         ({"device_memory_budget": 8191}, "8192 bytes stay"),
         ({"device_memory_budget": 2047, "accumulate_resident": False}, "1024 bytes are on their way"),
-        ({"nogds": True, "use_fgds": True, "copier_type": "fgds"}, "cuFile"),
+        ({"use_fgds": True}, "cuFile"),
+        ({"use_fgds": True, "copier_type": "fgds"}, "cuFile"),
+        ({"nogds": True, "copier_type": "gds"}, "nogds=True contradicts"),
+        ({"use_fgds": True, "copier_type": "nogds"}, "use_fgds=True contradicts"),
         ({"copier_type": "dstorage"}, "Windows"),
-        ({"copier_type": "3fs"}, "usrbio"),
         ({"copier_type": "warp"}, "warp"),
     ],
 )
@@ -222,8 +225,15 @@ def test_settings_in_the_working_directory_are_not_looked_at(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"loader": "3fs"}, "usrbio"),
         ({"loader": "s3"}, "s3"),
+        ({"base": {"nogds": True, "copier_type": "gds"}}, "nogds=True contradicts"),
+        ({"base": {"nogds": False, "copier_type": "nogds"}}, "nogds: false contradicts"),
+        ({"base": {"mount_point": "/"}}, "mount_point"),
+        ({"base": {"framework": "paddle"}}, "framework cannot be 'paddle' in section 'base'"),
+        ({"debug_log": True, "base": {"debug_log": False}}, "debug_log"),
+        ({"loader": "3fs", "3fs": {"mount_point": "/absent"}}, "/absent"),
+        ({"loader": "3fs", "3fs": {"copier_type": "gds"}}, "3fs"),
+        ({"loader": "3fs", "3fs": {"warp": 9}}, "warp"),
         ({"base": {"copier_type": "dstorage"}}, "Windows"),
         ({"parallel": {"max_concurrent_producers": 2}}, "max_concurrent_producers"),
         ([], "object"),
@@ -237,6 +247,48 @@ def test_settings_that_cannot_be_followed_are_errors(
     monkeypatch.setenv("FASTSAFETENSORS_CONFIG", str(path))
     with pytest.raises(ValueError, match=message):
         fst.AutoLoader(None, files)
+
+
+def test_settings_of_the_section_are_followed(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    load_options = _copiers.load_options
+
+    def recorded(copier: str, *arguments: Any) -> dict[str, Any]:
+        asked.append((copier, arguments[1], arguments[2]))
+        return load_options("nogds", *arguments)
+
+    monkeypatch.setattr(_copiers, "load_options", recorded)
+    path = tmp_path / "settings.json"
+    monkeypatch.setenv("FASTSAFETENSORS_CONFIG", str(path))
+    for settings in (
+        {"base": {"nogds": True}},
+        {"base": {"nogds": False}},
+        {"base": {"copier_type": "unified", "nogds": True}},
+        {"loader": "3fs", "3fs": {"mount_point": str(tmp_path), "max_threads": 3, "direct": "never"}},
+    ):
+        path.write_text(json.dumps(settings))
+        fst.AutoLoader(None, files).close()
+    assert asked == [
+        ("nogds", None, {}),
+        ("gds", None, {}),
+        ("unified", None, {}),
+        ("3fs", 3, {"direct": "never"}),
+    ]
+
+
+def test_files_that_are_not_on_a_3fs_are_an_error(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = pytest.raises((errors.OptionError, errors.RouteUnavailableError), match="usrbio")
+    with refused:
+        list(parallel(files, copier_type="3fs").iterate_weights())
+    path = tmp_path / "settings.json"
+    path.write_text('{"loader": "3fs"}')
+    monkeypatch.setenv("FASTSAFETENSORS_CONFIG", str(path))
+    with refused:
+        list(fst.AutoLoader(None, files).iterate_weights())
 
 
 def test_experts_are_those_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,8 +372,6 @@ def test_a_copier_of_ones_own_brings_the_tensors(files: list[str], monkeypatch: 
 
 
 def test_copiers_are_routes() -> None:
-    from windlass.compat.fastsafetensors import _copiers  # noqa: PLC0415
-
     def options(copier: str, device: str, **extra: Any) -> dict[str, Any]:
         return _copiers.load_options(copier, fst.Device.from_str(device), None, extra)
 
@@ -333,8 +383,6 @@ def test_copiers_are_routes() -> None:
 
 
 def test_the_environment_chooses_direct_reads_and_unified_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from windlass.compat.fastsafetensors import _copiers  # noqa: PLC0415
-
     monkeypatch.setenv("FASTSAFETENSORS_ODIRECT", "0")
     assert _copiers.load_options("nogds", fst.Device(), None, {}) == {"direct": "never"}
     monkeypatch.setenv("FASTSAFETENSORS_ODIRECT", "1")

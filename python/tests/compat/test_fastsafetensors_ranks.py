@@ -25,7 +25,7 @@ ODD = {
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     directory = tmp_path_factory.mktemp("ranks")
     first = {"q": ("F32", [8, 4]), "q.e4m3": ("F8_E4M3", [6, 4]), "k.e4m3": ("F8_E4M3", [6, 4])}
-    second = {"k": ("F32", [8, 4]), "v": ("F32", [8, 4]), "scalar": ("F64", [])}
+    second = {"k": ("F32", [8, 4]), "v": ("F32", [8, 4]), "k.bf16": ("BF16", [8, 4]), "scalar": ("F64", [])}
     return [
         str(write_model(directory / f"{number}.safetensors", tensors, seed=number))
         for number, tensors in enumerate([first, second, ODD])

@@ -83,6 +83,25 @@ def test_modules_of_other_packages_keep_theirs_unless_they_are_named(monkeypatch
     assert module.opener is ORIGINALS["safetensors", "safe_open"]
 
 
+def test_what_was_imported_after_the_installation_is_put_back_wherever_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = ModuleType("mine.late")
+    monkeypatch.setitem(sys.modules, "mine.late", module)
+    with drop_in.install():
+        module.opener, module.read = safetensors.safe_open, safetensors.torch.load_file
+        assert is_replaced(module.read)
+    assert module.opener is ORIGINALS["safetensors", "safe_open"]
+    assert module.read is ORIGINALS["safetensors.torch", "load_file"]
+
+
+@pytest.mark.parametrize("packages", [(), ("mine",)])
+def test_safetensors_itself_is_replaced_whatever_is_named(packages: tuple[str, ...], model: Path) -> None:
+    with drop_in.install(packages=packages):
+        assert issubclass(safetensors.safe_open, drop_in.safe_open)
+        assert safetensors.torch.load_file(model).report.tensors == 8
+
+
 def test_again_is_once() -> None:
     first = drop_in.install()
     replaced = safetensors.safe_open

@@ -65,8 +65,15 @@ class LoaderConfig:
         return cls.from_dict(data)
 
     def get_extension_config(self, name: str) -> dict[str, Any]:
-        """A loader's own section, without what all loaders have."""
+        """A loader's own section, without what all loaders have, which it may repeat but not contradict."""
         section = self._extensions.get(name, {})
+        for key in _COMMON:
+            value = getattr(self, key)
+            if section.get(key, value) != value:
+                raise OptionError(
+                    f"{key} cannot be {section[key]!r} in section {name!r}: it is {value!r} for all loaders; set it "
+                    "outside of the section"
+                )
         return {key: value for key, value in section.items() if key not in _COMMON}
 
     def create_parallel_kwargs(self) -> dict[str, Any]:

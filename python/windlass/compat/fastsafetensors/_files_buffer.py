@@ -116,11 +116,15 @@ class FilesBufferOnDevice:
     ) -> TorchTensor:
         """This rank's parts of several tensors, joined along the dimension in which they are parted.
 
-        Tensors of one file stay in the order of the names; files follow in the order of ranks and paths.
+        Tensors of one file stay in the order of the names; files follow in the order of ranks and paths. On one rank
+        torch promotes tensors of several types; several ranks join those of one type only.
         """
         by_file: dict[tuple[int, int], list[str]] = {}
+        frames = [self._available(name)[1].metadata.tensors[name] for name in tensor_names]
+        if self.pg.size() > 1:
+            # Before anything travels, and over all files: the error depends on nothing but what was asked for.
+            _checked_dim(tensor_names, frames, dim, self.pg.size())
         for name in tensor_names:
-            self._available(name)
             by_file.setdefault(self.key_to_rank_lidx[name], []).append(name)
         joined = [self._joined_parts(names, dim) for _, names in sorted(by_file.items())]
         whole = joined[0] if len(joined) == 1 else self.framework.concat_tensors(joined, dim)

@@ -9,7 +9,7 @@ from typing import Any
 
 from windlass.compat.fastsafetensors._devices import Device
 from windlass.compat.fastsafetensors._dtypes import DType
-from windlass.errors import OptionError, SliceError
+from windlass.errors import OptionError, SliceError, UnsupportedDtypeError
 
 
 @dataclass
@@ -109,12 +109,19 @@ class TorchFramework:
         return TorchTensor(device, dtype, torch.empty(stored, dtype=dtype.to_torch(), device=device.as_str()))
 
     def concat_tensors(self, tensors: Sequence[TorchTensor], dim: int) -> TorchTensor:
-        """One tensor of several, one after the other along a dimension."""
+        """One tensor of several, one after the other along a dimension; of several types, as torch promotes them."""
         import torch  # noqa: PLC0415
 
-        first = tensors[0]
-        joined = torch.cat([plain(tensor.real_tensor) for tensor in tensors], dim=dim)
-        return TorchTensor(first.device, first.dtype, _viewed(joined, first.real_tensor.dtype))
+        first, raw = tensors[0], [tensor.real_tensor for tensor in tensors]
+        if all(tensor.dtype == raw[0].dtype for tensor in raw):
+            joined = _viewed(torch.cat([plain(tensor) for tensor in raw], dim=dim), raw[0].dtype)
+            return TorchTensor(first.device, first.dtype, joined)
+        try:
+            joined = torch.cat(raw, dim=dim)
+        except RuntimeError as error:
+            names = ", ".join(dict.fromkeys(tensor.dtype.value for tensor in tensors))
+            raise UnsupportedDtypeError(f"torch cannot join tensors of the types {names}: {error}") from error
+        return TorchTensor(first.device, DType.from_torch(joined.dtype), joined)
 
 
 def framework_of(name: str) -> TorchFramework:

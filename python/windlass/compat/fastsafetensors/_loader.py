@@ -17,7 +17,7 @@ from windlass.compat.fastsafetensors._files_buffer import FilesBufferOnDevice, L
 from windlass.compat.fastsafetensors._framework import TorchTensor, framework_of, torch_shape
 from windlass.compat.fastsafetensors._groups import Group
 from windlass.compat.fastsafetensors._metadata import SafeTensorsMetadata, TensorFrame
-from windlass.errors import FileChangedError, UnsupportedDtypeError
+from windlass.errors import FileChangedError, OptionError, UnsupportedDtypeError
 
 _logger = logging.getLogger(__name__)
 # Without a word about threads, windlass chooses: the usual limit is none.
@@ -39,17 +39,19 @@ class SafeTensorsFileLoader:
         disable_cache: Whether to let go of what was exchanged between ranks, or to keep it for later calls.
         debug_log: Whether to log reports of loads as information, not only for debugging.
         framework: ``"pytorch"``.
-        use_fgds: No other way than cuFile is known: an error if true.
-        copier_type: The copier by name, in place of ``nogds``: ``"gds"``, ``"nogds"``, ``"unified"``, ``"3fs"``, or a
-            registered one.
+        use_fgds: No other way than cuFile is known: an error if true, and nogds is not.
+        copier_type: The copier by name, in place of ``nogds``, which it may not contradict: ``"gds"``, ``"nogds"``,
+            ``"unified"``, ``"3fs"``, or a registered one.
         options: Options of windlass's loads; see `windlass.LoadOptions`. Also ``allocator``.
     """
 
     @classmethod
     def process_extension_config(cls, ext_config: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Arguments of this class from a section of a configuration; nothing but ``copier_type`` is special."""
+        """Arguments of this class from a section of a configuration: those of the same names."""
         del kwargs
-        return {"copier_type": "gds", **ext_config}
+        if ext_config.get("copier_type") == "nogds" and not ext_config.get("nogds", True):
+            raise OptionError("nogds: false contradicts copier_type: nogds; give one of them")
+        return dict(ext_config)
 
     def __init__(  # noqa: PLR0917  (the parameters are the interface's)
         self,
@@ -76,6 +78,12 @@ class SafeTensorsFileLoader:
         self.disable_cache = disable_cache
         self._keep: Keep | None = None
         self._report: Report | None = None
+        for name, is_asked, fitting in (
+            ("nogds", nogds, ("nogds", "unified")),
+            ("use_fgds", use_fgds, ("fgds",)),
+        ):
+            if is_asked and copier_type is not None and copier_type not in fitting:
+                raise OptionError(f"{name}=True contradicts copier_type={copier_type!r}; give one of them")
         copier = copier_type or ("nogds" if nogds else "fgds" if use_fgds else "gds")
         self._construct = _copiers.registered(copier, self.device, options)
         self.options: dict[str, Any] = {}

@@ -6,15 +6,21 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from windlass import Checkpoint, distributed
 from windlass.compat.fastsafetensors._budget import bytes_in_flight
 from windlass.compat.fastsafetensors._config import LoaderConfig, check_producers, load_config
 from windlass.compat.fastsafetensors._dtypes import DType
 from windlass.compat.fastsafetensors._loader import SafeTensorsFileLoader
+from windlass.distributed._agreement import confer
+from windlass.distributed._link import Link
+from windlass.distributed._load import SECONDS
 from windlass.errors import OptionError
 
 Predicate = Callable[[str], bool]
+_T = TypeVar("_T")
 
 
 class ParallelLoader:
@@ -47,7 +53,10 @@ class ParallelLoader:
         broadcast_run_tensors: Has no effect.
         overlap_io: Has no effect: loading always goes on while tensors are consumed.
         borrowed_tensors: Has no effect but that nothing may be kept: tensors stay valid anyway.
+        timeout: Seconds that a rank waits for the others, where there are several.
         options: As for `SafeTensorsFileLoader`.
+
+    Where several ranks load together, each calls this. If the files fail on one of them, all get the error.
     """
 
     def __init__(  # noqa: PLR0917  (the parameters are the interface's)
@@ -76,6 +85,8 @@ class ParallelLoader:
         broadcast_run_tensors: int = 64,
         overlap_io: bool = True,
         borrowed_tensors: bool = False,
+        *,
+        timeout: float = SECONDS,
         **options: Any,
     ) -> None:
         del bbuf_size_kb, set_numa, overlap_io
@@ -108,24 +119,22 @@ class ParallelLoader:
             )
         if min(broadcast_run_bytes, broadcast_run_tensors) < 0:
             raise OptionError("broadcast_run_bytes and broadcast_run_tensors cannot be negative")
+        if not timeout > 0:
+            raise OptionError(f"timeout cannot be {timeout!r}: it is a number of seconds")
         self.hf_weights_files = [os.fspath(path) for path in hf_weights_files]
         self._group = None if all_local else pg
         self._keep = tensor_filter
         self._shows_progress = use_tqdm_on_load and self.loader.pg.rank() == 0
         self._report: Any = None
         self.loader.set_tensor_filter(tensor_filter)
-        self._checkpoint = self.loader.open(self.hf_weights_files)
-        names = self._checkpoint.keys()
-        if tensor_filter is not None:
-            names = [name for name in names if tensor_filter(name)]
-        sizes = {name: self._size(name) for name in names}
-        self._names = names
-        self._in_flight = bytes_in_flight(
-            sizes,
-            queue_size=queue_size,
-            max_batch_bytes=max_batch_bytes,
-            device_memory_budget=device_memory_budget,
-            stays=lambda name: accumulate_resident and (resident_tensor is None or resident_tensor(name)),
+        self._timeout = timeout
+        self._checkpoint, self._names, self._in_flight = self._agreed(
+            lambda: self._opened(
+                queue_size=queue_size,
+                max_batch_bytes=max_batch_bytes,
+                device_memory_budget=device_memory_budget,
+                stays=lambda name: accumulate_resident and (resident_tensor is None or resident_tensor(name)),
+            )
         )
 
     @property
@@ -151,9 +160,26 @@ class ParallelLoader:
         self._checkpoint.close()
         self.loader.close()
 
-    def _size(self, name: str) -> int:
-        elements = math.prod(self._checkpoint.get_shape(name))
-        return elements * DType(self._checkpoint.get_dtype(name)).bits // 8
+    def _opened(self, **bounds: Any) -> tuple[Checkpoint, list[str], int]:
+        """The files, the names of what is wanted of them, and the bytes to have on their way."""
+        checkpoint = self.loader.open(self.hf_weights_files)
+        names = checkpoint.keys()
+        if self._keep is not None:
+            names = list(filter(self._keep, names))
+        return checkpoint, names, bytes_in_flight({name: _size(checkpoint, name) for name in names}, **bounds)
+
+    def _agreed(self, prepare: Callable[[], _T]) -> _T:
+        """What is prepared; fails on all ranks if that fails on one: the others would wait for it."""
+        if self.loader.pg.size() == 1:
+            return prepare()
+        link = Link(self._group, self.loader.device.as_str(), self._timeout)
+        try:
+            prepared = prepare()
+        except BaseException as error:
+            confer(link, None, error)
+            raise
+        confer(link, None)
+        return prepared
 
     def _stream(self) -> Generator[tuple[str, Any], None, None]:
         with self._started() as stream:
@@ -167,13 +193,12 @@ class ParallelLoader:
             return self._checkpoint.iter_tensors(
                 select=self._keep, order="file", max_in_flight=self._in_flight
             )
-        from windlass import distributed  # noqa: PLC0415
-
         return distributed.iter_tensors(
             self.hf_weights_files,
             group=self._group,
             device=self.loader.device.as_str(),
             max_in_flight=self._in_flight,
+            timeout=self._timeout,
             **self.loader.options,
         )
 
@@ -200,18 +225,13 @@ class AutoLoader:
 
     def __init__(self, pg: Any, hf_weights_files: Sequence[str], device: Any = "cpu") -> None:
         self._config = load_config()
-        section = self._config.get_extension_config(self._config.loader)
-        if self._config.loader not in ("base", "3fs"):
-            raise OptionError(f"loader cannot be {self._config.loader!r}: it is base or 3fs")
-        if self._config.loader == "3fs":
-            section = {"copier_type": "3fs"}
         self._loader = ParallelLoader(
             pg,
             hf_weights_files,
             device=device,
             framework=self._config.framework,
             debug_log=self._config.debug_log,
-            **SafeTensorsFileLoader.process_extension_config(section),
+            **_arguments(self._config, hf_weights_files),
             **self._config.create_parallel_kwargs(),
         )
 
@@ -232,6 +252,26 @@ class AutoLoader:
     def close(self) -> None:
         """Closes the files. Tensors that were given stay valid."""
         self._loader.close()
+
+
+def _arguments(config: LoaderConfig, paths: Sequence[str]) -> dict[str, Any]:
+    """What the section of the chosen loader says, as arguments of `ParallelLoader`."""
+    if config.loader not in ("base", "3fs"):
+        raise OptionError(f"loader cannot be {config.loader!r}: it is base or 3fs")
+    section = config.get_extension_config(config.loader)
+    if config.loader == "3fs":
+        # Mounts are found by the files, so a mount is right or wrong, and never followed.
+        mount = section.pop("mount_point", None)
+        for path in paths if mount else ():
+            if not Path(path).resolve().is_relative_to(Path(mount).resolve()):
+                raise OptionError(f"mount_point cannot be {mount!r}: {path} is not on it", path=path)
+        if section.setdefault("copier_type", "3fs") != "3fs":
+            raise OptionError(f"copier_type cannot be {section['copier_type']!r} for loader 3fs: it is 3fs")
+    return SafeTensorsFileLoader.process_extension_config(section)
+
+
+def _size(checkpoint: Checkpoint, name: str) -> int:
+    return math.prod(checkpoint.get_shape(name)) * DType(checkpoint.get_dtype(name)).bits // 8
 
 
 @contextmanager

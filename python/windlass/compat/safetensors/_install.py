@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from threading import RLock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -73,7 +73,7 @@ def install(*, packages: tuple[str, ...] = HOSTS, **options: Unpack[LoadOptions]
     does not know goes to safetensors as before, see `Installation.passed_on`.
 
     Args:
-        packages: Where to look for functions that are bound already.
+        packages: Where to look for functions that are bound already, besides safetensors itself.
         options: Options of all loads by the drop-in until `uninstall`, for instance ``route``; see `LoadOptions`.
             Those of a second call take the place of the first's.
     """
@@ -85,24 +85,26 @@ def install(*, packages: tuple[str, ...] = HOSTS, **options: Unpack[LoadOptions]
         if is_first:
             _passed_on.clear()
             _replaced.extend(_replacements())
-        _swap({id(original): replacement for original, replacement in _replaced}, packages)
-        _packages.update(packages)
+        roots = {"safetensors", *packages}
+        _swap(
+            {id(original): replacement for original, replacement in _replaced},
+            lambda module: module.partition(".")[0] in roots,
+        )
         return Installation(is_first)
 
 
 def uninstall() -> None:
     """Puts the functions of safetensors back wherever `install` or an import since has replaced them."""
     with _lock:
-        _swap({id(replacement): original for original, replacement in _replaced}, _packages)
+        # In all modules: any may have been imported since, and have bound what it found then.
+        _swap({id(replacement): original for original, replacement in _replaced}, lambda _: True)
         _replaced.clear()
-        _packages.clear()
         safe_open._options = {}
 
 
 _lock = RLock()
 _replaced: list[tuple[Any, Any]] = []
 """Each with its replacement. Both stay alive here, so that their identities stay theirs."""
-_packages: set[str] = set()
 _passed_on: deque[PassedOn] = deque(maxlen=64)
 
 
@@ -156,11 +158,10 @@ def _or_original(ours: Callable[..., Any], original: Callable[..., Any], name: s
     return function
 
 
-def _swap(new: Mapping[int, Any], packages: Iterable[str]) -> None:
-    """Binds names in loaded modules of packages anew: those whose object's identity has a new object."""
-    prefixes = tuple(packages)
+def _swap(new: Mapping[int, Any], is_meant: Callable[[str], bool]) -> None:
+    """Binds names in loaded modules anew: those whose object's identity has a new object."""
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in prefixes or not isinstance(module, ModuleType):
+        if not (is_meant(name) and isinstance(module, ModuleType)):
             continue
         # Not by dir and getattr, which would make modules that load lazily load everything.
         for attribute, value in list(vars(module).items()):
