@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import doctest
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -122,6 +124,47 @@ def test_every_plan_brings_each_rank_what_it_wants_and_reads_it_once(seed: int) 
         nbytes // max(entry.rows, 1) for nbytes, entry in zip(catalog.nbytes, catalog.entries, strict=True)
     )
     check(catalog, wants, nodes, generator.choice([largest_row + 1, 1 << 20, 1 << 40]))
+
+
+@pytest.mark.parametrize("nodes", [[[0, 3], [1, 2]], [[1, 2], [0, 3]], [[0, 2], [1, 3]], [[3, 1], [2, 0]]])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_nodes_whose_ranks_are_interleaved_keep_to_the_window(nodes: list[list[int]], size: int) -> None:
+    # Of a dimension of three, the last of four ranks has nothing: its node shares nothing, the other does.
+    catalog = catalog_of([64, size], [64, size], [64, size])
+    wants = wants_of(catalog, *[[1, 1, 1]] * 4)
+    check(catalog, wants, nodes, catalog.nbytes[0] * 3 // 2)
+    check(catalog, wants, nodes, catalog.nbytes[0] // 2 + size)
+    work = work_of(catalog, wants, nodes)
+    for number, node in enumerate(nodes):
+        readers = sum(rank < size for rank in node)
+        expected = sum(catalog.nbytes) if readers > 1 else sum(work.own_bytes[rank] for rank in node)
+        assert work.node_bytes[number] == expected
+
+
+@pytest.mark.parametrize("kind", ["whole", "experts"])
+def test_planning_asks_little_of_each_of_many_tensors(kind: str) -> None:
+    # Calls rather than time, which other processes have a part in.
+    count, ranks = 3000, 8
+    catalog = catalog_of(*([768, 64 + number % 4] for number in range(count)))
+    codes = [
+        [WHOLE if kind == "whole" or number % ranks == rank else NOTHING for number in range(count)]
+        for rank in range(ranks)
+    ]
+    wants, nodes = wants_of(catalog, *codes), [list(range(ranks))]
+    assert catalog.nbytes
+    calls = 0
+
+    def count_calls(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count_calls)
+    try:
+        work_of(catalog, wants, nodes)
+        make_plan(catalog, wants, nodes, 3, 64 << 20)
+    finally:
+        sys.setprofile(None)
+    assert calls / count < 25
 
 
 def test_shares_are_of_as_many_bytes() -> None:

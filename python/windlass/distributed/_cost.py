@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,28 +44,21 @@ def work_of(catalog: Catalog, wants: Wants, nodes: Sequence[Sequence[int]]) -> W
     own = [0] * wants.ranks
     by_node, received = [0] * len(nodes), [0] * len(nodes)
     repeated = 0
-    # Where all want alike, the first node, being the largest part of what is cut, stands for all of its size.
-    alike = (
-        {len(node): number for number, node in reversed(list(enumerate(nodes)))} if wants.is_uniform else {}
-    )
-    for number, node in enumerate(nodes):
-        first = alike.get(len(node), number)
-        if first != number:
-            by_node[number], received[number] = by_node[first], received[first]
-            for rank, same in zip(node, nodes[first], strict=True):
-                own[rank] = own[same]
+    for tensor, count in Counter(wants.alike).items():
+        if not wants.is_wanted(tensor):
             continue
-        for tensor, nbytes in enumerate(catalog.nbytes):
+        nbytes = catalog.nbytes[tensor]
+        for number, node in enumerate(nodes):
             parts = [_read_alone(catalog, wants, rank, tensor) for rank in node]
             for rank, part in zip(node, parts, strict=True):
-                own[rank] += part
+                own[rank] += part * count
             if is_shared(catalog, wants, node, tensor):
-                by_node[number] += nbytes
+                by_node[number] += nbytes * count
                 largest = max(part_bytes(catalog, wants, rank, tensor) for rank in node)
-                received[number] += largest * (len(node) - 1) // len(node)
-                repeated += max(0, sum(parts) - nbytes)
+                received[number] += largest * (len(node) - 1) // len(node) * count
+                repeated += max(0, sum(parts) - nbytes) * count
             else:
-                by_node[number] += sum(parts)
+                by_node[number] += sum(parts) * count
     return Work(tuple(own), tuple(by_node), tuple(received), repeated)
 
 

@@ -108,10 +108,14 @@ class Exchange:
         if self._link is not None:
             works = [self._link.start_broadcast(buffer, root) for root, buffer in prepared.broadcasts]
             works += self._link.start_exchange(prepared.sends, prepared.receives)
-            for work in works:
-                self._link.wait(work)
+            while works:
+                self._link.wait(works.pop(0))
         self.sent_bytes += sum(prepared.outgoing)
-        for arriving in prepared.arriving:
+        # Each bundle is let go once its tensors are copied out of it, so that they never take twice the memory.
+        for messages in (prepared.broadcasts, prepared.sends, prepared.receives):
+            messages.clear()
+        while prepared.arriving:
+            arriving = prepared.arriving.pop()
             self.received_bytes += sum(region.nbytes for region in arriving.regions)
             self._land(arriving, prepared.ready)
         done = []

@@ -7,7 +7,9 @@ divided among the ranks of the node, each of which reads its share and passes it
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from windlass.distributed._catalog import Catalog
@@ -74,10 +76,13 @@ def make_plan(
     """
     cuts = _cut_into_steps(catalog, wants, nodes, window_bytes)
     node = next(node for node in nodes if rank in node)
-    digest = hashlib.sha256(repr((cuts, [list(node) for node in nodes], wants.digest())).encode()).digest()
+    sharing = _Sharing(catalog, wants, node)
+    digest = hashlib.sha256(repr(([list(node) for node in nodes], wants.digest())).encode())
+    for rows in cuts:
+        digest.update(array("q", (len(rows), *chain.from_iterable(rows))))
     return Plan(
-        tuple(_step(catalog, wants, node, rank, rows) for rows in cuts),
-        int.from_bytes(digest[:8], "big", signed=True),
+        tuple(_step(catalog, wants, sharing, rank, rows) for rows in cuts),
+        int.from_bytes(digest.digest()[:8], "big", signed=True),
     )
 
 
@@ -89,7 +94,8 @@ def overlapping(catalog: Catalog, window_bytes: int) -> int:
 
 def check_window(catalog: Catalog, wants: Wants, nodes: Sequence[Sequence[int]], window_bytes: int) -> None:
     """Fails if a window is too small for sharing."""
-    for tensor, nbytes in enumerate(catalog.nbytes):
+    for tensor in sorted(set(wants.alike)):
+        nbytes = catalog.nbytes[tensor]
         if nbytes > window_bytes and any(is_shared(catalog, wants, node, tensor) for node in nodes):
             _rows_within(catalog, tensor, window_bytes)
 
@@ -120,25 +126,64 @@ def part_bytes(catalog: Catalog, wants: Wants, rank: int, tensor: int) -> int:
     return nbytes * (part.stop - part.start) // catalog.entries[tensor].shape[part.dim]
 
 
+class _Sharing:
+    """What the ranks of a node share, found out once for tensors that are alike."""
+
+    def __init__(self, catalog: Catalog, wants: Wants, node: Sequence[int]) -> None:
+        self._catalog, self._wants, self.node = catalog, wants, node
+        self._known: dict[int, tuple[bool, bool]] = {}
+
+    def of(self, tensor: int) -> tuple[bool, bool]:
+        """Whether a tensor is shared, and whether every rank wants every byte of it."""
+        first = self._wants.alike[tensor]
+        known = self._known.get(first)
+        if known is None:
+            ranks = self.node[:1] if self._wants.is_uniform else self.node
+            known = self._known[first] = (
+                is_shared(self._catalog, self._wants, self.node, first),
+                all(self._wants.code(rank, first) == WHOLE for rank in ranks),
+            )
+        return known
+
+
+class _Weight(NamedTuple):
+    """What a tensor adds to a step."""
+
+    is_shared: bool
+    """By some node."""
+    brought: dict[int, int]
+    """Bytes that each rank holds of it; -1 stands for all ranks."""
+
+
 class _Load:
     """How much each rank holds in a step; only ranks that differ are counted one by one."""
 
     def __init__(self, catalog: Catalog, wants: Wants, nodes: Sequence[Sequence[int]]) -> None:
         self._catalog, self._wants = catalog, wants
-        # Where all want alike, the largest node stands for all, and its first rank has the largest part.
-        self._nodes = [max(nodes, key=len)] if wants.is_uniform else nodes
+        # Where all want alike, lower ranks have parts if any have: a node shares if its second lowest rank has one.
+        second = min(
+            (node for node in nodes if len(node) > 1), key=lambda node: sorted(node)[1], default=nodes[0]
+        )
+        self._nodes = [second] if wants.is_uniform else nodes
+        self._known: dict[int, _Weight | None] = {}
         self._common = 0
         self._by_rank: dict[int, int] = {}
         self._most = 0
 
-    def of(self, tensor: int) -> tuple[bool, dict[int, int]]:
-        """Whether some node shares a tensor, and the bytes that it brings to each rank; -1 stands for all."""
+    def of(self, tensor: int) -> _Weight | None:
+        """What a tensor would add; ``None`` if nobody wants it."""
+        first = self._wants.alike[tensor]
+        if first not in self._known:
+            self._known[first] = self._weight(first) if self._wants.is_wanted(first) else None
+        return self._known[first]
+
+    def _weight(self, tensor: int) -> _Weight:
         catalog, wants = self._catalog, self._wants
         nbytes = catalog.nbytes[tensor]
         if wants.is_uniform:
             if is_shared(catalog, wants, self._nodes[0], tensor):
-                return True, {-1: nbytes}
-            return False, {-1: part_bytes(catalog, wants, 0, tensor)}
+                return _Weight(True, {-1: nbytes})
+            return _Weight(False, {-1: part_bytes(catalog, wants, 0, tensor)})
         brought: dict[int, int] = {}
         some = False
         for node in self._nodes:
@@ -146,7 +191,9 @@ class _Load:
             some |= shared
             for rank in node:
                 brought[rank] = nbytes if shared else part_bytes(catalog, wants, rank, tensor)
-        return some, brought
+        if len(set(brought.values())) == 1:
+            return _Weight(some, {-1: next(iter(brought.values()))})
+        return _Weight(some, {rank: more for rank, more in brought.items() if more})
 
     def with_more(self, brought: dict[int, int]) -> int:
         """The most that a rank would hold."""
@@ -158,10 +205,12 @@ class _Load:
 
     def add(self, brought: dict[int, int]) -> None:
         """Takes a tensor in."""
-        self._common += brought.pop(-1, 0)
         for rank, more in brought.items():
-            self._by_rank[rank] = self._by_rank.get(rank, 0) + more
-            self._most = max(self._most, self._by_rank[rank])
+            if rank < 0:
+                self._common += more
+            else:
+                self._by_rank[rank] = self._by_rank.get(rank, 0) + more
+                self._most = max(self._most, self._by_rank[rank])
 
     def clear(self) -> None:
         """Begins a step."""
@@ -190,9 +239,10 @@ def _cut_into_steps(
     current: list[Rows] = []
     load = _Load(catalog, wants, nodes)
     for tensor, entry in enumerate(catalog.entries):
-        if all(wants.code(rank, tensor) == NOTHING for rank in range(1 if wants.is_uniform else wants.ranks)):
+        weight = load.of(tensor)
+        if weight is None:
             continue
-        some_share, brought = load.of(tensor)
+        some_share, brought = weight
         if window_bytes is not None and current and load.with_more(brought) > window_bytes:
             steps.append(current)
             current = []
@@ -211,12 +261,12 @@ def _cut_into_steps(
     return steps
 
 
-def _step(catalog: Catalog, wants: Wants, node: Sequence[int], rank: int, rows: Sequence[Rows]) -> Step:
+def _step(catalog: Catalog, wants: Wants, sharing: _Sharing, rank: int, rows: Sequence[Rows]) -> Step:
     own, shared, done = [], [], []
     for piece in rows:
         tensor = piece.tensor
         wanted = wants.code(rank, tensor) != NOTHING
-        if is_shared(catalog, wants, node, tensor):
+        if sharing.of(tensor)[0]:
             shared.append(piece)
             is_done = piece.stop == catalog.entries[tensor].rows
         else:
@@ -225,7 +275,7 @@ def _step(catalog: Catalog, wants: Wants, node: Sequence[int], rank: int, rows: 
                 own.append(tensor)
         if is_done and wanted:
             done.append(tensor)
-    return Step(tuple(own), tuple(_bundled(catalog, wants, node, shared)), tuple(done))
+    return Step(tuple(own), tuple(_bundled(catalog, sharing, shared)), tuple(done))
 
 
 def piece_bytes(catalog: Catalog, piece: Rows) -> int:
@@ -233,15 +283,14 @@ def piece_bytes(catalog: Catalog, piece: Rows) -> int:
     return catalog.nbytes[piece.tensor] * (piece.stop - piece.start) // catalog.entries[piece.tensor].rows
 
 
-def _bundled(catalog: Catalog, wants: Wants, node: Sequence[int], shared: Sequence[Rows]) -> list[Parcel]:
+def _bundled(catalog: Catalog, sharing: _Sharing, shared: Sequence[Rows]) -> list[Parcel]:
     """Neighbours that are small, have one reader and go the same way, as one parcel."""
     parcels: list[Parcel] = []
     bundle: list[Rows] = []
     way: tuple[int, bool] | None = None
     room = 0
-    for reader, piece in _divided(catalog, len(node), shared):
-        ranks = node[:1] if wants.is_uniform else node
-        is_for_all = all(wants.code(rank, piece.tensor) == WHOLE for rank in ranks)
+    for reader, piece in _divided(catalog, len(sharing.node), shared):
+        is_for_all = sharing.of(piece.tensor)[1]
         size = piece_bytes(catalog, piece)
         if way is not None and (way != (reader, is_for_all) or size > room):
             parcels.append(Parcel(way[0], tuple(bundle), way[1]))
@@ -257,13 +306,12 @@ def _bundled(catalog: Catalog, wants: Wants, node: Sequence[int], shared: Sequen
 
 def _divided(catalog: Catalog, readers: int, shared: Sequence[Rows]) -> list[tuple[int, Rows]]:
     """Rows with their readers: a run of the checkpoint each, of about as many bytes."""
-    total = sum(piece_bytes(catalog, piece) for piece in shared)
+    sizes = [piece_bytes(catalog, piece) for piece in shared]
+    total = sum(sizes)
     divided: list[tuple[int, Rows]] = []
     position = 0
-    for piece in shared:
-        size = piece_bytes(catalog, piece)
-        entry = catalog.entries[piece.tensor]
-        if size < CUT_BYTES or not entry.can_be_cut:
+    for piece, size in zip(shared, sizes, strict=True):
+        if size < CUT_BYTES or not catalog.entries[piece.tensor].can_be_cut:
             divided.append((min((2 * position + size) * readers // (2 * total), readers - 1), piece))
         else:
             rows = piece.stop - piece.start

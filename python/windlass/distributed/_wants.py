@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from windlass.distributed._catalog import Catalog
 
@@ -63,6 +64,24 @@ class Wants:
         entry = self._entries[tensor]
         unit = entry.unit if dim == len(entry.shape) - 1 else 1
         return Part(dim, *shard(entry.shape[dim], unit, rank, self.ranks))
+
+    @cached_property
+    def alike(self) -> Sequence[int]:
+        """For each tensor the first one of its type and shape that each rank wants as much of: what is found out about
+        that one, which costs much more than looking it up, holds for all of them.
+        """
+        columns: Iterable[Any] = self._codes[0] if self.is_uniform else zip(*self._codes, strict=True)
+        first: dict[Any, int] = {}
+        return [
+            first.setdefault((entry.dtype, entry.shape, column), tensor)
+            for tensor, (entry, column) in enumerate(zip(self._entries, columns, strict=True))
+        ]
+
+    def is_wanted(self, tensor: int) -> bool:
+        """Whether any rank wants any of a tensor."""
+        return any(
+            codes[tensor] != NOTHING for codes in (self._codes[:1] if self.is_uniform else self._codes)
+        )
 
     def digest(self) -> str:
         """Of all that is wanted."""
