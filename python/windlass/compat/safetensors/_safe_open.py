@@ -239,9 +239,12 @@ def _finished(tensor: Any, cut: Cut) -> Any:
     index = *cut.then, ...
     part = tensor[index]
     if hasattr(part, "contiguous"):
-        return part.contiguous()
+        # What lies in order may still be a small part of what was read, and keep all of it.
+        return part.clone() if part.is_contiguous() and part.nbytes < tensor.nbytes else part.contiguous()
     flags = getattr(part, "flags", None)
-    return part if flags is None or flags.c_contiguous else part.copy()
+    if flags is None:
+        return part
+    return part if flags.c_contiguous and part.nbytes == tensor.nbytes else part.copy()
 
 
 __all__ = ["PySafeSlice", "_safe_open_handle", "safe_open"]
