@@ -229,9 +229,9 @@ def test_requests_that_cannot_be(model: Path, tmp_path: Path) -> None:
         with pytest.raises(OptionError, match="mapped"):
             checkpoint.copy_into({"embed": embed}, route="mapped")
         assert checkpoint.copy_into({}).tensors == 0
-        # State dictionaries name more than checkpoints have.
-        given = dict(checkpoint.iter_tensors(copy_into={"tied": embed}, select="embed"))
-        assert given["embed"] is not embed
+        # What is not selected needs no target.
+        given = dict(checkpoint.iter_tensors(copy_into={"ids": bytearray(1)}, select="embed"))
+        assert list(given) == ["embed"]
     odd = write_model(tmp_path / "odd.safetensors", {"six": ("F6_E2M3", [4, 4]), "four": ("F4", [2, 3, 2])})
     with windlass.open(odd) as checkpoint:
         for name in ("six", "four"):
@@ -240,6 +240,52 @@ def test_requests_that_cannot_be(model: Path, tmp_path: Path) -> None:
         raw = {"six": bytearray(12), "four": bytearray(6)}
         checkpoint.copy_into(raw)
         assert b"".join(raw.values()) == odd.read_bytes()[-18:]
+
+
+@pytest.mark.parametrize("name", ["layers.*", "*", "embe?", "lm_head.weight"])
+def test_what_is_not_the_very_name_of_a_tensor_is_an_error(model: Path, name: str) -> None:
+    target = torch.zeros(1000, 64)
+    with windlass.open(model) as checkpoint:
+        with pytest.raises(TensorNotFoundError):
+            checkpoint.copy_into({"embed": target, name: target.clone()})
+        with pytest.raises(TensorNotFoundError):
+            checkpoint.iter_tensors(copy_into={"embed": target, name: target.clone()})
+        assert checkpoint.report is None
+    assert not target.any()
+
+
+def test_a_target_that_is_none_is_an_error_where_all_must_be_filled(model: Path) -> None:
+    target = torch.zeros(1000, 64)
+    with windlass.open(model) as checkpoint:
+        with pytest.raises(TargetError, match=r"layers\.0\.weight") as caught:
+            checkpoint.copy_into({"embed": target, "layers.0.weight": None})
+        given = dict(checkpoint.iter_tensors(copy_into={"embed": target, "ids": None}))
+        assert given["embed"] is target
+        assert given.keys() == set(checkpoint.keys())
+    assert caught.value.tensor == "layers.0.weight"
+
+
+def test_names_that_look_like_patterns_are_names(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a*": ("U8", [9]), "ab": ("U8", [9]), "[x]": ("U8", [5])})
+    targets = {"a*": bytearray(9), "[x]": bytearray(5)}
+    with windlass.open(path, framework="numpy") as checkpoint:
+        assert checkpoint.copy_into(targets).tensors == 2
+        expected = checkpoint.load()
+    assert all(bytes(target) == expected[name].tobytes() for name, target in targets.items())
+
+
+def test_a_fill_that_cannot_begin_leaves_no_load_behind(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [4 << 20]) for i in range(16)})
+    make_cold(path)
+    before = len(os.listdir("/proc/self/task"))
+    shared = np.zeros(4 << 20, np.uint8)
+    slow = {"route": "threads", "direct": "always", "chunk": "4KiB", "threads": 1}
+    with windlass.open(path, framework="numpy") as checkpoint:
+        with pytest.raises(OptionError, match="overlap") as caught:
+            checkpoint.iter_tensors(copy_into={"t0": shared, "t1": shared}, **slow)
+        # The traceback is held here.
+        assert caught.tb is not None
+        assert len(os.listdir("/proc/self/task")) == before
 
 
 def test_quantised_tensors_are_read_as_bytes_of_blocks(tmp_path: Path) -> None:

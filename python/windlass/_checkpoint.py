@@ -27,7 +27,7 @@ from windlass._report import Report
 from windlass._slices import Part
 from windlass._stream import BATCH, Mapped, Order, Tensors, TensorStream, converted, interleaved
 from windlass._targets import CopyInto, Target, Wanted, chosen, filled
-from windlass.errors import OptionError
+from windlass.errors import OptionError, TargetError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -261,8 +261,8 @@ class Checkpoint:
                 loaded and not given yet, with the one that was given last. Whoever drops each tensor before asking for
                 the next one uses no more memory for tensors, but for the huge pages at their ends. A tensor that is
                 larger is loaded alone. A pool must have room for all tensors nevertheless. Default: no bound.
-            copy_into: Memory that tensors are read into rather than into memory of their own: a mapping of names to
-                tensors of torch, arrays of numpy, anything that lets its bytes be written, or objects with a CUDA
+            copy_into: Memory that tensors are read into rather than into memory of their own: a mapping of names, which
+                tensors of the checkpoint must have, to tensors of torch, arrays of numpy, anything that lets its bytes be written, or objects with a CUDA
                 array interface; or a function that is called with name, type and shape of each tensor, and returns
                 such an object or ``None``. Each must be contiguous, of the very type and shape of its tensor, or of
                 the slice of it, and not be used nor resized until it is given. Tensors without one are loaded as
@@ -278,6 +278,8 @@ class Checkpoint:
             raise OptionError(f"order cannot be {order!r}: it is one of arrival, file")
         targets: dict[str, Target] = {}
         if copy_into is not None:
+            if not callable(copy_into):
+                self._check_existence(copy_into)
             wanted = self._wanted(request, parts)
             targets = chosen(copy_into, wanted)
             rest = [name for name in wanted if name not in targets]
@@ -290,7 +292,12 @@ class Checkpoint:
         others = converted(tensors, self._convert, parts, most)
         if not targets:
             return TensorStream(others, [tensors], self._note)
-        filling = self._fill(targets, request, order)
+        try:
+            filling = self._fill(targets, request, order)
+        except BaseException:
+            # The traceback would keep it running, and its memory.
+            tensors.cancel()
+            raise
         both = interleaved(filled(filling, targets), others, [name in targets for name in wanted], order)
         return TensorStream(both, [filling, tensors], self._note)
 
@@ -304,7 +311,7 @@ class Checkpoint:
         """Reads tensors into memory of the caller's: all that are named, or an error.
 
         Args:
-            targets: Names of tensors, and where to read each: see `Checkpoint.iter_tensors`.
+            targets: Names of tensors, no patterns, and where to read each: see `Checkpoint.iter_tensors`.
             slices: As in `load_file`.
             options: As in `load_file`.
 
@@ -312,6 +319,10 @@ class Checkpoint:
             How it was done.
         """
         names = list(targets)
+        self._check_existence(names)
+        for name in names:
+            if targets[name] is None:
+                raise TargetError(f"the target of tensor {name!r} is None", tensor=name)
         stream = self.iter_tensors(select=names, slices=slices, copy_into=targets, **options)
         deque(stream, maxlen=0)
         return stream.report
@@ -389,6 +400,11 @@ class Checkpoint:
             **options,
         }
         return request, parts
+
+    def _check_existence(self, names: Iterable[str]) -> None:
+        """Fails for what is not the very name of a tensor."""
+        for name in names:
+            self._opened.info(name)
 
     def _wanted(self, request: Mapping[str, Any], parts: Mapping[str, Part]) -> dict[str, Wanted]:
         """What a load would give, by name and in the order of the checkpoint."""
