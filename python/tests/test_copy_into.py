@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import windlass
-from conftest import BITS, StandIn, gguf_cases, make_cold, same_bytes, write_model
+from conftest import BITS, StandIn, gguf_cases, make_cold, run, same_bytes, write_model
 from test_differential import reference_tensors
 from windlass.errors import (
     FileChangedError,
@@ -288,6 +288,88 @@ def test_a_fill_that_cannot_begin_leaves_no_load_behind(tmp_path: Path) -> None:
         assert len(os.listdir("/proc/self/task")) == before
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("pool", windlass.MemoryPool("4KiB")),
+        ("numa", "99"),
+        ("numa", "near_storage"),
+        ("layout", "packed"),
+        ("rings", 2),
+        ("huge_pages", "reserved"),
+        ("populate", True),
+        ("dtype", "bfloat16"),
+    ],
+    ids=str,
+)
+def test_options_that_mean_nothing_for_targets_are_refused(model: Path, option: str, value: Any) -> None:
+    target = torch.zeros(1000, 64)
+    with windlass.open(model) as checkpoint:
+        with pytest.raises(OptionError, match=f"^{option} cannot be"):
+            checkpoint.copy_into({"embed": target}, **{option: value})
+        assert checkpoint.report is None
+    assert not target.any()
+
+
+def test_options_of_memory_are_about_tensors_without_targets(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = windlass.load_file(model)
+    target = torch.zeros(1000, 64)
+    pool = windlass.MemoryPool("64MiB")
+    with windlass.open(model) as checkpoint:
+        stream = checkpoint.iter_tensors(copy_into={"embed": target}, pool=pool, layout="packed")
+        assert all(same_bytes(tensor, expected[name]) for name, tensor in stream)
+        assert stream.report.as_dict()["memory"]["pooled"]
+    assert same_bytes(target, expected["embed"])
+    monkeypatch.setenv("WINDLASS_LAYOUT", "packed")
+    monkeypatch.setenv("WINDLASS_RINGS", "2")
+    with windlass.open(model, pool=pool, numa="near_storage") as checkpoint:
+        report = checkpoint.copy_into({"embed": target.zero_()}).as_dict()
+        assert not report["memory"]["pooled"]
+        assert report["memory"]["layout"] == "file"
+    assert same_bytes(target, expected["embed"])
+
+
+def test_targets_and_others_come_in_the_order_of_arrival(tmp_path: Path) -> None:
+    targets = {f"t{i}": bytearray(4 << 20) for i in range(8)}
+    tensors = {name: ("U8", [len(target)]) for name, target in targets.items()}
+    path = write_model(tmp_path / "m.safetensors", {**tensors, "small": ("U8", [100])})
+    make_cold(path)
+    slow = {"route": "threads", "direct": "always", "chunk": "4KiB", "threads": 1}
+    with windlass.iter_tensors(path, framework="numpy", copy_into=targets, **slow) as stream:
+        names = [name for name, _ in stream]
+    assert sorted(names) == sorted([*tensors, "small"])
+    assert names.index("small") < names.index("t7")
+
+
+def test_parts_of_very_many_runs_take_little_memory(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [300_000, 8])}, padding=3)
+    done = run(
+        """
+        import resource, sys
+        import numpy as np
+        import windlass
+
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+        target, checkpoint = np.zeros((300_000, 4), np.uint8), windlass.open(sys.argv[1], framework="numpy")
+        expected = checkpoint.get_tensor("a")[:, :4]
+        checkpoint.copy_into({"a": target[:9]}, slices={"a": np.s_[:9, :4]}, coalesce_gap=0)
+        before = peak()
+        report = checkpoint.copy_into({"a": target}, slices={"a": np.s_[:, :4]}, coalesce_gap=0)
+        print(peak() - before)
+        assert np.array_equal(target, expected)
+        assert sum(carrier.tensor_bytes for carrier in report.carriers) == 1_200_000
+        assert sum(carrier.reads for carrier in report.carriers) >= 300_000
+        """,
+        path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 32 << 20
+
+
 def test_quantised_tensors_are_read_as_bytes_of_blocks(tmp_path: Path) -> None:
     compared = 0
     for case in gguf_cases():
@@ -394,3 +476,25 @@ def test_memory_of_a_device_is_a_target(stand_in: StandIn, tmp_path: Path, devic
             checkpoint.copy_into({"a": columns}, slices={"a": slice(1000, 1100)})
     assert stand_in.count("device_bytes") == before
     del memory, targets, columns
+
+
+@pytest.mark.parametrize("gap", ["64KiB", "0B"])
+@pytest.mark.parametrize("index", [np.s_[:, 3:9], np.s_[100:9000, 1:2], np.s_[5:7000:1, 0:15]], ids=str)
+def test_columns_reach_a_device_in_few_copies(
+    stand_in: StandIn, tmp_path: Path, index: Any, gap: str
+) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [9001, 16])}, padding=7)
+    space = write_model(tmp_path / "space.safetensors", {"space": ("U8", [1 << 20])})
+    memory = windlass.load_file(space, "cuda:0", framework="raw")["space"]
+    before = memory.tobytes()
+    expected = windlass.load_file(path, framework="numpy")["a"][index].tobytes()
+    columns = DeviceMemory(memory, 5, len(expected))
+    make_cold(path)
+    with windlass.open(path, framework="raw") as checkpoint:
+        report = checkpoint.copy_into({"a": columns}, slices={"a": index}, coalesce_gap=gap, chunk="4KiB")
+    assert columns.tobytes() == expected
+    # And nothing else was written.
+    assert memory.tobytes() == before[:5] + expected + before[5 + len(expected) :]
+    assert sum(carrier.tensor_bytes for carrier in report.carriers) == len(expected)
+    reads = sum(carrier.reads for carrier in report.carriers)
+    assert reads <= 36 if gap != "0B" else reads > 6000

@@ -20,6 +20,7 @@ mod options;
 mod queue;
 mod scatter;
 mod tensor;
+mod waves;
 mod window;
 
 pub use array::OpenArray;
