@@ -7,7 +7,7 @@ use crate::{
     interruptible,
     key_values::{self, KeyValues},
     loading::Loading,
-    options::{load_options, order_of, stream_options},
+    options::{fill_options, load_options, order_of, stream_options},
     report::NativeReport,
     tensor::{Tensor, quantized_shape},
 };
@@ -138,7 +138,7 @@ impl Checkpoint {
         order: &str,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Filling> {
-        let options = load_options(py, options)?;
+        let options = fill_options(py, options)?;
         let order = order_of(order).into_python(py)?;
         // SAFETY: only the package calls this, with addresses of what the owners hold, who live until the load has ended;
         // whoever gave them was told to leave them alone.

@@ -1,13 +1,13 @@
 //! Loads into memory that belongs to objects of Python's.
 #![allow(unsafe_code)]
 
-use crate::{TICK, error::IntoPython, error::exception_of, report::NativeReport};
+use crate::{error::IntoPython, error::exception_of, report::NativeReport, tick};
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
 use std::{
     collections::HashMap,
     sync::{Mutex, MutexGuard, PoisonError, TryLockError},
 };
-use windlass::{Checkpoint, DeviceId, Error, FillTarget, Filled, LoadOptions, Order};
+use windlass::{Checkpoint, DeviceId, Error, FillTarget, Filled, LoadOptions, Order, plan::Selection};
 
 /// Names of tensors, each with the device, address, size and owner of the memory that it goes to.
 pub(crate) type Targets = HashMap<String, (String, u64, u64, Py<PyAny>)>;
@@ -56,8 +56,9 @@ impl Filling {
             owners.push(owner);
             names.push(name);
         }
+        let options = LoadOptions { selection: Selection::all(), ..options.clone() };
         // SAFETY: passed on.
-        let fill = || unsafe { checkpoint.fill(&memory, options, order) };
+        let fill = || unsafe { checkpoint.fill(&memory, &options, order) };
         let filling = py.detach(fill).into_python(py)?;
         Ok(Self { state: Mutex::new(State { filling, names, owners }) })
     }
@@ -75,17 +76,24 @@ impl Filling {
 
 #[pymethods]
 impl Filling {
-    /// The name of the next tensor whose target is filled; `None` once all are. Whatever goes wrong ends it.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<String>> {
+    /// The name of the next tensor whose target is filled, in a list that is empty once all are. `None` if none is after
+    /// `patience` seconds. Whatever goes wrong ends it.
+    #[pyo3(signature = (patience=None))]
+    fn next(&self, py: Python<'_>, patience: Option<f64>) -> PyResult<Option<Vec<String>>> {
         let mut state = self.lock()?;
         let State { filling, names, .. } = &mut *state;
         let ended = loop {
-            match py.detach(|| filling.next_within(TICK)) {
-                Ok(Filled::Target(number)) => return Ok(names.get(number).cloned()),
-                Ok(Filled::Finished) => return Ok(None),
+            match py.detach(|| filling.next_within(tick(patience))) {
+                Ok(Filled::Target(number)) => {
+                    return Ok(Some(names.get(number).cloned().into_iter().collect()));
+                }
+                Ok(Filled::Finished) => return Ok(Some(Vec::new())),
                 Ok(Filled::Pending) => {
                     if let Err(interrupted) = py.check_signals() {
                         break interrupted;
+                    }
+                    if patience.is_some() {
+                        return Ok(None);
                     }
                 }
                 Err(error) => break exception_of(py, error),

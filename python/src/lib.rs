@@ -1,7 +1,8 @@
 //! The native part of the Python package: checkpoints, loads, tensors, pools.
 //!
 //! Thin: the Python files beside it give these classes their friendly faces, and turn tensors into those of torch,
-//! numpy and jax. Every wait releases the interpreter; loading, saving, warming and digesting look for Ctrl-C meanwhile.
+//! numpy and jax. Waits for storage release the interpreter; loading and saving files, warming and digesting look for Ctrl-C
+//! meanwhile.
 #![deny(unsafe_code)]
 
 mod bytes;
@@ -59,6 +60,11 @@ mod _native {
 }
 
 use crate::error::IntoPython;
+
+/// How long to wait at once for someone who has so many seconds, or all the time there is.
+fn tick(patience: Option<f64>) -> Duration {
+    patience.map_or(TICK, |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default().min(TICK))
+}
 
 /// Does work on another thread while this one looks for Ctrl-C, after which the work is told to break off.
 fn interruptible<T: Send>(

@@ -1,6 +1,6 @@
 //! A load in progress, waited for without holding the interpreter.
 
-use crate::{TICK, error::IntoPython, report::NativeReport, tensor::Tensor};
+use crate::{TICK, error::IntoPython, report::NativeReport, tensor::Tensor, tick};
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
 use std::{
     sync::{Mutex, MutexGuard, PoisonError, TryLockError},
@@ -67,22 +67,23 @@ impl Loading {
 #[pymethods]
 impl Loading {
     /// The next tensors to be handed out, at most `most`: waits for one, and takes what is there besides. None once there
-    /// are no more.
-    #[pyo3(signature = (most=1))]
-    fn next(&self, py: Python<'_>, most: usize) -> PyResult<Vec<Tensor>> {
+    /// are no more; `None` if there is none after `patience` seconds.
+    #[pyo3(signature = (most=1, patience=None))]
+    fn next(&self, py: Python<'_>, most: usize, patience: Option<f64>) -> PyResult<Option<Vec<Tensor>>> {
         self.with_running(py, |loading| {
             loop {
-                let arrival = py.detach(|| loading.next_within(TICK)).into_python(py)?;
+                let arrival = py.detach(|| loading.next_within(tick(patience))).into_python(py)?;
                 py.check_signals()?;
                 match arrival {
                     Arrival::Tensor(tensor) => {
                         let others =
                             std::iter::from_fn(|| loading.next_arrived()).take(most.saturating_sub(1));
                         let tensors = std::iter::once(tensor).chain(others);
-                        return Ok(tensors.map(|tensor| Tensor { tensor }).collect());
+                        return Ok(Some(tensors.map(|tensor| Tensor { tensor }).collect()));
                     }
+                    Arrival::Pending if patience.is_some() => return Ok(None),
                     Arrival::Pending => {}
-                    Arrival::Finished => return Ok(Vec::new()),
+                    Arrival::Finished => return Ok(Some(Vec::new())),
                 }
             }
         })

@@ -6,7 +6,7 @@ use pyo3::{prelude::*, types::PyDict};
 use std::{io, ops::Range};
 use windlass::{
     DeviceAllocator, Error, LoadOptions, Order, StreamOptions,
-    memory::LentMemory,
+    memory::{HugePages, LentMemory},
     plan::{Selection, TensorSlice},
 };
 
@@ -62,7 +62,24 @@ pub(crate) fn check_options(py: Python<'_>, options: Option<&Bound<'_, PyDict>>)
 
 /// The options of a load: the environment's, changed by keyword arguments.
 pub(crate) fn load_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>) -> PyResult<LoadOptions> {
+    changed(LoadOptions::from_env().into_python(py)?, arguments, py)
+}
+
+/// The same for a load into memory of the caller's: what the environment says of memory of windlass's own is about others.
+pub(crate) fn fill_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>) -> PyResult<LoadOptions> {
+    let LoadOptions { device, layout, rings, huge_pages, numa, populate, .. } = LoadOptions::default();
     let mut options = LoadOptions::from_env().into_python(py)?;
+    if options.huge_pages == HugePages::Reserved {
+        options.huge_pages = huge_pages;
+    }
+    changed(LoadOptions { device, layout, rings, numa, populate, ..options }, arguments, py)
+}
+
+fn changed(
+    mut options: LoadOptions,
+    arguments: Option<&Bound<'_, PyDict>>,
+    py: Python<'_>,
+) -> PyResult<LoadOptions> {
     for (name, value) in arguments.into_iter().flatten() {
         let name: String = name.extract()?;
         if value.is_none() {

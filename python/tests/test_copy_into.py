@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import windlass
-from conftest import BITS, StandIn, gguf_cases, make_cold, same_bytes, write_model
+from conftest import BITS, StandIn, gguf_cases, make_cold, run, same_bytes, write_model
 from test_differential import reference_tensors
 from windlass.errors import (
     FileChangedError,
@@ -229,9 +229,9 @@ def test_requests_that_cannot_be(model: Path, tmp_path: Path) -> None:
         with pytest.raises(OptionError, match="mapped"):
             checkpoint.copy_into({"embed": embed}, route="mapped")
         assert checkpoint.copy_into({}).tensors == 0
-        # State dictionaries name more than checkpoints have.
-        given = dict(checkpoint.iter_tensors(copy_into={"tied": embed}, select="embed"))
-        assert given["embed"] is not embed
+        # What is not selected needs no target.
+        given = dict(checkpoint.iter_tensors(copy_into={"ids": bytearray(1)}, select="embed"))
+        assert list(given) == ["embed"]
     odd = write_model(tmp_path / "odd.safetensors", {"six": ("F6_E2M3", [4, 4]), "four": ("F4", [2, 3, 2])})
     with windlass.open(odd) as checkpoint:
         for name in ("six", "four"):
@@ -240,6 +240,134 @@ def test_requests_that_cannot_be(model: Path, tmp_path: Path) -> None:
         raw = {"six": bytearray(12), "four": bytearray(6)}
         checkpoint.copy_into(raw)
         assert b"".join(raw.values()) == odd.read_bytes()[-18:]
+
+
+@pytest.mark.parametrize("name", ["layers.*", "*", "embe?", "lm_head.weight"])
+def test_what_is_not_the_very_name_of_a_tensor_is_an_error(model: Path, name: str) -> None:
+    target = torch.zeros(1000, 64)
+    with windlass.open(model) as checkpoint:
+        with pytest.raises(TensorNotFoundError):
+            checkpoint.copy_into({"embed": target, name: target.clone()})
+        with pytest.raises(TensorNotFoundError):
+            checkpoint.iter_tensors(copy_into={"embed": target, name: target.clone()})
+        assert checkpoint.report is None
+    assert not target.any()
+
+
+def test_a_target_that_is_none_is_an_error_where_all_must_be_filled(model: Path) -> None:
+    target = torch.zeros(1000, 64)
+    with windlass.open(model) as checkpoint:
+        with pytest.raises(TargetError, match=r"layers\.0\.weight") as caught:
+            checkpoint.copy_into({"embed": target, "layers.0.weight": None})
+        given = dict(checkpoint.iter_tensors(copy_into={"embed": target, "ids": None}))
+        assert given["embed"] is target
+        assert given.keys() == set(checkpoint.keys())
+    assert caught.value.tensor == "layers.0.weight"
+
+
+def test_names_that_look_like_patterns_are_names(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a*": ("U8", [9]), "ab": ("U8", [9]), "[x]": ("U8", [5])})
+    targets = {"a*": bytearray(9), "[x]": bytearray(5)}
+    with windlass.open(path, framework="numpy") as checkpoint:
+        assert checkpoint.copy_into(targets).tensors == 2
+        expected = checkpoint.load()
+    assert all(bytes(target) == expected[name].tobytes() for name, target in targets.items())
+
+
+def test_a_fill_that_cannot_begin_leaves_no_load_behind(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [4 << 20]) for i in range(16)})
+    make_cold(path)
+    before = len(os.listdir("/proc/self/task"))
+    shared = np.zeros(4 << 20, np.uint8)
+    slow = {"route": "threads", "direct": "always", "chunk": "4KiB", "threads": 1}
+    with windlass.open(path, framework="numpy") as checkpoint:
+        with pytest.raises(OptionError, match="overlap") as caught:
+            checkpoint.iter_tensors(copy_into={"t0": shared, "t1": shared}, **slow)
+        # The traceback is held here.
+        assert caught.tb is not None
+        assert len(os.listdir("/proc/self/task")) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("pool", windlass.MemoryPool("4KiB")),
+        ("numa", "99"),
+        ("numa", "near_storage"),
+        ("layout", "packed"),
+        ("rings", 2),
+        ("huge_pages", "reserved"),
+        ("populate", True),
+        ("dtype", "bfloat16"),
+    ],
+    ids=str,
+)
+def test_options_that_mean_nothing_for_targets_are_refused(model: Path, option: str, value: Any) -> None:
+    target = torch.zeros(1000, 64)
+    with windlass.open(model) as checkpoint:
+        with pytest.raises(OptionError, match=f"^{option} cannot be"):
+            checkpoint.copy_into({"embed": target}, **{option: value})
+        assert checkpoint.report is None
+    assert not target.any()
+
+
+def test_options_of_memory_are_about_tensors_without_targets(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = windlass.load_file(model)
+    target = torch.zeros(1000, 64)
+    pool = windlass.MemoryPool("64MiB")
+    with windlass.open(model) as checkpoint:
+        stream = checkpoint.iter_tensors(copy_into={"embed": target}, pool=pool, layout="packed")
+        assert all(same_bytes(tensor, expected[name]) for name, tensor in stream)
+        assert stream.report.as_dict()["memory"]["pooled"]
+    assert same_bytes(target, expected["embed"])
+    monkeypatch.setenv("WINDLASS_LAYOUT", "packed")
+    monkeypatch.setenv("WINDLASS_RINGS", "2")
+    with windlass.open(model, pool=pool, numa="near_storage") as checkpoint:
+        report = checkpoint.copy_into({"embed": target.zero_()}).as_dict()
+        assert not report["memory"]["pooled"]
+        assert report["memory"]["layout"] == "file"
+    assert same_bytes(target, expected["embed"])
+
+
+def test_targets_and_others_come_in_the_order_of_arrival(tmp_path: Path) -> None:
+    targets = {f"t{i}": bytearray(4 << 20) for i in range(8)}
+    tensors = {name: ("U8", [len(target)]) for name, target in targets.items()}
+    path = write_model(tmp_path / "m.safetensors", {**tensors, "small": ("U8", [100])})
+    make_cold(path)
+    slow = {"route": "threads", "direct": "always", "chunk": "4KiB", "threads": 1}
+    with windlass.iter_tensors(path, framework="numpy", copy_into=targets, **slow) as stream:
+        names = [name for name, _ in stream]
+    assert sorted(names) == sorted([*tensors, "small"])
+    assert names.index("small") < names.index("t7")
+
+
+def test_parts_of_very_many_runs_take_little_memory(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [300_000, 8])}, padding=3)
+    done = run(
+        """
+        import resource, sys
+        import numpy as np
+        import windlass
+
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+        target, checkpoint = np.zeros((300_000, 4), np.uint8), windlass.open(sys.argv[1], framework="numpy")
+        expected = checkpoint.get_tensor("a")[:, :4]
+        checkpoint.copy_into({"a": target[:9]}, slices={"a": np.s_[:9, :4]}, coalesce_gap=0)
+        before = peak()
+        report = checkpoint.copy_into({"a": target}, slices={"a": np.s_[:, :4]}, coalesce_gap=0)
+        print(peak() - before)
+        assert np.array_equal(target, expected)
+        assert sum(carrier.tensor_bytes for carrier in report.carriers) == 1_200_000
+        assert sum(carrier.reads for carrier in report.carriers) >= 300_000
+        """,
+        path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 32 << 20
 
 
 def test_quantised_tensors_are_read_as_bytes_of_blocks(tmp_path: Path) -> None:
@@ -348,3 +476,25 @@ def test_memory_of_a_device_is_a_target(stand_in: StandIn, tmp_path: Path, devic
             checkpoint.copy_into({"a": columns}, slices={"a": slice(1000, 1100)})
     assert stand_in.count("device_bytes") == before
     del memory, targets, columns
+
+
+@pytest.mark.parametrize("gap", ["64KiB", "0B"])
+@pytest.mark.parametrize("index", [np.s_[:, 3:9], np.s_[100:9000, 1:2], np.s_[5:7000:1, 0:15]], ids=str)
+def test_columns_reach_a_device_in_few_copies(
+    stand_in: StandIn, tmp_path: Path, index: Any, gap: str
+) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [9001, 16])}, padding=7)
+    space = write_model(tmp_path / "space.safetensors", {"space": ("U8", [1 << 20])})
+    memory = windlass.load_file(space, "cuda:0", framework="raw")["space"]
+    before = memory.tobytes()
+    expected = windlass.load_file(path, framework="numpy")["a"][index].tobytes()
+    columns = DeviceMemory(memory, 5, len(expected))
+    make_cold(path)
+    with windlass.open(path, framework="raw") as checkpoint:
+        report = checkpoint.copy_into({"a": columns}, slices={"a": index}, coalesce_gap=gap, chunk="4KiB")
+    assert columns.tobytes() == expected
+    # And nothing else was written.
+    assert memory.tobytes() == before[:5] + expected + before[5 + len(expected) :]
+    assert sum(carrier.tensor_bytes for carrier in report.carriers) == len(expected)
+    reads = sum(carrier.reads for carrier in report.carriers)
+    assert reads <= 36 if gap != "0B" else reads > 6000

@@ -209,14 +209,14 @@ def test_ctrl_c_ends_a_stream(tmp_path: Path, how: str) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(256)})
     make_cold(path)
     script = f"""
-        import os, signal, sys, windlass
+        import signal, sys, windlass
         signal.signal(signal.SIGINT, signal.default_int_handler)
         slow = dict(route="threads", direct="always", chunk="4KiB", threads=1)
         stream = windlass.iter_tensors(sys.argv[1], framework="raw", {how}, **slow)
-        next(stream)
-        print("started", flush=True)
         try:
-            list(stream)
+            for number, _ in enumerate(stream):
+                if number == 0:
+                    print("started", flush=True)
         except KeyboardInterrupt:
             assert list(stream) == []
             print("interrupted")

@@ -25,9 +25,19 @@ from windlass._metadata import read_only
 from windlass._options import LoadOptions
 from windlass._report import Report
 from windlass._slices import Part
-from windlass._stream import BATCH, Mapped, Order, Tensors, TensorStream, converted, interleaved
+from windlass._stream import (
+    BATCH,
+    PATIENCE,
+    Mapped,
+    Order,
+    Tensors,
+    TensorStream,
+    as_they_arrive,
+    converted,
+    interleaved,
+)
 from windlass._targets import CopyInto, Target, Wanted, chosen, filled
-from windlass.errors import OptionError
+from windlass.errors import OptionError, TargetError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -261,13 +271,17 @@ class Checkpoint:
             max_in_flight: Most bytes, a number or text such as ``"1GiB"``, of tensors that were loaded or are being
                 loaded and not given yet, with the one that was given last. Whoever drops each tensor before asking for
                 the next one uses no more memory for tensors, but for the huge pages at their ends. A tensor that is
-                larger is loaded alone. A pool must have room for all tensors nevertheless. Default: no bound.
-            copy_into: Memory that tensors are read into rather than into memory of their own: a mapping of names to
-                tensors of torch, arrays of numpy, anything that lets its bytes be written, or objects with a CUDA
-                array interface; or a function that is called with name, type and shape of each tensor, and returns
-                such an object or ``None``. Each must be contiguous, of the very type and shape of its tensor, or of
-                the slice of it, and not be used nor resized until it is given. Tensors without one are loaded as
-                ever. After an error, targets that were not given hold anything. The bound does not count targets.
+                larger is loaded alone. A pool, or the reserve of huge pages, must have room for all tensors
+                nevertheless. Default: no bound.
+            copy_into: Memory that tensors are read into rather than into memory of their own: a mapping of names, which
+                tensors of the checkpoint must have, to tensors of torch, arrays of numpy, anything that lets its
+                bytes be written, or objects with a CUDA array interface; or a function that is called with name, type
+                and shape of each tensor, and returns such an object or ``None``. Each must be contiguous, of the very
+                type and shape of its tensor, or of the slice of it, and not be used nor resized until it is given.
+                Tensors without one are loaded as ever. Options that say what memory of their own tensors get are
+                about those alone, and errors where all have targets, unless they are the checkpoint's or the
+                environment's. After an error, targets that were not given hold anything. The bound does not count
+                targets.
             pool: As in `load_file`.
             options: As in `load_file`.
 
@@ -279,21 +293,35 @@ class Checkpoint:
             raise OptionError(f"order cannot be {order!r}: it is one of arrival, file")
         targets: dict[str, Target] = {}
         if copy_into is not None:
+            if not callable(copy_into):
+                self._check_existence(copy_into)
             wanted = self._wanted(request, parts)
             targets = chosen(copy_into, wanted)
             rest = [name for name in wanted if name not in targets]
             request.update(select=rest, exclude=None)
         if targets and not rest:
-            filling = self._fill(targets, request, order)
+            filling = self._fill(targets, request, order, is_all=True)
             return TensorStream(filled(filling, targets), [filling], self._note)
         most = BATCH if max_in_flight is None else 1
         tensors = self._start(request, order, max_in_flight)
-        others = converted(tensors, self._convert, parts, most)
         if not targets:
-            return TensorStream(others, [tensors], self._note)
-        filling = self._fill(targets, request, order)
-        both = interleaved(filled(filling, targets), others, [name in targets for name in wanted], order)
-        return TensorStream(both, [filling, tensors], self._note)
+            return TensorStream(converted(tensors, self._convert, parts, most), [tensors], self._note)
+        try:
+            filling = self._fill(targets, request, order, is_all=False)
+        except BaseException:
+            # The traceback would keep it running, and its memory.
+            tensors.cancel()
+            raise
+        patience = PATIENCE if order == "arrival" else None
+        given = filled(filling, targets, patience)
+        others = converted(tensors, self._convert, parts, most, patience)
+        both = (
+            as_they_arrive(given, others)
+            if order == "arrival"
+            else interleaved(given, others, [name in targets for name in wanted])
+        )
+        # What the report says of memory is that of the tensors that get some.
+        return TensorStream(both, [tensors, filling], self._note)
 
     def copy_into(
         self,
@@ -305,7 +333,7 @@ class Checkpoint:
         """Reads tensors into memory of the caller's: all that are named, or an error.
 
         Args:
-            targets: Names of tensors, and where to read each: see `Checkpoint.iter_tensors`.
+            targets: Names of tensors, no patterns, and where to read each: see `Checkpoint.iter_tensors`.
             slices: As in `load_file`.
             options: As in `load_file`.
 
@@ -313,6 +341,10 @@ class Checkpoint:
             How it was done.
         """
         names = list(targets)
+        self._check_existence(names)
+        for name in names:
+            if targets[name] is None:
+                raise TargetError(f"the target of tensor {name!r} is None", tensor=name)
         stream = self.iter_tensors(select=names, slices=slices, copy_into=targets, **options)
         deque(stream, maxlen=0)
         return stream.report
@@ -391,6 +423,11 @@ class Checkpoint:
         }
         return request, parts
 
+    def _check_existence(self, names: Iterable[str]) -> None:
+        """Fails for what is not the very name of a tensor."""
+        for name in names:
+            self._opened.info(name)
+
     def _wanted(self, request: Mapping[str, Any], parts: Mapping[str, Part]) -> dict[str, Wanted]:
         """What a load would give, by name and in the order of the checkpoint."""
         selection = {name: request[name] for name in ("select", "exclude", "slices")}
@@ -410,10 +447,12 @@ class Checkpoint:
         return self._opened.start(order=order, max_in_flight=max_in_flight, **merged)
 
     def _fill(
-        self, targets: Mapping[str, Target], request: Mapping[str, Any], order: Order
+        self, targets: Mapping[str, Target], request: Mapping[str, Any], order: Order, *, is_all: bool
     ) -> _native.Filling:
         memories = {name: target.memory for name, target in targets.items()}
-        merged = self._merged({**request, "select": list(targets)})
+        # Of memory of its own it has only what was asked of this very load, which is refused.
+        own = {name: value for name, value in request.items() if value is not None} if is_all else {}
+        merged = {**_without_own_memory(self._merged(request)), **own, "select": list(targets)}
         return self._opened.fill(memories, order=order, **merged)
 
     def _selected(self, select: Select | None) -> list[str] | None:
@@ -482,6 +521,19 @@ def _check_names(options: Mapping[str, Any]) -> None:
     if unknown:
         names = ", ".join(LoadOptions.__annotations__)
         raise OptionError(f"option cannot be {min(unknown)!r}: the options are {names}")
+
+
+_OWN_MEMORY = {"device", "pool", "allocator", "layout", "rings", "numa", "populate"}
+"""Options that say what memory of their own tensors get, and how it is read into."""
+
+
+def _without_own_memory(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that tensors with targets have too."""
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in _OWN_MEMORY and (name, value) != ("huge_pages", "reserved")
+    }
 
 
 @cache

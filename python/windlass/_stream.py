@@ -24,6 +24,12 @@ Order = Literal["arrival", "file"]
 BATCH = 256
 """Tensors that are converted at once, at most, where nothing bounds how many are in memory."""
 
+PATIENCE = 0.001
+"""Seconds that one of two loads is waited for before a look at the other."""
+
+PENDING: tuple[str, Any] = ("", None)
+"""What iterators with patience give, this very object, where there is no tensor yet."""
+
 
 class Source(Protocol):
     """A load, or whatever else gives tensors to a stream."""
@@ -38,8 +44,8 @@ class Source(Protocol):
 class Tensors(Source, Protocol):
     """A source of tensors."""
 
-    def next(self, most: int) -> Sequence[_native.Tensor]:
-        """At least one tensor and at most so many; none once there are no more."""
+    def next(self, most: int, patience: float | None = None) -> Sequence[_native.Tensor] | None:
+        """At least one tensor and at most so many; none once there are no more. ``None`` where patience ran out."""
 
 
 class Mapped:
@@ -49,7 +55,7 @@ class Mapped:
         self._tensors = deque(tensors)
         self._report = report
 
-    def next(self, most: int) -> list[_native.Tensor]:
+    def next(self, most: int, patience: float | None = None) -> list[_native.Tensor]:
         """The next tensors of the checkpoint."""
         return [self._tensors.popleft() for _ in range(min(most, len(self._tensors)))]
 
@@ -126,13 +132,22 @@ def _merged(sources: Sequence[Source]) -> _native.Report:
 
 
 def converted(
-    source: Tensors, convert: Converter, parts: Mapping[str, Part], most: int
+    source: Tensors,
+    convert: Converter,
+    parts: Mapping[str, Part],
+    most: int,
+    patience: float | None = None,
 ) -> Generator[tuple[str, Any], None, None]:
     """The tensors of a source as those of a framework, at most so many at once."""
     error: Exception | None = None
     while error is None:
         # No name here may hold a tensor that was given: whoever takes it decides how long it lives.
-        tensors, error = _converted(source.next(most), convert, parts)
+        loaded = source.next(most, patience)
+        if loaded is None:
+            yield PENDING
+            continue
+        tensors, error = _converted(loaded, convert, parts)
+        del loaded
         if not tensors:
             break
         while tensors:
@@ -165,12 +180,27 @@ def interleaved(
     filled: Iterator[tuple[str, Any]],
     others: Iterator[tuple[str, Any]],
     is_filled: Sequence[bool],
-    order: Order,
 ) -> Generator[tuple[str, Any], None, None]:
-    """Tensors that are read into targets and others, which are loaded at the same time."""
-    if order == "file":
-        for is_next in is_filled:
-            yield from islice(filled if is_next else others, 1)
-    # What is left; in any case the end of both, which may be an error.
+    """Tensors that are read into targets and others, which are loaded at the same time, in the order of the files."""
+    for is_next in is_filled:
+        yield from islice(filled if is_next else others, 1)
+    # The end of both, which may be an error.
     yield from filled
     yield from others
+
+
+def as_they_arrive(*loads: Iterator[tuple[str, Any]]) -> Generator[tuple[str, Any], None, None]:
+    """Tensors of loads that run at the same time. Their iterators must have patience."""
+    running = deque(loads)
+    given: list[tuple[str, Any]] = []
+    while running:
+        load = running.popleft()
+        given.extend(islice(load, 1))
+        if not given:
+            continue
+        running.append(load)
+        # No name here may hold a tensor that was given.
+        if given[0] is PENDING:
+            given.clear()
+        else:
+            yield given.pop()

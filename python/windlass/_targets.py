@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from windlass._frameworks import ELEMENT_TYPES
+from windlass._stream import PENDING
 from windlass.errors import TargetError, UnsupportedDtypeError, WindlassError
 
 if TYPE_CHECKING:
@@ -72,17 +73,23 @@ def memory_of(target: Any, wanted: Wanted) -> Memory:
     return _memory_of_buffer(target, wanted)
 
 
-def filled(filling: _native.Filling, targets: Mapping[str, Target]) -> Generator[tuple[str, Any], None, None]:
+def filled(
+    filling: _native.Filling, targets: Mapping[str, Target], patience: float | None = None
+) -> Generator[tuple[str, Any], None, None]:
     """Targets by name, each once it holds its tensor."""
     while True:
         try:
-            name = filling.next()
+            names = filling.next(patience)
         except WindlassError as error:
             error.args = (f"{error}; what lies in targets that were not given is undefined", *error.args[1:])
             raise
-        if name is None:
+        if names is None:
+            yield PENDING
+            continue
+        if not names:
             return
-        yield name, targets[name].given
+        for name in names:
+            yield name, targets[name].given
 
 
 def _memory_of_torch(torch: Any, target: Any, wanted: Wanted) -> Memory:

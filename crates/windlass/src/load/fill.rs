@@ -1,20 +1,22 @@
 //! Loads into memory of the caller's: whole tensors, or parts of them, as one batch of reads.
 #![allow(unsafe_code)]
 
-use super::{Checkpoint, LoadOptions, Order, scatter::Scatter};
+use super::{
+    Checkpoint, LoadOptions, NumaPlacement, Order,
+    waves::{Ended, TargetReads, Waves},
+};
 use crate::{
     ByteRange, DeviceId, Error, Report, Result,
     device::Device,
     host::usage::Usage,
     memory::HugePages,
-    plan::{Plan, PlannedTensor, TensorRequest},
-    read::{Batch, Priority, ReadFile, ReadRequest, ReadStatus, Reader, ReaderOptions, Target},
+    plan::{Layout, Plan, PlannedTensor, TensorRequest},
+    read::{Reader, ReaderOptions},
     report::{DeviceReport, MemoryReport, TimeReport},
     route::Route,
 };
 use std::{
-    collections::{HashMap, VecDeque},
-    ptr::NonNull,
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -35,19 +37,15 @@ pub struct FillTarget {
 /// A load into memory of the caller's. Dropping it cancels it, and waits until nobody writes to that memory any more.
 #[derive(Debug)]
 pub struct Filling {
-    // Before the reader, whose threads carry it out.
-    batch: Option<Batch>,
-    reader: Option<Reader>,
+    waves: Option<Waves>,
     devices: Vec<Arc<Device>>,
     order: Order,
-    /// The target of each read.
-    target_of: Vec<usize>,
     /// For each target, the reads that have not ended.
-    pending: Vec<usize>,
+    pending: Vec<u64>,
     /// Targets that are filled, and were not told.
     filled: VecDeque<usize>,
-    /// The read that failed, for targets of which one did.
-    failed: HashMap<usize, usize>,
+    /// Targets and reads of them that failed, as they did.
+    failed: Vec<(usize, usize)>,
     /// Targets that were told.
     told: usize,
     report: Report,
@@ -68,7 +66,8 @@ pub enum Filled {
 
 impl Checkpoint {
     /// Starts to load into memory of the caller's, without memory of its own but for staging slots of reads that cannot be
-    /// made in place. Routes are those of a [`Reader`], `staged` besides if the memory is a device's.
+    /// made in place. Routes are those of a [`Reader`], `staged` besides if the memory is a device's. A part of a tensor may
+    /// be of very many runs: but for the first 8192, reads are asked for as [`Filling::next_within`] tells of others.
     ///
     /// If it fails, what lies in targets that were not told to be filled is worth nothing.
     ///
@@ -78,7 +77,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Those of [`Checkpoint::start`] and [`Reader::new`]; [`Error::InvalidOption`] if a target has another size than its
-    /// tensor, or two targets overlap.
+    /// tensor, or two targets overlap, and for options that choose or convert what the targets already say, or are about
+    /// memory that it does not have.
     pub unsafe fn fill(
         &self,
         targets: &[FillTarget],
@@ -106,27 +106,23 @@ impl Checkpoint {
         let reader = Reader::new(&reader_options)?;
 
         let mut report = self.new_report(&plan, options, devices.first().map(|device| &**device));
-        let (mut reads, mut target_of, mut pending) = (Vec::new(), Vec::new(), Vec::new());
-        for (position, target) in targets.iter().enumerate() {
-            let before = reads.len();
+        let mut reads = Vec::with_capacity(targets.len());
+        for target in targets {
             // SAFETY: the caller's promise.
-            unsafe { self.reads_of(target, planned_of(target)?, options, &mut reads)? };
-            target_of.resize(reads.len(), position);
-            pending.push(reads.len() - before);
+            reads.push(unsafe { self.reads_of(target, planned_of(target)?, options)? });
         }
+        let pending = reads.iter().map(TargetReads::count).collect();
         report.time.open_seconds = self.take_open_time().as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();
-        let batch = reader.submit(reads, Priority::Demand)?;
-        report.memory.staging_bytes = reader.staging_bytes();
+        let waves = Waves::new(reader, reads)?;
+        report.memory.staging_bytes = waves.staging_bytes();
         Ok(Filling {
-            batch: Some(batch),
-            reader: Some(reader),
+            waves: Some(waves),
             devices,
             order,
-            target_of,
             pending,
             filled: VecDeque::new(),
-            failed: HashMap::new(),
+            failed: Vec::new(),
             told: 0,
             report,
             usage,
@@ -172,7 +168,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The reads that fill a target; at least one.
+    /// The reads that fill a target.
     ///
     /// # Safety
     /// As for [`Checkpoint::fill`].
@@ -181,45 +177,13 @@ impl Checkpoint {
         target: &FillTarget,
         planned: &PlannedTensor,
         options: &LoadOptions,
-        reads: &mut Vec<ReadRequest>,
-    ) -> Result<()> {
+    ) -> Result<TargetReads> {
         let entry = self.catalog().tensor(planned.tensor);
         let file =
             self.read_file(entry.file).ok_or_else(|| Error::Internal("a tensor has no file".into()))?;
-        let runs = planned.runs();
-        let place = |offset: u64| match target.device {
-            DeviceId::Cpu => {
-                let address = usize::try_from(target.address + offset).unwrap_or_default();
-                let start = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
-                // SAFETY: inside the caller's memory, which nobody else uses: each byte of a target is of one run.
-                unsafe { Target::host(start.unwrap_or(NonNull::dangling())) }
-            }
-            // SAFETY: as above.
-            device => unsafe { Target::device(device, target.address + offset) },
-        };
-        let read =
-            |file: &ReadFile, range, target| ReadRequest::new(file, range, target).named(entry.name.clone());
-        let Some(span) = runs.span() else {
-            reads.push(read(&file, ByteRange::default(), Target::memory()));
-            return Ok(());
-        };
-        let is_dense = runs.count() > 1 && runs.widest_gap() <= options.coalesce_gap_bytes;
-        if is_dense && target.device == DeviceId::Cpu {
-            // SAFETY: the caller's promise; the target has as many bytes as the runs.
-            let scatter = unsafe { Scatter::new(target.address, runs.clone()) };
-            let counted = Arc::new(scatter.clone());
-            let take = move |position: u64, bytes: &[u8]| scatter.take(span.start() + position, bytes);
-            let request = read(&file, span, Target::sink(take));
-            reads.push(request.counting(move |window| counted.count(window)));
-            return Ok(());
-        }
-        let mut offset = 0;
-        for number in 0..runs.count() {
-            let run = runs.get(number);
-            reads.push(read(&file, run, place(offset)));
-            offset += run.len();
-        }
-        Ok(())
+        let (name, runs) = (entry.name.clone(), planned.runs().clone());
+        // SAFETY: the caller's promise; the target has as many bytes as the runs.
+        Ok(unsafe { TargetReads::new(file, name, target, runs, options.coalesce_gap_bytes) })
     }
 
     fn new_report(&self, plan: &Plan, options: &LoadOptions, device: Option<&Device>) -> Report {
@@ -283,21 +247,19 @@ impl Filling {
             return Ok(Filled::Finished);
         }
         let deadline = Instant::now().checked_add(timeout);
-        let Some(batch) = &self.batch else { return Err(&CANCELLED) };
-        loop {
+        let Some(waves) = &mut self.waves else { return Err(&CANCELLED) };
+        let read = loop {
             let next = match self.order {
                 Order::Arrival => self.filled.pop_front(),
                 Order::File => Some(self.told).filter(|&next| self.pending[next] == 0),
             };
             let failed = match self.order {
-                Order::Arrival if next.is_none() => self.failed.values().next(),
+                Order::Arrival if next.is_none() => self.failed.first(),
                 Order::Arrival => None,
-                Order::File => self.failed.get(&self.told),
+                Order::File => self.failed.iter().find(|(target, _)| *target == self.told),
             };
-            if let Some(&read) = failed
-                && let ReadStatus::Failed(error) = batch.status(read)
-            {
-                return Err(error);
+            if let Some((_, read)) = failed {
+                break *read;
             }
             if let Some(target) = next {
                 self.told += 1;
@@ -305,27 +267,28 @@ impl Filling {
             }
             let left =
                 deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
-            let Some(read) = batch.next_ended(left) else { return Ok(Filled::Pending) };
-            let target = self.target_of[read];
+            // More is asked for in the process alone that began.
+            let Ok(ended) = waves.next_ended(left) else { return Err(&FORKED) };
+            let Some(Ended { target, failed }) = ended else { return Ok(Filled::Pending) };
             self.pending[target] -= 1;
-            if batch.status(read).error().is_some() {
-                self.failed.entry(target).or_insert(read);
+            if let Some(read) = failed {
+                self.failed.push((target, read));
             } else if self.pending[target] == 0
                 && self.order == Order::Arrival
-                && !self.failed.contains_key(&target)
+                && !self.failed.iter().any(|(failed, _)| *failed == target)
             {
                 self.filled.push_back(target);
             }
-        }
+        };
+        Err(self.waves.as_ref().and_then(|waves| waves.error(read)).unwrap_or(&CANCELLED))
     }
 
     /// Ends it early, and waits until nobody writes to the targets any more.
     pub fn cancel(&mut self) {
-        if self.batch.is_some() && self.process == std::process::id() {
+        if self.waves.is_some() && self.process == std::process::id() {
             self.report = self.report();
         }
-        let was_running = self.batch.take().is_some() && self.process == std::process::id();
-        self.reader = None;
+        let was_running = self.waves.take().is_some() && self.process == std::process::id();
         if was_running && self.told < self.pending.len() {
             // Copies that failed may be under way still.
             for device in &self.devices {
@@ -337,17 +300,15 @@ impl Filling {
     /// What was done so far.
     pub fn report(&self) -> Report {
         let mut report = self.report.clone();
-        let Some(batch) = &self.batch else { return report };
-        let done = batch.report();
+        let Some(waves) = &self.waves else { return report };
+        let Some(done) = waves.report() else { return report };
+        report.memory.staging_bytes = waves.staging_bytes();
         report.read_bytes = done.read_bytes;
         report.staged_bytes = done.staged_bytes;
         report.carriers = done.carriers;
         report.carriers.sort_by_key(|carrier| std::cmp::Reverse(carrier.tensor_bytes));
         report.refused = done.refused;
         report.retries = done.retries;
-        if let Some(reader) = &self.reader {
-            report.memory.staging_bytes = reader.staging_bytes();
-        }
         let (time, now) = (&mut report.time, Usage::now());
         time.transfer_seconds = done.seconds;
         time.total_seconds = time.open_seconds + time.prepare_seconds + done.seconds;
@@ -382,15 +343,38 @@ fn devices_of(targets: &[FillTarget]) -> Result<Vec<Arc<Device>>> {
     Ok(devices)
 }
 
+/// Fails for what was asked and has no meaning here.
+fn check(options: &LoadOptions) -> Result<()> {
+    let LoadOptions { device, selection, dtype, layout, rings, huge_pages, numa, .. } = options;
+    let of_memory = "copy_into has no memory of its own to make so";
+    let layout_name = format!("{layout:?}").to_lowercase();
+    let given = [
+        ("dtype", dtype.map(|dtype| dtype.to_string()), "copy_into takes elements as they are in the file"),
+        ("device", (*device != DeviceId::Cpu).then(|| device.to_string()), "targets say their own"),
+        ("select", (!selection.is_all()).then(|| "given".into()), "targets say what is loaded"),
+        ("layout", (*layout != Layout::default()).then_some(layout_name), of_memory),
+        ("rings", rings.map(|rings| rings.to_string()), "copy_into has one at most"),
+        ("huge_pages", (*huge_pages == HugePages::Reserved).then(|| "reserved".into()), of_memory),
+        ("numa", (*numa != NumaPlacement::Unbound).then(|| "given".into()), of_memory),
+        ("pool", options.pool.as_ref().map(|_| "given".into()), of_memory),
+        ("allocator", options.allocator.as_ref().map(|_| "given".into()), of_memory),
+        (
+            "populate",
+            options.populate.then(|| "true".into()),
+            "only route mapped leaves anything to populate",
+        ),
+    ];
+    for (option, value, reason) in given {
+        if let Some(value) = value {
+            return Err(Error::InvalidOption { option, value, reason: reason.into() });
+        }
+    }
+    Ok(())
+}
+
 /// What a reader is to be told.
 fn reader_options(options: &LoadOptions, has_device: bool) -> Result<ReaderOptions> {
-    if let Some(dtype) = options.dtype {
-        return Err(Error::InvalidOption {
-            option: "dtype",
-            value: dtype.to_string(),
-            reason: "copy_into takes elements as they are in the file".into(),
-        });
-    }
+    check(options)?;
     let (defaults, loads) = (ReaderOptions::default(), LoadOptions::default());
     let chunk_bytes =
         if options.chunk_bytes == loads.chunk_bytes { defaults.chunk_bytes } else { options.chunk_bytes };
@@ -399,7 +383,7 @@ fn reader_options(options: &LoadOptions, has_device: bool) -> Result<ReaderOptio
     Ok(ReaderOptions {
         route: if options.route == Route::Staged && has_device { Route::Auto } else { options.route },
         direct: options.direct,
-        in_flight: options.threads.or(by_bytes).unwrap_or(defaults.in_flight),
+        in_flight: options.threads.into_iter().chain(by_bytes).min().unwrap_or(defaults.in_flight),
         chunk_bytes,
         memory_budget_bytes: defaults.memory_budget_bytes.min(budget),
         huge_pages: options.huge_pages != HugePages::Never,

@@ -21,6 +21,7 @@ mod queue;
 mod scatter;
 mod tensor;
 mod usrbio;
+mod waves;
 mod window;
 
 pub use array::OpenArray;

@@ -71,6 +71,14 @@ impl Selection {
         self
     }
 
+    /// Whether it was never narrowed nor refined.
+    pub(crate) fn is_all(&self) -> bool {
+        self.select.is_none()
+            && self.exclude.is_empty()
+            && self.predicates.is_empty()
+            && self.slices.is_empty()
+    }
+
     /// The tensors of `catalog` that are wanted, in the catalog's order.
     ///
     /// # Errors

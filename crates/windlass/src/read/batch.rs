@@ -10,6 +10,7 @@ use crate::{
     ByteRange, Error, Result,
     memory::{Block, Fill, WriteRegion},
     parallel::lock,
+    plan::Runs,
     report::{Carrier, Refusal, Retries},
     route::Route,
 };
@@ -91,6 +92,8 @@ pub(super) struct ReadState {
     pub(super) is_owned: bool,
     /// Which of its bytes count as delivered, if not all.
     pub(super) counted: Option<Counted>,
+    /// Which of its bytes go to the device, if not all.
+    pub(super) packed: Option<Runs>,
     /// Pieces that have not ended.
     pub(super) pending: AtomicUsize,
     /// Whether it was a prefetch that somebody waits for by now.
@@ -320,8 +323,8 @@ impl ReadState {
     ) -> Self {
         let (pending, is_urgent, error) = (AtomicUsize::new(0), AtomicBool::new(false), OnceLock::new());
         let (block, on_end) = (Mutex::default(), Mutex::new(on_end));
-        let counted = None;
-        Self { file, range, name, fill, is_owned, counted, pending, is_urgent, error, block, on_end }
+        let (counted, packed) = (None, None);
+        Self { file, range, name, fill, is_owned, counted, packed, pending, is_urgent, error, block, on_end }
     }
 
     pub(super) fn is_urgent(&self) -> bool {

@@ -96,10 +96,17 @@ impl DeviceLine {
         }
     }
 
-    /// Copies the bytes of a piece, which `carriers` have read and which begin at `source` in the slot, to `address`; then
-    /// it ends.
-    pub(super) fn send(&self, slot: Slot, source: u64, address: u64, taken: Taken, carriers: Vec<Carrier>) {
-        let len = taken.piece.wanted.len();
+    /// Copies the bytes of a piece, which `carriers` have read and which are the `len` from `source` on in the slot, to
+    /// `address`; then it ends.
+    pub(super) fn send(
+        &self,
+        slot: Slot,
+        source: u64,
+        address: u64,
+        len: u64,
+        taken: Taken,
+        carriers: Vec<Carrier>,
+    ) {
         let delivery = Delivery { taken, carriers };
         let transfer = Transfer::Linear { source, arena: 0, destination: 0, len };
         // SAFETY: the slot is full and goes into `Copying`, which frees it when the copy is done. The piece ends only

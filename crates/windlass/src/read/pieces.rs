@@ -31,7 +31,7 @@ pub(super) enum Place {
     Own(WriteRegion),
     /// The caller's memory, of exactly the bytes that are wanted.
     Borrowed(WriteRegion),
-    /// To a device, at this address.
+    /// To a device, at this address; all of what is packed begins there.
     Device(Arc<DeviceLine>, u64),
     Sink(Arc<Sink>),
     /// Nobody wants them.
@@ -111,7 +111,7 @@ pub(super) fn cut(
     usable: Result<()>,
     line: impl FnOnce(crate::DeviceId) -> Result<Arc<DeviceLine>>,
 ) -> std::result::Result<Cut, Box<(ReadState, Error)>> {
-    let ReadRequest { file, range, target, name, on_end, counted } = request;
+    let ReadRequest { file, range, target, name, on_end, counted, packed } = request;
     let (file_len, path) = (file.len(), file.path().to_owned());
     let is_owned = matches!(target.0, request::Place::Memory);
     let placed = match target.0 {
@@ -141,8 +141,10 @@ pub(super) fn cut(
             Err(Error::InvalidOption { option: "device", value: format!("{address:#x}"), reason })
         }
         request::Place::Device(device, address) => line(device).map(|line| {
-            let place =
-                |part: ByteRange| Place::Device(line.clone(), address + (part.start() - range.start()));
+            let place = |part: ByteRange| match packed {
+                None => Place::Device(line.clone(), address + (part.start() - range.start())),
+                Some(_) => Place::Device(line.clone(), address),
+            };
             (None, parts(range, chunk, false).into_iter().map(|part| (part, place(part))).collect())
         }),
         request::Place::Sink(sink) => {
@@ -157,7 +159,7 @@ pub(super) fn cut(
     match placed {
         Ok((fill, pieces)) => {
             let mut state = ReadState::new(file, range, name, on_end, fill, is_owned);
-            state.counted = counted;
+            (state.counted, state.packed) = (counted, packed);
             Ok(Cut { state, pieces })
         }
         Err(error) => Err(Box::new((ReadState::new(file, range, name, on_end, None, is_owned), error))),

@@ -89,7 +89,7 @@ impl Reader {
         &self.shared.options
     }
 
-    /// Bytes of staging memory of the host that were taken so far.
+    /// Bytes of the host that staging slots have room for. Each is taken as it is first used.
     pub(crate) fn staging_bytes(&self) -> u64 {
         self.shared.slots.host_bytes()
     }

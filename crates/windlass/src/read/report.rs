@@ -47,6 +47,31 @@ pub struct BatchReport {
 }
 
 impl BatchReport {
+    /// Adds what another batch did, whose seconds count from the submission of this one.
+    pub(crate) fn merge(&mut self, later: Self) {
+        self.reads += later.reads;
+        self.delivered += later.delivered;
+        self.failed += later.failed;
+        self.bytes += later.bytes;
+        self.delivered_bytes += later.delivered_bytes;
+        self.read_bytes += later.read_bytes;
+        self.staged_bytes += later.staged_bytes;
+        self.seconds = self.seconds.max(later.seconds);
+        self.retries.short += later.retries.short;
+        self.retries.interrupted += later.retries.interrupted;
+        for carrier in later.carriers {
+            match self.carriers.iter_mut().find(|own| own.is_same_way(&carrier)) {
+                Some(own) => own.add(&carrier),
+                None => self.carriers.push(carrier),
+            }
+        }
+        for refusal in later.refused {
+            if !self.refused.contains(&refusal) {
+                self.refused.push(refusal);
+            }
+        }
+    }
+
     /// Bytes delivered per second.
     pub fn bytes_per_second(&self) -> f64 {
         if self.seconds > 0.0 { self.delivered_bytes as f64 / self.seconds } else { 0.0 }

@@ -1,7 +1,7 @@
 //! What is read, and where to.
 #![allow(unsafe_code)]
 
-use crate::{ByteRange, DeviceId, Error, Result, catalog::OpenFile, route::SourceFile};
+use crate::{ByteRange, DeviceId, Error, Result, catalog::OpenFile, plan::Runs, route::SourceFile};
 use rustix::fs::OFlags;
 use std::{fmt, fs::File, os::fd::AsRawFd, path::Path, ptr::NonNull, sync::Arc};
 
@@ -73,12 +73,13 @@ pub struct ReadRequest {
     pub(super) name: Option<Arc<str>>,
     pub(super) on_end: Option<OnEnd>,
     pub(super) counted: Option<Counted>,
+    pub(super) packed: Option<Runs>,
 }
 
 impl ReadRequest {
     /// The bytes `range` of `file` to `target`: all of them, or an error.
     pub fn new(file: &ReadFile, range: ByteRange, target: Target) -> Self {
-        Self { file: file.clone(), range, target, name: None, on_end: None, counted: None }
+        Self { file: file.clone(), range, target, name: None, on_end: None, counted: None, packed: None }
     }
 
     /// Gives it a name for messages, such as that of the tensor.
@@ -104,6 +105,15 @@ impl ReadRequest {
     pub(crate) fn counting(mut self, count: impl Fn(ByteRange) -> u64 + Send + Sync + 'static) -> Self {
         self.counted = Some(Counted(Box::new(count)));
         self
+    }
+}
+
+impl ReadRequest {
+    /// To a device go only the bytes of `runs`, one after the other, and only they count as delivered.
+    #[must_use]
+    pub(crate) fn packing(mut self, runs: Runs) -> Self {
+        self.packed = Some(runs.clone());
+        self.counting(move |window| runs.within(window).map(|(part, _)| part.len()).sum())
     }
 }
 

@@ -12,6 +12,7 @@ use crate::{
     Alignment, ByteRange, Error, Result,
     load::DirectIo,
     memory::Slot,
+    plan::Runs,
     report::{Carrier, Refusal},
     route::{
         Access, AnyLane, BlockingLane, Buffer, Done, Lane, Outcome, Probe, ReadOp, Route, SourceFile,
@@ -415,8 +416,17 @@ fn complete(mut reading: Reading, op: ReadOp) {
                 .and_then(|()| piece.of().complete(region))
         }
         (None, Some(Place::Device(line, address))) => {
-            line.send(slot, skip, address, reading.taken, reading.carriers);
-            return;
+            let packed = match &piece.of().packed {
+                Some(runs) => pack(&mut slot, skip, wanted, runs),
+                None => Ok((0, wanted.len())),
+            };
+            match packed {
+                Ok((before, len)) if len > 0 => {
+                    line.send(slot, skip, address + before, len, reading.taken, reading.carriers);
+                    return;
+                }
+                packed => packed.map(|_| ()),
+            }
         }
         (None, Some(Place::Sink(sink))) => part(&mut slot, skip, wanted.len()).and_then(|bytes| {
             let bytes = &*bytes;
@@ -432,6 +442,22 @@ fn complete(mut reading: Reading, op: ReadOp) {
     };
     drop(slot);
     reading.taken.end_carried(reading.carriers, staged_bytes, result);
+}
+
+/// Moves the runs that lie in `wanted`, whose bytes are those of a slot after the first `skip`, together. How many bytes of
+/// runs come before them, and how many they are.
+fn pack(slot: &mut Slot, skip: u64, wanted: ByteRange, runs: &Runs) -> Result<(u64, u64)> {
+    let bytes = slot.as_mut_slice();
+    let bytes = bytes.get_mut(skip as usize..(skip + wanted.len()) as usize);
+    let bytes = bytes.ok_or_else(|| Error::Internal("a piece does not fit its slot".into()))?;
+    let (mut first, mut len) = (None, 0);
+    for (part, before) in runs.within(wanted) {
+        let start = (part.start() - wanted.start()) as usize;
+        bytes.copy_within(start..start + part.len() as usize, len as usize);
+        first.get_or_insert(before);
+        len += part.len();
+    }
+    Ok((first.unwrap_or_default(), len))
 }
 
 /// The `len` bytes of a slot after the first `skip`.
