@@ -108,7 +108,10 @@ def save_file(
     """Saves tensors to a safetensors file, which takes its name once it is complete.
 
     Until then, and whatever goes wrong, a file that had the name stays as it is. Tensors must not be changed
-    meanwhile. With the default alignment the file is, byte by byte, that of the package safetensors, but for the order
+    meanwhile, by other threads: the file would hold some of the old values and some of the new. Above all their memory
+    must not be moved, by torch's ``resize_`` of a tensor or its storage or by numpy's ``resize(refcheck=False)``: what is
+    saved then may be anything, and the process may crash. To give a tensor other memory (``parameter.data = other``) is
+    safe: what it had when the save began is saved. With the default alignment the file is, byte by byte, that of the package safetensors, but for the order
     of several entries of the metadata, which is by name. If ``path`` is a symbolic link, the file that it leads to is
     replaced.
 
@@ -235,10 +238,13 @@ def _describe_torch(name: str, tensor: Any) -> _Described:
             raise _refusal(name, "a scalar of type float4_e2m1fn_x2 holds two elements; give it a dimension")
         shape = (*shape[:-1], 2 * shape[-1])
     nbytes = tensor.numel() * tensor.element_size()
+    # Its storage, so that nobody who sets other memory for the tensor takes this away; and first, so that the address
+    # is not older.
+    storage = tensor.untyped_storage()
     address = tensor.data_ptr() if nbytes else 0
     if nbytes and not address:
         raise _refusal(name, f"a {type(tensor).__qualname__} has no memory that holds its values")
-    return _Described(name, dtype, shape, address, nbytes, str(tensor.device), tensor)
+    return _Described(name, dtype, shape, address, nbytes, str(tensor.device), storage)
 
 
 def _describe_numpy(name: str, array: Any) -> _Described:

@@ -101,6 +101,16 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// A save is complete and has its name, but the folder could not be synced: a loss of power may undo it, and bring
+    /// what was there before back.
+    #[error("{} is saved, but it is not known whether that is on the disk: to sync its folder failed: {source}", path.display())]
+    NotSynced {
+        /// The file, or the index, that has its name.
+        path: PathBuf,
+        /// The system's own error.
+        #[source]
+        source: io::Error,
+    },
     /// The route that the caller named cannot carry the data.
     #[error("route {route} cannot serve {}: {why}", path.display())]
     RouteUnavailable {

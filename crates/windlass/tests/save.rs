@@ -459,3 +459,130 @@ fn shards_that_are_not_all_there_are_no_checkpoint() {
     assert_eq!(names(folder).len(), report.paths.len());
     assert_is(&windlass::load(&[folder], &LoadOptions::default()).unwrap(), &tensors);
 }
+
+/// The lock of a folder, as another save has it.
+fn locked(folder: &Path) -> fs::File {
+    let file = fs::File::open(folder).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    file
+}
+
+#[test]
+fn a_save_that_waits_for_another_can_be_cancelled() {
+    let directory = disk();
+    let _lock = locked(directory.path());
+    let tensors = [owned("a", Dtype::U8, &[1000], 1)];
+    let calls = AtomicUsize::new(0);
+    let stop = |_| match calls.fetch_add(1, Ordering::Relaxed) {
+        // It is waiting by then: a single extent is done after two.
+        10 => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    };
+    let options = SaveOptions::default();
+    let result = save_sharded(directory.path(), &data(&tensors), None, &shards_of(5000), &options, stop);
+    assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+    assert!(names(directory.path()).is_empty());
+}
+
+#[test]
+fn a_save_can_be_cancelled_until_names_are_given() {
+    let directory = disk();
+    let folder = directory.path();
+    let path = folder.join("model.safetensors");
+    let [old, new] = [1, 2].map(|seed| [owned("a", Dtype::U8, &[1000], seed)]);
+    save_to(&path, &old, &SaveOptions::default()).unwrap();
+    let len = reference(&new).len() as u64;
+    for is_sharded in [false, true] {
+        let written = AtomicU64::new(0);
+        let stop = |bytes| match written.fetch_add(bytes, Ordering::Relaxed) {
+            // Bytes that are written are told of once, so this is after that.
+            before if before == len => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        };
+        let options = SaveOptions::default();
+        let result = match is_sharded {
+            true => save_sharded(folder, &data(&new), None, &shards_of(5000), &options, stop),
+            false => save(&path, &data(&new), None, &options, stop),
+        };
+        assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+        assert_eq!(names(folder), ["model.safetensors".to_owned()].into());
+        assert_is(&windlass::load(&[&path], &LoadOptions::default()).unwrap(), &old);
+    }
+}
+
+/// A process that has all descriptors of this one and does nothing. Killed when dropped.
+struct Forked(libc::pid_t);
+
+impl Forked {
+    fn off() -> Self {
+        // SAFETY: the child calls what may be called between fork and exec alone.
+        match unsafe { libc::fork() } {
+            0 => loop {
+                // SAFETY: it takes nothing.
+                unsafe { libc::pause() };
+            },
+            child => Self(child),
+        }
+    }
+}
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        // SAFETY: the child is this one's, and nobody has waited for it.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_process_that_is_forked_off_during_a_save_keeps_no_lock_of_it() {
+    let directory = disk();
+    let tensors = [owned("a", Dtype::U8, &[1000], 1)];
+    let len = reference(&tensors).len() as u64;
+    let (written, child) = (AtomicU64::new(0), std::sync::Mutex::new(None));
+    let fork = |bytes| {
+        if written.fetch_add(bytes, Ordering::Relaxed) == len {
+            // All is written, and the folder locked.
+            child.lock().unwrap().get_or_insert_with(Forked::off);
+        }
+        ControlFlow::Continue(())
+    };
+    let options = SaveOptions::default();
+    save_sharded(directory.path(), &data(&tensors), None, &shards_of(5000), &options, fork).unwrap();
+    assert!(child.lock().unwrap().is_some());
+    let file = fs::File::open(directory.path()).unwrap();
+    let locking = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    assert_eq!(locking, Ok(()), "the child has the lock of the folder");
+    let file = fs::File::open(directory.path().join("model.safetensors")).unwrap();
+    let locking = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    assert_eq!(locking, Ok(()), "the child has the lock of the file");
+}
+
+#[test]
+fn a_folder_that_cannot_be_synced_once_names_are_given_is_told_apart() {
+    if !in_child("a_folder_that_cannot_be_synced_once_names_are_given_is_told_apart") {
+        return;
+    }
+    let directory = disk();
+    let tensors = [owned("a", Dtype::U8, &[1000], 1)];
+    let len = reference(&tensors).len() as u64;
+    let path = directory.path().join("model.safetensors");
+    let written = AtomicU64::new(0);
+    let forbid_syncs = |bytes| {
+        if written.fetch_add(bytes, Ordering::Relaxed) == len {
+            forbid(&[libc::SYS_fsync], libc::EIO);
+        }
+        ControlFlow::Continue(())
+    };
+    let mut options = SaveOptions::default();
+    options.threads = Some(1);
+    match save(&path, &data(&tensors), None, &options, forbid_syncs).unwrap_err() {
+        Error::NotSynced { path: at, source } => {
+            assert_eq!((at, source.raw_os_error()), (path.clone(), Some(libc::EIO)));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_is(&windlass::load(&[&path], &LoadOptions::default()).unwrap(), &tensors);
+}

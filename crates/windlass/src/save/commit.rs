@@ -5,7 +5,7 @@
 //! names them comes first.
 #![forbid(unsafe_code)]
 
-use super::{SaveReport, folder::Folder, io_error, temp::TempFile};
+use super::{SaveReport, folder::Folder, io_error, lock::FolderLock, temp::TempFile};
 use crate::{
     Catalog, Error, Result,
     catalog::{
@@ -13,13 +13,12 @@ use crate::{
         shard_name::{ShardName, incomplete_set},
     },
 };
-use rustix::fs::FlockOperation;
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::{self, Read, Write},
-    os::fd::OwnedFd,
+    ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
@@ -81,21 +80,25 @@ pub(super) struct Commit<'a> {
     names: &'a ShardNames<'a>,
     /// Files that the index names.
     indexed: Option<BTreeSet<String>>,
-    _lock: Option<OwnedFd>,
+    _lock: Option<FolderLock>,
 }
 
 impl<'a> Commit<'a> {
-    /// Waits for others who name files in the folder, and looks at what it holds.
-    pub(super) fn begin(folder: &'a Folder, names: &'a ShardNames<'a>) -> Result<Self> {
-        // Where folders cannot be locked, two saves to one at the same time are not kept apart.
-        let lock = folder.open().ok().filter(|lock| {
-            loop {
-                match rustix::fs::flock(lock, FlockOperation::LockExclusive) {
-                    Err(rustix::io::Errno::INTR) => {}
-                    locked => break locked.is_ok(),
-                }
+    /// Waits for others who name files in the folder, and looks at what it holds. Asks `go_on` for the last time.
+    pub(super) fn begin(
+        folder: &'a Folder,
+        names: &'a ShardNames<'a>,
+        go_on: impl Fn(u64) -> ControlFlow<()>,
+        report: &mut SaveReport,
+    ) -> Result<Self> {
+        let lock = match FolderLock::wait(folder, go_on)? {
+            Ok(lock) => Some(lock),
+            Err(error) => {
+                let note = "the folder cannot be locked, so saves to it at the same time are not kept apart";
+                report.notes.push(format!("{note}: {error}"));
+                None
             }
-        });
+        };
         let indexed = read_index(&folder.path.join(names.index()))?;
         Ok(Self { folder, names, indexed, _lock: lock })
     }
@@ -124,11 +127,10 @@ impl<'a> Commit<'a> {
         // On the disk before the first name is given: nothing but renaming is left then.
         let index = self.new_index(weight_map.collect(), total_size)?;
         self.name_shards(temps, &names)?;
-        self.folder.sync()?;
         let index_path = self.path(&self.names.index());
         index.persist(&index_path)?;
-        self.folder.sync()?;
-        self.remove_old(&names.iter().map(String::as_str).collect(), report)?;
+        self.folder.sync_saved(&index_path)?;
+        self.remove_old(&names.iter().map(String::as_str).collect(), report);
         report.paths.extend(names.iter().map(|name| self.path(name)));
         report.paths.push(index_path);
         Ok(())
@@ -197,15 +199,18 @@ impl<'a> Commit<'a> {
         for temp in temps {
             temp.persist(&path)?;
         }
-        self.folder.sync()?;
-        if let Some(index) = index {
-            index.persist(&self.path(&self.names.index()))?;
-            self.folder.sync()?;
+        match index {
+            None => self.folder.sync_saved(&path)?,
+            Some(index) => {
+                self.folder.sync()?;
+                index.persist(&self.path(&self.names.index()))?;
+                self.folder.sync_saved(&path)?;
+            }
         }
-        self.remove_old(&[self.names.single].into(), report)?;
+        self.remove_old(&[self.names.single].into(), report);
         if self.indexed.is_some() {
             remove_or_note(&self.path(&self.names.index()), report);
-            self.folder.sync()?;
+            self.sync_or_note(report);
         }
         report.paths.push(path);
         Ok(())
@@ -213,15 +218,17 @@ impl<'a> Commit<'a> {
 
     /// Gives shards their names, or none of them.
     fn name_shards(&self, temps: Vec<TempFile>, names: &[String]) -> Result<()> {
-        for (position, (temp, name)) in temps.into_iter().zip(names).enumerate() {
-            if let Err(error) = temp.persist(&self.path(name)) {
-                for named in &names[..position] {
-                    let _ = remove(&self.path(named));
-                }
-                return Err(error);
+        let mut named = 0;
+        let all = temps.into_iter().zip(names).try_for_each(|(temp, name)| {
+            temp.persist(&self.path(name))?;
+            named += 1;
+            Ok(())
+        });
+        all.and_then(|()| self.folder.sync()).inspect_err(|_| {
+            for name in &names[..named] {
+                let _ = remove(&self.path(name));
             }
-        }
-        Ok(())
+        })
     }
 
     /// Names for `count` shards none of which is taken.
@@ -253,13 +260,20 @@ impl<'a> Commit<'a> {
     }
 
     /// Removes all files of earlier saves but those of these names.
-    fn remove_old(&self, keep: &BTreeSet<&str>, report: &mut SaveReport) -> Result<()> {
+    fn remove_old(&self, keep: &BTreeSet<&str>, report: &mut SaveReport) {
         let indexed = self.indexed.iter().flatten().filter(|name| name.ends_with(".safetensors"));
         let old: BTreeSet<String> = self.old_files().into_iter().chain(indexed.cloned()).collect();
         for name in old.iter().filter(|name| !keep.contains(name.as_str())) {
             remove_or_note(&self.path(name), report);
         }
-        self.folder.sync()
+        self.sync_or_note(report);
+    }
+
+    /// The save is complete and on the disk: that old files are gone need not be.
+    fn sync_or_note(&self, report: &mut SaveReport) {
+        if let Err(error) = self.folder.sync() {
+            report.notes.push(format!("files of an earlier save may be there again after a loss of power: {error}"));
+        }
     }
 
     /// The single file and the shards that the folder holds.

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{io_error, temp, temp::TempFile};
-use crate::Result;
+use crate::{Error, Result};
 use rustix::{
     fs::{Mode, OFlags},
     io::Errno,
@@ -89,14 +89,23 @@ impl Folder {
 
     /// Sees to it that names given and taken so far are on the disk.
     pub(super) fn sync(&self) -> Result<()> {
+        self.try_sync().map_err(|error| io_error("sync folder", &self.path, error.into()))
+    }
+
+    /// As [`sync`](Self::sync), once `saved` has its name: a failure is none of the save, but of the knowledge that it is
+    /// on the disk.
+    pub(super) fn sync_saved(&self, saved: &Path) -> Result<()> {
+        self.try_sync().map_err(|error| Error::NotSynced { path: saved.to_owned(), source: error.into() })
+    }
+
+    fn try_sync(&self) -> rustix::io::Result<()> {
         if !self.sync {
             return Ok(());
         }
-        let failed = |error: Errno| io_error("sync folder", &self.path, error.into());
-        match rustix::fs::fsync(self.open().map_err(failed)?) {
+        match rustix::fs::fsync(self.open()?) {
             // Some network file systems have no such thing: names are on the server as soon as they are given.
             Ok(()) | Err(Errno::INVAL) => Ok(()),
-            Err(error) => Err(failed(error)),
+            Err(error) => Err(error),
         }
     }
 

@@ -21,6 +21,7 @@ mod content;
 mod crash_tests;
 mod folder;
 mod gather;
+mod lock;
 mod options;
 mod plan;
 mod pwrite;
@@ -52,11 +53,13 @@ use write::Writing;
 /// With the default alignment the file has the bytes that the reference implementation writes. If `path` is a symbolic
 /// link, the file that it leads to is replaced, not the link. The new file has the permissions of any new file.
 ///
-/// `go_on` is called with the number of bytes written since the last call, from any thread, until it breaks off.
+/// `go_on` is called with the number of bytes written since the last call, from any thread, until it breaks off; for the
+/// last time before the first name is given. From there on the save completes.
 ///
 /// # Errors
 /// [`Error::Content`] before anything is written; [`Error::Io`], [`Error::RouteUnavailable`] if direct writes were asked
-/// for and are refused, [`Error::Device`], [`Error::Cancelled`].
+/// for and are refused, [`Error::Device`], [`Error::Cancelled`]. The old file is still there then. [`Error::NotSynced`] if
+/// it was replaced, but that may not be on the disk.
 pub fn save(
     path: &Path,
     tensors: &[TensorData<'_>],
@@ -75,10 +78,13 @@ pub fn save(
     let target = Target::new(file, folder.new_temp()?, path.clone(), options)?;
     let mut report = SaveReport::new(tensors.len(), options);
     let files = Writing::new(tensors, options, vec![target], &go_on)?.run(&mut report)?;
+    if go_on(0).is_break() {
+        return Err(Error::Cancelled);
+    }
     for temp in files {
         temp.persist(&path)?;
     }
-    folder.sync()?;
+    folder.sync_saved(&path)?;
     report.paths.push(path);
     report.finish(started);
     Ok(report)
@@ -127,7 +133,7 @@ pub fn save_sharded(
         .collect::<Result<Vec<_>>>()?;
     let mut report = SaveReport::new(tensors.len(), options);
     let temps = Writing::new(tensors, options, targets, &go_on)?.run(&mut report)?;
-    Commit::begin(&folder, &names)?.run(temps, &contents, lens.iter().sum(), &mut report)?;
+    Commit::begin(&folder, &names, &go_on, &mut report)?.run(temps, &contents, lens.iter().sum(), &mut report)?;
     report.finish(started);
     Ok(report)
 }

@@ -1,12 +1,12 @@
 //! A file under a name that nobody looks for, until it is complete.
 #![forbid(unsafe_code)]
 
-use super::io_error;
-use crate::{ByteRange, Error, Result};
-use rustix::{
-    fs::{FallocateFlags, FlockOperation},
-    io::Errno,
+use super::{
+    io_error,
+    lock::{try_lock, unlock},
 };
+use crate::{ByteRange, Error, Result};
+use rustix::{fs::FallocateFlags, io::Errno};
 use std::{
     collections::hash_map::RandomState,
     fs::{self, File, OpenOptions},
@@ -42,7 +42,7 @@ impl TempFile {
             };
             let temp = Self { file, path, is_named: false };
             // Somebody who removes files without writers may have come between: then it has no name any more.
-            if matches!(lock(&temp.file), Err(Errno::WOULDBLOCK)) {
+            if matches!(try_lock(&temp.file), Err(Errno::WOULDBLOCK)) {
                 continue;
             }
             let stat = temp.file.metadata().map_err(|source| io_error("stat", &temp.path, source))?;
@@ -96,6 +96,7 @@ impl Drop for TempFile {
             // What stays is removed by the next save of the name.
             let _ = fs::remove_file(&self.path);
         }
+        unlock(&self.file);
     }
 }
 
@@ -103,11 +104,8 @@ impl Drop for TempFile {
 pub(super) fn remove_if_stale(path: &Path) {
     let Ok(file) = File::open(path) else { return };
     // Where locks are not supported nobody knows, and it stays.
-    if lock(&file).is_ok() {
+    if try_lock(&file).is_ok() {
         let _ = fs::remove_file(path);
+        unlock(&file);
     }
-}
-
-fn lock(file: &File) -> rustix::io::Result<()> {
-    rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)
 }
