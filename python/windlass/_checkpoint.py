@@ -164,7 +164,7 @@ class Checkpoint:
         if name != "cpu":
             _find_cufile()
         self._options["usrbio_directories"] = _usrbio_directories()
-        _check_names(options)
+        check_names(options)
         if offset is not None and not 0 <= offset < 1 << 64:
             raise OptionError(f"offset cannot be {offset}: it is a number of bytes")
         _native.check_options(**self._options)
@@ -412,7 +412,7 @@ class Checkpoint:
         options: LoadOptions,
     ) -> tuple[dict[str, Any], dict[str, Part]]:
         """What to ask of the engine, and what is left to do with tensors that are sliced."""
-        _check_names(options)
+        check_names(options)
         parts = {name: self._part(name, index) for name, index in (slices or {}).items()}
         request = {
             "select": self._selected(select),
@@ -515,7 +515,7 @@ class TensorSlice:
         return part.finish(self._checkpoint._load(request)[self._name])
 
 
-def _check_names(options: Mapping[str, Any]) -> None:
+def check_names(options: Mapping[str, Any]) -> None:
     """Fails for options that no load has. Device and allocator belong to the checkpoint, and to each other."""
     unknown = set(options) - set(LoadOptions.__annotations__)
     if unknown:

@@ -16,6 +16,7 @@ from windlass.compat.fastsafetensors._errors import UnknownTensorError
 from windlass.compat.fastsafetensors._framework import TorchFramework, TorchTensor, narrowed
 from windlass.compat.fastsafetensors._groups import Group
 from windlass.compat.fastsafetensors._metadata import SafeTensorsMetadata, TensorFrame
+from windlass.distributed._wants import shard
 from windlass.errors import FormatError, SliceError
 
 
@@ -197,7 +198,7 @@ class FilesBufferOnDevice:
         if self.pg.rank() == owner:
             for rank in range(ranks):
                 pieces = [
-                    narrowed(file.tensors[name], dim, *_block(frame.shape[dim], rank, ranks))
+                    narrowed(file.tensors[name], dim, *shard(frame.shape[dim], 1, rank, ranks))
                     for name, frame in zip(names, frames, strict=True)
                 ]
                 parts.append(pieces[0] if len(pieces) == 1 else self.framework.concat_tensors(pieces, dim))
@@ -247,16 +248,11 @@ class FilesBufferOnDevice:
         return rank, self.rank_loaders[rank][number]
 
 
-def _block(size: int, rank: int, ranks: int) -> tuple[int, int]:
-    each = -(-size // ranks)
-    return min(rank * each, size), min((rank + 1) * each, size)
-
-
 def _shape_of_part(frames: Iterable[TensorFrame], dim: int, rank: int, ranks: int) -> list[int]:
     shape: list[int] = []
     size = 0
     for frame in frames:
-        start, stop = _block(frame.shape[dim], rank, ranks)
+        start, stop = shard(frame.shape[dim], 1, rank, ranks)
         size += stop - start
         shape = list(frame.shape)
     shape[dim] = size

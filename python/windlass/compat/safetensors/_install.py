@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from windlass import _native
-from windlass._checkpoint import _check_names
+from windlass._checkpoint import check_names
 from windlass.compat.safetensors._errors import NotCarriedError
 from windlass.compat.safetensors._safe_open import _safe_open_handle, safe_open
 
@@ -77,7 +77,7 @@ def install(*, packages: tuple[str, ...] = HOSTS, **options: Unpack[LoadOptions]
         options: Options of all loads by the drop-in until `uninstall`, for instance ``route``; see `LoadOptions`.
             Those of a second call take the place of the first's.
     """
-    _check_names(options)
+    check_names(options)
     _native.check_options(**options)
     with _lock:
         is_first = not _replaced

@@ -171,8 +171,7 @@ class _File:
     def info(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Element type and shape of a tensor."""
         self.check(name)
-        dtype, shape, *_ = self.checkpoint._opened.info(name)
-        return dtype, shape
+        return self.checkpoint.get_dtype(name), tuple(self.checkpoint.get_shape(name))
 
     def load(self, name: str, ranges: list[tuple[int, int]] | None) -> Any:
         """Loads a tensor, or ranges of its dimensions."""
