@@ -209,16 +209,20 @@ def test_ctrl_c_ends_a_stream(tmp_path: Path, how: str) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(256)})
     make_cold(path)
     script = f"""
-        import signal, sys, windlass
+        import os, signal, sys, windlass
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        threads = len(os.listdir("/proc/self/task"))
         slow = dict(route="threads", direct="always", chunk="4KiB", threads=1)
         stream = windlass.iter_tensors(sys.argv[1], framework="raw", {how}, **slow)
         try:
-            for number, _ in enumerate(stream):
-                if number == 0:
-                    print("started", flush=True)
+            # It may come while the loop is here rather than in the stream.
+            with stream:
+                for number, _ in enumerate(stream):
+                    if number == 0:
+                        print("started", flush=True)
         except KeyboardInterrupt:
             assert list(stream) == []
+            assert len(os.listdir("/proc/self/task")) == threads
             print("interrupted")
         """
     command = [sys.executable, "-c", textwrap.dedent(script), str(path)]

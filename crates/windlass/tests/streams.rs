@@ -261,3 +261,77 @@ fn targets_of_another_size_or_that_overlap_are_refused() {
     }
     assert!(memory.iter().flatten().all(|&byte| byte == 0xA5));
 }
+
+/// Options that are not the default, each for one field that a fill has no use for.
+fn useless_options() -> Vec<(&'static str, LoadOptions)> {
+    let set = |option: &'static str, value: &str| {
+        let mut options = LoadOptions::default();
+        options.set(option, value).unwrap();
+        (option, options)
+    };
+    // SAFETY: it gives nothing.
+    #[allow(unsafe_code)]
+    let allocator = unsafe { windlass::DeviceAllocator::new(|_| Err(Error::Cancelled)) };
+    let defaults = LoadOptions::default;
+    vec![
+        set("device", "cuda:0"),
+        set("dtype", "bfloat16"),
+        set("layout", "packed"),
+        set("rings", "2"),
+        set("huge_pages", "reserved"),
+        set("numa", "99"),
+        set("populate", "true"),
+        ("select", LoadOptions { selection: Selection::all().select("*"), ..defaults() }),
+        ("pool", LoadOptions { pool: Some(windlass::memory::MemoryPool::new(4096).unwrap()), ..defaults() }),
+        ("allocator", LoadOptions { allocator: Some(allocator), ..defaults() }),
+    ]
+}
+
+#[test]
+fn a_fill_refuses_options_that_it_has_no_use_for() {
+    let _turn = turn();
+    let model = model();
+    let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
+    let (targets, memory) = targets(&checkpoint);
+    for (expected, options) in useless_options() {
+        // SAFETY: nothing is read.
+        #[allow(unsafe_code)]
+        let error = unsafe { checkpoint.fill(&targets, &options, Order::Arrival) }.unwrap_err();
+        assert!(
+            matches!(error, Error::InvalidOption { option, .. } if option == expected),
+            "{expected}: {error:?}"
+        );
+    }
+    assert!(memory.iter().flatten().all(|&byte| byte == 0xA5));
+}
+
+#[test]
+fn the_first_target_that_failed_is_told() {
+    let _turn = turn();
+    let model = model();
+    let (targets, memory) = targets(&Checkpoint::open(&[&model.path]).unwrap());
+    for _ in 0..8 {
+        prepare(&model, false);
+        let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
+        let fails = FaultScript::new(|_, _| Some(Fault::Errno(libc::EIO)));
+        let options = LoadOptions {
+            route: Route::Threads,
+            threads: Some(1),
+            faults: Some(fails),
+            ..LoadOptions::default()
+        };
+        // SAFETY: `memory` is used by nobody else and outlives the load.
+        #[allow(unsafe_code)]
+        let mut filling = unsafe { checkpoint.fill(&targets, &options, Order::Arrival) }.unwrap();
+        std::iter::repeat_with(|| filling.next_within(Duration::from_millis(50)).map_err(drop))
+            .take(1000)
+            .find(Result::is_err)
+            .unwrap()
+            .unwrap_err();
+        let told: Vec<String> =
+            (0..4).map(|_| filling.next_within(Duration::from_millis(50)).unwrap_err().to_string()).collect();
+        let first = checkpoint.catalog().tensors().iter().find(|tensor| !tensor.bytes.is_empty()).unwrap();
+        assert!(told.iter().all(|told| told.contains(&*first.name)), "{told:?}");
+    }
+    drop(memory);
+}
