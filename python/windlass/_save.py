@@ -51,6 +51,8 @@ class SaveReport:
 
     paths: tuple[str, ...]
     """The files that hold tensors, and the index last if there is one."""
+    removed: tuple[str, ...]
+    """Files of earlier saves that were removed."""
     tensors: int
     tensor_bytes: int
     file_bytes: int
@@ -73,6 +75,7 @@ class SaveReport:
         values: dict[str, Any] = json.loads(text)
         return cls(
             paths=tuple(values["paths"]),
+            removed=tuple(values["removed"]),
             tensors=values["tensors"],
             tensor_bytes=values["tensor_bytes"],
             file_bytes=values["file_bytes"],
@@ -151,7 +154,8 @@ def save_sharded(
     Tensors that fit one file make ``model.safetensors``, others ``model-00001-of-00003.safetensors`` and so on, with
     ``model.safetensors.index.json``. At every instant the index names complete files of one save alone: a save over an
     earlier one names its shards ``model-set2-00001-of-00003.safetensors`` where the plain names are taken, replaces the
-    index, and then removes all other shards of the name ``model``.
+    index, and then removes all other shards of the name ``model``. Files that an index of another name names are another
+    checkpoint's and stay. So do files of other names that the replaced index named; the report notes them.
 
     Args:
         tensors: As for `save_file`.

@@ -96,7 +96,9 @@ pub fn save(
 ///
 /// At every instant, also after a crash, the index names files of one save alone, all of them complete: new shards never
 /// take names that exist already (`model-set2-00001-of-00003.safetensors` then, and so on), the index is replaced once
-/// they are in place, and only then are earlier files of that name removed. Where there was no index but a single file or
+/// they are in place, and only then are earlier files of that name removed, which [`SaveReport::removed`] lists: shards and
+/// single file of that name alone, and none that an index of another name names. An index that was there stays where other
+/// safetensors files lie beside. Where there was no index but a single file or
 /// complete shards, an index that names these is there meanwhile. A save into a new directory that was interrupted leaves
 /// shards without an index, which [`Catalog::open`](crate::Catalog::open) refuses; the next save removes them.
 ///
