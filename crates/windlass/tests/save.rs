@@ -364,7 +364,7 @@ fn file_systems_that_lack_locks_and_allocation_serve() {
     if !in_child("file_systems_that_lack_locks_and_allocation_serve") {
         return;
     }
-    forbid(&[libc::SYS_fallocate, libc::SYS_flock], libc::EOPNOTSUPP);
+    forbid(&[libc::SYS_fallocate, libc::SYS_flock, libc::SYS_renameat2], libc::EOPNOTSUPP);
     let directory = disk();
     let tensors = mixed();
     for max_shard_bytes in [1 << 20, 2 << 20, u64::MAX] {
@@ -595,7 +595,8 @@ fn save_as(folder: &Path, file_name: &str, seed: u8) -> Vec<Owned> {
 
 #[test]
 fn a_checkpoint_whose_name_looks_like_a_set_of_another_stays() {
-    for order in [["model-set2.safetensors", "model.safetensors"], ["model.safetensors", "model-set2.safetensors"]]
+    for order in
+        [["model-set2.safetensors", "model.safetensors"], ["model.safetensors", "model-set2.safetensors"]]
     {
         let directory = disk();
         let folder = directory.path();
@@ -616,8 +617,7 @@ fn a_checkpoint_whose_name_looks_like_a_set_of_another_stays() {
 fn files_of_other_names_that_the_old_index_names_stay_and_change_nothing() {
     let directory = disk();
     let folder = directory.path();
-    let [old, new] =
-        [1, 2].map(|seed| ["a", "b"].map(|name| owned(name, Dtype::U8, &[1000], seed)).to_vec());
+    let [old, new] = [1, 2].map(|seed| ["a", "b"].map(|name| owned(name, Dtype::U8, &[1000], seed)).to_vec());
     save_to(&folder.join("base.safetensors"), &old, &SaveOptions::default()).unwrap();
     let index = r#"{"weight_map": {"a": "base.safetensors", "b": "base.safetensors"}}"#;
     fs::write(folder.join("model.safetensors.index.json"), index).unwrap();

@@ -118,7 +118,7 @@ impl<'a> Commit<'a> {
     /// Names complete files, `contents` are the tensors of each, and removes those of earlier saves.
     pub(super) fn run(
         mut self,
-        temps: Vec<TempFile>,
+        mut temps: Vec<TempFile>,
         contents: &[Vec<&str>],
         total_size: u64,
         report: &mut SaveReport,
@@ -131,14 +131,19 @@ impl<'a> Commit<'a> {
         {
             return self.name_single(temps, content, total_size, report);
         }
-        let names = self.free_names(temps.len())?;
-        let weight_map = names
-            .iter()
-            .zip(contents)
-            .flat_map(|(name, content)| content.iter().map(move |tensor| (*tensor, name.as_str())));
-        // On the disk before the first name is given: nothing but renaming is left then.
-        let index = self.new_index(weight_map.collect(), total_size)?;
-        self.name_shards(temps, &names)?;
+        let (names, index) = loop {
+            let names = self.free_names(temps.len())?;
+            let weight_map = names
+                .iter()
+                .zip(contents)
+                .flat_map(|(name, content)| content.iter().map(move |tensor| (*tensor, name.as_str())));
+            // On the disk before the first name is given: nothing but renaming is left then.
+            let index = self.new_index(weight_map.collect(), total_size)?;
+            // Whoever does not lock the folder may have taken a name since it was looked for.
+            if self.name_shards(&mut temps, &names)? {
+                break (names, index);
+            }
+        };
         let index_path = self.path(&self.names.index());
         index.persist(&index_path)?;
         self.folder.sync_saved(&index_path)?;
@@ -235,19 +240,22 @@ impl<'a> Commit<'a> {
         Ok(())
     }
 
-    /// Gives shards their names, or none of them.
-    fn name_shards(&self, temps: Vec<TempFile>, names: &[String]) -> Result<()> {
-        let mut named = 0;
-        let all = temps.into_iter().zip(names).try_for_each(|(temp, name)| {
-            temp.persist(&self.path(name))?;
-            named += 1;
-            Ok(())
-        });
-        all.and_then(|()| self.folder.sync()).inspect_err(|_| {
-            for name in &names[..named] {
-                let _ = fs::remove_file(self.path(name));
+    /// Gives shards their names, or none of them; `false` if a name is taken.
+    fn name_shards(&self, temps: &mut [TempFile], names: &[String]) -> Result<bool> {
+        let mut is_free = Ok(true);
+        for (temp, name) in temps.iter_mut().zip(names) {
+            is_free = temp.persist_new(&self.path(name));
+            if !matches!(is_free, Ok(true)) {
+                break;
             }
-        })
+        }
+        let all = is_free.and_then(|is_free| self.folder.sync().map(|()| is_free));
+        if !matches!(all, Ok(true)) {
+            for (temp, name) in temps.iter_mut().zip(names) {
+                temp.take_back(&self.path(name));
+            }
+        }
+        all
     }
 
     /// Names for `count` shards none of which is taken.
@@ -301,7 +309,9 @@ impl<'a> Commit<'a> {
     /// The save is complete and on the disk: that old files are gone need not be.
     fn sync_or_note(&self, report: &mut SaveReport) {
         if let Err(error) = self.folder.sync() {
-            report.notes.push(format!("files of an earlier save may be there again after a loss of power: {error}"));
+            report
+                .notes
+                .push(format!("files of an earlier save may be there again after a loss of power: {error}"));
         }
     }
 

@@ -74,9 +74,9 @@ pub fn save(
     let file = PlannedFile::new(tensors, &lens, order, metadata, options.alignment)?;
     let path = final_path(path)?;
     let folder = Folder::of_file(&path, options.sync)?;
-    folder.remove_stale_temps();
-    let target = Target::new(file, folder.new_temp()?, path.clone(), options)?;
     let mut report = SaveReport::new(tensors.len(), options);
+    folder.remove_stale_temps(&mut report.notes);
+    let target = Target::new(file, folder.new_temp()?, path.clone(), options)?;
     let files = Writing::new(tensors, options, vec![target], &go_on)?.run(&mut report)?;
     if go_on(0).is_break() {
         return Err(Error::Cancelled);
@@ -125,7 +125,8 @@ pub fn save_sharded(
         files.iter().map(|file| file.tensors().map(|tensor| tensors[tensor].name).collect()).collect();
     let names = ShardNames::new(&sharding.file_name);
     let folder = Folder::create(&absolute(directory)?, &sharding.file_name, options.sync)?;
-    folder.remove_stale_temps();
+    let mut report = SaveReport::new(tensors.len(), options);
+    folder.remove_stale_temps(&mut report.notes);
     let count = files.len();
     let targets = (1..)
         .zip(files)
@@ -133,9 +134,13 @@ pub fn save_sharded(
             Target::new(file, folder.new_temp()?, folder.path.join(names.plain(number, count)), options)
         })
         .collect::<Result<Vec<_>>>()?;
-    let mut report = SaveReport::new(tensors.len(), options);
     let temps = Writing::new(tensors, options, targets, &go_on)?.run(&mut report)?;
-    Commit::begin(&folder, &names, &go_on, &mut report)?.run(temps, &contents, lens.iter().sum(), &mut report)?;
+    Commit::begin(&folder, &names, &go_on, &mut report)?.run(
+        temps,
+        &contents,
+        lens.iter().sum(),
+        &mut report,
+    )?;
     report.finish(started);
     Ok(report)
 }
