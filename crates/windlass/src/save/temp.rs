@@ -120,10 +120,16 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
         done => return Ok(done?),
     }
-    // For a moment it has both names; nobody looks for the one that goes.
-    fs::hard_link(from, to)?;
-    let _ = fs::remove_file(from);
-    Ok(())
+    match fs::hard_link(from, to) {
+        Ok(()) => {
+            // For a moment it has both names; nobody looks for the one that goes.
+            let _ = fs::remove_file(from);
+            Ok(())
+        }
+        // Where there are no links either, to look before is the best there is.
+        Err(_) if fs::symlink_metadata(to).is_ok() => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(_) => fs::rename(from, to),
+    }
 }
 
 impl Drop for TempFile {
