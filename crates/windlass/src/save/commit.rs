@@ -280,7 +280,7 @@ impl<'a> Commit<'a> {
             text.push(b'\n');
             let mut file = temp.file();
             file.write_all(&text)?;
-            if self.folder.is_synced() { file.sync_all() } else { Ok(()) }
+            if self.folder.is_synced() { temp.sync() } else { Ok(()) }
         };
         write().map_err(|source| io_error("write", &path, source))?;
         Ok(temp)
@@ -383,7 +383,7 @@ fn is_index(name: &str) -> bool {
 
 fn remove(path: &Path, report: &mut SaveReport) -> Result<()> {
     #[cfg(test)]
-    super::crash_tests::step();
+    super::crash_tests::step(super::crash_tests::Step::Remove(path.to_owned()));
     match fs::remove_file(path) {
         Ok(()) => report.removed.push(path.to_owned()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -107,6 +107,8 @@ impl Folder {
         if !self.sync {
             return Ok(());
         }
+        #[cfg(test)]
+        super::crash_tests::step(super::crash_tests::Step::SyncFolder(self.path.clone()));
         match rustix::fs::fsync(self.open()?) {
             // Some network file systems have no such thing: names are on the server as soon as they are given.
             Ok(()) | Err(Errno::INVAL) => Ok(()),

@@ -61,6 +61,13 @@ impl TempFile {
         &self.file
     }
 
+    /// Sees to it that its bytes are on the disk.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        #[cfg(test)]
+        super::crash_tests::step(super::crash_tests::Step::SyncFile(self.path.clone()));
+        self.file.sync_all()
+    }
+
     /// Makes it `len` bytes long, on blocks that nobody else can take any more where the file system can promise that.
     /// `shown` is what messages call it.
     pub(super) fn allocate(&self, len: u64, shown: &Path) -> Result<()> {
@@ -86,7 +93,7 @@ impl TempFile {
     /// Gives it its name, in place of a file that has it.
     pub(super) fn persist(mut self, path: &Path) -> Result<()> {
         #[cfg(test)]
-        super::crash_tests::step();
+        super::crash_tests::step(super::crash_tests::Step::Rename(self.path.clone(), path.to_owned()));
         fs::rename(&self.path, path).map_err(|source| io_error("rename", path, source))?;
         self.is_named = true;
         Ok(())
@@ -95,7 +102,7 @@ impl TempFile {
     /// Gives it its name, unless a file has that: `false` then.
     pub(super) fn persist_new(&mut self, path: &Path) -> Result<bool> {
         #[cfg(test)]
-        super::crash_tests::step();
+        super::crash_tests::step(super::crash_tests::Step::Rename(self.path.clone(), path.to_owned()));
         match rename_new(&self.path, path) {
             Ok(()) => {
                 self.is_named = true;
