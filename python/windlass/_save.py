@@ -51,6 +51,8 @@ class SaveReport:
 
     paths: tuple[str, ...]
     """The files that hold tensors, and the index last if there is one."""
+    removed: tuple[str, ...]
+    """Files of earlier saves that were removed."""
     tensors: int
     tensor_bytes: int
     file_bytes: int
@@ -73,6 +75,7 @@ class SaveReport:
         values: dict[str, Any] = json.loads(text)
         return cls(
             paths=tuple(values["paths"]),
+            removed=tuple(values["removed"]),
             tensors=values["tensors"],
             tensor_bytes=values["tensor_bytes"],
             file_bytes=values["file_bytes"],
@@ -107,13 +110,17 @@ def save_file(
 ) -> SaveReport:
     """Saves tensors to a safetensors file, which takes its name once it is complete.
 
-    Until then, and whatever goes wrong, a file that had the name stays as it is. Tensors must not be changed
-    meanwhile, by other threads: the file would hold some of the old values and some of the new. Above all their memory
-    must not be moved, by torch's ``resize_`` of a tensor or its storage or by numpy's ``resize(refcheck=False)``: what is
-    saved then may be anything, and the process may crash. To give a tensor other memory (``parameter.data = other``) is
-    safe: what it had when the save began is saved. With the default alignment the file is, byte by byte, that of the package safetensors, but for the order
-    of several entries of the metadata, which is by name. If ``path`` is a symbolic link, the file that it leads to is
-    replaced.
+    Until then, and whatever goes wrong, a file that had the name stays as it is. With the default alignment the file
+    is, byte by byte, that of the package safetensors, but for the order of several entries of the metadata, which is by
+    name. If ``path`` is a symbolic link, the file that it leads to is replaced.
+
+    Other threads must not change tensors meanwhile: the file would hold some of the old values and some of the new.
+    Above all they must not move their memory, by torch's ``resize_`` of a tensor or its storage or by numpy's
+    ``resize(refcheck=False)``: what is saved then may be anything, and the process may crash. To give a tensor other
+    memory (``parameter.data = other``) is safe: what it had when the save began is saved.
+
+    Ctrl-C ends a save until the file is given its name. Once that has begun the save completes first, and then
+    ``KeyboardInterrupt`` is raised.
 
     Args:
         tensors: Contiguous tensors of torch (on the host or a CUDA device), numpy, jax (on the host), or windlass.
@@ -121,7 +128,9 @@ def save_file(
         metadata: Free-form text for the file to carry.
         direct: Whether writes go past the page cache: ``"auto"`` where the file system allows it and the save is large
             and synced.
-        sync: Whether to wait until the file is on the disk, so that it survives a loss of power.
+        sync: Whether to wait until the file is on the disk, so that it survives a loss of power. Without, a crash of
+            the program is survived all the same; but after a loss of power the name may lead to a file of the right
+            length and wrong bytes, also where the old file was whole, and nothing tells.
         alignment: The data begins at a multiple of this: a power of two from 8. With 4096, direct reads find whole
             blocks when the file is loaded.
         threads: Threads that write. Default: by cores.
@@ -151,11 +160,13 @@ def save_sharded(
     Tensors that fit one file make ``model.safetensors``, others ``model-00001-of-00003.safetensors`` and so on, with
     ``model.safetensors.index.json``. At every instant the index names complete files of one save alone: a save over an
     earlier one names its shards ``model-set2-00001-of-00003.safetensors`` where the plain names are taken, replaces the
-    index, and then removes all other shards of the name ``model``.
+    index, and then removes all other shards of the name ``model``. Files that an index of another name names are
+    another checkpoint's and stay. So do files of other names that the replaced index named; the report notes them.
 
     Args:
         tensors: As for `save_file`.
-        directory: Where to put the files. It is made if it is not there.
+        directory: Where to put the files. It is made if it is not there. A save needs up to two descriptors for each
+            file: for many shards the limit (``ulimit -n``) may have to be raised.
         max_shard_size: Most bytes of tensors in one file: a number, or text such as ``"5GB"``. A tensor that is larger
             gets a file of its own.
         filename: What names are made of.

@@ -364,7 +364,7 @@ fn file_systems_that_lack_locks_and_allocation_serve() {
     if !in_child("file_systems_that_lack_locks_and_allocation_serve") {
         return;
     }
-    forbid(&[libc::SYS_fallocate, libc::SYS_flock], libc::EOPNOTSUPP);
+    forbid(&[libc::SYS_fallocate, libc::SYS_flock, libc::SYS_renameat2], libc::EOPNOTSUPP);
     let directory = disk();
     let tensors = mixed();
     for max_shard_bytes in [1 << 20, 2 << 20, u64::MAX] {
@@ -419,10 +419,8 @@ fn every_save_over_another_leaves_itself_alone() {
         let mut own: Vec<String> = shard_names(&report.paths).into_iter().map(str::to_owned).collect();
         own.extend(["config.json".into(), "model-2-00001-of-00001.safetensors".into()]);
         assert_eq!(names(folder), own.into_iter().collect());
-        let catalog = match shards {
-            1 => folder.join("model.safetensors"),
-            _ => folder.join("model.safetensors.index.json"),
-        };
+        // The file alone, or the index: that stays where there was one, as another's file is not to be taken for one's own.
+        let catalog = report.paths.last().unwrap();
         assert_is(&windlass::load(&[catalog], &LoadOptions::default()).unwrap(), &tensors);
     }
 }
@@ -585,4 +583,63 @@ fn a_folder_that_cannot_be_synced_once_names_are_given_is_told_apart() {
         other => panic!("{other:?}"),
     }
     assert_is(&windlass::load(&[&path], &LoadOptions::default()).unwrap(), &tensors);
+}
+
+/// Two tensors in two shards, by the name of that single file.
+fn save_as(folder: &Path, file_name: &str, seed: u8) -> Vec<Owned> {
+    let tensors = ["a", "b"].map(|name| owned(name, Dtype::U8, &[1000], seed));
+    let sharding = Sharding { file_name: file_name.into(), ..shards_of(1000) };
+    save_sharded(folder, &data(&tensors), None, &sharding, &SaveOptions::default(), go_on).unwrap();
+    tensors.into()
+}
+
+#[test]
+fn a_checkpoint_whose_name_looks_like_a_set_of_another_stays() {
+    for order in
+        [["model-set2.safetensors", "model.safetensors"], ["model.safetensors", "model-set2.safetensors"]]
+    {
+        let directory = disk();
+        let folder = directory.path();
+        let mut latest = std::collections::BTreeMap::new();
+        // The second rounds have sets of the same names as each other's.
+        for (seed, name) in (1..).zip(order.iter().cycle().take(6)) {
+            latest.insert(*name, save_as(folder, name, seed));
+            for (name, tensors) in &latest {
+                let index = folder.join(format!("{name}.index.json"));
+                assert_is(&windlass::load(&[index], &LoadOptions::default()).unwrap(), tensors);
+            }
+        }
+        assert_eq!(names(folder).len(), 6, "{:?}", names(folder));
+    }
+}
+
+#[test]
+fn files_of_other_names_that_the_old_index_names_stay_and_change_nothing() {
+    let directory = disk();
+    let folder = directory.path();
+    let [old, new] = [1, 2].map(|seed| ["a", "b"].map(|name| owned(name, Dtype::U8, &[1000], seed)).to_vec());
+    save_to(&folder.join("base.safetensors"), &old, &SaveOptions::default()).unwrap();
+    let index = r#"{"weight_map": {"a": "base.safetensors", "b": "base.safetensors"}}"#;
+    fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
+    for max_shard_bytes in [5000, 5000, 1000, 5000] {
+        let report = save_shards(folder, &new, max_shard_bytes).unwrap();
+        assert_is(&windlass::load(&[folder], &LoadOptions::default()).unwrap(), &new);
+        let mut expected: Vec<&str> = shard_names(&report.paths);
+        expected.push("base.safetensors");
+        assert_eq!(names(folder), expected.into_iter().map(str::to_owned).collect());
+    }
+    fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
+    let report = save_shards(folder, &new, 1000).unwrap();
+    assert!(report.notes.iter().any(|note| note.contains("base.safetensors is left")), "{report:?}");
+}
+
+#[test]
+fn a_report_lists_what_a_save_removed() {
+    let directory = disk();
+    let first = save_shards(directory.path(), &mixed(), 1 << 20).unwrap();
+    let second = save_shards(directory.path(), &mixed(), u64::MAX).unwrap();
+    let [mut removed, mut expected] = [second.removed, first.paths];
+    removed.sort();
+    expected.sort();
+    assert_eq!(removed, expected);
 }

@@ -52,14 +52,18 @@ impl<'a> ShardNames<'a> {
         format!("{}.index.json", self.single)
     }
 
-    /// Whether a file of this name is a shard of some save of this name.
-    fn is_shard(&self, name: &str) -> bool {
-        let set = ShardName::of(name).and_then(|shard| shard.stem.strip_prefix(self.stem));
-        set.is_some_and(|set| {
-            let number = set.strip_prefix("-set");
-            set.is_empty() || number.is_some_and(|number| number.parse::<usize>().is_ok())
-        })
+    /// What the name of a file begins with that may be a shard of some save of this name.
+    fn stem_of<'n>(&self, name: &'n str) -> Option<&'n str> {
+        let stem = ShardName::of(name)?.stem;
+        let set = stem.strip_prefix(self.stem)?;
+        (set.is_empty() || set.strip_prefix("-set").is_some_and(is_set_number)).then_some(stem)
     }
+}
+
+/// Whether it is such a number as sets have: from 2.
+fn is_set_number(digits: &str) -> bool {
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number && !digits.starts_with('0') && digits != "1"
 }
 
 /// What an index file says.
@@ -80,6 +84,10 @@ pub(super) struct Commit<'a> {
     names: &'a ShardNames<'a>,
     /// Files that the index names.
     indexed: Option<BTreeSet<String>>,
+    /// Whether this save made that index.
+    made_index: bool,
+    /// Files that indexes of other names name: other checkpoints'.
+    theirs: BTreeSet<String>,
     _lock: Option<FolderLock>,
 }
 
@@ -100,13 +108,17 @@ impl<'a> Commit<'a> {
             }
         };
         let indexed = read_index(&folder.path.join(names.index()))?;
-        Ok(Self { folder, names, indexed, _lock: lock })
+        let own_index = names.index();
+        let others = entries(folder).filter(|name| is_index(name) && *name != own_index);
+        // One that cannot be read says nothing of whose files are whose.
+        let theirs = others.filter_map(|name| read_index(&folder.path.join(name)).ok()?).flatten().collect();
+        Ok(Self { folder, names, indexed, made_index: false, theirs, _lock: lock })
     }
 
     /// Names complete files, `contents` are the tensors of each, and removes those of earlier saves.
     pub(super) fn run(
         mut self,
-        temps: Vec<TempFile>,
+        mut temps: Vec<TempFile>,
         contents: &[Vec<&str>],
         total_size: u64,
         report: &mut SaveReport,
@@ -115,18 +127,23 @@ impl<'a> Commit<'a> {
             self.index_what_is_there()?;
         }
         if let [content] = contents
-            && self.single_is_free()?
+            && self.single_is_free(report)?
         {
             return self.name_single(temps, content, total_size, report);
         }
-        let names = self.free_names(temps.len())?;
-        let weight_map = names
-            .iter()
-            .zip(contents)
-            .flat_map(|(name, content)| content.iter().map(move |tensor| (*tensor, name.as_str())));
-        // On the disk before the first name is given: nothing but renaming is left then.
-        let index = self.new_index(weight_map.collect(), total_size)?;
-        self.name_shards(temps, &names)?;
+        let (names, index) = loop {
+            let names = self.free_names(temps.len())?;
+            let weight_map = names
+                .iter()
+                .zip(contents)
+                .flat_map(|(name, content)| content.iter().map(move |tensor| (*tensor, name.as_str())));
+            // On the disk before the first name is given: nothing but renaming is left then.
+            let index = self.new_index(weight_map.collect(), total_size)?;
+            // Whoever does not lock the folder may have taken a name since it was looked for.
+            if self.name_shards(&mut temps, &names)? {
+                break (names, index);
+            }
+        };
         let index_path = self.path(&self.names.index());
         index.persist(&index_path)?;
         self.folder.sync_saved(&index_path)?;
@@ -158,24 +175,26 @@ impl<'a> Commit<'a> {
         self.new_index(weight_map.collect(), total_size)?.persist(&self.path(&self.names.index()))?;
         self.folder.sync()?;
         self.indexed = Some(names.into_iter().collect());
+        self.made_index = true;
         Ok(())
     }
 
     /// Whether a file may take the single name in one step.
-    fn single_is_free(&mut self) -> Result<bool> {
+    fn single_is_free(&mut self, report: &mut SaveReport) -> Result<bool> {
         let Some(indexed) = &self.indexed else { return Ok(true) };
         if !indexed.contains(self.names.single) {
             return Ok(true);
         }
-        if indexed.len() > 1 {
+        // Without its index, a directory is all files that lie there.
+        if indexed.len() > 1 || !self.made_index && self.has_others_files() {
             return Ok(false);
         }
         // The index names the single file alone: without it and what else lies there, that is the same checkpoint.
         for shard in self.shards() {
-            remove(&self.path(&shard))?;
+            remove(&self.path(&shard), report)?;
         }
         self.folder.sync()?;
-        remove(&self.path(&self.names.index()))?;
+        remove(&self.path(&self.names.index()), report)?;
         self.folder.sync()?;
         self.indexed = None;
         Ok(true)
@@ -207,34 +226,42 @@ impl<'a> Commit<'a> {
                 self.folder.sync_saved(&path)?;
             }
         }
+        report.paths.push(path);
         self.remove_old(&[self.names.single].into(), report);
         if self.indexed.is_some() {
-            remove_or_note(&self.path(&self.names.index()), report);
-            self.sync_or_note(report);
+            let index = self.path(&self.names.index());
+            if self.made_index || !self.has_others_files() {
+                remove_or_note(&index, report);
+                self.sync_or_note(report);
+            } else {
+                report.paths.push(index);
+            }
         }
-        report.paths.push(path);
         Ok(())
     }
 
-    /// Gives shards their names, or none of them.
-    fn name_shards(&self, temps: Vec<TempFile>, names: &[String]) -> Result<()> {
-        let mut named = 0;
-        let all = temps.into_iter().zip(names).try_for_each(|(temp, name)| {
-            temp.persist(&self.path(name))?;
-            named += 1;
-            Ok(())
-        });
-        all.and_then(|()| self.folder.sync()).inspect_err(|_| {
-            for name in &names[..named] {
-                let _ = remove(&self.path(name));
+    /// Gives shards their names, or none of them; `false` if a name is taken.
+    fn name_shards(&self, temps: &mut [TempFile], names: &[String]) -> Result<bool> {
+        let mut is_free = Ok(true);
+        for (temp, name) in temps.iter_mut().zip(names) {
+            is_free = temp.persist_new(&self.path(name));
+            if !matches!(is_free, Ok(true)) {
+                break;
             }
-        })
+        }
+        let all = is_free.and_then(|is_free| self.folder.sync().map(|()| is_free));
+        if !matches!(all, Ok(true)) {
+            for (temp, name) in temps.iter_mut().zip(names) {
+                temp.take_back(&self.path(name));
+            }
+        }
+        all
     }
 
     /// Names for `count` shards none of which is taken.
     fn free_names(&self, count: usize) -> Result<Vec<String>> {
         // Each taken set holds one file at least, so there is a free one among these.
-        let taken = self.shards().len();
+        let taken = entries(self.folder).filter(|name| self.names.stem_of(name).is_some()).count();
         (1..=taken + 1)
             .map(|set| (1..=count).map(|number| self.names.shard(set, number, count)).collect())
             .find(|names: &Vec<String>| {
@@ -253,42 +280,74 @@ impl<'a> Commit<'a> {
             text.push(b'\n');
             let mut file = temp.file();
             file.write_all(&text)?;
-            if self.folder.is_synced() { file.sync_all() } else { Ok(()) }
+            if self.folder.is_synced() { temp.sync() } else { Ok(()) }
         };
         write().map_err(|source| io_error("write", &path, source))?;
         Ok(temp)
     }
 
-    /// Removes all files of earlier saves but those of these names.
+    /// Removes all files of earlier saves but those of these names. Files that the old index names are left if their names
+    /// are none that a save gives: others may need them.
     fn remove_old(&self, keep: &BTreeSet<&str>, report: &mut SaveReport) {
-        let indexed = self.indexed.iter().flatten().filter(|name| name.ends_with(".safetensors"));
-        let old: BTreeSet<String> = self.old_files().into_iter().chain(indexed.cloned()).collect();
+        let old: BTreeSet<String> = self.old_files().into_iter().collect();
         for name in old.iter().filter(|name| !keep.contains(name.as_str())) {
             remove_or_note(&self.path(name), report);
         }
         self.sync_or_note(report);
+        let is_left = |name: &&String| {
+            name.ends_with(".safetensors")
+                && !keep.contains(name.as_str())
+                && !old.contains(*name)
+                && fs::symlink_metadata(self.path(name)).is_ok()
+        };
+        for name in self.indexed.iter().flatten().filter(is_left) {
+            let reason = "the index that was replaced named it, but it may belong to others too";
+            report.notes.push(format!("{} is left: {reason}", self.path(name).display()));
+        }
     }
 
     /// The save is complete and on the disk: that old files are gone need not be.
     fn sync_or_note(&self, report: &mut SaveReport) {
         if let Err(error) = self.folder.sync() {
-            report.notes.push(format!("files of an earlier save may be there again after a loss of power: {error}"));
+            report
+                .notes
+                .push(format!("files of an earlier save may be there again after a loss of power: {error}"));
         }
     }
 
     /// The single file and the shards that the folder holds.
     fn old_files(&self) -> Vec<String> {
         let mut names = self.shards();
-        if fs::symlink_metadata(self.path(self.names.single)).is_ok() {
-            names.push(self.names.single.to_owned());
+        let single = self.names.single;
+        if !self.theirs.contains(single) && fs::symlink_metadata(self.path(single)).is_ok() {
+            names.push(single.to_owned());
         }
         names
     }
 
+    /// Shards of earlier saves.
     fn shards(&self) -> Vec<String> {
-        let entries = fs::read_dir(&self.folder.path).into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        names.filter(|name| self.names.is_shard(name)).collect()
+        entries(self.folder).filter(|name| self.is_own_shard(name)).collect()
+    }
+
+    fn is_own_shard(&self, name: &str) -> bool {
+        match self.names.stem_of(name) {
+            _ if self.theirs.contains(name) => false,
+            None => false,
+            Some(stem) if stem == self.names.stem => true,
+            // A set of this name, unless somebody saves by the name that sets of it have.
+            Some(stem) => {
+                let index = self.path(&format!("{stem}.safetensors.index.json"));
+                self.indexed.iter().flatten().any(|own| own == name) || fs::symlink_metadata(index).is_err()
+            }
+        }
+    }
+
+    /// Whether tensors lie in the folder that no save of this name put there.
+    fn has_others_files(&self) -> bool {
+        entries(self.folder).any(|name| {
+            name.ends_with(".safetensors") && name != self.names.single && !self.is_own_shard(&name)
+        })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -311,18 +370,31 @@ fn read_index(path: &Path) -> Result<Option<BTreeSet<String>>> {
     }
 }
 
-fn remove(path: &Path) -> Result<()> {
+/// The names in a folder, as far as they are text.
+fn entries(folder: &Folder) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(&folder.path).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok())
+}
+
+/// Whether it is the name of an index, also of a variant's, such as `model.safetensors.index.fp16.json`.
+fn is_index(name: &str) -> bool {
+    name.contains(".safetensors.index.") && name.ends_with(".json")
+}
+
+fn remove(path: &Path, report: &mut SaveReport) -> Result<()> {
     #[cfg(test)]
-    super::crash_tests::step();
+    super::crash_tests::step(super::crash_tests::Step::Remove(path.to_owned()));
     match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        done => done.map_err(|source| io_error("remove", path, source)),
+        Ok(()) => report.removed.push(path.to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(source) => return Err(io_error("remove", path, source)),
     }
+    Ok(())
 }
 
 /// The save is complete: what cannot be removed any more is no failure of it.
 fn remove_or_note(path: &Path, report: &mut SaveReport) {
-    if let Err(error) = remove(path) {
+    if let Err(error) = remove(path, report) {
         report.notes.push(format!("a file of an earlier save is left: {error}"));
     }
 }
@@ -335,7 +407,7 @@ mod tests {
     fn shards_of_other_names_are_not_taken_for_ones_own() {
         let names = ShardNames::new("model.safetensors");
         for own in [names.shard(1, 1, 3), names.shard(2, 3, 3), names.shard(17, 100_000, 100_001)] {
-            assert!(names.is_shard(&own), "{own}");
+            assert!(names.stem_of(&own).is_some(), "{own}");
         }
         for other in [
             "model.safetensors",
@@ -344,8 +416,12 @@ mod tests {
             "model-settings-00001-of-00003.safetensors",
             "model.fp16-00001-of-00003.safetensors",
             "my-model-00001-of-00003.safetensors",
+            "model-set-00001-of-00003.safetensors",
+            "model-set1-00001-of-00003.safetensors",
+            "model-set02-00001-of-00003.safetensors",
+            "model-set+2-00001-of-00003.safetensors",
         ] {
-            assert!(!names.is_shard(other), "{other}");
+            assert!(names.stem_of(other).is_none(), "{other}");
         }
     }
 }

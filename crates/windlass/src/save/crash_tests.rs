@@ -1,9 +1,10 @@
-//! Sharded saves that end between any two steps, as if the power went: whoever loads the directory finds one save.
+//! Sharded saves that end between any two steps, as if killed: whoever loads the directory finds one save. And that each
+//! step is on the disk before the next that rests on it, so that a loss of power is no worse.
 
-use super::{SaveOptions, Sharding, TensorBytes, TensorData, save_sharded};
+use super::{SaveOptions, Sharding, TensorBytes, TensorData, save, save_sharded};
 use crate::{Dtype, LoadOptions, Result};
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     collections::BTreeSet,
     fs,
     ops::ControlFlow,
@@ -14,10 +15,30 @@ use std::{
 thread_local! {
     /// Steps of this thread's saves before the crash.
     static STEPS_LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
+    /// Steps of this thread's saves so far.
+    static LOG: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A step that changes what others see: a name that is given or taken.
-pub(super) fn step() {
+/// What a save does.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Bytes of a file reach the disk.
+    SyncFile(PathBuf),
+    /// Names in a folder reach the disk.
+    SyncFolder(PathBuf),
+    /// A name is given.
+    Rename(PathBuf, PathBuf),
+    /// A name is taken.
+    Remove(PathBuf),
+}
+
+/// Notes a step, and crashes before it if it is to: one that changes what others see, a name that is given or taken.
+pub(super) fn step(step: Step) {
+    let is_seen = matches!(step, Step::Rename(..) | Step::Remove(_));
+    LOG.with_borrow_mut(|log| log.push(step));
+    if !is_seen {
+        return;
+    }
     match STEPS_LEFT.get() {
         // Not by the panic handler: it is no failure.
         0 => resume_unwind(Box::new("the crash")),
@@ -39,6 +60,10 @@ const TENSORS: [&[&str]; 4] =
 
 /// Saves tensors of that kind, all of whose bytes are `generation`.
 fn save_kind(directory: &Path, kind: usize, generation: u8) {
+    save_kind_synced(directory, kind, generation, false);
+}
+
+fn save_kind_synced(directory: &Path, kind: usize, generation: u8, sync: bool) {
     let bytes = [generation; 100];
     let data = |name: &&'static str| TensorData {
         name,
@@ -49,7 +74,7 @@ fn save_kind(directory: &Path, kind: usize, generation: u8) {
     let tensors: Vec<_> = TENSORS[kind].iter().map(data).collect();
     let sharding = Sharding { max_shard_bytes: 200, ..Sharding::default() };
     let mut options = SaveOptions::default();
-    (options.sync, options.threads) = (false, Some(1));
+    (options.sync, options.threads) = (sync, Some(1));
     let go_on = |_| ControlFlow::Continue(());
     save_sharded(directory, &tensors, None, &sharding, &options, go_on).unwrap();
 }
@@ -158,5 +183,67 @@ fn a_first_save_that_crashes_leaves_nothing_that_passes_for_a_checkpoint() {
                 break;
             }
         }
+    }
+}
+
+/// Fails unless files were on the disk before they got names, and each kind of change to the folder before the next kind.
+fn assert_is_in_order(log: &[Step]) {
+    let mut synced = BTreeSet::new();
+    let mut pending: Option<(bool, bool)> = None;
+    for step in log {
+        let path = match step {
+            Step::SyncFile(path) => {
+                synced.insert(path);
+                continue;
+            }
+            Step::SyncFolder(_) => {
+                pending = None;
+                continue;
+            }
+            Step::Rename(from, to) => {
+                assert!(synced.contains(from), "{} has a name before its bytes: {log:#?}", to.display());
+                to
+            }
+            Step::Remove(path) => path,
+        };
+        let kind = (matches!(step, Step::Remove(_)), path.extension().is_some_and(|ending| ending == "json"));
+        assert!(pending.is_none_or(|pending| pending == kind), "before {}: {log:#?}", path.display());
+        pending = Some(kind);
+    }
+    assert!(pending.is_none(), "at the end: {log:#?}");
+}
+
+#[test]
+fn each_step_is_on_the_disk_before_the_next() {
+    for (old, new, has_index) in (0..32).map(|all| (all / 8, all / 2 % 4, all % 2 == 0)) {
+        let directory = prepared(old, has_index);
+        LOG.take();
+        save_kind_synced(directory.path(), new, 2, true);
+        assert_is_in_order(&LOG.take());
+    }
+    let directory = folder();
+    let data = TensorData { name: "a", dtype: Dtype::U8, shape: &[1], bytes: TensorBytes::Host(&[1]) };
+    let mut options = SaveOptions::default();
+    options.threads = Some(1);
+    save(&directory.path().join("m"), &[data], None, &options, |_| ControlFlow::Continue(())).unwrap();
+    assert_is_in_order(&LOG.take());
+}
+
+#[test]
+fn every_new_level_of_a_folder_is_on_the_disk() {
+    let directory = folder();
+    let levels = ["", "a", "a/b", "a/b/c"].map(|level| directory.path().join(level));
+    LOG.take();
+    save_kind_synced(&levels[3], 1, 1, true);
+    let synced: Vec<PathBuf> = LOG
+        .take()
+        .into_iter()
+        .filter_map(|step| if let Step::SyncFolder(path) = step { Some(path) } else { None })
+        .collect();
+    for level in &levels {
+        assert!(
+            synced.iter().any(|path| path == level || path.components().eq(level.components())),
+            "{level:?}"
+        );
     }
 }

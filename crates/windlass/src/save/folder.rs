@@ -44,8 +44,10 @@ impl Folder {
         if path.is_dir() {
             return Ok(folder);
         }
+        let new: Vec<&Path> = path.ancestors().take_while(|level| !level.exists()).collect();
         fs::create_dir_all(path).map_err(|source| io_error("create folder", path, source))?;
-        if let Some(parent) = path.parent() {
+        // Each is an entry of the one above.
+        for parent in new.into_iter().rev().filter_map(Path::parent) {
             Self::new(parent, OsStr::new(name), sync).sync()?;
         }
         Ok(folder)
@@ -72,9 +74,9 @@ impl Folder {
         })
     }
 
-    /// Removes what saves of the same name left behind that were killed.
-    pub(super) fn remove_stale_temps(&self) {
-        // What cannot be listed or removed is in nobody's way.
+    /// Removes what saves of the same name left behind that were killed. Notes what may be such a file and stays.
+    pub(super) fn remove_stale_temps(&self, notes: &mut Vec<String>) {
+        // What cannot be listed is in nobody's way.
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let random = name
@@ -82,7 +84,10 @@ impl Folder {
                 .strip_prefix(self.temp_prefix.as_bytes())
                 .and_then(|rest| rest.strip_suffix(b".tmp"));
             if random.is_some_and(|random| random.len() == 16 && random.iter().all(u8::is_ascii_hexdigit)) {
-                temp::remove_if_stale(&entry.path());
+                if let Err(error) = temp::remove_if_stale(&entry.path()) {
+                    let path = entry.path();
+                    notes.push(format!("{} stays, if a save left it: {error}", path.display()));
+                }
             }
         }
     }
@@ -102,6 +107,8 @@ impl Folder {
         if !self.sync {
             return Ok(());
         }
+        #[cfg(test)]
+        super::crash_tests::step(super::crash_tests::Step::SyncFolder(self.path.clone()));
         match rustix::fs::fsync(self.open()?) {
             // Some network file systems have no such thing: names are on the server as soon as they are given.
             Ok(()) | Err(Errno::INVAL) => Ok(()),

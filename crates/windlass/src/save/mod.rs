@@ -74,9 +74,9 @@ pub fn save(
     let file = PlannedFile::new(tensors, &lens, order, metadata, options.alignment)?;
     let path = final_path(path)?;
     let folder = Folder::of_file(&path, options.sync)?;
-    folder.remove_stale_temps();
-    let target = Target::new(file, folder.new_temp()?, path.clone(), options)?;
     let mut report = SaveReport::new(tensors.len(), options);
+    folder.remove_stale_temps(&mut report.notes);
+    let target = Target::new(file, folder.new_temp()?, path.clone(), options)?;
     let files = Writing::new(tensors, options, vec![target], &go_on)?.run(&mut report)?;
     if go_on(0).is_break() {
         return Err(Error::Cancelled);
@@ -96,7 +96,9 @@ pub fn save(
 ///
 /// At every instant, also after a crash, the index names files of one save alone, all of them complete: new shards never
 /// take names that exist already (`model-set2-00001-of-00003.safetensors` then, and so on), the index is replaced once
-/// they are in place, and only then are earlier files of that name removed. Where there was no index but a single file or
+/// they are in place, and only then are earlier files of that name removed, which [`SaveReport::removed`] lists: shards and
+/// single file of that name alone, and none that an index of another name names. An index that was there stays where other
+/// safetensors files lie beside. Where there was no index but a single file or
 /// complete shards, an index that names these is there meanwhile. A save into a new directory that was interrupted leaves
 /// shards without an index, which [`Catalog::open`](crate::Catalog::open) refuses; the next save removes them.
 ///
@@ -123,7 +125,8 @@ pub fn save_sharded(
         files.iter().map(|file| file.tensors().map(|tensor| tensors[tensor].name).collect()).collect();
     let names = ShardNames::new(&sharding.file_name);
     let folder = Folder::create(&absolute(directory)?, &sharding.file_name, options.sync)?;
-    folder.remove_stale_temps();
+    let mut report = SaveReport::new(tensors.len(), options);
+    folder.remove_stale_temps(&mut report.notes);
     let count = files.len();
     let targets = (1..)
         .zip(files)
@@ -131,9 +134,13 @@ pub fn save_sharded(
             Target::new(file, folder.new_temp()?, folder.path.join(names.plain(number, count)), options)
         })
         .collect::<Result<Vec<_>>>()?;
-    let mut report = SaveReport::new(tensors.len(), options);
     let temps = Writing::new(tensors, options, targets, &go_on)?.run(&mut report)?;
-    Commit::begin(&folder, &names, &go_on, &mut report)?.run(temps, &contents, lens.iter().sum(), &mut report)?;
+    Commit::begin(&folder, &names, &go_on, &mut report)?.run(
+        temps,
+        &contents,
+        lens.iter().sum(),
+        &mut report,
+    )?;
     report.finish(started);
     Ok(report)
 }

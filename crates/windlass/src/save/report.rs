@@ -19,6 +19,9 @@ pub struct SaveReport {
     /// The files that hold tensors, and the index last if there is one.
     #[serde(serialize_with = "as_texts")]
     pub paths: Vec<PathBuf>,
+    /// Files of earlier saves that were removed.
+    #[serde(serialize_with = "as_texts")]
+    pub removed: Vec<PathBuf>,
     /// Files that hold tensors.
     pub files: usize,
     /// Tensors that were saved.
@@ -56,6 +59,7 @@ impl SaveReport {
         Self {
             version: env!("CARGO_PKG_VERSION").into(),
             paths: Vec::new(),
+            removed: Vec::new(),
             files: 0,
             tensors,
             tensor_bytes: 0,

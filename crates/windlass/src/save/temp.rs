@@ -6,7 +6,10 @@ use super::{
     lock::{try_lock, unlock},
 };
 use crate::{ByteRange, Error, Result};
-use rustix::{fs::FallocateFlags, io::Errno};
+use rustix::{
+    fs::{CWD, FallocateFlags, RenameFlags, renameat_with},
+    io::Errno,
+};
 use std::{
     collections::hash_map::RandomState,
     fs::{self, File, OpenOptions},
@@ -58,6 +61,13 @@ impl TempFile {
         &self.file
     }
 
+    /// Sees to it that its bytes are on the disk.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        #[cfg(test)]
+        super::crash_tests::step(super::crash_tests::Step::SyncFile(self.path.clone()));
+        self.file.sync_all()
+    }
+
     /// Makes it `len` bytes long, on blocks that nobody else can take any more where the file system can promise that.
     /// `shown` is what messages call it.
     pub(super) fn allocate(&self, len: u64, shown: &Path) -> Result<()> {
@@ -83,10 +93,49 @@ impl TempFile {
     /// Gives it its name, in place of a file that has it.
     pub(super) fn persist(mut self, path: &Path) -> Result<()> {
         #[cfg(test)]
-        super::crash_tests::step();
+        super::crash_tests::step(super::crash_tests::Step::Rename(self.path.clone(), path.to_owned()));
         fs::rename(&self.path, path).map_err(|source| io_error("rename", path, source))?;
         self.is_named = true;
         Ok(())
+    }
+
+    /// Gives it its name, unless a file has that: `false` then.
+    pub(super) fn persist_new(&mut self, path: &Path) -> Result<bool> {
+        #[cfg(test)]
+        super::crash_tests::step(super::crash_tests::Step::Rename(self.path.clone(), path.to_owned()));
+        match rename_new(&self.path, path) {
+            Ok(()) => {
+                self.is_named = true;
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            Err(source) => Err(io_error("rename", path, source)),
+        }
+    }
+
+    /// Takes back the name that [`persist_new`](Self::persist_new) gave it, if it did.
+    pub(super) fn take_back(&mut self, path: &Path) {
+        if self.is_named && fs::rename(path, &self.path).is_ok() {
+            self.is_named = false;
+        }
+    }
+}
+
+/// Renames without replacing.
+fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+        done => return Ok(done?),
+    }
+    match fs::hard_link(from, to) {
+        Ok(()) => {
+            // For a moment it has both names; nobody looks for the one that goes.
+            let _ = fs::remove_file(from);
+            Ok(())
+        }
+        // Where there are no links either, to look before is the best there is.
+        Err(_) if fs::symlink_metadata(to).is_ok() => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(_) => fs::rename(from, to),
     }
 }
 
@@ -100,12 +149,40 @@ impl Drop for TempFile {
     }
 }
 
-/// Removes the file if nobody is writing it.
-pub(super) fn remove_if_stale(path: &Path) {
-    let Ok(file) = File::open(path) else { return };
-    // Where locks are not supported nobody knows, and it stays.
-    if try_lock(&file).is_ok() {
-        let _ = fs::remove_file(path);
-        unlock(&file);
+/// Removes the file if nobody is writing it. An error if nobody knows, or it cannot be removed.
+pub(super) fn remove_if_stale(path: &Path) -> io::Result<()> {
+    // Network file systems lock what is open for writing alone.
+    let removed =
+        OpenOptions::new().read(true).write(true).open(path).and_then(|file| match try_lock(&file) {
+            Ok(()) => {
+                let removed = fs::remove_file(path);
+                unlock(&file);
+                removed
+            }
+            Err(Errno::WOULDBLOCK) => Ok(()),
+            Err(error) => Err(error.into()),
+        });
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_taken_is_not_given_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let [taken, free] = ["taken", "free"].map(|name| folder.path().join(name));
+        fs::write(&taken, "another's").unwrap();
+        let mut temp = TempFile::new(|random| folder.path().join(random.to_string())).unwrap();
+        assert!(!temp.persist_new(&taken).unwrap());
+        assert_eq!(fs::read(&taken).unwrap(), b"another's");
+        assert!(temp.persist_new(&free).unwrap());
+        temp.take_back(&free);
+        drop(temp);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

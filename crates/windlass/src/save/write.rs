@@ -128,7 +128,7 @@ impl<'a> Writing<'a> {
             self.buffered_bytes.fetch_add(rest.len(), Ordering::Relaxed);
         }
         if target.left.fetch_sub(1, Ordering::AcqRel) == 1 && self.options.sync {
-            target.temp.file().sync_all().map_err(|source| io_error("sync", &target.path, source))?;
+            target.temp.sync().map_err(|source| io_error("sync", &target.path, source))?;
         }
         if (self.go_on)(extent.len()).is_break() { Err(Error::Cancelled) } else { Ok(()) }
     }
