@@ -40,6 +40,8 @@ mod _native {
     #[pymodule_export]
     use super::checkpoint::Checkpoint;
     #[pymodule_export]
+    use super::chunks::{ChunkReader, mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
+    #[pymodule_export]
     use super::filling::Filling;
     #[pymodule_export]
     use super::key_values::NativeArray;
@@ -53,8 +55,6 @@ mod _native {
     use super::save::{save_bytes, save_file, save_sharded};
     #[pymodule_export]
     use super::tensor::{Tensor, to_torch};
-    #[pymodule_export]
-    use super::chunks::{ChunkReader, mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
     #[pymodule_export]
     use super::{doctor, search_cufile_in, version};
 }
