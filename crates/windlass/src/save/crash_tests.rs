@@ -223,8 +223,7 @@ fn each_step_is_on_the_disk_before_the_next() {
     }
     let directory = folder();
     let data = TensorData { name: "a", dtype: Dtype::U8, shape: &[1], bytes: TensorBytes::Host(&[1]) };
-    let mut options = SaveOptions::default();
-    options.threads = Some(1);
+    let options = SaveOptions { threads: Some(1), ..SaveOptions::default() };
     save(&directory.path().join("m"), &[data], None, &options, |_| ControlFlow::Continue(())).unwrap();
     assert_is_in_order(&LOG.take());
 }

@@ -83,11 +83,11 @@ impl Folder {
                 .as_bytes()
                 .strip_prefix(self.temp_prefix.as_bytes())
                 .and_then(|rest| rest.strip_suffix(b".tmp"));
-            if random.is_some_and(|random| random.len() == 16 && random.iter().all(u8::is_ascii_hexdigit)) {
-                if let Err(error) = temp::remove_if_stale(&entry.path()) {
-                    let path = entry.path();
-                    notes.push(format!("{} stays, if a save left it: {error}", path.display()));
-                }
+            if random.is_some_and(|random| random.len() == 16 && random.iter().all(u8::is_ascii_hexdigit))
+                && let Err(error) = temp::remove_if_stale(&entry.path())
+            {
+                let path = entry.path();
+                notes.push(format!("{} stays, if a save left it: {error}", path.display()));
             }
         }
     }
