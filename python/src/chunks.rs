@@ -9,7 +9,7 @@ use crate::{
 use pyo3::prelude::*;
 use std::{
     collections::HashMap,
-    fs,
+    fs, io,
     ops::ControlFlow,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -33,8 +33,8 @@ const BLOCK_BYTES: u64 = 4096;
 /// Reads parts of files, those of one 3FS if there is a mount point. Threads may share it.
 #[pyclass(frozen, module = "windlass")]
 pub(crate) struct ChunkReader {
-    /// The one 3FS that is read from, and its device number.
-    mount: Option<(PathBuf, u64)>,
+    /// Where the one 3FS is mounted that is read from.
+    mount: Option<PathBuf>,
     options: ReaderOptions,
     state: Mutex<State>,
 }
@@ -49,6 +49,7 @@ struct State {
 /// What changes if a path leads to another file, or the file was written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
+    device: u64,
     inode: u64,
     len: u64,
     modified: (i64, i64),
@@ -68,9 +69,11 @@ impl ChunkReader {
     ) -> PyResult<Self> {
         let route = if mount_point.is_some() { Route::Usrbio } else { Route::Auto };
         let options = options(route, entries, buffer_size, client, directories).into_python(py)?;
-        let with_device = |point: PathBuf| device_of_mount(&point, &options).map(|device| (point, device));
-        let mount = py.detach(|| mount_point.map(with_device).transpose()).into_python(py)?;
-        Ok(Self { mount, options, state: Mutex::default() })
+        if let Some(point) = &mount_point {
+            let probe = || route::probe_3fs(point, options.usrbio, &options.usrbio_directories);
+            py.detach(probe).into_python(py)?;
+        }
+        Ok(Self { mount: mount_point, options, state: Mutex::default() })
     }
 
     /// Reads up to `total_length` bytes, fewer only where the file ends, to `dev_ptr`: memory of the host or of a CUDA
@@ -162,8 +165,9 @@ impl ChunkReader {
         };
         let file = match fs::metadata(path) {
             Ok(stat) => {
-                if let Some((mount, device)) = &self.mount
-                    && stat.dev() != *device
+                // Asked each time: a daemon that came back may have made another mount of it.
+                if let Some(mount) = &self.mount
+                    && !fs::metadata(mount).is_ok_and(|point| point.dev() == stat.dev())
                 {
                     let reason = format!("it does not lie on the 3FS at {}", mount.display());
                     let why = route::Unavailable { reason, fix: "make a reader for its mount".into() };
@@ -181,7 +185,14 @@ impl ChunkReader {
                 }
             }
             // That says best what is wrong, if something is.
-            Err(source) => return Err(ReadFile::open(path).err().unwrap_or_else(|| failed(source))),
+            Err(source) => {
+                if !matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) {
+                    // The mount may be no more. Files that stay open would keep its remains.
+                    let forgotten = std::mem::take(&mut *self.state());
+                    drop(forgotten);
+                }
+                return Err(ReadFile::open(path).err().unwrap_or_else(|| failed(source)));
+            }
         };
         let mut state = self.state();
         let reader = match &state.reader {
@@ -205,6 +216,7 @@ impl ChunkReader {
 impl Stamp {
     fn of(stat: &fs::Metadata) -> Self {
         Self {
+            device: stat.dev(),
             inode: stat.ino(),
             len: stat.len(),
             modified: (stat.mtime(), stat.mtime_nsec()),
@@ -270,18 +282,6 @@ fn parse_client(name: &str) -> windlass::Result<UsrbioClient> {
     let mut options = windlass::LoadOptions::default();
     options.set("usrbio", name)?;
     Ok(options.usrbio)
-}
-
-fn device_of_mount(mount_point: &Path, options: &ReaderOptions) -> windlass::Result<u64> {
-    route::probe_3fs(mount_point, options.usrbio, &options.usrbio_directories)?;
-    let stat = fs::metadata(mount_point).map_err(|source| Error::Io {
-        operation: "stat",
-        path: mount_point.to_owned(),
-        tensor: None,
-        range: None,
-        source,
-    })?;
-    Ok(stat.dev())
 }
 
 /// The reads of `len` bytes of a file, which has them, to `address`.

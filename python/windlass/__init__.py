@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Sequence
@@ -26,6 +27,13 @@ from windlass.errors import WindlassError
 __version__: str = _native.version()
 
 open = Checkpoint  # noqa: A001  (the name that people look for, as in gzip.open)
+
+
+def __getattr__(name: str) -> Any:
+    """Subpackages, once they are asked for: some of them need torch."""
+    if name in ("compat", "distributed", "plugins"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def doctor(*paths: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -289,14 +289,18 @@ impl Slot {
         source.map(|source| bytes.copy_from_slice(source)).ok_or_else(outside)
     }
 
-    /// Overwrites the host's bytes from `offset` on, as a test of those who must not look at them.
-    #[cfg(feature = "fault-injection")]
-    pub(crate) fn spoil(&mut self, offset: usize, bytes: &[u8]) {
-        if let SlotMemory::Host { backing: backing @ Backing::Shared(..), .. } = &self.shared.memory
-            && let Some(part) = backing.part(self.index).as_mut().and_then(|part| part.as_mut())
-        {
-            let _ = part.copy_from(offset, bytes);
-        }
+    /// Overwrites bytes of memory that is shared, from `offset` on.
+    pub(crate) fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let copied = match &self.shared.memory {
+            SlotMemory::Host { backing: backing @ Backing::Shared(..), .. } => {
+                let mut part = backing.part(self.index);
+                let part = part.as_mut().and_then(|part| part.as_mut());
+                part.and_then(|part| part.copy_from(offset, bytes).ok())
+            }
+            _ => None,
+        };
+        let outside = || Error::Internal(format!("{} bytes at {offset} are not in a slot", bytes.len()));
+        copied.ok_or_else(outside)
     }
 
     /// The memory of a slot that is shared, for a transfer. Until it is [given back](Self::give_back), or for ever if

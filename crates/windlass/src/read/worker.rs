@@ -447,9 +447,21 @@ fn complete(mut reading: Reading, op: ReadOp) {
 /// Moves the runs that lie in `wanted`, whose bytes are those of a slot after the first `skip`, together. How many bytes of
 /// runs come before them, and how many they are.
 fn pack(slot: &mut Slot, skip: u64, wanted: ByteRange, runs: &Runs) -> Result<(u64, u64)> {
+    if slot.is_shared() {
+        // Another process can write to it, so nobody else may look at it.
+        let mut bytes = vec![0; wanted.len() as usize];
+        slot.copy_to(skip as usize, &mut bytes)?;
+        let (first, len) = move_together(&mut bytes, wanted, runs);
+        slot.copy_from(skip as usize, &bytes[..len as usize])?;
+        return Ok((first, len));
+    }
     let bytes = slot.as_mut_slice();
     let bytes = bytes.get_mut(skip as usize..(skip + wanted.len()) as usize);
     let bytes = bytes.ok_or_else(|| Error::Internal("a piece does not fit its slot".into()))?;
+    Ok(move_together(bytes, wanted, runs))
+}
+
+fn move_together(bytes: &mut [u8], wanted: ByteRange, runs: &Runs) -> (u64, u64) {
     let (mut first, mut len) = (None, 0);
     for (part, before) in runs.within(wanted) {
         let start = (part.start() - wanted.start()) as usize;
@@ -457,7 +469,7 @@ fn pack(slot: &mut Slot, skip: u64, wanted: ByteRange, runs: &Runs) -> Result<(u
         first.get_or_insert(before);
         len += part.len();
     }
-    Ok((first.unwrap_or_default(), len))
+    (first.unwrap_or_default(), len)
 }
 
 /// The `len` bytes of a slot after the first `skip`.
@@ -497,8 +509,11 @@ fn check_unchanged(piece: &Piece) -> Result<()> {
 /// The error of a read that cannot be repeated.
 fn read_error(reading: &Reading, op: &ReadOp, source: io::Error) -> Error {
     let piece = &reading.taken.piece;
-    // A file that was cut or swapped explains most read errors better than the error does.
-    if let Err(changed) = check_unchanged(piece) {
+    // A file that was cut or swapped explains most read errors better than the error does. A daemon that hangs would not
+    // say so, ever.
+    if !is_daemon_lost(&source)
+        && let Err(changed) = check_unchanged(piece)
+    {
         return changed;
     }
     let range = ByteRange::new(reading.range.start() + op.filled, reading.range.end());

@@ -226,7 +226,8 @@ impl ReadOp {
         if let Buffer::Landing { slot: Some(slot), .. } | Buffer::Staged { slot: Some(slot), .. } =
             &mut self.buffer
         {
-            slot.spoil(start, &vec![pattern; len]);
+            // Other memory is overwritten below.
+            let _ = slot.copy_from(start, &vec![pattern; len]);
         }
         if let Ok(target) = self.target() {
             target[kept..].fill(pattern);

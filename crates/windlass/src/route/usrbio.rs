@@ -212,6 +212,7 @@ pub(crate) fn is_daemon_lost(error: &io::Error) -> bool {
                 | Error::IovRemoved { .. }
                 | Error::Timeout { .. }
                 | Error::Protocol { .. }
+                | Error::LibraryUnusable { .. }
         )
     };
     client_error(error).is_some_and(is_lost)
