@@ -89,7 +89,7 @@ impl Loading {
         })
     }
 
-    /// All tensors that were not handed out yet. Calls `progress(bytes_done, bytes_total)` now and then.
+    /// All tensors that were not handed out yet, in the order of the checkpoint. Calls `progress(bytes_done, bytes_total)` now and then.
     #[pyo3(signature = (progress=None))]
     fn wait(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Vec<Tensor>> {
         self.with_running(py, |loading| {
@@ -106,6 +106,8 @@ impl Loading {
                     }
                 }
                 if finished {
+                    // As in every process that loads it: whoever goes through a dictionary on many ranks relies on that.
+                    tensors.sort_by_key(|tensor| tensor.tensor.id());
                     return Ok(tensors);
                 }
             }

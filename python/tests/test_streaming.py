@@ -55,6 +55,17 @@ def test_a_bound_holds_for_every_layout(many: Path, layout: str) -> None:
     assert all(same_bytes(given[name], tensor) for name, tensor in expected.items())
 
 
+def test_dictionaries_are_in_the_order_of_the_file_however_tensors_arrive(many: Path) -> None:
+    for _ in range(5):
+        make_cold(many)
+        # What is cached arrives before what is cold.
+        with many.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            file.seek(32 << 20)
+            file.read()
+        assert list(windlass.load_file(many, framework="raw")) == list(MANY)
+
+
 def test_who_drops_tensors_needs_no_more_memory_than_the_bound(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [4 << 20]) for i in range(96)})
     script = """

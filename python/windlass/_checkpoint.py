@@ -105,8 +105,8 @@ def load_file(
         options: Those of ``windlass load``; see `LoadOptions`.
 
     Returns:
-        A dictionary of tensors, with the report of the load as its attribute ``report``. Quantised tensors of GGUF
-        files are ``uint8``: their last dimension counts the bytes of its blocks.
+        A dictionary of tensors in the order of the checkpoint, with the report of the load as its attribute
+        ``report``. Quantised tensors of GGUF files are ``uint8``: their last dimension counts the bytes of its blocks.
     """
     with Checkpoint(
         path, device=device, framework=framework, allocator=allocator, lenient=lenient, offset=offset

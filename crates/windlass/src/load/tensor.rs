@@ -46,13 +46,14 @@ impl Tensor {
         }
     }
 
-    pub(super) fn id(&self) -> TensorId {
-        self.id
-    }
-
     /// Its name in the checkpoint.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Its place in the order of the checkpoint: whoever was handed tensors as they arrived can sort them by it.
+    pub fn id(&self) -> TensorId {
+        self.id
     }
 
     /// Type of each element.
