@@ -1,0 +1,76 @@
+//! How loads and stores end.
+#![forbid(unsafe_code)]
+
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// What became of one item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Status {
+    /// Loaded, and its checksum compared; or stored: its block is found once all its shards are there.
+    Ok,
+    /// A store of a block that is there already, or that is being stored by somebody else; nothing was written.
+    Exists,
+    /// A load of a block that is not there.
+    Miss,
+    /// A load of a block whose time was over.
+    Expired,
+    /// A load of a block that is not what was stored. It is a miss from now on; the memory holds anything.
+    Corrupt,
+    /// A store that was refused: no room, too many bytes under way, not admitted.
+    Dropped(DropReason),
+    /// It took too long. The memory may still be read or written until the ticket is released.
+    TimedOut,
+    /// The caller gave it up.
+    Cancelled,
+    /// The system's error (`errno`), which says nothing of the block: it stays, and may be asked for again.
+    Io(i32),
+}
+
+impl Status {
+    /// Whether bytes were delivered, or are in the store.
+    pub fn is_ok(self) -> bool {
+        matches!(self, Self::Ok | Self::Exists)
+    }
+}
+
+/// Why a store was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum DropReason {
+    /// Everything that could go is pinned or in use, or the file system is full.
+    NoRoom,
+    /// The namespace has used up its quota, with blocks that cannot go.
+    Quota,
+    /// More bytes are under way than `max_in_flight_bytes`.
+    Busy,
+    /// It was not asked for before (`admission`).
+    NotAdmitted,
+    /// It is larger than a segment.
+    TooLarge,
+}
+
+/// How a ticket ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The number of the ticket.
+    pub ticket: u64,
+    /// What became of each item, in the order of the request.
+    pub items: Vec<Status>,
+    /// Bytes that were delivered or stored.
+    pub bytes: u64,
+    /// Time before the first byte moved.
+    pub queued: Duration,
+    /// Time from then on.
+    pub moving: Duration,
+}
+
+impl Completion {
+    /// Whether every item is [`Status::is_ok`].
+    pub fn is_ok(&self) -> bool {
+        self.items.iter().all(|status| status.is_ok())
+    }
+}

@@ -1,0 +1,149 @@
+//! How bytes move between memory and files: reads and writes of whole slots, with checksums computed on the way.
+//!
+//! It knows files, offsets and memory; nothing of blocks, keys or the store.
+
+mod file;
+
+pub(crate) use file::DataFile;
+
+use crate::{KeepAlive, Piece};
+use std::{fmt, io, sync::Arc, time::Instant};
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From a file to memory.
+    Read,
+    /// From memory to a file.
+    Write,
+}
+
+/// What is asked for first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Priority {
+    /// Somebody waits for it: loads.
+    Demand,
+    /// Nobody waits yet: stores.
+    Background,
+    /// When there is nothing else to do: scrubbing.
+    Idle,
+}
+
+/// A run of bytes of a file, and the memory that they go to or come from. It begins at a multiple of 4096 and may end
+/// anywhere: what a write lacks to a whole block is zeros.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) offset: u64,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) len: u64,
+}
+
+/// Makes a header when the checksums of all parts are known.
+pub(crate) type MakeHeader = Box<dyn FnOnce(&[Option<u32>]) -> Vec<u8> + Send>;
+
+/// What becomes of the 4096 bytes that describe a block.
+pub(crate) enum Header {
+    /// There are none, or nobody asks.
+    None,
+    /// They are read with the parts, in one go where they are neighbours.
+    Read {
+        /// Where they are.
+        offset: u64,
+    },
+    /// They are written with the parts, in one go where they are neighbours.
+    Write {
+        /// Where they go.
+        offset: u64,
+        /// What they say.
+        make: MakeHeader,
+    },
+}
+
+impl fmt::Debug for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("None"),
+            Self::Read { offset } => write!(f, "Read at {offset}"),
+            Self::Write { offset, .. } => write!(f, "Write at {offset}"),
+        }
+    }
+}
+
+/// Is called exactly once, by a thread that moves bytes: it must not block.
+pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
+
+/// One transfer.
+pub(crate) struct Job {
+    /// Whose it is: what [`IoEngine::cancel`] takes.
+    pub(crate) tag: u64,
+    pub(crate) direction: Direction,
+    pub(crate) priority: Priority,
+    pub(crate) file: Arc<DataFile>,
+    pub(crate) header: Header,
+    pub(crate) parts: Vec<Part>,
+    /// Whether CRC-32C of each part is computed. It is not for parts that a device moves directly.
+    pub(crate) checksums: Checksums,
+    /// If it has not begun by then, it does not.
+    pub(crate) deadline: Option<Instant>,
+    /// A CUDA event, as a handle of the driver's, that work on the device must have reached before the memory is read.
+    pub(crate) wait_event: Option<u64>,
+    /// Dropped after the memory was touched for the last time, before `done` is called.
+    pub(crate) keep: KeepAlive,
+    pub(crate) done: Done,
+}
+
+/// Whether checksums are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Checksums {
+    Compute,
+    Skip,
+}
+
+/// How bytes were carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Carrier {
+    /// Through a ring, past the page cache.
+    UringDirect,
+    /// Through a ring and the page cache.
+    UringBuffered,
+    /// By a thread, past the page cache.
+    ThreadsDirect,
+    /// By a thread, through the page cache.
+    ThreadsBuffered,
+    /// Between a device and the drive.
+    Gds,
+}
+
+/// How a transfer ended.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) result: Result<(), Failure>,
+    /// The header that was read; empty if none was asked for.
+    pub(crate) header: Vec<u8>,
+    /// CRC-32C of each part, as far as they were computed.
+    pub(crate) checksums: Vec<Option<u32>>,
+    /// Bytes by the way that they took.
+    pub(crate) carried: Vec<(Carrier, u64)>,
+    /// Bytes that went by way of memory of our own, because they were not aligned, or on a device.
+    pub(crate) bounced_bytes: u64,
+    /// When it began; `None` if it did not.
+    pub(crate) started: Option<Instant>,
+}
+
+/// Why a transfer failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The system's error.
+    Io(io::Error),
+    /// The file ends before its parts do.
+    Short {
+        /// Where it ends.
+        file_len: u64,
+    },
+    /// It had not begun by its deadline.
+    TimedOut,
+    /// It had not begun when it was cancelled.
+    Cancelled,
+    /// A device failed.
+    Device(windlass::Error),
+}

@@ -1,0 +1,218 @@
+//! Where blocks lie on storage. A [`Layout`] gives out places, says what is where, and makes written blocks visible;
+//! it moves no payload itself.
+//!
+//! A store goes: [`Layout::reserve`], then shards and header are written to the [`Place`] (by `io`), then
+//! [`Layout::commit`]. A load goes: [`Layout::find`], then header and shards are read from the place, then
+//! [`Layout::check`] says whether they are the block's, with the checksums to compare.
+#![forbid(unsafe_code)]
+
+use crate::{DropReason, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, io::DataFile};
+use std::{any::Any, sync::Arc, time::SystemTime};
+
+/// Bytes before the payload of a block that describe it, in layouts that have headers.
+pub(crate) const HEADER_LEN: usize = 4096;
+/// What offsets and lengths of direct reads and writes are multiples of.
+pub(crate) const BLOCK_LEN: u64 = 4096;
+/// Shards that a block may have.
+pub(crate) const MAX_SHARDS: u32 = 256;
+
+/// A block that somebody wants to write.
+#[derive(Clone, Debug)]
+pub(crate) struct NewBlock {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) key: Key,
+    pub(crate) fingerprint: Fingerprint,
+    /// How many shards it has, 1 to [`MAX_SHARDS`].
+    pub(crate) shards: u32,
+    /// Bytes of its longest shard; each begins at a multiple of this, rounded up to [`BLOCK_LEN`].
+    pub(crate) shard_len: u64,
+    /// After which it is not found any more.
+    pub(crate) expires: Option<SystemTime>,
+}
+
+impl NewBlock {
+    /// Bytes between the starts of shards.
+    pub(crate) fn stride(&self) -> Option<u64> {
+        self.shard_len.checked_next_multiple_of(BLOCK_LEN)
+    }
+}
+
+/// Where a block's bytes are.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) file: Arc<DataFile>,
+    /// Offset of the header, [`HEADER_LEN`] bytes; `None` if this layout has none. Where there is one, the payload
+    /// follows it.
+    pub(crate) header: Option<u64>,
+    /// Offset of shard 0.
+    pub(crate) payload: u64,
+    /// Bytes between the starts of shards, a multiple of [`BLOCK_LEN`].
+    pub(crate) stride: u64,
+}
+
+/// Length and checksum of each shard, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ShardTable(pub(crate) Vec<Shard>);
+
+/// What is known of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shard {
+    pub(crate) len: u64,
+    /// CRC-32C of its bytes; `None` if it was written by a device directly.
+    pub(crate) checksum: Option<u32>,
+}
+
+/// Permission to write a block, and nobody else's meanwhile. Dropping one that was not committed gives the place back.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) block: NewBlock,
+    pub(crate) place: Place,
+    /// What the layout needs to know of it; gives the place back when dropped.
+    pub(crate) token: Box<dyn Any + Send + Sync>,
+}
+
+/// The answer to [`Layout::reserve`].
+#[derive(Debug)]
+pub(crate) enum Reservation {
+    Claimed(Claim),
+    /// It is there already.
+    Exists,
+    /// It is being written by somebody else.
+    InFlight,
+    Dropped(DropReason),
+}
+
+/// A block whose header and shards have been written to its place, but not synced.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub(crate) claim: Claim,
+    pub(crate) table: ShardTable,
+}
+
+/// A block that is being read. As long as this lives, its place is not given to another block by this process; other
+/// processes may do so, which [`Layout::check`] finds out.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) place: Place,
+    /// Bytes of all its shards, as the index says; the header knows better.
+    pub(crate) payload_len: u64,
+    /// Holds the place; what the layout needs to know of it.
+    pub(crate) token: Box<dyn Any + Send + Sync>,
+}
+
+/// The answer to [`Layout::find`].
+#[derive(Debug)]
+pub(crate) enum Lookup {
+    Found(Found),
+    Miss,
+    Expired,
+}
+
+/// The answer to [`Layout::check`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It is the block, and these are its shards.
+    Good(ShardTable),
+    /// The place has another block by now, as may happen where another process owns it: a miss.
+    Moved,
+    /// It is not what was written.
+    Corrupt(String),
+}
+
+/// A block in a listing.
+#[derive(Clone, Debug)]
+pub(crate) struct Listed {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) payload_len: u64,
+    pub(crate) is_own: bool,
+    pub(crate) expires: Option<SystemTime>,
+}
+
+/// What a layout holds and has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// Blocks that are found.
+    pub(crate) blocks: u64,
+    /// Bytes of their payloads.
+    pub(crate) payload_bytes: u64,
+    /// Bytes that this process's files take, with headers, logs and room that is not used.
+    pub(crate) allocated_bytes: u64,
+    /// Bytes that the files of all processes take.
+    pub(crate) root_bytes: u64,
+    pub(crate) evicted_blocks: u64,
+    pub(crate) expired_blocks: u64,
+    /// Blocks that were found damaged, and are missing now.
+    pub(crate) corrupt_blocks: u64,
+    /// Blocks of which the log knew, but which the last opening did not take, and why that was said.
+    pub(crate) lost_on_recovery: u64,
+    /// Time that the last opening took.
+    pub(crate) recovery: std::time::Duration,
+    /// Bytes of host memory for the index.
+    pub(crate) index_bytes: u64,
+}
+
+/// A way for blocks to lie on storage. All methods may be called from several threads at once. None but
+/// [`Layout::reserve`], [`Layout::commit`], [`Layout::maintain`], [`Layout::delete`], [`Layout::clear`] and
+/// [`Layout::close`] waits for the disk.
+pub(crate) trait Layout: Send + Sync {
+    /// Makes a namespace known: its description is written down, its limits hold from now on.
+    fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()>;
+
+    /// The namespaces that there are, with their descriptions.
+    fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>>;
+
+    /// Whether blocks are there, one answer each. No disk is asked, where the layout has an index.
+    fn contains(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)], found: &mut [bool]);
+
+    /// A place for a block. May evict others, and wait for the disk to know that.
+    fn reserve(&self, block: NewBlock) -> Result<Reservation>;
+
+    /// The header to write for a block whose shards are known; exactly [`HEADER_LEN`] bytes if its place has one.
+    fn header(&self, claim: &Claim, table: &ShardTable) -> Vec<u8>;
+
+    /// Makes blocks visible, as durably as the store's [`Durability`](crate::Durability) asks for: data, then index.
+    /// One answer each; the group shares its syncs. An error leaves the block invisible and its place unused.
+    fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>>;
+
+    /// Where a block is.
+    fn find(&self, namespace: NamespaceId, key: &Key, fingerprint: Fingerprint) -> Lookup;
+
+    /// Whether the header that was read from a place is that of the block that was looked for. `header` is empty where
+    /// the place has none.
+    fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict;
+
+    /// Makes a damaged block a miss. Blocks of other processes are forgotten until those write them anew.
+    fn condemn(&self, found: &Found);
+
+    /// Notes that blocks were used, in this order.
+    fn touch(&self, blocks: &[Fingerprint]);
+
+    /// Keeps a block from being evicted, or deleted by others of this process, until as many unpins. Whether it is there.
+    fn pin(&self, block: Fingerprint) -> bool;
+
+    /// Undoes a pin.
+    fn unpin(&self, block: Fingerprint);
+
+    /// Removes own blocks that are not pinned; says how many.
+    fn delete(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize>;
+
+    /// Removes all own blocks of a namespace that are not pinned; says how many.
+    fn clear(&self, namespace: NamespaceId) -> Result<usize>;
+
+    /// Blocks after `cursor` in an order that stays as it is; at most `most`. The next cursor, or `None` at the end.
+    fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64>;
+
+    /// The key of a block, which may be read from its header.
+    fn key_of(&self, block: Fingerprint) -> Result<Option<Key>>;
+
+    /// What has to be done now and then, a few times a second: expire, follow others, evict ahead, write checkpoints,
+    /// say that this process lives.
+    fn maintain(&self) -> Result<()>;
+
+    /// What it holds.
+    fn usage(&self) -> Usage;
+
+    /// Writes down what is only in memory. Afterwards nothing is written any more.
+    fn close(&self) -> Result<()>;
+}

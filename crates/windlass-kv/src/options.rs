@@ -1,0 +1,193 @@
+//! How a store is opened.
+#![forbid(unsafe_code)]
+
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+
+/// An option with a fixed set of values, each of which has a name.
+macro_rules! named {
+    ($(#[$attribute:meta])* $kind:ident, $option:literal, $default:ident { $($(#[$doc:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$attribute])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum $kind {
+            $($(#[$doc])* #[serde(rename = $name)] $variant,)+
+        }
+
+        impl $kind {
+            /// Every value.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// The name that options and reports use.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+
+        impl Default for $kind {
+            fn default() -> Self {
+                Self::$default
+            }
+        }
+
+        impl fmt::Display for $kind {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl FromStr for $kind {
+            type Err = Error;
+
+            fn from_str(name: &str) -> Result<Self> {
+                Self::ALL.iter().copied().find(|value| value.name() == name).ok_or_else(|| Error::InvalidOption {
+                    option: $option,
+                    value: name.to_owned(),
+                    reason: format!("it is one of {}", [$($name),+].join(", ")),
+                })
+            }
+        }
+    };
+}
+
+named! {
+    /// What a completed store means after a power cut.
+    Durability, "durability", Batched {
+        /// Nothing: blocks may be lost, and are then missing. Wrong bytes are never delivered.
+        None = "none",
+        /// A block is found once it is on the disk; disks are asked for that in groups, every few milliseconds. What was
+        /// acknowledged stays.
+        Batched = "batched",
+        /// As `batched`, but each group of stores is on the disk before its tickets end.
+        Sync = "sync",
+    }
+}
+
+named! {
+    /// How blocks lie in files.
+    LayoutKind, "layout", Segments {
+        /// In slots of large files, with an index of their own. The fast one.
+        Segments = "segments",
+        /// A file each, as vLLM's tier `fs` names them: for shared file systems that others read too.
+        Files = "files",
+    }
+}
+
+named! {
+    /// Which block goes first when room is needed.
+    Eviction, "eviction", S3Fifo {
+        /// Those that were not asked for again soon after they were stored, then the oldest that were not asked for
+        /// since (S3-FIFO).
+        S3Fifo = "s3fifo",
+        /// The one that was not used for the longest time.
+        Lru = "lru",
+    }
+}
+
+named! {
+    /// Which blocks are stored at all.
+    Admission, "admission", Always {
+        /// Every one.
+        Always = "always",
+        /// Those that were stored, or asked for, before: spares the drive what is used once.
+        SecondTouch = "second_touch",
+    }
+}
+
+named! {
+    /// How bytes move between host memory and files.
+    IoRoute, "route", Auto {
+        /// `io_uring`, or `threads` where that is refused.
+        Auto = "auto",
+        /// Asynchronous reads and writes past the page cache.
+        IoUring = "io_uring",
+        /// A pool of threads that read and write, past the page cache where the file system allows it.
+        Threads = "threads",
+    }
+}
+
+named! {
+    /// Whether blocks move between a device and storage past the host's memory (`use_direct`).
+    DirectPath, "direct", Prefer {
+        /// Never: by way of pinned host memory.
+        Off = "off",
+        /// Where that is proven to work; else by way of pinned host memory, and the report says why.
+        Prefer = "prefer",
+        /// Always: an error where it does not work.
+        Require = "require",
+    }
+}
+
+named! {
+    /// What a process may do with a store.
+    StoreAccess, "access", ReadWrite {
+        /// Read and write.
+        ReadWrite = "read_write",
+        /// Read what others write. Changes no file.
+        Read = "read",
+    }
+}
+
+/// Options of [`Store::open`](crate::Store::open).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StoreOptions {
+    /// Directory of the store. Made if it is not there and `access` allows it.
+    pub root: PathBuf,
+    /// Most bytes that all files below `root` take, of all processes. Required for writing.
+    pub capacity_bytes: Option<u64>,
+    /// Bytes that are left free on the file system, whatever the capacity.
+    pub min_free_bytes: u64,
+    /// What a process may do.
+    pub access: StoreAccess,
+    /// How blocks lie in files. What an existing store has wins over `None`, and differs from `Some` by an error.
+    pub layout: Option<LayoutKind>,
+    /// What acknowledgement means.
+    pub durability: Durability,
+    /// Which block goes first.
+    pub eviction: Eviction,
+    /// Which blocks are stored.
+    pub admission: Admission,
+    /// Bytes of a segment file. Default: 1 GiB, less for small capacities.
+    pub segment_bytes: Option<u64>,
+    /// How bytes move between host memory and files.
+    pub route: IoRoute,
+    /// Whether devices are read from and written to directly.
+    pub direct: DirectPath,
+    /// Threads that move bytes. Default: one for each CPU, at most 4; 8 for the route `threads`.
+    pub io_threads: Option<usize>,
+    /// Most bytes of transfers that are under way; more are queued (loads) or refused as busy (stores).
+    pub max_in_flight_bytes: u64,
+    /// Whether the checksum of a block is compared when it is loaded.
+    pub verify: bool,
+    /// Time that a load or a store may take unless it says otherwise.
+    pub timeout: Option<Duration>,
+    /// Bytes a second that are read in the background to find damaged blocks. 0: none.
+    pub scrub_bytes_per_second: u64,
+}
+
+impl StoreOptions {
+    /// A store at `root`, with defaults for the rest.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self {
+            root: root.into(),
+            capacity_bytes: None,
+            min_free_bytes: 1 << 30,
+            access: StoreAccess::default(),
+            layout: None,
+            durability: Durability::default(),
+            eviction: Eviction::default(),
+            admission: Admission::default(),
+            segment_bytes: None,
+            route: IoRoute::default(),
+            direct: DirectPath::default(),
+            io_threads: None,
+            max_in_flight_bytes: 256 << 20,
+            verify: true,
+            timeout: None,
+            scrub_bytes_per_second: 0,
+        }
+    }
+}
