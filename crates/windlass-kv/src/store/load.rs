@@ -105,9 +105,9 @@ fn job(
         wait_event: None,
         keep: KeepAlive::new(lease),
         done: Box::new(move |outcome| {
-            let core = load.core.clone();
+            // First, so that who learns of the end finds room for more.
+            load.core.left(charge);
             load.arrived(outcome);
-            core.left(charge);
         }),
     };
     Some((charge, job))

@@ -13,6 +13,8 @@ mod pin;
 mod placement;
 mod region;
 mod requests;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod verify;
 

@@ -103,10 +103,11 @@ fn place(core: &Arc<Core>, options: &Arc<StoreOptions>, charge: Charge, mut grou
                 group = same;
             }
             Joined::Write { items, others, part } => {
-                refuse(core, options, others);
                 if items.is_empty() {
-                    return core.left(charge);
+                    core.left(charge);
+                    return refuse(core, options, others);
                 }
+                refuse(core, options, others);
                 return write(core, options, assembly, charge, items, part);
             }
         }
@@ -177,8 +178,8 @@ fn write(
     let parts: Option<Vec<_>> = write.items.iter().map(|item| item.part(&place)).collect();
     let (Some(parts), Some(lease)) = (parts, ticket.lease()) else {
         // The request has ended meanwhile; or the place is not what was asked for, which the layout would have to answer for.
-        write.failed(Status::Mismatch, None);
-        return core.left(charge);
+        core.left(charge);
+        return write.failed(Status::Mismatch, None);
     };
     let header = match (part, place.header) {
         (Share::Last, Some(offset)) => Header::Write { offset, make: write.make_header() },
@@ -196,10 +197,10 @@ fn write(
         wait_event: options.wait_event,
         keep: KeepAlive::new(lease),
         done: Box::new(move |outcome| {
-            let core = write.core.clone();
-            core.note_outcome(Direction::Write, &outcome);
+            // First, so that who learns of the end finds room for more.
+            write.core.left(charge);
+            write.core.note_outcome(Direction::Write, &outcome);
             write.ended(outcome);
-            core.left(charge);
         }),
     };
     core.submit(vec![job]);
