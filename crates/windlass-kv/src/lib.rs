@@ -10,6 +10,12 @@ mod layout;
 mod namespace;
 mod options;
 
+/// Faults between the store and its disk, for tests.
+#[cfg(feature = "fault-injection")]
+pub mod fault {
+    pub use crate::io::fault::{Fault, FaultScript, Gate, Operation};
+}
+
 pub use completion::{Completion, DropReason, Status};
 pub use error::{Error, Result};
 pub use item::{Item, KeepAlive, Piece};

@@ -166,6 +166,9 @@ pub struct StoreOptions {
     pub timeout: Option<Duration>,
     /// Bytes a second that are read in the background to find damaged blocks. 0: none.
     pub scrub_bytes_per_second: u64,
+    /// Faults between the store and its disk, for tests.
+    #[cfg(feature = "fault-injection")]
+    pub faults: Option<crate::fault::FaultScript>,
 }
 
 impl StoreOptions {
@@ -188,6 +191,8 @@ impl StoreOptions {
             verify: true,
             timeout: None,
             scrub_bytes_per_second: 0,
+            #[cfg(feature = "fault-injection")]
+            faults: None,
         }
     }
 }

@@ -2,9 +2,29 @@
 //!
 //! It knows files, offsets and memory; nothing of blocks, keys or the store.
 
+mod blocking;
+mod bounce;
+mod checksum;
+mod engine;
+#[cfg(feature = "fault-injection")]
+pub(crate) mod fault;
 mod file;
+mod lane;
+mod memory;
+mod outcome;
+mod plan;
+mod queue;
+mod ring;
+#[cfg(test)]
+mod tests;
+mod transfer;
+mod wake;
+mod worker;
 
-pub(crate) use file::DataFile;
+#[expect(unused_imports, reason = "PLACEHOLDER until the store uses its parts")]
+pub(crate) use engine::IoReport;
+pub(crate) use engine::{IoEngine, IoOptions};
+pub(crate) use file::{DataFile, FileAccess};
 
 use crate::{KeepAlive, Piece};
 use std::{fmt, io, sync::Arc, time::Instant};
@@ -73,6 +93,9 @@ impl fmt::Debug for Header {
 pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
 
 /// One transfer.
+///
+/// Whoever submits one vouches for its memory: its pieces are readable, or writable, for their whole length, and until
+/// `keep` is dropped they stay so; nobody writes to them, and nobody reads what is being filled.
 pub(crate) struct Job {
     /// Whose it is: what [`IoEngine::cancel`] takes.
     pub(crate) tag: u64,
@@ -90,6 +113,18 @@ pub(crate) struct Job {
     /// Dropped after the memory was touched for the last time, before `done` is called.
     pub(crate) keep: KeepAlive,
     pub(crate) done: Done,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job")
+            .field("tag", &self.tag)
+            .field("direction", &self.direction)
+            .field("file", &self.file.path())
+            .field("header", &self.header)
+            .field("parts", &self.parts)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Whether checksums are computed.
@@ -146,4 +181,7 @@ pub(crate) enum Failure {
     Cancelled,
     /// A device failed.
     Device(windlass::Error),
+    /// The system's error, after which nobody knows whether it still uses the memory: that must never be freed, and
+    /// `keep` is not dropped.
+    Lost(io::Error),
 }
