@@ -16,6 +16,12 @@ mod store;
 mod sync;
 mod ticket;
 
+/// Faults between the store and its disk, for tests.
+#[cfg(feature = "fault-injection")]
+pub mod fault {
+    pub use crate::io::fault::{Fault, FaultScript, Gate, Operation};
+}
+
 pub use completion::{Completion, DropReason, Status};
 pub use error::{Error, Result};
 pub use io::{Carrier, Priority};

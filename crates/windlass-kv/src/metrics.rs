@@ -315,10 +315,8 @@ impl Metrics {
 
     /// Adds what is counted here to what was measured elsewhere.
     pub(crate) fn count_into(&self, stats: &mut Stats) {
-        stats.namespaces = lock(&self.namespaces)
-            .iter()
-            .map(|(namespace, counters)| counters.stats(*namespace))
-            .collect();
+        stats.namespaces =
+            lock(&self.namespaces).iter().map(|(namespace, counters)| counters.stats(*namespace)).collect();
         let dropped =
             |reason| self.dropped.get(&Reason { reason: name_of(reason) }).map_or(0, |counter| counter.get());
         stats.dropped = Dropped {

@@ -87,11 +87,7 @@ enum ShardState {
 /// What to do with a group of items that wants to be part of a block.
 pub(crate) enum Joined {
     /// Write these; end others as it says.
-    Write {
-        items: Vec<GroupItem>,
-        others: Vec<(GroupItem, Status)>,
-        part: Share,
-    },
+    Write { items: Vec<GroupItem>, others: Vec<(GroupItem, Status)>, part: Share },
     /// The block was given up just now: begin a new one.
     Abandoned(Group),
 }
@@ -271,10 +267,9 @@ impl Progress {
         let unknown = Shard { len: 0, checksum: None };
         let shard = |(number, state): (usize, &ShardState)| match state {
             ShardState::Written(shard) => *shard,
-            _ => last
-                .iter()
-                .find(|(other, _)| *other as usize == number)
-                .map_or(unknown, |(_, shard)| *shard),
+            _ => {
+                last.iter().find(|(other, _)| *other as usize == number).map_or(unknown, |(_, shard)| *shard)
+            }
         };
         ShardTable(self.shards.iter().enumerate().map(shard).collect())
     }

@@ -91,12 +91,7 @@ fn commit(core: &Arc<Core>, group: Vec<CommitTask>) {
             }
             Some(Err(error)) => {
                 fail(&mut settled, status_of(&error));
-                core.note_block(
-                    EventKind::StoreFailed,
-                    assembly.namespace,
-                    &assembly.key,
-                    error.to_string(),
-                );
+                core.note_block(EventKind::StoreFailed, assembly.namespace, &assembly.key, error.to_string());
             }
             None => fail(&mut settled, Status::Io(libc::EIO)),
         }

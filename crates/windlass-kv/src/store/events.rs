@@ -22,7 +22,12 @@ pub(crate) struct Events {
 
 impl Events {
     /// Notes what happened to a block, or to the store.
-    pub(crate) fn note(&self, kind: EventKind, block: Option<(NamespaceId, &Key)>, reason: impl Into<String>) {
+    pub(crate) fn note(
+        &self,
+        kind: EventKind,
+        block: Option<(NamespaceId, &Key)>,
+        reason: impl Into<String>,
+    ) {
         let event = Event {
             at: SystemTime::now(),
             kind,

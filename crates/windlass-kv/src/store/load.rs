@@ -133,7 +133,10 @@ enum Judged {
     /// Nobody compared checksums: a device read or wrote it directly, or nobody wants to know.
     Unproven,
     /// Its checksum is another one.
-    Differs { stored: u32, computed: u32 },
+    Differs {
+        stored: u32,
+        computed: u32,
+    },
 }
 
 impl BlockLoad {
@@ -149,20 +152,19 @@ impl BlockLoad {
                 Verdict::Moved => self.end(Status::Miss, started),
                 Verdict::Corrupt(reason) => self.corrupt(reason, started),
             },
-            Err(Failure::Short { file_len }) => {
-                let reason = format!(
-                    "{} ends at byte {file_len}, before the block does",
-                    self.found.place.file.path().display()
-                );
-                self.corrupt(reason, started);
-            }
             Err(Failure::TimedOut) => self.end(Status::TimedOut, started),
             Err(Failure::Cancelled) => self.end(Status::Cancelled, started),
-            Err(Failure::Io(error)) => {
-                let path = self.found.place.file.path().display().to_string();
-                self.failed(format!("reading {path}: {error}"), error.raw_os_error(), started);
+            Err(failure) => {
+                let reason = format!("reading {}: {failure}", self.found.place.file.path().display());
+                match failure {
+                    // It was whole once.
+                    Failure::Short { .. } => self.corrupt(reason, started),
+                    _ => {
+                        self.core.note_block(EventKind::LoadFailed, self.namespace, &self.key, reason);
+                        self.end(Status::Io(failure.errno()), started);
+                    }
+                }
             }
-            Err(Failure::Device(error)) => self.failed(error.to_string(), None, started),
         }
     }
 
@@ -214,9 +216,7 @@ impl BlockLoad {
                     },
                     Err(Failure::TimedOut) => Some(Status::TimedOut),
                     Err(Failure::Cancelled) => Some(Status::Cancelled),
-                    Err(Failure::Short { .. }) => Some(Status::Miss),
-                    Err(Failure::Io(error)) => Some(Status::Io(errno(error.raw_os_error()))),
-                    Err(Failure::Device(_)) => Some(Status::Io(errno(None))),
+                    Err(failure) => Some(Status::Io(failure.errno())),
                 };
                 self.settle(judged, change, started);
             }),
@@ -275,11 +275,6 @@ impl BlockLoad {
         self.core.note_block(EventKind::CorruptBlock, self.namespace, &self.key, reason);
     }
 
-    fn failed(self, reason: String, error: Option<i32>, started: Option<Instant>) {
-        self.core.note_block(EventKind::LoadFailed, self.namespace, &self.key, reason);
-        self.end(Status::Io(errno(error)), started);
-    }
-
     fn end(self, status: Status, started: Option<Instant>) {
         let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();
         for _ in &settled {
@@ -294,9 +289,4 @@ impl BlockLoad {
         drop(found);
         ticket.settle(settled, started);
     }
-}
-
-/// The number of a system's error; of an error without a number, that of input and output.
-pub(crate) fn errno(number: Option<i32>) -> i32 {
-    number.unwrap_or(libc::EIO)
 }

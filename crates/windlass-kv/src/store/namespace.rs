@@ -263,7 +263,8 @@ impl Namespace {
     /// [`Error::InvalidKey`], [`Error::Closed`].
     pub fn touch<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<()> {
         self.core().check_open()?;
-        let blocks: Vec<_> = self.fingerprints(keys)?.into_iter().map(|(_, fingerprint)| fingerprint).collect();
+        let blocks: Vec<_> =
+            self.fingerprints(keys)?.into_iter().map(|(_, fingerprint)| fingerprint).collect();
         self.core().layout.touch(&blocks);
         Ok(())
     }

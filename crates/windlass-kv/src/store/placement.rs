@@ -8,7 +8,6 @@ use super::{
     core::Message,
     gate::Charge,
     group::{Group, GroupItem},
-    load::errno,
     requests::StoreUnderWay,
 };
 use crate::{
@@ -21,6 +20,7 @@ use crate::{
 use crossbeam_channel::Receiver;
 use std::{
     collections::VecDeque,
+    mem,
     sync::Arc,
     time::{Instant, SystemTime},
 };
@@ -60,11 +60,7 @@ pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<StoreTask>>) {
 }
 
 /// Ends items that are not written.
-fn refuse(
-    core: &Core,
-    options: &StoreOptions,
-    items: impl IntoIterator<Item = (GroupItem, Status)>,
-) {
+fn refuse(core: &Core, options: &StoreOptions, items: impl IntoIterator<Item = (GroupItem, Status)>) {
     let settled: Vec<_> = items
         .into_iter()
         .map(|(item, status)| {
@@ -143,13 +139,13 @@ fn reserve(core: &Core, options: &StoreOptions, group: &Group) -> Result<Arc<Ass
 /// What an error of the store as a whole is for one block.
 pub(crate) fn status_of(error: &Error) -> Status {
     match error {
-        Error::Io { source, .. } => status_of_errno(source.raw_os_error()),
+        Error::Io { source, .. } => status_of_errno(source.raw_os_error().unwrap_or(libc::EIO)),
         _ => Status::Io(libc::EIO),
     }
 }
 
-fn status_of_errno(number: Option<i32>) -> Status {
-    match errno(number) {
+fn status_of_errno(number: i32) -> Status {
+    match number {
         libc::ENOSPC | libc::EDQUOT => Status::Dropped(DropReason::NoRoom),
         number => Status::Io(number),
     }
@@ -285,28 +281,27 @@ impl ShardWrite {
     }
 
     fn failed_with(self, failure: Failure, started: Option<Instant>) {
-        let status = match failure {
+        let status = match &failure {
             Failure::TimedOut => Status::TimedOut,
             Failure::Cancelled => Status::Cancelled,
             failure => {
-                let (status, reason) = match failure {
-                    Failure::Io(error) => (status_of_errno(error.raw_os_error()), error.to_string()),
-                    Failure::Short { file_len } => {
-                        (Status::Io(libc::EIO), format!("the file ends at byte {file_len}"))
-                    }
-                    Failure::Device(error) => (Status::Io(libc::EIO), error.to_string()),
-                    Failure::TimedOut | Failure::Cancelled => (Status::Io(libc::EIO), String::new()),
-                };
-                let place = self.assembly.place();
+                let path = self.assembly.place().file.path().display();
+                let (namespace, key) = (self.assembly.namespace, &self.assembly.key);
                 self.core.note_block(
                     EventKind::StoreFailed,
-                    self.assembly.namespace,
-                    &self.assembly.key,
-                    format!("writing to {}: {reason}", place.file.path().display()),
+                    namespace,
+                    key,
+                    format!("writing to {path}: {failure}"),
                 );
-                status
+                status_of_errno(failure.errno())
             }
         };
+        if matches!(failure, Failure::Lost(_)) {
+            // The system may still write there: the place is nobody's any more.
+            mem::forget(self.assembly.clone());
+            let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();
+            return self.options.ticket.settle(settled, started);
+        }
         self.failed(status, started);
     }
 
@@ -327,5 +322,7 @@ fn stored(item: &GroupItem) -> Settled {
 /// Shards by number, with their checksums as far as they were computed.
 fn shards(lens: impl Iterator<Item = (u32, u64)>, checksums: &[Option<u32>]) -> Vec<(u32, Shard)> {
     let checksum = |number: usize| checksums.get(number).copied().flatten();
-    lens.enumerate().map(|(number, (shard, len))| (shard, Shard { len, checksum: checksum(number) })).collect()
+    lens.enumerate()
+        .map(|(number, (shard, len))| (shard, Shard { len, checksum: checksum(number) }))
+        .collect()
 }

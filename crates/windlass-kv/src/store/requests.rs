@@ -42,11 +42,12 @@ struct Deadlines {
 
 impl Requests {
     pub(crate) fn new(metrics: Arc<Metrics>) -> Result<Self> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| Error::Io {
-            doing: "making an event descriptor for",
-            path: "completions".into(),
-            source: error.into(),
-        })?;
+        let event =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| Error::Io {
+                doing: "making an event descriptor for",
+                path: "completions".into(),
+                source: error.into(),
+            })?;
         Ok(Self {
             next: AtomicU64::new(1),
             open: Mutex::default(),

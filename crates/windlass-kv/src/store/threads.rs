@@ -66,7 +66,9 @@ impl Threads {
             placement: Thread::start("windlass-kv-place", move || placement::run(&placing, &places))?,
             commit: Thread::start("windlass-kv-commit", move || commit::run(&committing, &groups))?,
             deadlines: Thread::start("windlass-kv-clock", with(|core| core.requests.watch_deadlines()))?,
-            housekeeping: Thread::start("windlass-kv-house", move || housekeeping::run(&keeping.0, &keeping.1))?,
+            housekeeping: Thread::start("windlass-kv-house", move || {
+                housekeeping::run(&keeping.0, &keeping.1)
+            })?,
             bell,
         })
     }
@@ -77,7 +79,7 @@ impl Inner {
     pub(super) fn close(&self, timeout: Option<Duration>) -> Result<()> {
         let core = &self.core;
         if core.is_forked() {
-            return Err(Error::Closed { path: core.root.to_path_buf() });
+            return Err(core.closed());
         }
         let mut threads = lock(&self.threads);
         let Some(running) = threads.take() else {

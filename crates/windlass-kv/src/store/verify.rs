@@ -1,10 +1,10 @@
 //! Reads blocks for their own sake: to see what they are made of, and whether they are what was stored.
 #![forbid(unsafe_code)]
 
-use super::{Core, load::errno};
+use super::Core;
 use crate::{
-    BlockInfo, Error, EventKind, Fingerprint, KeepAlive, Key, NamespaceId, Piece, Priority, Result, ShardInfo,
-    Verified,
+    BlockInfo, Error, EventKind, Fingerprint, KeepAlive, Key, NamespaceId, Piece, Priority, Result,
+    ShardInfo, Verified,
     io::{Checksums, Direction, Failure, Header, Job, Outcome, Part},
     layout::{Found, HEADER_LEN, Listed, Lookup, Shard, ShardTable, Verdict},
 };
@@ -103,12 +103,7 @@ fn verify_one(core: &Arc<Core>, block: &Listed, priority: Priority, verified: &m
         }
         Seen::Failed(error) => {
             let path = found.place.file.path().display();
-            core.note_block(
-                EventKind::LoadFailed,
-                block.namespace,
-                &key,
-                format!("reading {path}: {error}"),
-            );
+            core.note_block(EventKind::LoadFailed, block.namespace, &key, format!("reading {path}: {error}"));
             verified.failed += 1;
         }
     }
@@ -144,11 +139,9 @@ fn read(
     let outcome = transfer(core, found, priority, parts, memory);
     match outcome.result {
         Ok(()) => {}
-        Err(Failure::Short { file_len }) => return corrupt(format!("its file ends at byte {file_len}")),
+        Err(failure @ Failure::Short { .. }) => return corrupt(failure.to_string()),
         Err(Failure::Io(error)) => return Seen::Failed(error),
-        Err(Failure::TimedOut) => return Seen::Failed(io::ErrorKind::TimedOut.into()),
-        Err(Failure::Cancelled) => return Seen::Failed(io::ErrorKind::Interrupted.into()),
-        Err(Failure::Device(_)) => return Seen::Failed(io::Error::from_raw_os_error(errno(None))),
+        Err(failure) => return Seen::Failed(io::Error::from_raw_os_error(failure.errno())),
     }
     let differs = |(number, shard): (usize, &Shard)| {
         let computed = outcome.checksums.get(number).copied().flatten();
@@ -199,8 +192,7 @@ fn transfer(
         }),
     };
     core.submit(vec![job]);
-    let outcome =
-        receive.recv_timeout(LONGEST_READ).unwrap_or_else(|_| Outcome::failed(Failure::TimedOut));
+    let outcome = receive.recv_timeout(LONGEST_READ).unwrap_or_else(|_| Outcome::failed(Failure::TimedOut));
     core.note_outcome(Direction::Read, &outcome);
     outcome
 }

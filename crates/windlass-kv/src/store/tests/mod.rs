@@ -5,7 +5,7 @@ mod parts;
 
 use crate::{
     Completion, DropReason, Error, EventKind, Item, KeepAlive, Key, Namespace, NamespaceDescription,
-    NamespaceOptions, Notify, Piece, Request, Status, Store, StoreOptions, Ticket, io::Direction, layout::Layout,
+    NamespaceOptions, Notify, Piece, Request, Status, Store, StoreOptions, Ticket, io::Direction,
 };
 use parts::{OneThread, Shared, Slots};
 use std::{
@@ -33,8 +33,7 @@ fn bench(change: impl FnOnce(&mut StoreOptions)) -> Bench {
     let transfers = OneThread::start();
     let shared = transfers.shared();
     let store = Store::with_parts(options, layout.clone(), Arc::new(transfers)).unwrap();
-    let namespace =
-        store.namespace(&NamespaceDescription::default(), NamespaceOptions::default()).unwrap();
+    let namespace = store.namespace(&NamespaceDescription::default(), NamespaceOptions::default()).unwrap();
     Bench { store, namespace, layout, transfers: shared, _root: root }
 }
 

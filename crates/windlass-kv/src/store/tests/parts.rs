@@ -2,8 +2,11 @@
 #![allow(unsafe_code, reason = "moves bytes between memory and a file")]
 
 use crate::{
-    DropReason, Fingerprint, Key, NamespaceId, NamespaceOptions, Result,
-    io::{Carrier, Checksums, DataFile, Direction, Failure, FileAccess, Header, Job, Outcome, Transfers},
+    DropReason, Fingerprint, IoRoute, Key, NamespaceId, NamespaceOptions, Result,
+    io::{
+        Carrier, Checksums, DataFile, Direction, Failure, FileAccess, Header, IoReport, Job, Outcome,
+        Transfers,
+    },
     layout::{
         Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Place, Reservation, ShardTable, Usage,
         Verdict, Written,
@@ -130,12 +133,8 @@ impl Layout for Slots {
             return Ok(Reservation::Dropped(DropReason::NoRoom));
         };
         state.claimed.insert(block.fingerprint, slot);
-        let place = Place {
-            file: self.file.clone(),
-            header: Some(slot),
-            payload: slot + HEADER_LEN as u64,
-            stride,
-        };
+        let place =
+            Place { file: self.file.clone(), header: Some(slot), payload: slot + HEADER_LEN as u64, stride };
         let token = SlotClaim { state: self.state.clone(), block: block.fingerprint };
         Ok(Reservation::Claimed(Claim { block, place, token: Box::new(token) }))
     }
@@ -342,6 +341,10 @@ impl Transfers for OneThread {
         let count = cancelled.len();
         cancelled.into_iter().for_each(|job| end(job, Outcome::failed(Failure::Cancelled)));
         count
+    }
+
+    fn report(&self) -> IoReport {
+        IoReport { route: IoRoute::Threads, threads: 1, bounce_bytes: 0, refused: Vec::new() }
     }
 }
 
