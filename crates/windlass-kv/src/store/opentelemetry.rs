@@ -21,14 +21,18 @@ const LEVELS: [OfStore; 10] = [
     ("in_flight_bytes", "Bytes of transfers under way", |stats| stats.in_flight_bytes),
     ("queued_loads", "Loads that wait for others to end", |stats| stats.queued_loads),
     ("partial_blocks", "Blocks that have some of their shards", |stats| stats.partial_blocks),
-    ("leased_requests", "Requests that have ended, but whose memory is in use", |stats| stats.leased_requests),
+    ("leased_requests", "Requests that have ended, but whose memory is in use", |stats| {
+        stats.leased_requests
+    }),
 ];
 
 const COUNTERS: [OfStore; 9] = [
     ("evicted_blocks", "Blocks that went to make room", |stats| stats.evicted_blocks),
     ("expired_blocks", "Blocks whose time was over", |stats| stats.expired_blocks),
     ("corrupt_blocks", "Blocks that were found damaged", |stats| stats.corrupt_blocks),
-    ("lost_on_recovery", "Blocks that were not whole when the store was opened", |stats| stats.lost_on_recovery),
+    ("lost_on_recovery", "Blocks that were not whole when the store was opened", |stats| {
+        stats.lost_on_recovery
+    }),
     ("timed_out", "Requests that took too long", |stats| stats.timed_out),
     ("cancelled", "Requests that were given up", |stats| stats.cancelled),
     ("io_errors", "Transfers that failed", |stats| stats.io_errors),
