@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 
 use crate::{DropReason, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, io::DataFile};
+pub(crate) mod segments;
+
 use std::{any::Any, sync::Arc, time::SystemTime};
 
 /// Bytes before the payload of a block that describe it, in layouts that have headers.
