@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "PLACEHOLDER until the store uses its parts")]
 mod completion;
 mod error;
+mod index;
 mod io;
 mod item;
 mod key;
