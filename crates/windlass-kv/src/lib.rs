@@ -5,6 +5,7 @@ mod completion;
 mod disk;
 mod error;
 mod format;
+mod index;
 mod io;
 mod item;
 mod key;

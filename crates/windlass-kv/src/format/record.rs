@@ -187,23 +187,30 @@ pub(crate) mod tests {
 
     pub(crate) fn any_block() -> impl Strategy<Value = BlockRecord> {
         let place = (any::<u32>(), any::<u32>(), any::<u64>());
-        (any::<[u8; 16]>(), any::<u16>(), place, 0..=MAX_PAYLOAD_LEN, (any::<(u32, u32, bool)>(), 1..=256_u16)).prop_map(
-            |(identity, namespace, (segment, slot, sequence), payload_len, (rest, shards))| {
-                let (stride_blocks, expires, has_sums) = rest;
-                BlockRecord {
-                    fingerprint: Fingerprint(identity),
-                    namespace,
-                    segment,
-                    slot,
-                    sequence,
-                    payload_len,
-                    stride_blocks,
-                    shards,
-                    expires,
-                    sums: if has_sums { Sums::All } else { Sums::Some },
-                }
-            },
+        (
+            any::<[u8; 16]>(),
+            any::<u16>(),
+            place,
+            0..=MAX_PAYLOAD_LEN,
+            (any::<(u32, u32, bool)>(), 1..=256_u16),
         )
+            .prop_map(
+                |(identity, namespace, (segment, slot, sequence), payload_len, (rest, shards))| {
+                    let (stride_blocks, expires, has_sums) = rest;
+                    BlockRecord {
+                        fingerprint: Fingerprint(identity),
+                        namespace,
+                        segment,
+                        slot,
+                        sequence,
+                        payload_len,
+                        stride_blocks,
+                        shards,
+                        expires,
+                        sums: if has_sums { Sums::All } else { Sums::Some },
+                    }
+                },
+            )
     }
 
     fn any_change() -> impl Strategy<Value = Change> {

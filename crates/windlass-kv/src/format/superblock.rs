@@ -4,10 +4,7 @@
 use super::{Invalid, PAGE, sealed, unseal};
 use crate::LayoutKind;
 use uuid::Uuid;
-use zerocopy::{
-    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
-    little_endian::U64,
-};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U64};
 
 const MAGIC: [u8; 8] = *b"WLKVSTOR";
 

@@ -5,7 +5,10 @@
 //! missing although a later one says that all before it were synced is damage, and counted.
 #![forbid(unsafe_code)]
 
-use super::names::{self, WriterFile};
+use super::{
+    failed,
+    names::{self, WriterFile},
+};
 use crate::{
     Error, Fingerprint, NamespaceId, Result,
     disk::{Disk, DiskFile, read_full},
@@ -19,7 +22,7 @@ use crate::{
 use std::{
     collections::{BTreeMap, HashMap},
     io,
-    path::Path,
+    path::{Path, PathBuf},
 };
 use uuid::Uuid;
 
@@ -47,6 +50,8 @@ pub(super) struct Replayed {
     pub(super) generation: u64,
     /// The log that the checkpoint is followed by.
     pub(super) first_log: u32,
+    /// Logs before this one are of no use, whichever checkpoint is taken.
+    pub(super) oldest_log: u32,
     /// Bytes of the logs since then.
     pub(super) log_bytes: u64,
     /// One more than the last record's.
@@ -73,6 +78,7 @@ pub(super) fn replay(disk: &dyn Disk, directory: &Path, writer: Uuid) -> Result<
         }
     }
     checkpoints.sort_by_key(|checkpoint| checkpoint.head.generation);
+    replayed.oldest_log = checkpoints.iter().map(|checkpoint| checkpoint.head.log).min().unwrap_or(1);
     let mut is_damaged = false;
     if let Some(newest) = checkpoints.pop() {
         let lost = newest.read_into(&mut replayed)?;
@@ -90,12 +96,17 @@ pub(super) fn replay(disk: &dyn Disk, directory: &Path, writer: Uuid) -> Result<
         })
         .collect();
     logs.sort_unstable();
+    if logs.is_empty() && replayed.generation > 0 {
+        // The log that a checkpoint names was there before it.
+        is_damaged = true;
+        replayed.lost += 1;
+    }
     for (place, &number) in logs.iter().enumerate() {
         let path = directory.join(names::log(number));
         let file = match disk.open(&path, FileAccess::Read) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(source) => return Err(Error::Io { doing: "opening", path, source }),
+            Err(error) => return Err(failed("opening", &path)(error)),
         };
         replayed.next_log = number.saturating_add(1);
         let is_last = place + 1 == logs.len();
@@ -119,11 +130,7 @@ pub(super) fn replay(disk: &dyn Disk, directory: &Path, writer: Uuid) -> Result<
 
 /// The files of a writer.
 pub(super) fn list(disk: &dyn Disk, directory: &Path) -> Result<Vec<WriterFile>> {
-    let listing = disk.list(directory).map_err(|source| Error::Io {
-        doing: "listing",
-        path: directory.to_owned(),
-        source,
-    })?;
+    let listing = disk.list(directory).map_err(failed("listing", directory))?;
     Ok(listing.into_iter().map(|file| WriterFile::parse(&file.name)).collect())
 }
 
@@ -164,9 +171,8 @@ fn read_log(
     log: u32,
     replayed: &mut Replayed,
 ) -> Result<LogRead> {
-    let read_error = |source| Error::Io { doing: "reading", path: path.to_owned(), source };
     let expected = replayed.next_record;
-    let len = file.len().map_err(read_error)?;
+    let len = file.len().map_err(failed("reading", path))?;
     let mut chunk = vec![0; CHUNK.min(usize::try_from(len).unwrap_or(CHUNK)).max(RECORD_LEN)];
     // The first record says which number the log begins with; should it be damaged, any other one does.
     let mut base = None;
@@ -175,7 +181,7 @@ fn read_log(
     let mut lost = 0;
     let mut offset = 0_u64;
     loop {
-        let read = read_full(file, &mut chunk, offset).map_err(read_error)?;
+        let read = read_full(file, &mut chunk, offset).map_err(failed("reading", path))?;
         let whole = read / RECORD_LEN * RECORD_LEN;
         for (place, bytes) in chunk[..whole].chunks_exact(RECORD_LEN).enumerate() {
             let position = offset / RECORD_LEN as u64 + place as u64;
@@ -225,7 +231,7 @@ fn read_log(
 struct Checkpoint {
     head: CheckpointHead,
     file: Box<dyn DiskFile>,
-    path: std::path::PathBuf,
+    path: PathBuf,
 }
 
 enum Opened {
@@ -239,14 +245,10 @@ impl Checkpoint {
         let file = match disk.open(path, FileAccess::Read) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Opened::Missing),
-            Err(source) => return Err(Error::Io { doing: "opening", path: path.to_owned(), source }),
+            Err(error) => return Err(failed("opening", path)(error)),
         };
         let mut head = vec![0; HEAD_LEN];
-        let read = read_full(&*file, &mut head, 0).map_err(|source| Error::Io {
-            doing: "reading",
-            path: path.to_owned(),
-            source,
-        })?;
+        let read = read_full(&*file, &mut head, 0).map_err(failed("reading", path))?;
         match CheckpointHead::parse(&head[..read]) {
             Ok(head) if head.writer == writer => Ok(Opened::Good(Self { head, file, path: path.to_owned() })),
             Err(Invalid::Version { found }) => {
@@ -264,7 +266,7 @@ impl Checkpoint {
         replayed.next_log = self.head.log;
         replayed.next_record = self.head.next_record;
         replayed.next_segment = self.head.next_segment;
-        let len = self.file.len().unwrap_or(0);
+        let len = self.file.len().map_err(failed("reading", &self.path))?;
         let there = len.saturating_sub(HEAD_LEN as u64) / RECORD_LEN as u64;
         let records = self.head.records.min(there);
         replayed.blocks.reserve(usize::try_from(records).unwrap_or(0));
@@ -272,11 +274,7 @@ impl Checkpoint {
         let (mut place, mut good) = (0_u64, 0_u64);
         while place < records {
             let offset = HEAD_LEN as u64 + place * RECORD_LEN as u64;
-            let read = read_full(&*self.file, &mut chunk, offset).map_err(|source| Error::Io {
-                doing: "reading",
-                path: self.path.clone(),
-                source,
-            })?;
+            let read = read_full(&*self.file, &mut chunk, offset).map_err(failed("reading", &self.path))?;
             if read < RECORD_LEN {
                 break;
             }
