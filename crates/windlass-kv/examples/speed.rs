@@ -11,7 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 use windlass_kv::{
-    Item, KeepAlive, Key, Namespace, NamespaceDescription, NamespaceOptions, Piece, Request, Store, StoreOptions,
+    Item, KeepAlive, Key, Namespace, NamespaceDescription, NamespaceOptions, Piece, Request, Store,
+    StoreOptions,
 };
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -106,7 +107,11 @@ fn finish(ticket: &mut Option<windlass_kv::Ticket>) -> Result {
 
 fn report(what: &str, bytes: u64, blocks: usize, time: Duration) {
     let seconds = time.as_secs_f64();
-    println!("{what:<6} {:>8.3} GB/s {:>10.0} blocks/s", bytes as f64 / seconds / 1e9, blocks as f64 / seconds);
+    println!(
+        "{what:<6} {:>8.3} GB/s {:>10.0} blocks/s",
+        bytes as f64 / seconds / 1e9,
+        blocks as f64 / seconds
+    );
 }
 
 fn look_up(namespace: &Namespace, keys: &[Vec<u8>]) -> Result {
@@ -119,6 +124,9 @@ fn look_up(namespace: &Namespace, keys: &[Vec<u8>]) -> Result {
             asked += step.len();
         }
     }
-    println!("lookup {:>8.0} ns a key, {found} of {asked} found", begin.elapsed().as_nanos() as f64 / asked as f64);
+    println!(
+        "lookup {:>8.0} ns a key, {found} of {asked} found",
+        begin.elapsed().as_nanos() as f64 / asked as f64
+    );
     Ok(())
 }
