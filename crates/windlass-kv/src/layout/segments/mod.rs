@@ -162,7 +162,7 @@ impl Layout for Segments {
         self.shared.namespaces.set_options(id, options);
         self.shared.index.set_quota(number, options.quota_bytes);
         match &self.writer {
-            Some(_) => namespaces::describe(&*self.shared.disk, &self.shared.root.path, id, description),
+            Some(_) => namespaces::describe(&*self.shared.disk, &self.shared.root, id, description),
             None => Ok(()),
         }
     }
