@@ -35,7 +35,7 @@ use crate::{
     Error, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
     disk::{Disk, RealDisk, read_full},
     format::{self, header::BlockHeader},
-    index::{self, Entry, Index, IndexOptions, ReadHold},
+    index::{self, Candidates, Enough, Entry, Index, IndexOptions, ReadHold, Want},
 };
 use follow::{Followed, SegmentTable};
 use namespaces::Namespaces;
@@ -220,6 +220,7 @@ impl Layout for Segments {
             Some(place) => Lookup::Found(Found {
                 place,
                 payload_len: entry.payload_len,
+                is_own: entry.is_own(),
                 token: Box::new(FoundToken { fingerprint, entry, _hold: hold }),
             }),
             None => Lookup::Miss,
@@ -238,7 +239,9 @@ impl Layout for Segments {
             Err(why) => return Verdict::Corrupt(format!("its header is damaged: {why}")),
         };
         if header.fingerprint != token.fingerprint || header.sequence != token.entry.sequence {
-            return Verdict::Moved;
+            // Nobody gives an own place to another block while it is held: this one was never written.
+            let lost = || Verdict::Corrupt("its place still has another block".into());
+            return if is_own { lost() } else { Verdict::Moved };
         }
         if header.key != *key {
             return Verdict::Moved;
@@ -285,6 +288,12 @@ impl Layout for Segments {
 
     fn clear(&self, namespace: NamespaceId) -> Result<usize> {
         self.writer()?.clear(namespace)
+    }
+
+    fn evict(&self, bytes: u64) -> Result<u64> {
+        let want = Want { from: Candidates::Anywhere, enough: Enough::Bytes(bytes) };
+        let evicted = self.writer()?.evict(&want)?;
+        Ok(evicted.iter().map(|gone| gone.entry.slot_bytes).sum())
     }
 
     fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64> {

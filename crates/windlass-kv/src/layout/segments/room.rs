@@ -74,7 +74,7 @@ impl Writer {
     /// Evicts blocks of a class; whether any went. Classes that evict much get segments of those that are cold.
     fn evict_class(&self, class: u8, blocks: u64) -> Result<bool> {
         let want = Want { from: Candidates::Class(class), enough: Enough::Blocks(blocks) };
-        let evicted = self.evict(&want)?;
+        let evicted = self.evict(&want)?.len();
         let bytes = lock(&self.slots).slot_bytes(class) * evicted as u64;
         if lock(&self.slots).churned(class, bytes, self.segment_bytes.saturating_mul(2)) {
             let coldest = self.shared.index.coldest_segment(|_| true).map(|worth| worth.segment);

@@ -231,11 +231,11 @@ impl Writer {
     }
 
     /// Evicts blocks; how many went.
-    pub(super) fn evict(&self, want: &Want) -> Result<usize> {
+    pub(super) fn evict(&self, want: &Want) -> Result<Vec<Removed>> {
         let evicted = self.shared.index.evict(want, self.shared.now());
         self.counts.evicted.fetch_add(evicted.len() as u64, Ordering::Relaxed);
         self.bury(&evicted)?;
-        Ok(evicted.len())
+        Ok(evicted)
     }
 
     /// The header of a block.
