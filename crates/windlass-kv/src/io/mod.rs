@@ -5,6 +5,7 @@
 mod blocking;
 mod bounce;
 mod checksum;
+mod device;
 mod engine;
 #[cfg(feature = "fault-injection")]
 pub(crate) mod fault;
@@ -22,7 +23,7 @@ mod wake;
 mod worker;
 
 #[expect(unused_imports, reason = "PLACEHOLDER until the store uses its parts")]
-pub(crate) use engine::IoReport;
+pub(crate) use {device::Region, engine::IoReport};
 pub(crate) use engine::{IoEngine, IoOptions};
 pub(crate) use file::{DataFile, FileAccess};
 
@@ -145,8 +146,10 @@ pub(crate) enum Carrier {
     ThreadsDirect,
     /// By a thread, through the page cache.
     ThreadsBuffered,
-    /// Between a device and the drive.
+    /// Between a device and the drive, past the host's memory.
     Gds,
+    /// By cuFile, which went through host memory after all, or may have.
+    GdsCompat,
 }
 
 /// How a transfer ended.
