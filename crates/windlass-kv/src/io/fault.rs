@@ -220,9 +220,8 @@ impl Filter {
     /// Does to an operation that the lane has carried what was decided.
     pub(super) fn finish(&mut self, done: &mut Done) {
         let Done { op, result } = done;
-        let own = |(transfer, offset, _): &(usize, u64, u64)| {
-            (*transfer, *offset) == (op.transfer, op.offset())
-        };
+        let own =
+            |(transfer, offset, _): &(usize, u64, u64)| (*transfer, *offset) == (op.transfer, op.offset());
         let Some(place) = self.flips.iter().position(own) else { return };
         let (_, _, at) = self.flips.swap_remove(place);
         let Ok(count) = *result else { return };

@@ -1,18 +1,12 @@
 //! Reads and writes on their way, and what carries them: a ring, or the thread itself. All of a worker's alone.
 #![forbid(unsafe_code)]
 
-use super::{
-    Direction,
-    blocking::BlockingLane,
-    bounce::Lease,
-    file::DataFile,
-    memory,
-    plan::Step,
-    ring::RingLane,
-    wake::Wake,
-};
 #[cfg(feature = "fault-injection")]
 use super::fault::Filter;
+use super::{
+    Direction, blocking::BlockingLane, bounce::Lease, file::DataFile, memory, plan::Step, ring::RingLane,
+    wake::Wake,
+};
 use std::{io, sync::Arc};
 use windlass::route::Access;
 

@@ -140,7 +140,9 @@ unsafe fn copy_and_sum(step: &Step, lease: &Lease, sums: &mut [PartSum], towards
                         let bytes = unsafe {
                             let ours = ours.add(done);
                             match (device, towards) {
-                                (DeviceId::Cpu, Towards::Ours) => ptr::copy_nonoverlapping(theirs, ours, count),
+                                (DeviceId::Cpu, Towards::Ours) => {
+                                    ptr::copy_nonoverlapping(theirs, ours, count)
+                                }
                                 (DeviceId::Cpu, Towards::Callers) => {
                                     ptr::copy_nonoverlapping(ours, theirs, count);
                                 }

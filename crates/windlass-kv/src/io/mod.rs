@@ -22,10 +22,12 @@ mod transfer;
 mod wake;
 mod worker;
 
-#[expect(unused_imports, reason = "PLACEHOLDER until the store uses its parts")]
-pub(crate) use {device::Region, engine::IoReport};
+#[allow(unused_imports, reason = "PLACEHOLDER until the store uses its parts")]
 pub(crate) use engine::{IoEngine, IoOptions};
+#[allow(unused_imports, reason = "PLACEHOLDER until the store uses its parts")]
 pub(crate) use file::{DataFile, FileAccess};
+#[allow(unused_imports, reason = "PLACEHOLDER until the store uses its parts")]
+pub(crate) use {device::Region, engine::IoReport};
 
 use crate::{KeepAlive, Piece};
 use std::{fmt, io, sync::Arc, time::Instant};

@@ -86,8 +86,13 @@ fn moved(op: &mut Op, count: u64) -> Next {
     }
     if op.stalls > MAX_EMPTY_STALLS {
         let (kind, what) = match op.direction {
-            Direction::Read => (io::ErrorKind::UnexpectedEof, "the file ends early, although its length says otherwise"),
-            Direction::Write => (io::ErrorKind::WriteZero, "the file takes no more bytes, although nothing is said to be wrong"),
+            Direction::Read => {
+                (io::ErrorKind::UnexpectedEof, "the file ends early, although its length says otherwise")
+            }
+            Direction::Write => (
+                io::ErrorKind::WriteZero,
+                "the file takes no more bytes, although nothing is said to be wrong",
+            ),
         };
         return Next::Failed(Failure::Io(io::Error::new(kind, what)));
     }

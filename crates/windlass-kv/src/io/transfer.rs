@@ -11,11 +11,7 @@ use crate::KeepAlive;
 use std::{collections::VecDeque, io, mem, sync::Arc, time::Instant};
 
 /// The steps of a job, as things stand with its file.
-pub(super) fn plan(
-    job: &Job,
-    limits: Limits,
-    devices: DevicePieces,
-) -> Result<VecDeque<Step>, &'static str> {
+pub(super) fn plan(job: &Job, limits: Limits, devices: DevicePieces) -> Result<VecDeque<Step>, &'static str> {
     let grid = match job.file.direct() {
         Ok(direct) => Grid { memory: direct.memory_alignment.max(1), offset: direct.offset_alignment.max(1) },
         Err(_) => Grid::BUFFERED,

@@ -11,7 +11,8 @@ fn on_each_route(
     for route in ROUTES {
         let directory = disk();
         let script = FaultScript::new(decide.clone());
-        let Some(engine) = start(IoOptions { faults: Some(script), ..options(directory.path(), route) }) else {
+        let Some(engine) = start(IoOptions { faults: Some(script), ..options(directory.path(), route) })
+        else {
             continue;
         };
         let file = new_file(directory.path(), "data");
@@ -44,7 +45,8 @@ fn errno(outcome: &Outcome) -> Option<i32> {
 fn short_reads_and_writes_are_continued() {
     for most in [0, 1, 100, 4096, 5000, 100_000] {
         // The first attempts at each place; later ones go well.
-        let fault = move |operation: &Operation<'_>| (operation.number % 3 != 2).then_some(Fault::Short(most));
+        let fault =
+            move |operation: &Operation<'_>| (operation.number % 3 != 2).then_some(Fault::Short(most));
         on_each_route(fault, |engine, file| {
             for (len, skew) in [(1 << 20, 0), (300_001, 0), (300_001, 7)] {
                 let content = pattern(len, most + 1);
@@ -133,7 +135,10 @@ fn a_file_that_refuses_direct_transfers_goes_through_the_cache_and_the_report_sa
             }
             let refused = engine.report().refused;
             let [refusal] = &refused[..] else { panic!("{refused:?}") };
-            assert_eq!((refusal.what.as_str(), refusal.path.as_deref()), ("direct transfers", Some(file.path())));
+            assert_eq!(
+                (refusal.what.as_str(), refusal.path.as_deref()),
+                ("direct transfers", Some(file.path()))
+            );
         },
     );
 }
@@ -182,7 +187,9 @@ fn a_hanging_job_holds_up_nobody_else() {
             FaultScript::new(move |operation| (operation.offset == 4096).then(|| Fault::Hang(gate.clone())))
         };
         let own = options(directory.path(), route);
-        let Some(engine) = start(IoOptions { faults: Some(script), threads: Some(2), ..own }) else { continue };
+        let Some(engine) = start(IoOptions { faults: Some(script), threads: Some(2), ..own }) else {
+            continue;
+        };
         let file = new_file(directory.path(), "data");
         let mut memory = Memory::of(&pattern(4096, 1), 0);
         let (done, hanging) = outcome();
@@ -204,7 +211,9 @@ fn jobs_wait_for_memory_without_deadlock() {
     for route in ROUTES {
         let directory = disk();
         let own = options(directory.path(), route);
-        let Some(engine) = start(IoOptions { bounce_bytes: 256 << 10, threads: Some(3), ..own }) else { continue };
+        let Some(engine) = start(IoOptions { bounce_bytes: 256 << 10, threads: Some(3), ..own }) else {
+            continue;
+        };
         let file = new_file(directory.path(), "data");
         let mut ends = Vec::new();
         let mut memories = Vec::new();

@@ -33,7 +33,11 @@ fn part_shape() -> impl Strategy<Value = PartShape> {
 }
 
 /// Memory and places of parts after a header; returns where the last ends.
-fn lay_out(shapes: &[PartShape], contents: Option<&[Vec<u8>]>, turn: usize) -> (Vec<Vec<Memory>>, Vec<Part>, u64) {
+fn lay_out(
+    shapes: &[PartShape],
+    contents: Option<&[Vec<u8>]>,
+    turn: usize,
+) -> (Vec<Vec<Memory>>, Vec<Part>, u64) {
     let mut offset = HEADER_LEN as u64;
     let (mut memories, mut parts) = (Vec::new(), Vec::new());
     for (index, shape) in shapes.iter().enumerate() {
@@ -116,9 +120,9 @@ fn check(route: crate::IoRoute, way: Way, bounce_bytes: u64, shapes: &[PartShape
     }
     let payload: u64 = shapes.iter().map(|shape| shape.len as u64).sum();
     for outcome in [&written.carried, &read.carried] {
-        let is_direct = outcome.iter().all(|(carrier, _)| {
-            matches!(carrier, Carrier::UringDirect | Carrier::ThreadsDirect)
-        });
+        let is_direct = outcome
+            .iter()
+            .all(|(carrier, _)| matches!(carrier, Carrier::UringDirect | Carrier::ThreadsDirect));
         assert_eq!(is_direct, file.direct().is_ok(), "{outcome:?}");
         assert!(outcome.iter().map(|(_, bytes)| bytes).sum::<u64>() >= payload, "{outcome:?}");
     }
@@ -148,8 +152,9 @@ fn many_small_pieces_are_one_request() {
         let content = pattern(3000 * 100, 7);
         let mut memory = Memory::of(&content, 3);
         let whole = memory.piece();
-        let pieces: Vec<Piece> =
-            (0..3000).map(|number| Piece { address: whole.address + number * 100, len: 100, ..whole }).collect();
+        let pieces: Vec<Piece> = (0..3000)
+            .map(|number| Piece { address: whole.address + number * 100, len: 100, ..whole })
+            .collect();
         let parts = vec![Part { offset: 4096, len: whole.len, pieces }];
         let written = run(&engine, |done| job(Direction::Write, &file, parts, done));
         written.result.unwrap();

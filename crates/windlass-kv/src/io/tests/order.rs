@@ -3,7 +3,10 @@
 use super::*;
 use crate::fault::{Fault, FaultScript, Gate};
 use std::{
-    sync::{Mutex, atomic::{AtomicUsize, Ordering}},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Instant,
 };
 
@@ -140,8 +143,11 @@ fn some_threads_are_kept_for_who_waits() {
         let gate = gate.clone();
         FaultScript::new(move |operation| operation.is_write.then(|| Fault::Hang(gate.clone())))
     };
-    let options =
-        IoOptions { threads: Some(4), faults: Some(script), ..options(directory.path(), crate::IoRoute::Threads) };
+    let options = IoOptions {
+        threads: Some(4),
+        faults: Some(script),
+        ..options(directory.path(), crate::IoRoute::Threads)
+    };
     let engine = start(options).unwrap();
     let file = new_file(directory.path(), "data");
     file.buffered().set_len(8192).unwrap();
