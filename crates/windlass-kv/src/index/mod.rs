@@ -137,6 +137,7 @@ impl Index {
                 *end += 1;
             }
             let mut start = 0;
+            let mut candidates = [NONE; BATCH];
             for (number, shard) in self.shared.shards.iter().enumerate() {
                 let part = &order[start..usize::from(ends[number])];
                 start += part.len();
@@ -144,13 +145,17 @@ impl Index {
                     continue;
                 }
                 let mut shard = lock(shard);
-                for &block in part {
-                    let fingerprint = fingerprint(&blocks[usize::from(block)]);
-                    let is_there = shard.contains(fingerprint, now);
+                let fingerprint = |block: &u16| fingerprint(&blocks[usize::from(*block)]);
+                for (candidate, block) in candidates.iter_mut().zip(part) {
+                    *candidate = shard.candidate(fingerprint(block));
+                }
+                for (candidate, block) in candidates.iter().zip(part) {
+                    let fingerprint = fingerprint(block);
+                    let is_there = shard.contains_candidate(*candidate, fingerprint, now);
                     if !is_there && self.shared.admission == Admission::SecondTouch {
                         shard.miss(fingerprint, now);
                     }
-                    if let Some(found) = found.get_mut(usize::from(block)) {
+                    if let Some(found) = found.get_mut(usize::from(*block)) {
                         *found = is_there;
                     }
                 }

@@ -167,7 +167,7 @@ impl Node {
 }
 
 /// Nodes in an allocation.
-const CHUNK_NODES: usize = 128;
+const CHUNK_NODES: usize = 32;
 
 /// Nodes by number. They never move, and memory grows by a chunk at a time, so that none is wasted.
 #[derive(Debug)]

@@ -22,7 +22,7 @@ impl<V> Default for Recent<V> {
 impl<V: Copy> Recent<V> {
     /// Adds a member, or changes its value, and lets the oldest go where there are more than `most`.
     pub(super) fn insert(&mut self, fingerprint: &Fingerprint, value: V, most: usize) {
-        let tag = tag(fingerprint);
+        let tag = fingerprint.tag();
         if let Some(member) = self.members.find_mut(spread(tag), |member| member.0 == tag) {
             member.1 = value;
             return;
@@ -41,13 +41,13 @@ impl<V: Copy> Recent<V> {
 
     /// Its value, if it is a member.
     pub(super) fn get(&self, fingerprint: &Fingerprint) -> Option<V> {
-        let tag = tag(fingerprint);
+        let tag = fingerprint.tag();
         self.members.find(spread(tag), |member| member.0 == tag).map(|member| member.1)
     }
 
     /// Makes it a stranger; says whether it was a member. Its place in the order stays taken until its turn comes.
     pub(super) fn remove(&mut self, fingerprint: &Fingerprint) -> bool {
-        self.remove_tag(tag(fingerprint))
+        self.remove_tag(fingerprint.tag())
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
@@ -63,11 +63,6 @@ impl<V: Copy> Recent<V> {
             Err(_) => false,
         }
     }
-}
-
-fn tag(fingerprint: &Fingerprint) -> u32 {
-    let bytes = fingerprint.as_bytes();
-    u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]])
 }
 
 /// A hash of a tag whose upper bits, which tables use too, differ.
