@@ -2,7 +2,9 @@
 #![deny(missing_docs, unsafe_code)]
 #![allow(dead_code, reason = "PLACEHOLDER until the store uses its parts")]
 mod completion;
+mod disk;
 mod error;
+mod format;
 mod index;
 mod io;
 mod item;

@@ -17,11 +17,12 @@ mod shard;
 #[cfg(test)]
 mod tests;
 
-#[allow(unused_imports, reason = "PLACEHOLDER until the layouts use all of it")]
 pub(crate) use entry::{
     Candidates, Enough, Entry, Existing, Inserted, Lookup, MAX_PAYLOAD_LEN, MAX_SLOT_BYTES, Removed, Reuse,
     SegmentWorth, Slot, Totals, Want,
 };
+
+pub(crate) use recent::Recent;
 
 use crate::{Admission, Eviction, Fingerprint};
 use node::{Mark, NONE, NodeId};
@@ -191,6 +192,14 @@ impl Index {
     pub(crate) fn peek(&self, fingerprint: &Fingerprint) -> Option<Entry> {
         let shard = self.shared.lock_of(fingerprint);
         shard.find(fingerprint).map(|id| shard.entry(id))
+    }
+
+    /// Changes what the layout knows of a block: flags, slot, sequence and expiry. All else stays as it was. Whether the
+    /// block is there.
+    pub(crate) fn amend(&self, fingerprint: &Fingerprint, change: impl FnOnce(&mut Entry)) -> bool {
+        let mut shard = self.shared.lock_of(fingerprint);
+        let found = shard.find(fingerprint);
+        found.map(|id| shard.amend(id, change)).is_some()
     }
 
     /// Takes a block in. A batch that belongs together, such as a prefix, is best inserted from its tail to its head, as

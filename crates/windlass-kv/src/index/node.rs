@@ -106,6 +106,14 @@ impl Node {
         }
     }
 
+    /// Takes over what may change while the block is there.
+    pub(super) fn amend(&mut self, entry: &Entry) {
+        self.flags = entry.flags;
+        self.slot = entry.slot;
+        self.sequence = entry.sequence;
+        self.expires = entry.expires;
+    }
+
     pub(super) fn slot(&self) -> Slot {
         self.slot
     }

@@ -167,6 +167,15 @@ impl Shard {
         Removed { fingerprint: node.fingerprint, entry, reuse }
     }
 
+    pub(super) fn amend(&mut self, id: NodeId, change: impl FnOnce(&mut Entry)) {
+        let mut entry = self.entry(id);
+        change(&mut entry);
+        if entry.expires != 0 {
+            self.earliest = self.earliest.min(entry.expires);
+        }
+        self.nodes.get_mut(id).amend(&entry);
+    }
+
     /// Counts a use of a block.
     pub(super) fn used(&mut self, rules: &Rules, id: NodeId) {
         let node = self.nodes.get_mut(id);

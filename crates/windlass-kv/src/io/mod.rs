@@ -4,7 +4,7 @@
 
 mod file;
 
-pub(crate) use file::DataFile;
+pub(crate) use file::{DataFile, FileAccess};
 
 use crate::{KeepAlive, Piece};
 use std::{fmt, io, sync::Arc, time::Instant};

@@ -7,9 +7,14 @@
 #![forbid(unsafe_code)]
 
 use crate::{DropReason, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, io::DataFile};
-use std::{any::Any, sync::Arc, time::SystemTime};
+#[cfg(test)]
+mod conformance;
+pub(crate) mod files;
+pub(crate) mod segments;
 
-/// Bytes before the payload of a block that describe it, in layouts that have headers.
+use std::{any::Any, io, sync::Arc, time::SystemTime};
+
+/// Bytes next to the payload of a block that describe it, in layouts that have headers.
 pub(crate) const HEADER_LEN: usize = 4096;
 /// What offsets and lengths of direct reads and writes are multiples of.
 pub(crate) const BLOCK_LEN: u64 = 4096;
@@ -41,8 +46,8 @@ impl NewBlock {
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) file: Arc<DataFile>,
-    /// Offset of the header, [`HEADER_LEN`] bytes; `None` if this layout has none. Where there is one, the payload
-    /// follows it.
+    /// Offset of the header, [`HEADER_LEN`] bytes; `None` if this layout has none. Where there is one, it is just before
+    /// the payload, or just behind the last shard.
     pub(crate) header: Option<u64>,
     /// Offset of shard 0.
     pub(crate) payload: u64,
@@ -106,6 +111,8 @@ pub(crate) enum Lookup {
     Found(Found),
     Miss,
     Expired,
+    /// Whether it is there could not be found out. Layouts without an index of their own have to ask the disk.
+    Failed(io::Error),
 }
 
 /// The answer to [`Layout::check`].
@@ -153,8 +160,9 @@ pub(crate) struct Usage {
 }
 
 /// A way for blocks to lie on storage. All methods may be called from several threads at once. None but
-/// [`Layout::reserve`], [`Layout::commit`], [`Layout::maintain`], [`Layout::delete`], [`Layout::clear`] and
-/// [`Layout::close`] waits for the disk.
+/// [`Layout::reserve`], [`Layout::commit`], [`Layout::maintain`], [`Layout::delete`], [`Layout::clear`],
+/// [`Layout::evict`], [`Layout::key_of`] and [`Layout::close`] waits for the disk, where the layout has an index that
+/// knows of all blocks.
 pub(crate) trait Layout: Send + Sync {
     /// Makes a namespace known: its description is written down, its limits hold from now on.
     fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()>;
@@ -199,6 +207,9 @@ pub(crate) trait Layout: Send + Sync {
 
     /// Removes all own blocks of a namespace that are not pinned; says how many.
     fn clear(&self, namespace: NamespaceId) -> Result<usize>;
+
+    /// Evicts own blocks that are not pinned, until as many bytes are free for others. Says how many it freed.
+    fn evict(&self, bytes: u64) -> Result<u64>;
 
     /// Blocks after `cursor` in an order that stays as it is; at most `most`. The next cursor, or `None` at the end.
     fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64>;
