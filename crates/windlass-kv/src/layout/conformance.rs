@@ -165,7 +165,7 @@ pub(crate) fn store(layout: &dyn Layout, block: &NewBlock, shards: &[Vec<u8>]) -
     Stored::Committed
 }
 
-fn write(layout: &dyn Layout, claim: Claim, shards: &[Vec<u8>]) -> Written {
+pub(crate) fn write(layout: &dyn Layout, claim: Claim, shards: &[Vec<u8>]) -> Written {
     let file = claim.place.file.buffered();
     for (number, shard) in shards.iter().enumerate() {
         assert!(shard.len() as u64 <= claim.place.stride);
@@ -572,7 +572,7 @@ pub(crate) fn flipped_bits_are_found_out(open: Open) {
         assert_eq!(bench.store(&number.to_string(), &shards), Stored::Committed);
     }
     for number in 0..places {
-        let within = 211 * number as u64;
+        let within = 211 * number;
         flip(&bench, &number.to_string(), |place| match number % 3 {
             0 => place.header.unwrap_or(place.payload) + within,
             1 => place.payload + within,

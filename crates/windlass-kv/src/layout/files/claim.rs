@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -30,8 +30,10 @@ pub(super) struct FileClaim {
     pub(super) temporary: Option<PathBuf>,
     /// The name that it will have.
     pub(super) path: PathBuf,
-    /// Bytes that were taken for it; 0 before.
-    pub(super) reserved: u64,
+    /// Bytes of the file.
+    pub(super) file_len: u64,
+    /// Bytes that are taken for it, as it is not in the index: 0 before and afterwards.
+    pub(super) reserved: AtomicU64,
     writer: uuid::Uuid,
     sequence: u64,
     /// Whether the temporary name is another's, or nobody's, by now.
@@ -46,7 +48,7 @@ impl Drop for FileClaim {
         {
             tracing::debug!(path = %temporary.display(), %error, "a file that was given up cannot be removed");
         }
-        self.shared.room.give_back(self.reserved);
+        self.shared.room.give_back(self.reserved.load(Ordering::Acquire));
         lock(&self.shared.in_flight).remove(&self.fingerprint);
     }
 }
@@ -83,18 +85,22 @@ impl Shared {
             fingerprint: block.fingerprint,
             temporary: None,
             path,
-            reserved: 0,
+            file_len,
+            reserved: AtomicU64::new(0),
             writer: writer.id,
             sequence: self.number(),
             is_published: AtomicBool::new(false),
         };
+        if block.expires.is_some() {
+            claim.namespace.mark_expiring(&self.disk, writer)?;
+        }
         if !self.index.admit(&block.fingerprint, now) {
             return Ok(Reservation::Dropped(DropReason::NotAdmitted));
         }
         if let Err(reason) = self.take_room(claim.namespace.number, file_len) {
             return Ok(Reservation::Dropped(reason));
         }
-        claim.reserved = file_len;
+        claim.reserved.store(file_len, Ordering::Release);
         let Some(file) = self.create(writer, &mut claim, file_len)? else {
             return Ok(Reservation::Dropped(DropReason::NoRoom));
         };
@@ -107,7 +113,8 @@ impl Shared {
     fn is_there(&self, namespace: &Arc<Namespace>, block: &NewBlock, path: &Path) -> Result<bool> {
         match path.symlink_metadata() {
             Ok(metadata) => {
-                let Some(entry) = self.adopt(namespace, block.fingerprint, block.key.as_bytes(), &metadata)
+                let Some(entry) =
+                    self.adopt(namespace, block.fingerprint, block.key.as_bytes(), &metadata, path)
                 else {
                     return Ok(false);
                 };
@@ -162,6 +169,7 @@ impl Shared {
                 continue;
             }
             self.disk.create_directory(directory)?;
+            self.room.add_directory(namespace);
             if self.durability != Durability::None {
                 self.disk.sync_directory(directory.parent().unwrap_or(&self.root))?;
             }

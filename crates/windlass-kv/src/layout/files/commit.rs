@@ -85,7 +85,7 @@ impl Shared {
         let file = block.claim.place.file.buffered();
         let is_bare = claim.namespace.tree.is_bare();
         if let ([shard], true) = (block.table.0.as_slice(), is_bare)
-            && shard.len < claim.reserved
+            && shard.len < claim.file_len
         {
             file.set_len(shard.len).map_err(failed("setting the length of", path))?;
         }
@@ -133,10 +133,12 @@ impl Shared {
         }
         let payload_len = block.table.0.iter().fold(0, |sum: u64, shard| sum.saturating_add(shard.len));
         let mut entry =
-            self.entry_of(&claim.namespace, claim.reserved, expiry_seconds(block.claim.block.expires));
+            self.entry_of(&claim.namespace, claim.file_len, expiry_seconds(block.claim.block.expires));
         entry.payload_len = payload_len;
         entry.slot = Slot { segment: block.table.0.len() as u32, slot: 0 };
+        let mut reserved = self.room.lock();
         self.index.insert(fingerprint, &entry, Existing::Replace);
+        *reserved = reserved.saturating_sub(claim.reserved.swap(0, Ordering::AcqRel));
     }
 }
 

@@ -14,6 +14,7 @@ use std::{
     fs::{File, Metadata},
     io,
     os::unix::fs::{FileExt, MetadataExt},
+    path::Path,
     sync::{Arc, atomic::Ordering},
     time::Instant,
 };
@@ -56,7 +57,7 @@ impl Shared {
         };
         let entry = match known {
             Some(entry) => entry,
-            None => match self.adopt(&namespace, fingerprint, key.as_bytes(), &metadata) {
+            None => match self.adopt(&namespace, fingerprint, key.as_bytes(), &metadata, &path) {
                 Some(entry) if entry.is_expired(now) => return Lookup::Expired,
                 Some(entry) => entry,
                 None => return Lookup::Miss,
@@ -175,7 +176,7 @@ impl Shared {
         let Some(path) = namespace.path(fingerprint, Some(key)) else { return false };
         match path.symlink_metadata() {
             Ok(metadata) => {
-                let entry = self.adopt(namespace, fingerprint, key, &metadata);
+                let entry = self.adopt(namespace, fingerprint, key, &metadata, &path);
                 entry.is_some_and(|entry| !entry.is_expired(now_seconds()))
             }
             Err(_) => {
@@ -192,13 +193,23 @@ impl Shared {
         fingerprint: Fingerprint,
         key: &[u8],
         metadata: &Metadata,
+        path: &Path,
     ) -> Option<Entry> {
         let is_condemned = lock(&self.condemned).get(&fingerprint) == Some(&metadata.ino());
         if !metadata.is_file() || is_condemned {
             return None;
         }
+        if let Some(known) = self.index.peek(&fingerprint) {
+            return Some(known);
+        }
         let modified = metadata.modified().ok()?;
-        let expires = expiry_seconds(namespace.expires(modified));
+        let mut expires = expiry_seconds(namespace.expires(modified));
+        if namespace.has_expiring()
+            && let Some(header) = read_page(path).ok().and_then(|page| BlockHeader::parse(&page).ok())
+            && header.expires != 0
+        {
+            expires = if expires == 0 { header.expires } else { expires.min(header.expires) };
+        }
         let entry = self.entry_of(namespace, metadata.len(), expires);
         namespace.note_key(fingerprint, key);
         match self.index.insert(fingerprint, &entry, Existing::Keep) {
@@ -222,14 +233,7 @@ impl Shared {
             return Ok(namespace.key_of(&fingerprint).and_then(|key| Key::new(&key).ok()));
         }
         let Some(path) = namespace.path(fingerprint, None) else { return Ok(None) };
-        let read = || -> io::Result<Vec<u8>> {
-            let file = File::open(&path)?;
-            let mut page = vec![0; PAGE];
-            let len = file.metadata()?.len();
-            file.read_exact_at(&mut page, len.saturating_sub(PAGE as u64))?;
-            Ok(page)
-        };
-        match read() {
+        match read_page(&path) {
             Ok(page) => {
                 let header = BlockHeader::parse(&page).ok();
                 Ok(header.filter(|header| header.fingerprint == fingerprint).map(|header| header.key))
@@ -240,6 +244,15 @@ impl Shared {
             Err(error) => Err(super::failed("reading", &path)(error)),
         }
     }
+}
+
+/// The page that describes a block.
+fn read_page(path: &Path) -> io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    let mut page = vec![0; PAGE];
+    let len = file.metadata()?.len();
+    file.read_exact_at(&mut page, len.saturating_sub(PAGE as u64))?;
+    Ok(page)
 }
 
 /// How many shards a block has by its own account; 1 if it does not say.

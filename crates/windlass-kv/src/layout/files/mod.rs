@@ -173,7 +173,7 @@ impl Layout for Files {
         if let Some(writer) = &shared.writer {
             namespaces::write_down(&shared.disk, writer, &shared.root, id, description)?;
         }
-        if is_new { shared.scan_namespace(&namespace) } else { Ok(()) }
+        if is_new || options.ttl.is_some() { shared.scan_namespace(&namespace) } else { Ok(()) }
     }
 
     fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
@@ -267,7 +267,7 @@ impl Layout for Files {
 
     fn usage(&self) -> Usage {
         let totals = self.shared.index.totals(None);
-        let allocated_bytes = totals.own_slot_bytes + self.shared.room.reserved();
+        let allocated_bytes = totals.own_slot_bytes + self.shared.room.besides();
         Usage {
             blocks: totals.own_blocks,
             payload_bytes: totals.own_payload_bytes,

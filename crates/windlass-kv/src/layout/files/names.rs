@@ -3,6 +3,7 @@
 //! ```text
 //! <root>/STORE                                            superblock
 //! <root>/ns/<namespace>/NAMESPACE.json                    description
+//! <root>/ns/<namespace>/EXPIRING                          whether there are blocks that expire
 //! <root>/ns/<namespace>/<hh>/<fingerprint>.kvb            a block: its shards, then a page that describes it
 //! <root>/<directory>/<hhh>/<hh>_g<group>/<hash>.bin       a block as vLLM's tier `fs` writes it: the payload alone
 //! <root>/w-<writer>/                                      a writing process: its lease, files that are not whole yet,
@@ -16,6 +17,8 @@ use std::path::{Component, Path, PathBuf};
 pub(super) const SUPERBLOCK: &str = "STORE";
 pub(super) const NAMESPACES: &str = "ns";
 pub(super) const DESCRIPTION: &str = "NAMESPACE.json";
+/// Is there if some blocks of the namespace have a time of expiry, which is in their files alone.
+pub(super) const EXPIRING: &str = "EXPIRING";
 pub(super) const LEASE: &str = "LEASE";
 pub(super) const CHECKSUMS: &str = "CHECKSUMS";
 pub(super) const WRITER_PREFIX: &str = "w-";

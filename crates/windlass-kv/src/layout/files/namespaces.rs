@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -31,6 +31,10 @@ pub(super) struct Namespace {
     description: String,
     /// Seconds that blocks are kept at most; 0: for ever.
     ttl_seconds: AtomicU64,
+    /// Where it says that some blocks expire, and whether it does.
+    expiring: (PathBuf, AtomicBool),
+    /// Directories that its blocks are in.
+    pub(super) directories: AtomicU64,
     /// Keys of blocks, where files are named by them.
     keys: Mutex<HashMap<Fingerprint, Box<[u8]>>>,
 }
@@ -48,6 +52,28 @@ impl Namespace {
             0 => None,
             ttl => modified.checked_add(Duration::from_secs(ttl)),
         }
+    }
+
+    /// Whether files have to be asked when they end.
+    pub(super) fn has_expiring(&self) -> bool {
+        let (path, is_known) = &self.expiring;
+        if self.tree.is_bare() {
+            return false;
+        }
+        if !is_known.load(Ordering::Relaxed) && path.exists() {
+            is_known.store(true, Ordering::Relaxed);
+        }
+        is_known.load(Ordering::Relaxed)
+    }
+
+    /// Says that some blocks expire, before there is one.
+    pub(super) fn mark_expiring(&self, disk: &RealDisk, writer: &Writer) -> Result<()> {
+        if !self.tree.is_bare() && !self.has_expiring() {
+            let (path, is_known) = &self.expiring;
+            writer.write_file(disk, path, b"").map_err(failed("writing to", path))?;
+            is_known.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// The file of a block whose key is known, or need not be.
@@ -128,6 +154,8 @@ impl Namespaces {
             tree,
             description: description.to_owned(),
             ttl_seconds: AtomicU64::new(0),
+            directories: AtomicU64::new(0),
+            expiring: (directory(root, id).join(names::EXPIRING), AtomicBool::new(false)),
             keys: Mutex::default(),
         });
         known.by_number.push(Arc::clone(&namespace));

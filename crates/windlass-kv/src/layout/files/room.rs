@@ -1,22 +1,31 @@
 //! How much the blocks may take, and what goes so that others can come.
 #![forbid(unsafe_code)]
 
-use super::{Shared, lock};
+use super::{Shared, lock, namespaces::Namespace};
 use crate::{
     DropReason, Error, Result, StoreOptions,
     disk::Disk,
-    format::now_seconds,
+    format::{PAGE, now_seconds},
     index::{Candidates, Enough, Removed, Want},
 };
 use std::{
     io,
-    sync::{Mutex, atomic::Ordering},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 /// Part of the capacity that is kept free: one in so many bytes.
 const AHEAD_SHARE: u64 = 64;
 /// Most bytes that are kept free.
 const MOST_AHEAD: u64 = 256 << 20;
+/// Pages that leases, descriptions and checksums take.
+const SMALL_PAGES: u64 = 16;
+/// Pages that are left for directories that are to be made.
+const SPARE_PAGES: u64 = 48;
+/// Times that room is made for a block, before it is given up.
+const MOST_ROUNDS: usize = 8;
 /// Blocks that are expired in one go.
 const MOST_EXPIRED: usize = 4096;
 
@@ -28,6 +37,8 @@ pub(super) struct Room {
     /// Bytes of blocks that have a place, but are not in the index yet. Locked while room is made, so that two who need
     /// room do not take the same.
     reserved: Mutex<u64>,
+    /// Directories that blocks are in.
+    directories: AtomicU64,
 }
 
 impl Room {
@@ -43,16 +54,40 @@ impl Room {
                 });
             }
         };
-        Ok(Self { capacity, min_free: options.min_free_bytes, reserved: Mutex::new(0) })
+        Ok(Self {
+            capacity,
+            min_free: options.min_free_bytes,
+            reserved: Mutex::new(0),
+            directories: AtomicU64::new(0),
+        })
     }
 
-    pub(super) fn capacity(&self) -> u64 {
-        self.capacity
+    /// Bytes that are taken besides those in the index.
+    pub(super) fn besides(&self) -> u64 {
+        self.overhead().saturating_add(*lock(&self.reserved))
     }
 
-    /// Bytes of blocks that are being written.
-    pub(super) fn reserved(&self) -> u64 {
-        *lock(&self.reserved)
+    /// The bytes of blocks that are being written.
+    pub(super) fn lock(&self) -> MutexGuard<'_, u64> {
+        lock(&self.reserved)
+    }
+
+    /// A directory was made.
+    pub(super) fn add_directory(&self, namespace: &Namespace) {
+        namespace.directories.fetch_add(1, Ordering::Relaxed);
+        self.directories.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A namespace has so many directories.
+    pub(super) fn note_directories(&self, namespace: &Namespace, count: usize) {
+        let before = namespace.directories.swap(count as u64, Ordering::Relaxed);
+        // Wraps where there are fewer than before.
+        self.directories.fetch_add((count as u64).wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// Bytes of directories, and of small files.
+    fn overhead(&self) -> u64 {
+        (self.directories.load(Ordering::Relaxed) + SMALL_PAGES) * PAGE as u64
     }
 
     pub(super) fn give_back(&self, bytes: u64) {
@@ -64,7 +99,7 @@ impl Room {
 impl Shared {
     /// Takes room for a block of a namespace, and evicts others for it. Why there is none, else.
     pub(super) fn take_room(&self, namespace: u16, bytes: u64) -> Result<(), DropReason> {
-        if bytes > self.room.capacity {
+        if bytes.saturating_add(self.room.overhead()) > self.room.capacity {
             return Err(DropReason::TooLarge);
         }
         let mut reserved = lock(&self.room.reserved);
@@ -77,19 +112,23 @@ impl Shared {
             }
         }
         let excess = |reserved: u64| {
-            let used = self.index.totals(None).own_slot_bytes;
+            let others = self.room.overhead() + SPARE_PAGES * PAGE as u64;
+            let used = self.index.totals(None).own_slot_bytes.saturating_add(others);
             used.saturating_add(reserved).saturating_add(bytes).saturating_sub(self.room.capacity)
         };
         let shortage = || self.room.min_free.saturating_add(bytes).saturating_sub(self.available());
-        let too_much = excess(*reserved).max(shortage());
-        if too_much > 0 {
-            self.make_room(too_much);
-            if excess(*reserved) > 0 || shortage() > 0 {
-                return Err(DropReason::NoRoom);
+        // What other processes have written may be learned of meanwhile: then more has to go.
+        for _ in 0..MOST_ROUNDS {
+            let too_much = excess(*reserved).max(shortage());
+            if too_much == 0 {
+                *reserved += bytes;
+                return Ok(());
+            }
+            if self.make_room(too_much) == 0 {
+                break;
             }
         }
-        *reserved += bytes;
-        Ok(())
+        Err(DropReason::NoRoom)
     }
 
     /// Bytes that can still be written. Where nobody can say, the attempt tells.
@@ -106,7 +145,8 @@ impl Shared {
     pub(super) fn make_room_ahead(&self) {
         let ahead = (self.room.capacity / AHEAD_SHARE).min(MOST_AHEAD);
         let reserved = lock(&self.room.reserved);
-        let used = self.index.totals(None).own_slot_bytes.saturating_add(*reserved);
+        let others = self.room.overhead().saturating_add(*reserved);
+        let used = self.index.totals(None).own_slot_bytes.saturating_add(others);
         let too_much = used.saturating_add(ahead).saturating_sub(self.room.capacity);
         if too_much > 0 {
             self.make_room(too_much);

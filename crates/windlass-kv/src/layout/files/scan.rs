@@ -7,7 +7,11 @@ use super::{
     names::{Named, Tree},
     namespaces::Namespace,
 };
-use crate::{Fingerprint, Result, format::PAGE, index::Existing};
+use crate::{
+    Fingerprint, Result,
+    format::{PAGE, expiry_seconds},
+    index::Existing,
+};
 use std::{
     collections::VecDeque,
     fs::Metadata,
@@ -111,7 +115,9 @@ impl Shared {
     /// Looks at the blocks of a namespace, and takes them in from the oldest to the newest.
     pub(super) fn scan_namespace(&self, namespace: &Arc<Namespace>) -> Result<()> {
         let mut all = Vec::new();
-        for directory in directories(&namespace.tree)? {
+        let directories = directories(&namespace.tree)?;
+        self.room.note_directories(namespace, directories.len());
+        for directory in directories {
             all.extend(files(namespace, &directory)?);
         }
         all.sort_by_cached_key(|file| file.metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
@@ -158,6 +164,7 @@ impl Shared {
         for namespace in self.namespaces.all() {
             match directories(&namespace.tree) {
                 Ok(directories) => {
+                    self.room.note_directories(&namespace, directories.len());
                     let directories = directories.into_iter();
                     scan.rest.extend(directories.map(|directory| (Arc::clone(&namespace), directory)));
                 }
@@ -197,14 +204,23 @@ impl Shared {
             return;
         }
         let key = file.key.as_deref().unwrap_or_default();
-        let Some(known) = self.adopt(namespace, file.fingerprint, key, &file.metadata) else { return };
+        let Some(known) = self.adopt(namespace, file.fingerprint, key, &file.metadata, &file.path) else {
+            return;
+        };
         let generation = lock(&self.scan).generation();
+        // The namespace's time to live may be known since it was opened only.
+        let modified = file.metadata.modified().unwrap_or_else(|_| SystemTime::now());
+        let ends = expiry_seconds(namespace.expires(modified));
+        let ends_sooner = ends != 0 && (known.expires == 0 || ends < known.expires);
         if known.slot_bytes != len.next_multiple_of(page) {
             // Another process has removed the block, and stored it again with other shards.
             let entry = self.entry_of(namespace, len, known.expires);
             self.index.insert(file.fingerprint, &entry, Existing::Replace);
-        } else if known.flags != generation {
-            self.index.amend(&file.fingerprint, |entry| entry.flags = generation);
+        } else if known.flags != generation || ends_sooner {
+            self.index.amend(&file.fingerprint, |entry| {
+                entry.flags = generation;
+                entry.expires = if ends_sooner { ends } else { entry.expires };
+            });
         }
     }
 }
