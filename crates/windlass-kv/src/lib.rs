@@ -2,13 +2,22 @@
 #![deny(missing_docs, unsafe_code)]
 #![allow(dead_code, reason = "PLACEHOLDER until the store uses its parts")]
 mod completion;
+mod disk;
 mod error;
+mod format;
+mod index;
 mod io;
 mod item;
 mod key;
 mod layout;
+mod metrics;
 mod namespace;
 mod options;
+mod report;
+mod request;
+mod store;
+mod sync;
+mod ticket;
 
 /// Faults between the store and its disk, for tests.
 #[cfg(feature = "fault-injection")]
@@ -18,9 +27,17 @@ pub mod fault {
 
 pub use completion::{Completion, DropReason, Status};
 pub use error::{Error, Result};
+pub use io::{Carrier, Priority};
 pub use item::{Item, KeepAlive, Piece};
 pub use key::{Fingerprint, Key};
 pub use namespace::{NamespaceDescription, NamespaceId, NamespaceOptions, Rank};
 pub use options::{
     Admission, DirectPath, Durability, Eviction, IoRoute, LayoutKind, StoreAccess, StoreOptions,
 };
+pub use report::{
+    BlockEntry, BlockInfo, BlockPage, CarrierShare, Dropped, Event, EventKind, NamespaceStats, Owner,
+    ShardInfo, Stats, StoreReport, Verified,
+};
+pub use request::{Notify, Request};
+pub use store::{Namespace, PinGuard, Region, Store};
+pub use ticket::Ticket;

@@ -19,17 +19,17 @@ mod ring;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod transfers;
 mod wake;
 mod worker;
 
-#[allow(unused_imports, reason = "PLACEHOLDER until the store uses its parts")]
-pub(crate) use engine::{IoEngine, IoOptions};
-#[allow(unused_imports, reason = "PLACEHOLDER until the store uses its parts")]
+pub(crate) use engine::{IoEngine, IoOptions, IoReport};
+pub(crate) use device::Region as DeviceRegion;
 pub(crate) use file::{DataFile, FileAccess};
-#[allow(unused_imports, reason = "PLACEHOLDER until the store uses its parts")]
-pub(crate) use {device::Region, engine::IoReport};
+pub(crate) use transfers::Transfers;
 
 use crate::{KeepAlive, Piece};
+use serde::Serialize;
 use std::{fmt, io, sync::Arc, time::Instant};
 
 /// Which way bytes go.
@@ -41,9 +41,9 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// What is asked for first.
+/// What goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Priority {
+pub enum Priority {
     /// Somebody waits for it: loads.
     Demand,
     /// Nobody waits yet: stores.
@@ -138,8 +138,10 @@ pub(crate) enum Checksums {
 }
 
 /// How bytes were carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Carrier {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Carrier {
     /// Through a ring, past the page cache.
     UringDirect,
     /// Through a ring and the page cache.
@@ -152,6 +154,20 @@ pub(crate) enum Carrier {
     Gds,
     /// By cuFile, which went through host memory after all, or may have.
     GdsCompat,
+}
+
+impl Carrier {
+    /// The name that reports and metrics use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::UringDirect => "uring_direct",
+            Self::UringBuffered => "uring_buffered",
+            Self::ThreadsDirect => "threads_direct",
+            Self::ThreadsBuffered => "threads_buffered",
+            Self::Gds => "gds",
+            Self::GdsCompat => "gds_compat",
+        }
+    }
 }
 
 /// How a transfer ended.
@@ -168,6 +184,20 @@ pub(crate) struct Outcome {
     pub(crate) bounced_bytes: u64,
     /// When it began; `None` if it did not.
     pub(crate) started: Option<Instant>,
+}
+
+impl Outcome {
+    /// One that moved nothing.
+    pub(crate) fn failed(failure: Failure) -> Self {
+        Self {
+            result: Err(failure),
+            header: Vec::new(),
+            checksums: Vec::new(),
+            carried: Vec::new(),
+            bounced_bytes: 0,
+            started: None,
+        }
+    }
 }
 
 /// Why a transfer failed.
@@ -189,4 +219,29 @@ pub(crate) enum Failure {
     /// The system's error, after which nobody knows whether it still uses the memory: that must never be freed, and
     /// `keep` is not dropped.
     Lost(io::Error),
+}
+
+impl Failure {
+    /// The number of the system's error; of others, that of input and output.
+    pub(crate) fn errno(&self) -> i32 {
+        match self {
+            Self::Io(error) | Self::Lost(error) => error.raw_os_error().unwrap_or(libc::EIO),
+            Self::TimedOut => libc::ETIMEDOUT,
+            Self::Cancelled => libc::ECANCELED,
+            Self::Short { .. } | Self::Device(_) => libc::EIO,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => error.fmt(f),
+            Self::Short { file_len } => write!(f, "the file ends at byte {file_len}"),
+            Self::TimedOut => f.write_str("it had not begun by its deadline"),
+            Self::Cancelled => f.write_str("it was cancelled"),
+            Self::Device(error) => error.fmt(f),
+            Self::Lost(error) => write!(f, "{error}, and the system may still use the memory"),
+        }
+    }
 }
