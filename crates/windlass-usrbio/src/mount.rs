@@ -126,13 +126,33 @@ impl Mount {
         self.inner.control.run("asking the daemon", self.inner.daemon_check())?
     }
 
-    /// Waits until everything that was dropped is deregistered.
+    /// Waits until everything that was dropped is deregistered, and files that were are closed.
     ///
     /// # Errors
     /// [`Error::Timeout`] if the daemon hangs, [`Error::Forked`].
     pub fn settle(&self) -> Result<()> {
         self.inner.check_process()?;
         self.inner.control.run("deregistering memory", || ())
+    }
+
+    /// Asks something that the daemon answers, on the mount's own thread: about a file, for instance. Waits ten seconds
+    /// at most; an answer that comes later is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if there is no answer in time, [`Error::Forked`].
+    pub fn ask<T: Send + 'static>(
+        &self,
+        what: &str,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        self.inner.check_process()?;
+        self.inner.control.run(what, question)
+    }
+
+    /// Drops what has files of this mount open, on the mount's own thread: to close a file is a word with the daemon,
+    /// which nobody has to wait for.
+    pub fn let_go(&self, files: impl Send + 'static) {
+        self.inner.let_go(files);
     }
 }
 
@@ -179,6 +199,14 @@ impl Inner {
 
     pub(crate) fn is_own_process(&self) -> bool {
         std::process::id() == self.pid
+    }
+
+    /// Drops what has files open where nobody waits for the daemon.
+    pub(crate) fn let_go(&self, files: impl Send + 'static) {
+        // A forked process has no such thread.
+        if self.is_own_process() {
+            self.control.post(move || drop(files));
+        }
     }
 
     /// Where the daemon's semaphore for submissions of this priority is.

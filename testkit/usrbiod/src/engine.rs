@@ -83,6 +83,20 @@ impl Engine {
         self.changed.notify_all();
     }
 
+    /// Calls `answer` once files are spoken of, at once if they are.
+    pub(crate) fn when_not_mute(self: &Arc<Self>, answer: impl FnOnce(&Self) + Send + 'static) {
+        if !self.faults().mute {
+            return answer(self);
+        }
+        let engine = self.clone();
+        thread::spawn(move || {
+            while engine.faults().mute && !engine.is_stopped() {
+                thread::sleep(TICK);
+            }
+            answer(&engine);
+        });
+    }
+
     /// How many transfers there were since the faults were set.
     pub(crate) fn transfers(&self) -> u64 {
         self.transfers.load(Ordering::Relaxed)

@@ -24,6 +24,8 @@ pub struct Faults {
     pub holes: bool,
     /// No transfer begins.
     pub stall: bool,
+    /// Questions about files and their closing get no answer, until this is over.
+    pub mute: bool,
     /// What came last is carried out first.
     pub reorder: bool,
     /// Transfers of a batch are carried out one by one.
@@ -45,7 +47,7 @@ impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "delay_us={} slow_every={} error_every={} errno={} short_every={} holes={} stall={} reorder={} serial={} \
+            "delay_us={} slow_every={} error_every={} errno={} short_every={} holes={} stall={} mute={} reorder={} serial={} \
              corrupt={} version_ahead={}",
             self.delay.as_micros(),
             self.slow_every,
@@ -54,6 +56,7 @@ impl fmt::Display for Faults {
             self.short_every,
             u8::from(self.holes),
             u8::from(self.stall),
+            u8::from(self.mute),
             u8::from(self.reorder),
             u8::from(self.serial),
             u8::from(self.corrupt),
@@ -78,6 +81,7 @@ impl FromStr for Faults {
                 "short_every" => faults.short_every = number,
                 "holes" => faults.holes = number != 0,
                 "stall" => faults.stall = number != 0,
+                "mute" => faults.mute = number != 0,
                 "reorder" => faults.reorder = number != 0,
                 "serial" => faults.serial = number != 0,
                 "corrupt" => faults.corrupt = number != 0,
@@ -98,7 +102,7 @@ mod tests {
     #[test]
     fn faults_survive_the_way_to_another_process() {
         let faults =
-            Faults { delay: Duration::from_millis(3), error_every: 7, stall: true, ..Faults::default() };
+            Faults { delay: Duration::from_millis(3), error_every: 7, mute: true, ..Faults::default() };
         assert_eq!(faults.to_string().parse(), Ok(faults));
         assert!("stal=1".parse::<Faults>().is_err());
     }
