@@ -128,7 +128,8 @@ impl Drop for File {
     fn drop(&mut self) {
         // SAFETY: taken once, here, and not used after.
         let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
-        self.mount.let_go(handle);
+        // A daemon that hangs would be waited for.
+        self.mount.later(move || drop(handle));
     }
 }
 

@@ -149,10 +149,10 @@ impl Mount {
         self.inner.control.run(what, question)
     }
 
-    /// Drops what has files of this mount open, on the mount's own thread: to close a file is a word with the daemon,
-    /// which nobody has to wait for.
-    pub fn let_go(&self, files: impl Send + 'static) {
-        self.inner.let_go(files);
+    /// Runs a task on the mount's own thread some time: to close a file, for instance, which is a word with the daemon
+    /// that nobody has to wait for. In a forked process, which has no such thread, the task is dropped.
+    pub fn later(&self, task: impl FnOnce() + Send + 'static) {
+        self.inner.later(task);
     }
 }
 
@@ -201,11 +201,10 @@ impl Inner {
         std::process::id() == self.pid
     }
 
-    /// Drops what has files open where nobody waits for the daemon.
-    pub(crate) fn let_go(&self, files: impl Send + 'static) {
-        // A forked process has no such thread.
+    /// Runs a task on the control thread some time.
+    pub(crate) fn later(&self, task: impl FnOnce() + Send + 'static) {
         if self.is_own_process() {
-            self.control.post(move || drop(files));
+            self.control.post(task);
         }
     }
 

@@ -130,6 +130,28 @@ impl OpenMount {
         &self.reason
     }
 
+    /// Asks something of a file that lies on it, which a daemon that hangs never answers: waited for so long and no longer.
+    ///
+    /// # Errors
+    /// That there was no answer.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        what: &str,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
+        if self.process == std::process::id() {
+            self.mount.ask(what, question).map_err(super::usrbio::failed)
+        } else {
+            // A child of `fork` has no thread that could be waited for.
+            Ok(question())
+        }
+    }
+
+    /// Runs a task some time, and does not wait for it. A child of `fork` drops it.
+    pub(crate) fn later(&self, task: impl FnOnce() + Send + 'static) {
+        self.mount.later(task);
+    }
+
     /// The error of whoever asked the kernel and heard that nobody serves the mount.
     pub(crate) fn death(&self, error: &io::Error) -> io::Error {
         let (mount, reason) = (self.point().to_owned(), error.to_string());

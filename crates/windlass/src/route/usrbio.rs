@@ -110,12 +110,13 @@ impl UsrbioLane {
         }
     }
 
-    /// A transfer is over, whatever came of it: its memory is the slot's again.
+    /// A transfer is over: its memory is the slot's again, unless a server may still write to it.
     fn end(&mut self, transfer: Transfer, result: Result<usize, Error>) {
         let token = transfer.token as usize;
         let Some(mut op) = self.reads.get_mut(token).and_then(Option::take) else { return };
         self.free.push(token);
-        if let Some(slot) = op.buffer.slot() {
+        let in_doubt = result.as_ref().is_err_and(Error::leaves_memory_in_doubt);
+        if let (Some(slot), false) = (op.buffer.slot(), in_doubt) {
             slot.give_back(transfer.slot);
         }
         self.ended.push(Done { op, result: result.map_err(failed) });
@@ -193,8 +194,11 @@ impl Buffer {
 
 /// A client's error as that of one read, of which the reader knows file and offset.
 pub(super) fn failed(error: Error) -> io::Error {
-    let kind = error.errno().map_or(io::ErrorKind::Other, |errno| io::Error::from_raw_os_error(errno).kind());
-    io::Error::new(kind, Failed(error))
+    let kind = error.errno().map(|errno| io::Error::from_raw_os_error(errno).kind());
+    // What the daemon gave up on is not repeated, though the same number of the kernel's asks for that.
+    let is_final =
+        |kind: &io::ErrorKind| !matches!(kind, io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
+    io::Error::new(kind.filter(is_final).unwrap_or(io::ErrorKind::Other), Failed(error))
 }
 
 /// The system's number behind an error of a read, also if the daemon has said it.
