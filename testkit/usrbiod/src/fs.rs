@@ -157,10 +157,15 @@ impl Filesystem for Mounted {
             Some(Special::Iovs) => attributes(inode, FileType::Directory, 0o777, 0),
             Some(Special::Link(_, uid)) => attributes(inode, FileType::Symlink, 0o400, uid),
             None => {
-                return self.engine.when_not_mute(move |engine| match engine.nodes.attributes_of(inode) {
+                let answer = move |engine: &Engine| match engine.nodes.attributes_of(inode) {
                     Ok(attributes) => reply.attr(&NO_CACHING, &attributes),
                     Err(error) => reply.error(error.into()),
-                });
+                };
+                return match inode {
+                    // On the way to everything.
+                    INodeNo::ROOT => answer(&self.engine),
+                    _ => self.engine.when_not_mute(answer),
+                };
             }
         };
         reply.attr(&NO_CACHING, &attributes);
