@@ -44,6 +44,8 @@ struct State {
     /// Made with the first read; anew after it was closed or its daemon was lost.
     reader: Option<Arc<Reader>>,
     files: HashMap<PathBuf, (ReadFile, Stamp)>,
+    /// The number of the mount that they belong to.
+    device: Option<u64>,
 }
 
 /// What changes if a path leads to another file, or the file was written.
@@ -173,6 +175,9 @@ impl ChunkReader {
                     let why = route::Unavailable { reason, fix: "make a reader for its mount".into() };
                     return Err(Error::RouteUnavailable { route: Route::Usrbio, path: path.to_owned(), why });
                 }
+                if self.mount.is_some() {
+                    self.keep_to(stat.dev());
+                }
                 let stamp = Stamp::of(&stat);
                 let known = self.state().files.get(path).filter(|(_, own)| *own == stamp).cloned();
                 match known {
@@ -200,6 +205,17 @@ impl ChunkReader {
             None => state.reader.insert(Arc::new(Reader::new(&self.options)?)).clone(),
         };
         Ok((reader, file))
+    }
+
+    /// Whatever belongs to a mount that was there before this one is forgotten.
+    fn keep_to(&self, device: u64) {
+        let mut state = self.state();
+        if state.device != Some(device) {
+            let forgotten =
+                std::mem::replace(&mut *state, State { device: Some(device), ..State::default() });
+            drop(state);
+            drop(forgotten);
+        }
     }
 
     /// After an error, which may be that of a daemon which is no more: the next read begins anew.
