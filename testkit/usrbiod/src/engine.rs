@@ -22,7 +22,10 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use windlass_usrbio::{Direction, Priority, proto::{IoArgs, Sqe}};
+use windlass_usrbio::{
+    Direction, Priority,
+    proto::{IoArgs, Sqe},
+};
 
 /// Threads that carry out transfers: more than there are processors would only take turns.
 const MOST_WORKERS: usize = 8;

@@ -101,8 +101,12 @@ mod tests {
 
     #[test]
     fn faults_survive_the_way_to_another_process() {
-        let faults =
-            Faults { delay: Duration::from_millis(3), bytes_per_second: 1 << 30, stall: true, ..Faults::default() };
+        let faults = Faults {
+            delay: Duration::from_millis(3),
+            bytes_per_second: 1 << 30,
+            stall: true,
+            ..Faults::default()
+        };
         assert_eq!(faults.to_string().parse(), Ok(faults));
         assert!("stal=1".parse::<Faults>().is_err());
     }

@@ -1,9 +1,9 @@
 //! How bytes move from a file to memory.
 //!
 //! `source` opens files and finds out what each can do; `residency` says what the page cache holds. There is a file for
-//! each backend: `uring` and `usrbio`
-//! (with `allowance`) implement `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking` makes
-//! lanes of that. `threefs` opens the mounts that `usrbio` reads from. `outcome` says what a completion means, once for all backends and for loads and readers.
+//! each backend: `uring` and `usrbio` implement `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking`
+//! makes lanes of that. `allowance` says how much of its memory `usrbio` uses; `threefs` is the mounts that it reads from,
+//! and `mounts` opens each once. `outcome` says what a completion means, once for all backends and for loads and readers.
 
 mod allowance;
 mod blocking;
@@ -12,6 +12,7 @@ mod cached;
 pub mod fault;
 mod filesystem;
 pub(crate) mod gds;
+mod mounts;
 mod outcome;
 pub(crate) mod residency;
 mod source;
