@@ -190,7 +190,6 @@ impl Engine {
         if running.finish(sqe, result) {
             let position = PRIORITIES.iter().position(|one| *one == running.ring.key().priority);
             let semaphore = position.and_then(|position| lock(&self.semaphores).get(position).cloned());
-            // There may be room in the ring for more.
             semaphore.inspect(|semaphore| semaphore.post());
         }
         if let Some((sqe, args)) = next {

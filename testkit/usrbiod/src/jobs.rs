@@ -53,7 +53,8 @@ impl Running {
         }
     }
 
-    /// One of its transfers is over. With the last one the client is told, and `true` comes back.
+    /// One of its transfers is over. With the last one the client is told. Whether there may be room in the ring then for
+    /// what found none.
     pub(crate) fn finish(&self, sqe: Sqe, result: i64) -> bool {
         let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
         results.push((sqe, result));
@@ -61,10 +62,7 @@ impl Running {
             return false;
         }
         let batch = self.batch.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(batch) = batch {
-            batch.complete(std::mem::take(&mut *results).into_iter());
-        }
-        true
+        batch.is_some_and(|batch| batch.complete(std::mem::take(&mut *results).into_iter()))
     }
 }
 
