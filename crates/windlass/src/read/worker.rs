@@ -384,10 +384,12 @@ impl Reading {
 /// All bytes of a piece were read: they go where they belong.
 fn complete(mut reading: Reading, op: ReadOp) {
     let piece = &mut reading.taken.piece;
-    // Others learn at the end of the whole read that the file has changed; a sink would have used the bytes by then.
-    if matches!(piece.place, Some(Place::Sink(_)))
-        && let Err(error) = check_unchanged(piece)
-    {
+    let changed = match piece.place {
+        // It would have used the bytes by the end of the read.
+        Some(Place::Sink(_)) => check_unchanged(piece),
+        _ => piece.of().check_first(|| check_unchanged(piece)),
+    };
+    if let Err(error) = changed {
         drop(op);
         reading.end(Err(error));
         return;
