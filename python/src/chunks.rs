@@ -24,10 +24,13 @@ use windlass::{
     route,
 };
 
-/// Longest single read. Longer ones keep no network busier.
+/// Longest single read, where as many may be in flight as the buffer has room for. Longer ones keep no network busier,
+/// and are copied from memory rather than from the processor's cache.
+const CHUNK_BYTES: u64 = 2 << 20;
+/// Longest single read where few may be in flight.
 const MAX_CHUNK_BYTES: u64 = 8 << 20;
 /// Reads that should be in flight, whatever the size of the buffer.
-const MIN_IN_FLIGHT: u64 = 4;
+const MIN_IN_FLIGHT: u64 = 8;
 const BLOCK_BYTES: u64 = 4096;
 
 /// Reads parts of files, those of one 3FS if there is a mount point. Threads may share it.
@@ -279,8 +282,8 @@ fn options(
         };
         return Err(Error::InvalidOption { option, value: value.to_string(), reason: reason.into() });
     }
-    let chunk_bytes =
-        (buffer_size / MIN_IN_FLIGHT / BLOCK_BYTES * BLOCK_BYTES).clamp(BLOCK_BYTES, MAX_CHUNK_BYTES);
+    let chunk_bytes = (buffer_size / MIN_IN_FLIGHT).min(CHUNK_BYTES.max(buffer_size / entries));
+    let chunk_bytes = (chunk_bytes / BLOCK_BYTES * BLOCK_BYTES).clamp(BLOCK_BYTES, MAX_CHUNK_BYTES);
     let most = ReaderOptions::MAX_IN_FLIGHT as u64;
     let in_flight = (buffer_size / chunk_bytes).min(entries).clamp(1, most) as usize;
     Ok(ReaderOptions {

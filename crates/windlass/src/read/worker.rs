@@ -69,7 +69,7 @@ impl<'a> Worker<'a> {
     fn drive(mut self, mut lane: AnyLane) {
         let mut done = Vec::new();
         loop {
-            while lane.in_flight() < lane.capacity() {
+            while lane.in_flight() < lane.allowed() {
                 let (queue, is_idle) = (&self.shared.queue, lane.in_flight() == 0);
                 let next = if is_idle { queue.next() } else { queue.try_next() };
                 let Some(taken) = next else { break };
@@ -412,7 +412,12 @@ impl Reading {
 /// All bytes of a piece were read: they go where they belong.
 fn complete(shared: &Shared, mut reading: Reading, op: ReadOp) {
     let piece = &mut reading.taken.piece;
-    if let Err(error) = check_unchanged(piece) {
+    let changed = match piece.place {
+        // It would have used the bytes by the end of the read.
+        Some(Place::Sink(_)) => check_unchanged(piece),
+        _ => piece.of().check_first(|| check_unchanged(piece)),
+    };
+    if let Err(error) = changed {
         drop(op);
         fail(shared, reading, error);
         return;

@@ -2,10 +2,14 @@
 
 use crate::{
     Model, by,
-    fixture::{PATIENCE, library_path},
+    fixture::{Fixture, PATIENCE, library_path, pattern},
 };
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex, mpsc},
+    thread,
+    time::Duration,
+};
 use usrbiod::Faults;
 use windlass::{
     ByteRange, Checkpoint, DeviceId, Error, Route, UsrbioClient,
@@ -102,7 +106,7 @@ fn threads_that_cannot_be_had_are_an_error_and_not_a_wait() {
         let range = ByteRange::at(3, 100_000).unwrap();
         reader.submit([ReadRequest::new(&file, range, Target::memory())], Priority::Demand).unwrap()
     };
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         scope.spawn(|| {
             without_threads();
             for _ in 0..2 {
@@ -186,4 +190,32 @@ fn the_death_of_the_daemon_ends_every_read_and_those_that_follow() {
     assert!(error.contains("mixed.safetensors"), "{error}");
     assert_eq!(waiting.report().failed, 8);
     assert!(whole().wait().is_err());
+}
+
+#[test]
+fn a_daemon_that_hangs_holds_up_nobody_who_reads_from_another() {
+    let Some(model) = Model::start() else { return };
+    let Some(other) = Fixture::start() else { return };
+    let hanging = ReadFile::open(&model.path).unwrap();
+    let working = ReadFile::open(other.write("file", 100)).unwrap();
+    let range = ByteRange::at(0, 100).unwrap();
+    let read = |file: &ReadFile| {
+        let reader = Reader::new(&options(UsrbioClient::Native)).unwrap();
+        let batch = reader.submit([ReadRequest::new(file, range, Target::memory())], Priority::Demand);
+        let batch = batch.unwrap();
+        batch.wait().unwrap();
+        batch.take(0).unwrap()
+    };
+    model.fixture.daemon.pause().unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| read(&hanging));
+        // Lets it come as far as it can.
+        thread::sleep(Duration::from_millis(200));
+        let (tell, hear) = mpsc::channel();
+        scope.spawn(move || tell.send(read(&working)));
+        let came = hear.recv_timeout(PATIENCE);
+        model.fixture.daemon.resume().unwrap();
+        assert_eq!(&came.unwrap()[..], &pattern(0, 100)[..]);
+        assert_eq!(&waiting.join().unwrap()[..], &model.file[..100]);
+    });
 }

@@ -14,6 +14,7 @@ use windlass_usrbio::{Client, Error, IovOptions, Mount, RingOptions};
 const STALL: Faults = Faults {
     stall: true,
     delay: Duration::ZERO,
+    bytes_per_second: 0,
     slow_every: 0,
     error_every: 0,
     errno: 0,
