@@ -68,8 +68,12 @@ class Daemon:
     def __init__(self, root: Path, mount: Path) -> None:
         self.mount = mount
         self.root = root
+        self.start()
+
+    def start(self) -> None:
+        """Starts the daemon, which mounts: after it was killed, another one at the same place."""
         self._process = subprocess.Popen(
-            [DAEMON, root, mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [DAEMON, self.root, self.mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -89,6 +93,8 @@ class Daemon:
         """Kills the daemon, and takes the mount away."""
         self._process.kill()
         self._process.wait()
+        self._commands.close()
+        self._answers.close()
         subprocess.run(["umount", "--lazy", self.mount], check=True)
 
     def close(self) -> None:
