@@ -1,6 +1,7 @@
 //! A store of KV-cache blocks: they move from host or device memory to storage and back, and survive crashes.
 #![deny(missing_docs, unsafe_code)]
 #![allow(dead_code, reason = "PLACEHOLDER until the store uses its parts")]
+mod buffer;
 mod completion;
 mod error;
 mod io;
@@ -14,6 +15,7 @@ mod request;
 mod store;
 mod ticket;
 
+pub use buffer::{Buffer, BufferItem, Transfer, TransferOptions};
 pub use completion::{Completion, DropReason, Status};
 pub use error::{Error, Result};
 pub use io::{Carrier, Priority};

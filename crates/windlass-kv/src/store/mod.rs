@@ -1,5 +1,6 @@
 //! The store: what users open, and the threads behind it.
 
+mod described;
 mod namespace;
 mod pin;
 mod region;
