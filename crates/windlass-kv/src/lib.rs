@@ -8,11 +8,13 @@ mod io;
 mod item;
 mod key;
 mod layout;
+mod metrics;
 mod namespace;
 mod options;
 mod report;
 mod request;
 mod store;
+mod sync;
 mod ticket;
 
 pub use buffer::{Buffer, BufferItem, Transfer, TransferOptions};

@@ -19,11 +19,12 @@ class Ticket:
     descriptor; others take a thread of the loop's executor meanwhile.
     """
 
-    __slots__ = ("_native", "_waiting")
+    __slots__ = ("_completion", "_native", "_waiting")
 
     def __init__(self, native: _native.KvTicket, waiting: Waiting | None) -> None:
         self._native = native
         self._waiting = waiting
+        self._completion: Completion | None = None
 
     @property
     def id(self) -> int:
@@ -52,12 +53,15 @@ class Ticket:
         return self._ended().__await__()
 
     async def _ended(self) -> Completion:
-        if self._waiting is not None:
-            return await self._waiting.ended(self._native)
-        completion = self._native.poll()
-        if completion is None:
-            completion = await asyncio.get_running_loop().run_in_executor(None, self._native.wait)
-        return completion
+        if self._completion is None:
+            if self._waiting is not None:
+                self._completion = await self._waiting.ended(self._native)
+            elif (completion := self._native.poll()) is not None:
+                self._completion = completion
+            else:
+                loop = asyncio.get_running_loop()
+                self._completion = await loop.run_in_executor(None, self._native.wait)
+        return self._completion
 
     def __repr__(self) -> str:
         completion = self._native.poll()

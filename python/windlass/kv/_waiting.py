@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 MOST_UNDRAINED = 1 << 16
 """Completions that are kept for `drain_completions` while event loops drain the store."""
 
+PATIENCE = 0.02
+"""Seconds in which the completion of a request that has ended is drained, unless it was before."""
+
 
 class Waiting:
     """Who waits for requests of a store with ``notify=True``. Each event loop watches the store's descriptor while a
@@ -47,10 +50,13 @@ class Waiting:
         number = ticket.id
         with self._lock:
             self._take()
-            if (completion := self._undrained.pop(number, None) or ticket.poll()) is not None:
+            if (completion := self._undrained.pop(number, None)) is not None:
                 return completion
             future: asyncio.Future[Completion] = loop.create_future()
             self._awaited.setdefault(number, []).append(future)
+            if (completion := ticket.poll()) is not None:
+                # On its way here; or somebody else has drained it.
+                loop.call_later(PATIENCE, _tell, future, completion)
             if self._watching[loop] == 0:
                 loop.add_reader(self._native.event_fd(), self._readable)
             self._watching[loop] += 1

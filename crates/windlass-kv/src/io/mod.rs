@@ -117,6 +117,28 @@ pub enum Carrier {
     Gds,
 }
 
+impl Carrier {
+    /// The name that reports and metrics use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::UringDirect => "uring_direct",
+            Self::UringBuffered => "uring_buffered",
+            Self::ThreadsDirect => "threads_direct",
+            Self::ThreadsBuffered => "threads_buffered",
+            Self::Gds => "gds",
+        }
+    }
+}
+
+/// Moves bytes: the engine, or in tests what takes its place.
+pub(crate) trait Transfers: Send + Sync {
+    /// Begins transfers. Never blocks.
+    fn submit(&self, jobs: Vec<Job>);
+
+    /// Ends those of this tag that have not begun, as [`Failure::Cancelled`]. Says how many.
+    fn cancel(&self, tag: u64) -> usize;
+}
+
 /// How a transfer ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {
@@ -131,6 +153,20 @@ pub(crate) struct Outcome {
     pub(crate) bounced_bytes: u64,
     /// When it began; `None` if it did not.
     pub(crate) started: Option<Instant>,
+}
+
+impl Outcome {
+    /// One that moved nothing.
+    pub(crate) fn failed(failure: Failure) -> Self {
+        Self {
+            result: Err(failure),
+            header: Vec::new(),
+            checksums: Vec::new(),
+            carried: Vec::new(),
+            bounced_bytes: 0,
+            started: None,
+        }
+    }
 }
 
 /// Why a transfer failed.

@@ -18,7 +18,10 @@ impl Store {
     ) -> Result<Namespace> {
         serde_json::from_str::<NamespaceDescription>(description)
             .map_err(|error| Error::InvalidRequest(format!("the description of namespace {id}: {error}")))?;
-        let _ = options;
-        Err(Error::Internal("not yet".into()))
+        if NamespaceId::of_description(description) != id {
+            let problem = format!("the description of namespace {id} is that of another one");
+            return Err(Error::InvalidRequest(problem));
+        }
+        self.opened_namespace(id, description, options)
     }
 }
