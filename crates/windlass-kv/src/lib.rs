@@ -18,6 +18,12 @@ mod sync;
 mod ticket;
 
 pub use buffer::{Buffer, BufferItem, Transfer, TransferOptions};
+/// Faults between the store and its disk, for tests.
+#[cfg(feature = "fault-injection")]
+pub mod fault {
+    pub use crate::io::fault::{Fault, FaultScript, Gate, Operation};
+}
+
 pub use completion::{Completion, DropReason, Status};
 pub use error::{Error, Result};
 pub use io::{Carrier, Priority};

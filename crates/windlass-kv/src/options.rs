@@ -168,6 +168,9 @@ pub struct StoreOptions {
     pub partial_timeout: Duration,
     /// Bytes a second that are read in the background to find damaged blocks. 0: none.
     pub scrub_bytes_per_second: u64,
+    /// Faults between the store and its disk, for tests.
+    #[cfg(feature = "fault-injection")]
+    pub faults: Option<crate::fault::FaultScript>,
 }
 
 impl StoreOptions {
@@ -191,6 +194,8 @@ impl StoreOptions {
             timeout: None,
             partial_timeout: Duration::from_secs(600),
             scrub_bytes_per_second: 0,
+            #[cfg(feature = "fault-injection")]
+            faults: None,
         }
     }
 }

@@ -14,6 +14,8 @@ mod pin;
 mod placement;
 mod region;
 mod requests;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod verify;
 
@@ -30,8 +32,8 @@ use self::{
     threads::Threads,
 };
 use crate::{
-    BlockEntry, BlockPage, Completion, Error, Event, Fingerprint, Key, LayoutKind, NamespaceDescription,
-    NamespaceId, NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified, io::Transfers,
+    BlockEntry, BlockPage, Completion, Error, Event, Fingerprint, Key, NamespaceDescription, NamespaceId,
+    NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified, io::Transfers,
     layout::Layout, metrics::Metrics, sync::lock,
 };
 use std::{
@@ -220,18 +222,21 @@ impl Store {
     /// [`Error::Closed`].
     pub fn report(&self) -> Result<StoreReport> {
         self.core().check_open()?;
-        let options = &self.core().options;
+        let (core, options) = (self.core(), &self.core().options);
+        let transfers = core.transfers().ok_or_else(|| core.closed())?.report();
         Ok(StoreReport {
             version: env!("CARGO_PKG_VERSION").into(),
             root: options.root.clone(),
             access: options.access,
-            layout: options.layout.unwrap_or(LayoutKind::default()),
+            layout: options.layout.unwrap_or_default(),
             durability: options.durability,
-            route: options.route,
+            route: transfers.route,
             direct: options.direct,
-            carriers: self.core().metrics.carriers(),
-            bounced_bytes: self.core().metrics.bounced_bytes(),
-            refused: Vec::new(),
+            threads: transfers.threads,
+            bounce_bytes: transfers.bounce_bytes,
+            carriers: core.metrics.carriers(),
+            bounced_bytes: core.metrics.bounced_bytes(),
+            refused: transfers.refused,
         })
     }
 

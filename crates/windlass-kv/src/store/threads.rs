@@ -79,7 +79,7 @@ impl Inner {
     pub(super) fn close(&self, timeout: Option<Duration>) -> Result<()> {
         let core = &self.core;
         if core.is_forked() {
-            return Err(Error::Closed { path: core.root.to_path_buf() });
+            return Err(core.closed());
         }
         let mut threads = lock(&self.threads);
         let Some(running) = threads.take() else {

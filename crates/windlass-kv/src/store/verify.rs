@@ -1,7 +1,7 @@
 //! Reads blocks for their own sake: to see what they are made of, and whether they are what was stored.
 #![forbid(unsafe_code)]
 
-use super::{Core, load::errno};
+use super::Core;
 use crate::{
     BlockInfo, Error, EventKind, Fingerprint, KeepAlive, Key, NamespaceId, Piece, Priority, Result,
     ShardInfo, Verified,
@@ -139,11 +139,9 @@ fn read(
     let outcome = transfer(core, found, priority, parts, memory);
     match outcome.result {
         Ok(()) => {}
-        Err(Failure::Short { file_len }) => return corrupt(format!("its file ends at byte {file_len}")),
+        Err(failure @ Failure::Short { .. }) => return corrupt(failure.to_string()),
         Err(Failure::Io(error)) => return Seen::Failed(error),
-        Err(Failure::TimedOut) => return Seen::Failed(io::ErrorKind::TimedOut.into()),
-        Err(Failure::Cancelled) => return Seen::Failed(io::ErrorKind::Interrupted.into()),
-        Err(Failure::Device(_)) => return Seen::Failed(io::Error::from_raw_os_error(errno(None))),
+        Err(failure) => return Seen::Failed(io::Error::from_raw_os_error(failure.errno())),
     }
     let differs = |(number, shard): (usize, &Shard)| {
         let computed = outcome.checksums.get(number).copied().flatten();
