@@ -10,6 +10,8 @@ mod group;
 mod housekeeping;
 mod load;
 mod namespace;
+#[cfg(feature = "opentelemetry")]
+mod opentelemetry;
 mod pin;
 mod placement;
 mod region;
