@@ -3,7 +3,10 @@
 #![allow(dead_code, reason = "PLACEHOLDER until the store uses its parts")]
 mod buffer;
 mod completion;
+mod disk;
 mod error;
+mod format;
+mod index;
 mod io;
 mod item;
 mod key;

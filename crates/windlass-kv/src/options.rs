@@ -57,10 +57,10 @@ named! {
     Durability, "durability", Batched {
         /// Nothing: blocks may be lost, and are then missing. Wrong bytes are never delivered.
         None = "none",
-        /// A block is found once it is on the disk; disks are asked for that in groups, every few milliseconds. What was
-        /// acknowledged stays.
+        /// What was acknowledged stays: a block is found, and its store ends, once it is on the disk. Blocks that come
+        /// within a few milliseconds of one another wait for the disk together.
         Batched = "batched",
-        /// As `batched`, but each group of stores is on the disk before its tickets end.
+        /// As `batched`, but no block waits for others to come.
         Sync = "sync",
     }
 }

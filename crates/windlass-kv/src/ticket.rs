@@ -211,7 +211,7 @@ impl TicketState {
             }
         }
         if progress.open == 0 {
-            self.end(progress);
+            self.end(progress, None);
         }
     }
 
@@ -224,16 +224,13 @@ impl TicketState {
         for slot in &mut progress.items {
             slot.get_or_insert(status);
         }
-        self.end(progress);
-        if let Some(core) = self.core.upgrade() {
-            core.withdraw(self, status);
-        }
+        self.end(progress, Some(status));
         true
     }
 
     /// Everything is accounted for before anybody learns of the end, and the memory is free then unless a transfer has
-    /// it.
-    fn end(self: &Arc<Self>, mut progress: MutexGuard<'_, Progress>) {
+    /// it. `early`: what items ended as that had not ended.
+    fn end(self: &Arc<Self>, mut progress: MutexGuard<'_, Progress>, early: Option<Status>) {
         let now = Instant::now();
         let started = progress.started.unwrap_or(now);
         let completion = Arc::new(Completion {
@@ -248,6 +245,9 @@ impl TicketState {
         self.release();
         let core = self.core.upgrade();
         if let Some(core) = &core {
+            if let Some(status) = early {
+                core.withdraw(self, status);
+            }
             core.requests.ended(self, &completion);
         }
         lock(&self.progress).completion = Some(completion.clone());

@@ -47,6 +47,13 @@ impl DataFile {
         Ok(Self { path: path.to_owned(), buffered, direct, direct_failed: OnceLock::new() })
     }
 
+    /// A file that has nothing but a name, for tests whose disk is simulated.
+    #[cfg(test)]
+    pub(crate) fn in_name_only(path: &Path) -> io::Result<Self> {
+        let null = Self::open(Path::new("/dev/null"), FileAccess::ReadWrite)?;
+        Ok(Self { path: path.to_owned(), ..null })
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -32,12 +32,7 @@ impl Wake {
 
     /// Sleeps until there is a signal, and takes it.
     pub(super) fn wait(&self) {
-        loop {
-            match poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None) {
-                Err(Errno::INTR) => {}
-                _ => break,
-            }
-        }
+        while let Err(Errno::INTR) = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None) {}
         self.clear();
     }
 

@@ -185,13 +185,13 @@ impl BlockLoad {
         self.items.iter().enumerate().map(judge).collect()
     }
 
-    /// Bytes that no checksum vouches for are the block's if its header has stayed what it was before they were read:
+    /// The place of an own block is held. Of others, bytes that no checksum vouches for are the block's if its header has stayed what it was before they were read:
     /// whoever gives the place to another block writes that first. And bytes with another checksum are not damaged if
     /// that is what happened.
     fn conclude(self, judged: Vec<Judged>, table: ShardTable, started: Option<Instant>) {
         let is_settled = |judged: &Judged| matches!(judged, Judged::Is(_) | Judged::Proven);
         let offset = match self.found.place.header {
-            Some(offset) if !judged.iter().all(is_settled) => offset,
+            Some(offset) if !self.found.is_own && !judged.iter().all(is_settled) => offset,
             _ => return self.settle(judged, None, started),
         };
         let core = self.core.clone();

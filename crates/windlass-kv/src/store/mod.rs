@@ -35,8 +35,11 @@ use self::{
 };
 use crate::{
     BlockEntry, BlockPage, Completion, Error, Event, Fingerprint, Key, NamespaceDescription, NamespaceId,
-    NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified, io::Transfers,
-    layout::Layout, metrics::Metrics, sync::lock,
+    NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified,
+    io::{IoEngine, IoOptions, Transfers},
+    layout::{self, Layout},
+    metrics::Metrics,
+    sync::lock,
 };
 use std::{
     collections::HashMap,
@@ -97,8 +100,17 @@ impl Store {
     /// [`Error::InvalidOption`], [`Error::NotAStore`], [`Error::UnknownFormat`], [`Error::RouteUnavailable`] if a route
     /// that was named cannot be used, [`Error::Io`].
     pub fn open(options: StoreOptions) -> Result<Self> {
-        let _ = options;
-        Err(Error::Internal("not yet".into()))
+        check(&options)?;
+        let (kind, layout) = layout::open(&options)?;
+        let options = StoreOptions { layout: Some(kind), ..options };
+        let transfers = IoEngine::start(IoOptions {
+            route: options.route,
+            threads: options.io_threads,
+            #[cfg(feature = "fault-injection")]
+            faults: options.faults.clone(),
+            ..IoOptions::new(&options.root)
+        })?;
+        Self::with_parts(options, layout, Arc::new(transfers))
     }
 
     /// A store of these parts.
@@ -286,7 +298,7 @@ impl Store {
         self.core().check_open()?;
         let mut listed = Vec::new();
         let next = self.core().layout.list(cursor, most, &mut listed);
-        let entry = |block: crate::layout::Listed| BlockEntry {
+        let entry = |block: layout::Listed| BlockEntry {
             namespace: block.namespace,
             fingerprint: block.fingerprint,
             payload_bytes: block.payload_len,
@@ -325,6 +337,20 @@ impl Store {
         self.core().check_writable()?;
         self.core().layout.evict(bytes)
     }
+}
+
+/// Options that no store can have.
+fn check(options: &StoreOptions) -> Result<()> {
+    let invalid = |option, value: &dyn fmt::Display, reason: &str| {
+        Err(Error::InvalidOption { option, value: value.to_string(), reason: reason.into() })
+    };
+    if options.max_in_flight_bytes == 0 {
+        return invalid("max_in_flight_bytes", &0, "nothing could be moved");
+    }
+    if options.io_threads == Some(0) {
+        return invalid("io_threads", &0, "nobody would move bytes");
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Store {

@@ -149,7 +149,7 @@ fn read(
     };
     match core.layout.check(found, key, &outcome.header) {
         Verdict::Good(table) if !shards.is_empty() && table.0 != shards => Seen::Gone,
-        Verdict::Good(table) => match shards.iter().enumerate().position(|shard| differs(shard)) {
+        Verdict::Good(table) => match shards.iter().enumerate().position(differs) {
             None => Seen::Good(table),
             Some(number) => corrupt(format!("shard {number} has another checksum than the one stored")),
         },

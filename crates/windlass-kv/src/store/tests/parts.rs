@@ -175,7 +175,12 @@ impl Layout for Slots {
             stride: block.stride,
         };
         let payload_len = block.stride * u64::from(block.shards);
-        Lookup::Found(Found { place, payload_len, token: Box::new((fingerprint, block.clone())) })
+        Lookup::Found(Found {
+            place,
+            payload_len,
+            is_own: false,
+            token: Box::new((fingerprint, block.clone())),
+        })
     }
 
     fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
