@@ -156,7 +156,7 @@ def slow(
 
     def start(seconds: float, **options: Any) -> kv.Ticket:
         target = allocate(0, 1 << 20)
-        stand_in.set(f"copy_latency_us={int(seconds * 1e6)}")
+        stand_in.set(f"COPY_LATENCY_US={int(seconds * 1e6)}")
         return blocks.load(["a"], [target], **options)
 
     yield start
@@ -244,7 +244,7 @@ def test_a_store_that_is_closed_ends_what_is_under_way(
     blocks = store.namespace(model="slow")
     blocks.store(["a"], [random_bytes(1 << 20)]).wait(30)
     target = allocate(0, 1 << 20)
-    stand_in.set("copy_latency_us=500000")
+    stand_in.set("COPY_LATENCY_US=500000")
     ticket = blocks.load(["a"], [target])
     store.close()
     assert ticket.done()
@@ -261,7 +261,7 @@ def test_an_event_holds_a_store_back_until_the_memory_is_written(
         data = bytes(random_bytes(1 << 20))
         source = allocate(0, len(data))
         source.write(bytes(len(data)))
-        stand_in.set("copy_latency_us=300000")
+        stand_in.set("COPY_LATENCY_US=300000")
         pinned = np.frombuffer(data, np.uint8).copy()
         stream, event = ctypes.c_void_p(), ctypes.c_void_p()
         with source:
