@@ -360,8 +360,9 @@ impl Worker {
                     unsafe { memory::scatter(&op.step, &op.lease, &mut transfer.sums) };
                     memory::take_header(&op.step, &op.lease, &mut transfer.header);
                     if let Some(devices) = &mut self.devices {
-                        // SAFETY: as above; whoever submits a job vouches for memory of devices too.
-                        copied = unsafe { devices.copy(Direction::Read, &op.step, &op.lease, None) };
+                        let after = transfer.wait_event;
+                        // SAFETY: as above; whoever submits a job vouches for memory of devices, and for its event, too.
+                        copied = unsafe { devices.copy(Direction::Read, &op.step, &op.lease, after) };
                     }
                 }
             }

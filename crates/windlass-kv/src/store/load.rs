@@ -20,6 +20,7 @@ pub(crate) struct LoadOptions<'a> {
     pub(crate) namespace: NamespaceId,
     pub(crate) counters: &'a Arc<NamespaceCounters>,
     pub(crate) priority: Priority,
+    pub(crate) wait_event: Option<u64>,
 }
 
 /// Begins to load the blocks of a request.
@@ -107,7 +108,7 @@ fn job(
         parts,
         checksums: if core.options.verify { Checksums::Compute } else { Checksums::Skip },
         deadline: ticket.deadline,
-        wait_event: None,
+        wait_event: options.wait_event,
         keep: KeepAlive::new(lease),
         done: Box::new(move |outcome| {
             // First, so that who learns of the end finds room for more.
