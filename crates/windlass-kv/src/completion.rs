@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 /// What became of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -19,6 +19,9 @@ pub enum Status {
     Expired,
     /// A load of a block that is not what was stored. It is a miss from now on; the memory holds anything.
     Corrupt,
+    /// It does not fit the block: the memory has another length than the shard, or the block has other shards. The
+    /// block stays; the memory holds anything.
+    Mismatch,
     /// A store that was refused: no room, too many bytes under way, not admitted.
     Dropped(DropReason),
     /// It took too long. The memory may still be read or written until the ticket is released.
@@ -33,6 +36,28 @@ impl Status {
     /// Whether bytes were delivered, or are in the store.
     pub fn is_ok(self) -> bool {
         matches!(self, Self::Ok | Self::Exists)
+    }
+}
+
+/// As reports and other languages have it: `ok`, `dropped:no_room`, `io:5`.
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ok => "ok",
+            Self::Exists => "exists",
+            Self::Miss => "miss",
+            Self::Expired => "expired",
+            Self::Corrupt => "corrupt",
+            Self::Mismatch => "mismatch",
+            Self::Dropped(DropReason::NoRoom) => "dropped:no_room",
+            Self::Dropped(DropReason::Quota) => "dropped:quota",
+            Self::Dropped(DropReason::Busy) => "dropped:busy",
+            Self::Dropped(DropReason::NotAdmitted) => "dropped:not_admitted",
+            Self::Dropped(DropReason::TooLarge) => "dropped:too_large",
+            Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
+            Self::Io(errno) => return write!(f, "io:{errno}"),
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{Error, NamespaceId, Result};
+use serde::{Serialize, Serializer};
 use std::fmt;
 
 /// The name of a block in its namespace: 1 to 1024 bytes, of any values.
@@ -17,10 +18,16 @@ impl Key {
     /// # Errors
     /// [`Error::InvalidKey`] if there are none, or too many.
     pub fn new(bytes: &[u8]) -> Result<Self> {
+        Self::check(bytes)?;
+        Ok(Self(bytes.into()))
+    }
+
+    /// Whether a key can have these bytes.
+    pub(crate) fn check(bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() || bytes.len() > Self::MAX_LEN {
             return Err(Error::InvalidKey { len: bytes.len() });
         }
-        Ok(Self(bytes.into()))
+        Ok(())
     }
 
     /// Its bytes.
@@ -42,6 +49,12 @@ impl fmt::Display for Key {
             Ok(text) if !text.chars().any(char::is_control) => f.write_str(text),
             _ => self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}")),
         }
+    }
+}
+
+impl Serialize for Key {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 
@@ -67,9 +80,21 @@ impl Fingerprint {
     }
 }
 
-impl fmt::Debug for Fingerprint {
+impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for Fingerprint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

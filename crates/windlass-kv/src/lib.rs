@@ -1,20 +1,36 @@
 //! A store of KV-cache blocks: they move from host or device memory to storage and back, and survive crashes.
 #![deny(missing_docs, unsafe_code)]
 #![allow(dead_code, reason = "PLACEHOLDER until the store uses its parts")]
+mod buffer;
 mod completion;
 mod error;
 mod io;
 mod item;
 mod key;
 mod layout;
+mod metrics;
 mod namespace;
 mod options;
+mod report;
+mod request;
+mod store;
+mod sync;
+mod ticket;
 
+pub use buffer::{Buffer, BufferItem, Transfer, TransferOptions};
 pub use completion::{Completion, DropReason, Status};
 pub use error::{Error, Result};
+pub use io::{Carrier, Priority};
 pub use item::{Item, KeepAlive, Piece};
 pub use key::{Fingerprint, Key};
 pub use namespace::{NamespaceDescription, NamespaceId, NamespaceOptions, Rank};
 pub use options::{
     Admission, DirectPath, Durability, Eviction, IoRoute, LayoutKind, StoreAccess, StoreOptions,
 };
+pub use report::{
+    BlockEntry, BlockInfo, BlockPage, CarrierShare, Dropped, Event, EventKind, NamespaceStats, Owner,
+    ShardInfo, Stats, StoreReport, Verified,
+};
+pub use request::{Notify, Request};
+pub use store::{Namespace, PinGuard, Region, Store};
+pub use ticket::Ticket;

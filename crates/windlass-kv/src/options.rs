@@ -164,6 +164,8 @@ pub struct StoreOptions {
     pub verify: bool,
     /// Time that a load or a store may take unless it says otherwise.
     pub timeout: Option<Duration>,
+    /// Time after which a block is given up that does not get all its shards.
+    pub partial_timeout: Duration,
     /// Bytes a second that are read in the background to find damaged blocks. 0: none.
     pub scrub_bytes_per_second: u64,
 }
@@ -187,6 +189,7 @@ impl StoreOptions {
             max_in_flight_bytes: 256 << 20,
             verify: true,
             timeout: None,
+            partial_timeout: Duration::from_secs(600),
             scrub_bytes_per_second: 0,
         }
     }

@@ -7,6 +7,7 @@ mod file;
 pub(crate) use file::DataFile;
 
 use crate::{KeepAlive, Piece};
+use serde::Serialize;
 use std::{fmt, io, sync::Arc, time::Instant};
 
 /// Which way bytes go.
@@ -18,9 +19,9 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// What is asked for first.
+/// What goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Priority {
+pub enum Priority {
     /// Somebody waits for it: loads.
     Demand,
     /// Nobody waits yet: stores.
@@ -100,8 +101,10 @@ pub(crate) enum Checksums {
 }
 
 /// How bytes were carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Carrier {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Carrier {
     /// Through a ring, past the page cache.
     UringDirect,
     /// Through a ring and the page cache.
@@ -112,6 +115,28 @@ pub(crate) enum Carrier {
     ThreadsBuffered,
     /// Between a device and the drive.
     Gds,
+}
+
+impl Carrier {
+    /// The name that reports and metrics use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::UringDirect => "uring_direct",
+            Self::UringBuffered => "uring_buffered",
+            Self::ThreadsDirect => "threads_direct",
+            Self::ThreadsBuffered => "threads_buffered",
+            Self::Gds => "gds",
+        }
+    }
+}
+
+/// Moves bytes: the engine, or in tests what takes its place.
+pub(crate) trait Transfers: Send + Sync {
+    /// Begins transfers. Never blocks.
+    fn submit(&self, jobs: Vec<Job>);
+
+    /// Ends those of this tag that have not begun, as [`Failure::Cancelled`]. Says how many.
+    fn cancel(&self, tag: u64) -> usize;
 }
 
 /// How a transfer ended.
@@ -128,6 +153,20 @@ pub(crate) struct Outcome {
     pub(crate) bounced_bytes: u64,
     /// When it began; `None` if it did not.
     pub(crate) started: Option<Instant>,
+}
+
+impl Outcome {
+    /// One that moved nothing.
+    pub(crate) fn failed(failure: Failure) -> Self {
+        Self {
+            result: Err(failure),
+            header: Vec::new(),
+            checksums: Vec::new(),
+            carried: Vec::new(),
+            bounced_bytes: 0,
+            started: None,
+        }
+    }
 }
 
 /// Why a transfer failed.

@@ -153,8 +153,8 @@ pub(crate) struct Usage {
 }
 
 /// A way for blocks to lie on storage. All methods may be called from several threads at once. None but
-/// [`Layout::reserve`], [`Layout::commit`], [`Layout::maintain`], [`Layout::delete`], [`Layout::clear`] and
-/// [`Layout::close`] waits for the disk.
+/// [`Layout::reserve`], [`Layout::commit`], [`Layout::maintain`], [`Layout::delete`], [`Layout::clear`],
+/// [`Layout::evict`], [`Layout::key_of`] and [`Layout::close`] waits for the disk.
 pub(crate) trait Layout: Send + Sync {
     /// Makes a namespace known: its description is written down, its limits hold from now on.
     fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()>;
@@ -199,6 +199,9 @@ pub(crate) trait Layout: Send + Sync {
 
     /// Removes all own blocks of a namespace that are not pinned; says how many.
     fn clear(&self, namespace: NamespaceId) -> Result<usize>;
+
+    /// Evicts own blocks that are not pinned, until as many bytes are free for others. Says how many it freed.
+    fn evict(&self, bytes: u64) -> Result<u64>;
 
     /// Blocks after `cursor` in an order that stays as it is; at most `most`. The next cursor, or `None` at the end.
     fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64>;

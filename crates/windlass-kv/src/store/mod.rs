@@ -1,0 +1,327 @@
+//! The store: what users open, and the threads behind it.
+
+mod assembly;
+mod commit;
+mod core;
+mod described;
+mod events;
+mod gate;
+mod group;
+mod housekeeping;
+mod load;
+mod namespace;
+mod pin;
+mod placement;
+mod region;
+mod requests;
+mod threads;
+mod verify;
+
+pub use namespace::Namespace;
+pub use pin::PinGuard;
+pub use region::Region;
+
+pub(crate) use self::core::Core;
+use self::{
+    assembly::{Assemblies, Assembly},
+    events::Events,
+    gate::Gate,
+    requests::Requests,
+    threads::Threads,
+};
+use crate::{
+    BlockEntry, BlockPage, Completion, Error, Event, Fingerprint, Key, LayoutKind, NamespaceDescription,
+    NamespaceId, NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified, io::Transfers,
+    layout::Layout, metrics::Metrics, sync::lock,
+};
+use std::{
+    collections::HashMap,
+    fmt,
+    ops::ControlFlow,
+    os::fd::BorrowedFd,
+    path::Path,
+    sync::{Arc, Mutex, RwLock, atomic::AtomicBool},
+    time::Duration,
+};
+
+/// A store of KV-cache blocks below a directory. Clones are the same store.
+///
+/// Nothing waits for the disk but what says so: [`Ticket::wait`](crate::Ticket::wait), [`Store::flush`],
+/// [`Store::close`], and what lists, verifies and removes.
+///
+/// ```no_run
+/// use std::{sync::Arc, time::Duration};
+/// use windlass_kv::{
+///     Item, KeepAlive, Key, NamespaceDescription, NamespaceOptions, Piece, Request, Store, StoreOptions,
+/// };
+///
+/// let mut options = StoreOptions::new("/mnt/nvme/kv");
+/// options.capacity_bytes = Some(100 << 30);
+/// let store = Store::open(options)?;
+/// let description = NamespaceDescription { model: "llama@1".into(), ..Default::default() };
+/// let namespace = store.namespace(&description, NamespaceOptions::default())?;
+///
+/// let block = Arc::new(vec![7_u8; 1 << 20]);
+/// let item = |memory: &Arc<Vec<u8>>| -> windlass_kv::Result<Item> {
+///     let pieces = vec![Piece::host(memory.as_ptr(), memory.len())];
+///     Ok(Item { key: Key::new(b"tokens 0..16")?, shard: 0, pieces })
+/// };
+/// // SAFETY: the request keeps the memory, and nobody writes to it.
+/// let ticket = unsafe { namespace.store(Request::new(vec![item(&block)?], KeepAlive::new(block.clone())))? };
+/// assert!(ticket.wait(Some(Duration::from_secs(10)))?.is_ok());
+/// assert_eq!(namespace.lookup_prefix(&["tokens 0..16", "tokens 16..32"])?, 1);
+/// # Ok::<(), windlass_kv::Error>(())
+/// ```
+///
+/// In a child of `fork` it is closed: everything fails with [`Error::Closed`], and dropping it does nothing.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+/// What clones of a store and its namespaces share. Dropping it closes the store.
+pub(crate) struct Inner {
+    core: Arc<Core>,
+    threads: Mutex<Option<Threads>>,
+    namespaces: Mutex<HashMap<NamespaceId, Arc<Mutex<NamespaceOptions>>>>,
+}
+
+impl Store {
+    /// Opens a store, and makes it if it is not there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`], [`Error::NotAStore`], [`Error::UnknownFormat`], [`Error::RouteUnavailable`] if a route
+    /// that was named cannot be used, [`Error::Io`].
+    pub fn open(options: StoreOptions) -> Result<Self> {
+        let _ = options;
+        Err(Error::Internal("not yet".into()))
+    }
+
+    /// A store of these parts.
+    pub(crate) fn with_parts(
+        options: StoreOptions,
+        layout: Arc<dyn Layout>,
+        transfers: Arc<dyn Transfers>,
+    ) -> Result<Self> {
+        let metrics = Arc::new(Metrics::new());
+        let (placement, places) = crossbeam_channel::unbounded();
+        let (commits, groups) = crossbeam_channel::unbounded();
+        let core = Arc::new(Core {
+            root: options.root.as_path().into(),
+            process: std::process::id(),
+            layout,
+            requests: Arc::new(Requests::new(metrics.clone())?),
+            gate: Gate::new(options.max_in_flight_bytes),
+            assemblies: Assemblies::default(),
+            metrics,
+            events: Events::default(),
+            placement,
+            commits,
+            transfers: RwLock::new(Some(transfers)),
+            closing: AtomicBool::new(false),
+            options,
+        });
+        let threads = Mutex::new(Some(Threads::start(&core, places, groups)?));
+        Ok(Self { inner: Arc::new(Inner { core, threads, namespaces: Mutex::default() }) })
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.inner.core
+    }
+
+    /// Its directory.
+    pub fn root(&self) -> &Path {
+        &self.core().root
+    }
+
+    /// Opens a namespace. Opening one again sets its options anew.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Closed`].
+    pub fn namespace(
+        &self,
+        description: &NamespaceDescription,
+        options: NamespaceOptions,
+    ) -> Result<Namespace> {
+        self.opened_namespace(description.id()?, &description.to_json()?, options)
+    }
+
+    fn opened_namespace(
+        &self,
+        id: NamespaceId,
+        description: &str,
+        options: NamespaceOptions,
+    ) -> Result<Namespace> {
+        self.core().check_open()?;
+        self.core().layout.open_namespace(id, description, options)?;
+        let mut namespaces = lock(&self.inner.namespaces);
+        let shared = namespaces.entry(id).or_default().clone();
+        *lock(&shared) = options;
+        Ok(Namespace::new(self.inner.clone(), id, shared))
+    }
+
+    /// Opens a namespace that the store has, without its description: for tools.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`] if it has none of this name; [`Error::Io`], [`Error::Closed`].
+    pub fn existing_namespace(&self, id: NamespaceId) -> Result<Namespace> {
+        let Some((_, description)) = self.namespaces()?.into_iter().find(|(other, _)| *other == id) else {
+            return Err(Error::InvalidRequest(format!(
+                "{} has no namespace {id}: 'windlass kv ls' shows those that it has",
+                self.root().display()
+            )));
+        };
+        let shared = lock(&self.inner.namespaces).entry(id).or_default().clone();
+        let options = *lock(&shared);
+        self.core().layout.open_namespace(id, &description, options)?;
+        Ok(Namespace::new(self.inner.clone(), id, shared))
+    }
+
+    /// The namespaces that it has, with their descriptions as JSON.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Closed`].
+    pub fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
+        self.core().check_open()?;
+        self.core().layout.namespaces()
+    }
+
+    /// Readable while there are completions to drain, of requests with [`Notify::EventFd`](crate::Notify::EventFd).
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.core().requests.event_fd()
+    }
+
+    /// The completions of requests with [`Notify::EventFd`](crate::Notify::EventFd) since the last call, in the order in
+    /// which they ended. None in a child of `fork`.
+    pub fn drain_completions(&self) -> Vec<Completion> {
+        if self.core().is_forked() { Vec::new() } else { self.core().requests.drain() }
+    }
+
+    /// What it holds and did.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn stats(&self) -> Result<Stats> {
+        self.core().check_open()?;
+        Ok(self.core().stats())
+    }
+
+    /// What it holds and did, as Prometheus wants it (OpenMetrics text).
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn metrics(&self) -> Result<String> {
+        self.core().metrics.encode(&self.stats()?)
+    }
+
+    /// How it works.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn report(&self) -> Result<StoreReport> {
+        self.core().check_open()?;
+        let options = &self.core().options;
+        Ok(StoreReport {
+            version: env!("CARGO_PKG_VERSION").into(),
+            root: options.root.clone(),
+            access: options.access,
+            layout: options.layout.unwrap_or(LayoutKind::default()),
+            durability: options.durability,
+            route: options.route,
+            direct: options.direct,
+            carriers: self.core().metrics.carriers(),
+            bounced_bytes: self.core().metrics.bounced_bytes(),
+            refused: Vec::new(),
+        })
+    }
+
+    /// What happened since the last call. The store remembers the last 1024; [`Stats::forgotten_events`] counts others.
+    pub fn events(&self) -> Vec<Event> {
+        if self.core().is_forked() { Vec::new() } else { self.core().events.drain() }
+    }
+
+    /// Waits until every request to store that was made before has ended, on the disk as far as
+    /// [`Durability`](crate::Durability) asks for it. Blocks that lack shards are not waited for.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], [`Error::Closed`].
+    pub fn flush(&self, timeout: Option<Duration>) -> Result<()> {
+        self.core().check_open()?;
+        self.core().requests.flush(timeout)
+    }
+
+    /// Ends it: nothing is accepted any more, stores under way get `timeout` to end (`None`: as long as they take),
+    /// other requests end as [`Status::Cancelled`](crate::Status::Cancelled). Then the system gets some seconds to end
+    /// what it has. Dropping the store and all its namespaces does the same, with no time for stores. Closing it again
+    /// does nothing.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] if stores did not end within `timeout`, or the system does not give back all memory: that
+    /// memory stays leased until it does. [`Error::Io`] if the index cannot be written.
+    pub fn close(&self, timeout: Option<Duration>) -> Result<()> {
+        self.inner.close(timeout)
+    }
+
+    /// Does now what is done now and then: expire blocks, follow other processes, evict ahead, write checkpoints.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Closed`].
+    pub fn maintain_now(&self) -> Result<()> {
+        self.core().check_open()?;
+        self.core().layout.maintain()
+    }
+
+    /// Blocks, at most `most` of them, in an order of the store's. The first page has the cursor 0.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn list(&self, cursor: u64, most: usize) -> Result<BlockPage> {
+        self.core().check_open()?;
+        let mut listed = Vec::new();
+        let next = self.core().layout.list(cursor, most, &mut listed);
+        let entry = |block: crate::layout::Listed| BlockEntry {
+            namespace: block.namespace,
+            fingerprint: block.fingerprint,
+            payload_bytes: block.payload_len,
+            owner: if block.is_own { Owner::This } else { Owner::Other },
+            expires: block.expires,
+        };
+        Ok(BlockPage { blocks: listed.into_iter().map(entry).collect(), next })
+    }
+
+    /// The key of a block in a listing, which may have to be read; `None` if it is gone.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Closed`].
+    pub fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
+        self.core().check_open()?;
+        self.core().layout.key_of(block)
+    }
+
+    /// Reads every block and compares its checksums. Those that are damaged are missing afterwards. `progress` is called
+    /// after each block, and says whether to go on.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Closed`].
+    pub fn verify(&self, progress: impl FnMut(&Verified) -> ControlFlow<()>) -> Result<Verified> {
+        self.core().check_open()?;
+        verify::verify(self.core(), progress)
+    }
+
+    /// Evicts own blocks that are not pinned, the coldest first, until at least `bytes` are free for others. Says how
+    /// many bytes were freed.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`], [`Error::Io`], [`Error::Closed`].
+    pub fn evict(&self, bytes: u64) -> Result<u64> {
+        self.core().check_open()?;
+        self.core().check_writable()?;
+        self.core().layout.evict(bytes)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("root", &self.core().root).finish_non_exhaustive()
+    }
+}
