@@ -79,7 +79,7 @@ globals().update({name: getattr(upstream, name) for name in (*TESTS, *FIXTURES)}
 
 
 def test_upstream_tests_are_all_here():
-    assert len(TESTS) == 17
+    assert len(TESTS) == 18
     assert issubclass(upstream.RecordingNativeConnector, Client)
 
 

@@ -57,6 +57,15 @@ class Settings:
         """Opens the store."""
         return Store(root, **{"timeout": TIMEOUT_S, "max_in_flight": MAX_IN_FLIGHT, **self.store})
 
+    def open_both(self, root: str, **description: Any) -> tuple[Store, Namespace]:
+        """Opens the store and its one namespace."""
+        store = self.open(root)
+        try:
+            return store, self.open_namespace(store, **description)
+        except Exception:
+            store.close()
+            raise
+
     def open_namespace(self, store: Store, **description: Any) -> Namespace:
         """Opens the namespace of what the engine says and of what the user adds.
 

@@ -51,9 +51,8 @@ class Client:
             options: Those of `windlass.kv.Store`, and ``namespace``.
         """
         settings = Settings.parse(options, "adapter_params")
-        self._store = settings.open(root)
-        self._blocks = settings.open_namespace(
-            self._store, key_algorithm="lmcache object key", other={"engine": "lmcache"}
+        self._store, self._blocks = settings.open_both(
+            root, key_algorithm="lmcache object key", other={"engine": "lmcache"}
         )
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -118,7 +117,7 @@ class Client:
         # Blocks of one request have room for its longest item each.
         by_length: defaultdict[int, list[int]] = defaultdict(list)
         for place, view in enumerate(memoryviews):
-            by_length[view.nbytes].append(place)
+            by_length[memoryview(view).nbytes].append(place)
         # Locked meanwhile: a request may end before it is known here.
         with self._lock:
             operation = _Operation(next(self._numbers), [""] * len(keys))

@@ -85,16 +85,18 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
         settings = Settings.parse(_options(config, len(roots)), "windlass")
         self._geometry = _Geometry.of(config)
         self._stores: list[Store] = []
+        self._blocks: list[Namespace] = []
         try:
             for root in roots:
-                self._stores.append(settings.open(root))
-            # UCM has the model, the ranks and the element type in its block ids.
-            description = {
-                "layout": str(config.get("tensor_layout", "")),
-                "key_algorithm": "ucm block id",
-                "other": {"engine": "ucm"},
-            }
-            self._blocks = [settings.open_namespace(store, **description) for store in self._stores]
+                # UCM has the model, the ranks and the element type in its block ids.
+                store, blocks = settings.open_both(
+                    root,
+                    layout=str(config.get("tensor_layout", "")),
+                    key_algorithm="ucm block id",
+                    other={"engine": "ucm"},
+                )
+                self._stores.append(store)
+                self._blocks.append(blocks)
         except Exception:
             self.close()
             raise

@@ -107,8 +107,9 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
         settings = Settings.parse(options, f"secondary tier {tier_type}")
         self._rows: np.ndarray | None = np.asarray(primary_kv_view)
         self._chunks = len(primary_kv_view)
-        self._store = settings.open(root_dir)
-        self._blocks = settings.open_namespace(self._store, **_description(offloading_spec, self.block_size_bytes))
+        self._store, self._blocks = settings.open_both(
+            root_dir, **_description(offloading_spec, self.block_size_bytes)
+        )
         self._jobs: dict[JobId, _Job] = {}
         # Chunks whose store has not ended, and how often they are being stored.
         self._storing: Counter[OffloadKey] = Counter()
