@@ -110,7 +110,7 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
         if getattr(pool, "kv_buffer", None) is None and name == PoolName.KV:
             # It counts pages that others have the bytes of.
             return _Pool(name, pool, None, has_pieces=False)
-        page = torch.arange(pool.page_size or 1, dtype=torch.int64)
+        page = torch.arange(_page_size(pool), dtype=torch.int64)
         try:
             has_pieces = pool.get_page_buffer_meta(page) is not None
         except (NotImplementedError, ValueError) as reason:
@@ -331,7 +331,7 @@ class _Pool:
 
     @property
     def page_size(self) -> int:
-        return getattr(self.host, "logical_page_size", None) or self.host.page_size or 1
+        return _page_size(self.host)
 
     def load(self, keys: list[str], indices: torch.Tensor) -> tuple[list[bool], int]:
         """Loads pages; which were loaded, and bytes of them."""
@@ -383,6 +383,11 @@ class _Traffic:
     def note(self, is_load: bool, pages: int, speed: float) -> None:
         (self.loaded_pages if is_load else self.stored_pages).append(pages)
         (self.load_speeds if is_load else self.store_speeds).append(speed)
+
+
+def _page_size(pool: HostKVCache) -> int:
+    """Places of a page, of all ranks that share the context."""
+    return getattr(pool, "logical_page_size", None) or pool.page_size or 1
 
 
 def _usable(
