@@ -1,7 +1,7 @@
 """Fetches the sources of the hosts that plug-ins and adapters are tested on, and the packages that those import.
 
-Nothing of theirs is compiled: what is tested is Python, and imports without the compiled parts. Two compiled modules that
-LMCache and UCM import and that no test needs are replaced by a few lines.
+Nothing of theirs is compiled: what is tested is Python, and imports without the compiled parts. Two modules that no test
+needs, and that LMCache and UCM import, are replaced by a few lines.
 """
 
 from __future__ import annotations
@@ -112,7 +112,14 @@ def download_lmcache(to: Path, packages: Path) -> tuple[Path, Path]:
     pinned = ("--no-deps", "--dest", to, "--require-hashes", "--requirement", LMCACHE)
     pip("download", "--only-binary=lmcache", *pinned)
     # As with vLLM: the metadata are asked for, and nothing is compiled for them.
-    pip("download", "--no-build-isolation", "--no-binary=lmcache", *pinned, PYTHONPATH=str(packages), NO_NATIVE_EXT="1")
+    pip(
+        "download",
+        "--no-build-isolation",
+        "--no-binary=lmcache",
+        *pinned,
+        PYTHONPATH=str(packages),
+        NO_NATIVE_EXT="1",
+    )
     return next(to.glob("lmcache-*.whl")), next(to.glob("lmcache-*.tar.gz"))
 
 

@@ -26,7 +26,8 @@ def examples(page: str, root: Path, language: str = "json") -> list[Any]:
     assert blocks, f"{page} has no examples"
     # None of the capacity is taken in advance, but the examples' is more than what a drive for tests has.
     return [
-        json.loads(re.sub(r'"\d+[TG]iB"', '"64MiB"', block.replace(DOCUMENTED_ROOT, str(root)))) for block in blocks
+        json.loads(re.sub(r'"\d+[TG]iB"', '"64MiB"', block.replace(DOCUMENTED_ROOT, str(root))))
+        for block in blocks
     ]
 
 

@@ -74,7 +74,9 @@ class Settings:
         """
         said = {name for name, value in description.items() if value} - {"model", "other"}
         for name in sorted(said & self.namespace.keys()):
-            raise OptionError(f"namespace cannot have {name!r}: the engine says that it is {description[name]!r}")
+            raise OptionError(
+                f"namespace cannot have {name!r}: the engine says that it is {description[name]!r}"
+            )
         # Of two words for one thing, that of the engine counts.
         other = {**self.namespace.get("other", {}), **description.get("other", {})}
         return store.namespace(**{**description, **self.namespace, "other": texts(other)})

@@ -39,7 +39,9 @@ def settle(ticket: Ticket) -> Completion:
         pause = min(2 * pause, _LONGEST_PAUSE_S)
         if time.monotonic() >= complaint:
             complaint += _COMPLAINT_S
-            log.warning("the storage still has the memory of a request that ended: %s", summary(completion.statuses))
+            log.warning(
+                "the storage still has the memory of a request that ended: %s", summary(completion.statuses)
+            )
     return completion
 
 

@@ -124,7 +124,9 @@ class Client:
             for places in by_length.values():
                 try:
                     ticket = start(
-                        [keys[place] for place in places], [memoryviews[place] for place in places], notify=True
+                        [keys[place] for place in places],
+                        [memoryviews[place] for place in places],
+                        notify=True,
                     )
                 except (Error, ValueError, BufferError) as error:
                     # The others are under way, and have to end.

@@ -121,7 +121,7 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
 
     def _namespace(self, name: PoolName, pool: HostKVCache, form: str) -> Namespace:
         config = self._config
-        # Of a model whose ranks have the same cache the first one stores it; the states of Mamba are split all the same.
+        # Where all ranks have the same cache, the first one stores it. The states of Mamba are split all the same.
         is_replicated = config.is_mla_model and name != PoolName.MAMBA
         geometry = {what: getattr(pool, what) for what in _GEOMETRY if getattr(pool, what, None) is not None}
         return self._settings.open_namespace(
@@ -182,7 +182,10 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
         return self.batch_get([key], None if target_location is None else [target_location])[0]
 
     def batch_get(
-        self, keys: list[str], target_locations: Sequence[torch.Tensor] | None = None, target_sizes: Any = None
+        self,
+        keys: list[str],
+        target_locations: Sequence[torch.Tensor] | None = None,
+        target_sizes: Any = None,
     ) -> list[torch.Tensor | None]:
         """Loads pages into tensors. Those that cannot be loaded are None."""
         blocks = self._flat_namespace()
@@ -193,7 +196,11 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
         return [page if is_loaded else None for page, is_loaded in zip(pages, loaded, strict=True)]
 
     def set(
-        self, key: str, value: torch.Tensor | None = None, target_location: Any = None, target_sizes: Any = None
+        self,
+        key: str,
+        value: torch.Tensor | None = None,
+        target_location: Any = None,
+        target_sizes: Any = None,
     ) -> bool:
         """Stores a page from a tensor."""
         return self.batch_set([key], [value])
@@ -208,7 +215,9 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
         """Stores pages from tensors."""
         blocks = self._flat_namespace()
         if values is None or any(value is None for value in values):
-            raise RequestError("there are no tensors to store: pages by their places in the pool go to batch_set_v1")
+            raise RequestError(
+                "there are no tensors to store: pages by their places in the pool go to batch_set_v1"
+            )
         pages = [value.contiguous() for value in values if value is not None]
         begin = time.perf_counter()
         stored = _ended(blocks.store(keys, pages), "store", PoolName.KV)
@@ -387,12 +396,10 @@ class _Traffic:
 
 def _page_size(pool: HostKVCache) -> int:
     """Places of a page, of all ranks that share the context."""
-    return getattr(pool, "logical_page_size", None) or pool.page_size or 1
+    return int(getattr(pool, "logical_page_size", None) or pool.page_size or 1)
 
 
-def _usable(
-    transfer: PoolTransfer, keys: list[str], pages: int, pool: _Pool
-) -> tuple[int, set[int] | None]:
+def _usable(transfer: PoolTransfer, keys: list[str], pages: int, pool: _Pool) -> tuple[int, set[int] | None]:
     """How far a pool's pages reach, and the lengths of prefixes that it can restore; `None` if it does not matter."""
     policy = transfer.hit_policy
     if policy == PoolHitPolicy.BLOCK_GROUPS:

@@ -65,7 +65,8 @@ class _Rows:
         for presence, some in by_presence.items():
             columns = np.frombuffer(presence, dtype=bool)
             addresses = np.ascontiguousarray(self.addresses[some][:, columns])
-            found.append((some, Addresses(addresses, self.sizes[columns], device=self.device)))
+            sizes = np.asarray(self.sizes)[columns]
+            found.append((some, Addresses(addresses, sizes, device=self.device)))
         return found
 
 
@@ -103,7 +104,9 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
 
     def cc_store(self) -> int:
         """Fails: there is no store of UCM's C++ interface behind this one, so no other can be stacked on it."""
-        raise NotImplementedError("WindlassStore is no store of UCM's C++ interface; do not stack others on it")
+        raise NotImplementedError(
+            "WindlassStore is no store of UCM's C++ interface; do not stack others on it"
+        )
 
     def lookup(self, block_ids: list[bytes]) -> list[bool]:
         """Whether blocks are there, with all their shards."""
@@ -111,7 +114,9 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
             return self._blocks[0].lookup(block_ids)
         found = [False] * len(block_ids)
         for blocks, places in self._by_store(block_ids):
-            for place, is_there in zip(places, blocks.lookup([block_ids[place] for place in places]), strict=True):
+            for place, is_there in zip(
+                places, blocks.lookup([block_ids[place] for place in places]), strict=True
+            ):
                 found[place] = is_there
         return found
 
@@ -142,7 +147,9 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
 
     def dump(self, block_ids: list[bytes], shard_index: list[int], src_tensor: list[list[Any]]) -> Task:
         """Starts to store shards from tensors. A block is found when all its shards are there."""
-        return self._begin(Namespace.store, block_ids, shard_index, _Rows(tensors=src_tensor), **self._shards())
+        return self._begin(
+            Namespace.store, block_ids, shard_index, _Rows(tensors=src_tensor), **self._shards()
+        )
 
     def load_data(
         self, block_ids: list[bytes], shard_index: list[int], dst_addr: list[list[int]] | np.ndarray
@@ -196,7 +203,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
         for store in self._stores:
             store.close()
 
-    def _shards(self) -> dict[str, int]:
+    def _shards(self) -> dict[str, int | None]:
         return {"shards": self._geometry.shards, "shard_bytes": self._geometry.shard_bytes}
 
     def _follow(self, block_ids: list[bytes]) -> None:
@@ -275,7 +282,9 @@ class _Geometry:
 
     def rows(self, addresses: Sequence[Sequence[int]] | np.ndarray) -> _Rows:
         if self.sizes is None:
-            raise RequestError("addresses have no lengths without tensor_size_list or tensor_size in UCM's configuration")
+            raise RequestError(
+                "UCM's configuration has no tensor_size_list, nor tensor_size, so addresses have no lengths"
+            )
         found = np.asarray(addresses, dtype=np.uint64)
         if found.ndim != 2 or found.shape[1] != len(self.sizes):
             raise RequestError(
@@ -290,7 +299,9 @@ def _roots(config: Mapping[str, Any]) -> list[str]:
     roots = backends.split(":") if isinstance(backends, str) else list(backends or ())
     roots = [str(root) for root in roots if root]
     if not roots:
-        raise OptionError("storage_backends has to name a directory for the store, or several with ':' between them")
+        raise OptionError(
+            "storage_backends has to name a directory for the store, or several with ':' between them"
+        )
     return roots
 
 
@@ -306,7 +317,7 @@ def _options(config: Mapping[str, Any], stores: int) -> dict[str, Any]:
     own = config.get("windlass") or {}
     if not isinstance(own, Mapping):
         raise OptionError(f"windlass is an object of names and values, not {own!r}")
-    return {**options, **own}
+    return {**options, **{name: value for name, value in own.items() if value is not None}}
 
 
 def _has_cuda() -> bool:

@@ -103,7 +103,9 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
         if enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
             self._events = []
         elif enable_kv_events:
-            log.warning("enable_kv_events of tier %s does nothing: KV cache events are off in vLLM", tier_type)
+            log.warning(
+                "enable_kv_events of tier %s does nothing: KV cache events are off in vLLM", tier_type
+            )
         settings = Settings.parse(options, f"secondary tier {tier_type}")
         self._rows: np.ndarray | None = np.asarray(primary_kv_view)
         self._chunks = len(primary_kv_view)
@@ -199,7 +201,9 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
         if bad:
             self._failures.update(statuses[key] for key in bad)
             what = "load" if job.is_load else "store"
-            log.warning("%s of tier %s (job %d): %s", what, self.tier_type, job.job_id, summary(completion.statuses))
+            log.warning(
+                "%s of tier %s (job %d): %s", what, self.tier_type, job.job_id, summary(completion.statuses)
+            )
         return JobResult(
             job.job_id,
             success=not bad,
@@ -273,7 +277,8 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
                 documentation="Blocks that the KV store evicted to make room.", labelnames=labels
             ),
             USED_BYTES: OffloadingGaugeMetadata(
-                documentation="Bytes that the files of the KV store take, of all processes.", labelnames=labels
+                documentation="Bytes that the files of the KV store take, of all processes.",
+                labelnames=labels,
             ),
             CAPACITY_BYTES: OffloadingGaugeMetadata(
                 documentation="Most bytes that the files of the KV store may take.", labelnames=labels

@@ -507,8 +507,9 @@ def test_what_the_user_adds_tells_chunks_apart_too(tmp_path):
         assert ours.store([key_of(1)], [0]).success
     with engine(root, namespace={"model": "llama@3", "salt": "tenant"}) as other:
         assert other.tier.lookup(key_of(1), CONTEXT) is MISS
-    with pytest.raises(OptionError, match="the engine says that it is 'bfloat16'"), engine(
-        root, namespace={"dtype": "fp8"}
+    with (
+        pytest.raises(OptionError, match="the engine says that it is 'bfloat16'"),
+        engine(root, namespace={"dtype": "fp8"}),
     ):
         pass
 

@@ -18,16 +18,15 @@ from plugin_hosts import HOST_WARNINGS, import_host
 
 import_host("lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter")
 
+from lmcache.v1.distributed.l2_adapters import create_l2_adapter  # noqa: E402
 from lmcache.v1.distributed.l2_adapters.config import (  # noqa: E402
     add_l2_adapters_args,
     parse_args_to_l2_adapters_config,
 )
-from lmcache.v1.distributed.l2_adapters import create_l2_adapter  # noqa: E402
 from windlass.errors import OptionError  # noqa: E402
 from windlass.kv.adapters.lmcache import Client  # noqa: E402
 
 pytestmark = HOST_WARNINGS
-
 
 
 def module_at(*path: str):
@@ -35,7 +34,9 @@ def module_at(*path: str):
     host = find_spec("lmcache")
     assert host is not None
     assert host.origin is not None
-    spec = importlib.util.spec_from_file_location("lmcache_" + path[-1], Path(host.origin).parents[1].joinpath(*path))
+    spec = importlib.util.spec_from_file_location(
+        "lmcache_" + path[-1], Path(host.origin).parents[1].joinpath(*path)
+    )
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -233,7 +234,9 @@ def test_a_damaged_object_is_missing(tmp_path, client, damage):
 
 
 def test_deletion_says_what_was_there(client):
-    assert do(client, client.submit_batch_set(["a", "b"], [memoryview(b"a" * 100), memoryview(b"b" * 100)]))[0]
+    assert do(client, client.submit_batch_set(["a", "b"], [memoryview(b"a" * 100), memoryview(b"b" * 100)]))[
+        0
+    ]
     assert do(client, client.submit_batch_delete(["a", "gone"])) == (True, "", [True, False])
     assert do(client, client.submit_batch_exists(["a", "b"]))[2] == [False, True]
 

@@ -51,11 +51,11 @@ def pointers(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.uint64)
 
 
-def mha_pool(layout: str = "page_first", dtype: torch.dtype = torch.bfloat16, heads: int = HEADS) -> MHATokenToKVPoolHost:
+def mha_pool(
+    layout: str = "page_first", dtype: torch.dtype = torch.bfloat16, heads: int = HEADS
+) -> MHATokenToKVPoolHost:
     k, v = (tuple(torch.zeros(TOKENS, heads, HEAD_DIM, dtype=dtype) for _ in range(LAYERS)) for _ in "kv")
-    buffers = KVBuffers(
-        k=k, v=v, k_data_ptrs=pointers(k), v_data_ptrs=pointers(v), layout=KVBufferLayout.NHD
-    )
+    buffers = KVBuffers(k=k, v=v, k_data_ptrs=pointers(k), v_data_ptrs=pointers(v), layout=KVBufferLayout.NHD)
     info = MHABufferInfo(
         buffers=buffers,
         page_size=PAGE,
@@ -112,7 +112,8 @@ def mla_pool(layout: str = "page_first") -> MLATokenToKVPoolHost:
 
 def mamba_pool() -> MambaPoolHost:
     info = MambaStateBufferInfo(
-        temporal=torch.zeros(LAYERS, 16, 4, 8, 8), conv=(torch.zeros(LAYERS, 16, 12, 3, dtype=torch.bfloat16),)
+        temporal=torch.zeros(LAYERS, 16, 4, 8, 8),
+        conv=(torch.zeros(LAYERS, 16, 12, 3, dtype=torch.bfloat16),),
     )
     pool = MambaPoolHost(info, 2.0, 0, device_capacity=16, pin_memory=False, layout="page_first")
     pool.temporal_buffer.copy_(torch.rand_like(pool.temporal_buffer))
@@ -156,7 +157,9 @@ def storage_config(extra: dict[str, Any], **changes: Any) -> HiCacheStorageConfi
 
 
 @contextmanager
-def opened(root: Path, pool: Any, *, zero_copy: bool = True, store: dict[str, Any] | None = None, **changes: Any) -> Iterator:
+def opened(
+    root: Path, pool: Any, *, zero_copy: bool = True, store: dict[str, Any] | None = None, **changes: Any
+) -> Iterator:
     """A backend as SGLang's controller attaches it."""
     extra = {
         "backend_name": "windlass",
@@ -400,7 +403,7 @@ def test_hits_are_those_of_sglangs_file_backend(tmp_path):
     keys = [f"k{number}" for number in range(8)]
     stored = {PoolName.KV: keys[:7], PoolName.MAMBA: [keys[number] for number in (1, 2, 4, 5, 6)]}
     files = HiCacheFile(storage_config({"file_storage_path": str(tmp_path / "files")}))
-    with with_mamba(tmp_path / "kv") as (backend, main, mamba):
+    with with_mamba(tmp_path / "kv") as (backend, _, _):
         for name, names in stored.items():
             pages = [number for number, _ in enumerate(names)]
             place = indices(*pages) if name == PoolName.KV else torch.tensor(pages)
@@ -446,12 +449,18 @@ def test_a_pool_that_only_counts_has_no_pages_to_move(tmp_path):
 
 
 def test_a_draft_that_is_split_over_ranks_is_refused_where_one_rank_writes(tmp_path):
-    with opened(tmp_path, mla_pool(), is_mla_model=True, tp_size=2) as backend, pytest.raises(OptionError, match="draft"):
+    with (
+        opened(tmp_path, mla_pool(), is_mla_model=True, tp_size=2) as backend,
+        pytest.raises(OptionError, match="draft"),
+    ):
         backend.register_mem_host_pool_v2(mha_pool(), PoolName.DRAFT)
 
 
 def test_a_pool_that_is_not_registered_is_named(tmp_path):
-    with opened(tmp_path, mha_pool()) as backend, pytest.raises(RequestError, match="has not registered the pool swa"):
+    with (
+        opened(tmp_path, mha_pool()) as backend,
+        pytest.raises(RequestError, match="has not registered the pool swa"),
+    ):
         backend.batch_get_v2([PoolTransfer(PoolName.SWA, host_indices=indices(0), keys=["a"])])
 
 
