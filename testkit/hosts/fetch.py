@@ -1,7 +1,7 @@
 """Fetches the sources of the hosts that plug-ins and adapters are tested on, and the packages that those import.
 
-Nothing of theirs is compiled: what is tested is Python, and imports without the compiled parts. Two modules that no test
-needs, and that LMCache and UCM import, are replaced by a few lines.
+Nothing of theirs is compiled: what is tested is Python, and imports without the compiled parts. Two modules that no
+test needs, but that LMCache and UCM import, are replaced by a few lines.
 """
 
 from __future__ import annotations

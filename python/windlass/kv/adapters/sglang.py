@@ -420,7 +420,7 @@ def _group_pages(transfer: PoolTransfer, pool: _Pool) -> int:
     if not transfer.keys or transfer.group_pages < 1 or transfer.block_pages < 1:
         raise RequestError(f"the pool {transfer.name} has groups without keys, or without sizes")
     found = pool.blocks.lookup_prefix(transfer.keys) if pool.blocks is not None else len(transfer.keys)
-    return found // transfer.group_pages * transfer.block_pages
+    return int(found // transfer.group_pages * transfer.block_pages)
 
 
 def _rows(values: Sequence[int], pages: int) -> np.ndarray:
