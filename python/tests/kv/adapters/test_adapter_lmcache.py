@@ -241,6 +241,16 @@ def test_deletion_says_what_was_there(client):
     assert do(client, client.submit_batch_exists(["a", "b"]))[2] == [False, True]
 
 
+def test_what_admission_leaves_out_is_no_failure(tmp_path):
+    client = Client(str(tmp_path / "kv"), admission="second_touch", **SMALL)
+    memory = [memoryview(random_bytes(5000, 1))]
+    assert do(client, client.submit_batch_set(["k"], memory)) == (True, "", [True])
+    assert do(client, client.submit_batch_exists(["k"]))[2] == [False]
+    assert do(client, client.submit_batch_set(["k"], memory)) == (True, "", [True])
+    assert do(client, client.submit_batch_exists(["k"]))[2] == [True]
+    client.close()
+
+
 def test_blocks_of_another_namespace_are_not_found(tmp_path):
     root = str(tmp_path / "kv")
     client = Client(root, namespace={"model": "m@1", "dtype": "bfloat16"}, **SMALL)

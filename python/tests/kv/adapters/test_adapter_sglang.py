@@ -308,6 +308,15 @@ def test_a_damaged_page_ends_the_prefix(tmp_path):
         assert backend.batch_exists(["a", "b", "c"]) == 3
 
 
+def test_pages_that_admission_leaves_out_stop_nothing(tmp_path):
+    pool = mha_pool()
+    with opened(tmp_path, pool, store={"admission": "second_touch"}) as backend:
+        assert backend.batch_set_v1(["a", "b"], indices(0, 1)) == [True, True]
+        assert backend.batch_exists(["a"]) == 0
+        assert backend.batch_set_v1(["a", "b"], indices(0, 1)) == [True, True]
+        assert backend.batch_exists(["a", "b"]) == 2
+
+
 def test_clear_removes_the_pages(tmp_path):
     pool = mha_pool()
     with opened(tmp_path, pool) as backend:

@@ -357,6 +357,15 @@ def test_blocks_of_another_shape_are_not_delivered(opened):
     assert opened().lookup(ids) == [True]
 
 
+def test_what_admission_leaves_out_is_no_failure(opened):
+    store = opened(windlass={"admission": "second_touch"})
+    ids = block_ids(1)
+    dump(store, ids)
+    assert store.lookup(ids) == [False]
+    dump(store, ids)
+    assert store.lookup(ids) == [True]
+
+
 def test_the_same_block_may_be_stored_again(store):
     ids = block_ids(1)
     rows = dump(store, ids)

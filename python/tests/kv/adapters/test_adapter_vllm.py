@@ -262,6 +262,16 @@ def test_chunks_that_are_there_are_not_stored_again(vllm):
     assert (vllm.memory[3] == 1).all()
 
 
+def test_what_admission_leaves_out_is_no_failure(tmp_path):
+    with engine(tmp_path / "kv", {"events": True}, admission="second_touch", enable_kv_events=True) as vllm:
+        assert vllm.store([key_of(1)], [0]).success
+        assert list(vllm.tier.take_events()) == []
+        # Asked for again, it is stored.
+        assert vllm.store([key_of(1)], [0]).success
+        assert vllm.tier.lookup(key_of(1), CONTEXT) is HIT
+        assert [event.keys for event in vllm.tier.take_events()] == [[key_of(1)]]
+
+
 def test_engines_share_what_they_store(tmp_path):
     root = tmp_path / "kv"
     with engine(root) as first, engine(root) as second:

@@ -12,6 +12,8 @@ log = logging.getLogger("windlass.kv")
 
 # A request that ended in one of these ways may still have transfers under way. All others ended with their transfers.
 _INTERRUPTED = ("timed_out", "cancelled")
+# What was loaded, what is stored, and what the user's own policy leaves out, which is no failure.
+_ACCEPTED = ("ok", "exists", "dropped:not_admitted")
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.05
 _COMPLAINT_S = 30.0
@@ -43,6 +45,11 @@ def settle(ticket: Ticket) -> Completion:
                 "the storage still has the memory of a request that ended: %s", summary(completion.statuses)
             )
     return completion
+
+
+def is_accepted(status: str) -> bool:
+    """Whether an item needs nobody's attention."""
+    return status in _ACCEPTED
 
 
 def summary(statuses: list[str]) -> str:

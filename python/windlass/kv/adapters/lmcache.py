@@ -15,12 +15,11 @@ from typing import Any
 
 from windlass.kv import Completion, Error, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import is_free, settle, summary
+from windlass.kv.adapters._tickets import is_accepted, is_free, settle, summary
 
 Done = tuple[int, bool, str, list[bool] | None]
 """How an operation ended, as LMCache takes it: its number, whether all of it succeeded, why not, and what of it did."""
 
-_GOOD = ("ok", "exists")
 # How often memory is asked after that the kernel had when its request ran out of time.
 _LEASE_CHECK_S = 0.05
 
@@ -70,7 +69,7 @@ class Client:
         return self._begin(self._blocks.load, keys, memoryviews)
 
     def submit_batch_set(self, keys: list[str], memoryviews: list[memoryview]) -> int:
-        """Starts to store objects. It succeeds if all of them are there in the end."""
+        """Starts to store objects. It succeeds if all of them are there in the end, or were left out by `admission`."""
         return self._begin(self._blocks.store, keys, memoryviews)
 
     def submit_batch_exists(self, keys: list[str]) -> int:
@@ -176,7 +175,7 @@ class Client:
 
     @staticmethod
     def _outcome(operation: _Operation) -> Done:
-        succeeded = [status in _GOOD for status in operation.statuses]
+        succeeded = [is_accepted(status) for status in operation.statuses]
         error = "" if all(succeeded) else summary(operation.statuses)
         return operation.number, not error, error, succeeded
 

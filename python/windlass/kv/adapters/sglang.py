@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from windlass.errors import OptionError, RequestError
 from windlass.kv import Addresses, Namespace, Store, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import log, settle, summary
+from windlass.kv.adapters._tickets import is_accepted, log, settle, summary
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.pool_host import HostKVCache
@@ -433,10 +433,11 @@ def _rows(values: Sequence[int], pages: int) -> np.ndarray:
 
 def _ended(ticket: Ticket, what: str, pool: str) -> list[bool]:
     """Which items of a request succeeded, once it is over."""
-    completion = settle(ticket)
-    if not completion.ok:
-        log.warning("%s of pages of pool %s: %s", what, pool, summary(completion.statuses))
-    return completion.succeeded
+    statuses = settle(ticket).statuses
+    accepted = [is_accepted(status) for status in statuses]
+    if not all(accepted):
+        log.warning("%s of pages of pool %s: %s", what, pool, summary(statuses))
+    return accepted
 
 
 def _size_of(pages: Sequence[torch.Tensor], moved: list[bool]) -> int:

@@ -18,14 +18,12 @@ from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 from windlass.errors import OptionError, RequestError
 from windlass.kv import Addresses, Namespace, Store, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import outcome, settle, summary
+from windlass.kv.adapters._tickets import is_accepted, outcome, settle, summary
 
 log = logging.getLogger("windlass.kv")
 
 # Statuses of blocks that are not there, or that are not what was asked for: UCM computes them anew.
 _GONE = frozenset({"miss", "expired", "corrupt", "mismatch"})
-# What the user's own policy refuses is no failure.
-_REFUSED = "dropped:not_admitted"
 _GIB = 1 << 30
 
 
@@ -184,7 +182,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
             RuntimeError: Blocks were not stored, as there is no room, or as they have other shards.
         """
         statuses = [status for ticket in task.tickets for status in settle(ticket).statuses]
-        bad = [status for status in statuses if status not in ("ok", "exists", _REFUSED)]
+        bad = [status for status in statuses if not is_accepted(status)]
         if not bad:
             return
         message = f"of {len(statuses)} shards: {summary(bad)}"

@@ -33,7 +33,7 @@ from vllm.v1.kv_offload.tiering.base import TIER_LABEL, JobId, JobResult, Second
 
 from windlass.kv import Addresses, Completion, Error, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import outcome, settle, summary
+from windlass.kv.adapters._tickets import is_accepted, outcome, settle, summary
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
@@ -49,8 +49,6 @@ CORRUPT_BLOCKS = "vllm:kv_offload_windlass_corrupt_blocks"
 
 # What a load says of a block that is gone: its users are told. An error of the drive says nothing of the block.
 _GONE = frozenset({"miss", "expired", "corrupt", "mismatch"})
-# A store that the user's own policy refuses is no failure of the tier.
-_REFUSED = "dropped:not_admitted"
 _STATS_EVERY_S = 1.0
 
 
@@ -190,14 +188,13 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
     def _result(self, job: _Job, completion: Completion) -> JobResult:
         statuses = dict(zip(job.keys, completion.statuses, strict=True))
         good = [key for key, ok in zip(job.keys, completion.succeeded, strict=True) if ok]
-        bad = [key for key, ok in zip(job.keys, completion.succeeded, strict=True) if not ok]
+        bad = [key for key in job.keys if not is_accepted(statuses[key])]
         if job.is_load:
             self._lose(job.request, bad)
             self._tell([key for key in bad if statuses[key] in _GONE], removed=True)
         else:
             self._storing -= Counter(job.keys)
             self._tell(good, removed=False)
-            bad = [key for key in bad if statuses[key] != _REFUSED]
         if bad:
             self._failures.update(statuses[key] for key in bad)
             what = "load" if job.is_load else "store"
