@@ -12,10 +12,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from windlass import kv
 
 CORPUS = Path(__file__).parents[2] / "testkit" / "corpus"
 # The writer of GGUF files, their corpus and other parsers.
@@ -123,6 +124,45 @@ def stand_in() -> Iterator[StandIn]:
     driver.library.fake_cuda_reset()
     gc.collect()
     assert driver.count("device_bytes") == driver.count("pinned_bytes") == driver.count("streams") == 0
+
+
+SMALL_STORE = {"capacity": "256MiB", "segment_bytes": "16MiB", "min_free": 0}
+"""Options of a KV store for a test."""
+
+OpenStore = Callable[..., kv.Store]
+
+
+@pytest.fixture
+def store_root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def open_store(store_root: Path) -> Iterator[OpenStore]:
+    """Opens the KV store of the test; all are closed after it."""
+    opened: list[kv.Store] = []
+
+    def open_store(**options: Any) -> kv.Store:
+        opened.append(kv.Store(store_root, **{**SMALL_STORE, **options}))
+        return opened[-1]
+
+    yield open_store
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> kv.Store:
+    return open_store()
+
+
+@pytest.fixture
+def blocks(store: kv.Store) -> kv.Namespace:
+    return store.namespace(model="test")
+
+
+def random_bytes(size: int) -> bytearray:
+    return bytearray(os.urandom(size))
 
 
 @pytest.fixture

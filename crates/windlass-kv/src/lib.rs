@@ -3,7 +3,10 @@
 #![allow(dead_code, reason = "PLACEHOLDER until the store uses its parts")]
 mod buffer;
 mod completion;
+mod disk;
 mod error;
+mod format;
+mod index;
 mod io;
 mod item;
 mod key;
@@ -18,6 +21,12 @@ mod sync;
 mod ticket;
 
 pub use buffer::{Buffer, BufferItem, Transfer, TransferOptions};
+/// Faults between the store and its disk, for tests.
+#[cfg(feature = "fault-injection")]
+pub mod fault {
+    pub use crate::io::fault::{Fault, FaultScript, Gate, Operation};
+}
+
 pub use completion::{Completion, DropReason, Status};
 pub use error::{Error, Result};
 pub use io::{Carrier, Priority};

@@ -3,8 +3,9 @@
 
 use crate::{Completion, Error, KeepAlive, Notify, Result, Status, store::Core, sync::lock};
 use std::{
-    fmt,
-    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
+    fmt, mem,
+    path::Path,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -93,7 +94,7 @@ pub(crate) struct TicketState {
     pub(crate) notify: Notify,
     pub(crate) kind: Kind,
     process: u32,
-    root: Arc<std::path::Path>,
+    root: Arc<Path>,
     core: Weak<Core>,
     progress: Mutex<Progress>,
     ended: Condvar,
@@ -107,6 +108,7 @@ struct Progress {
     open: usize,
     bytes: u64,
     started: Option<Instant>,
+    has_ended: bool,
     completion: Option<Arc<Completion>>,
 }
 
@@ -153,6 +155,7 @@ impl TicketState {
                 open: options.items,
                 bytes: 0,
                 started: None,
+                has_ended: false,
                 completion: None,
             }),
             ended: Condvar::new(),
@@ -167,7 +170,7 @@ impl TicketState {
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        lock(&self.progress).completion.is_some()
+        lock(&self.progress).has_ended
     }
 
     pub(crate) fn is_released(&self) -> bool {
@@ -192,7 +195,7 @@ impl TicketState {
         started: Option<Instant>,
     ) {
         let mut progress = lock(&self.progress);
-        if progress.completion.is_some() {
+        if progress.has_ended {
             return;
         }
         progress.started = match (progress.started, started) {
@@ -208,44 +211,49 @@ impl TicketState {
             }
         }
         if progress.open == 0 {
-            self.end(progress);
+            self.end(progress, None);
         }
     }
 
     /// Ends it now, with this status for what has not ended. Whether it had not ended before.
     pub(crate) fn abort(self: &Arc<Self>, status: Status) -> bool {
         let mut progress = lock(&self.progress);
-        if progress.completion.is_some() {
+        if progress.has_ended {
             return false;
         }
         for slot in &mut progress.items {
             slot.get_or_insert(status);
         }
-        self.end(progress);
-        if let Some(core) = self.core.upgrade() {
-            core.withdraw(self, status);
-        }
+        self.end(progress, Some(status));
         true
     }
 
-    fn end(self: &Arc<Self>, mut progress: std::sync::MutexGuard<'_, Progress>) {
+    /// Everything is accounted for before anybody learns of the end, and the memory is free then unless a transfer has
+    /// it. `early`: what items ended as that had not ended.
+    fn end(self: &Arc<Self>, mut progress: MutexGuard<'_, Progress>, early: Option<Status>) {
         let now = Instant::now();
         let started = progress.started.unwrap_or(now);
         let completion = Arc::new(Completion {
             ticket: self.id,
-            items: std::mem::take(&mut progress.items).into_iter().flatten().collect(),
+            items: mem::take(&mut progress.items).into_iter().flatten().collect(),
             bytes: progress.bytes,
             queued: started.saturating_duration_since(self.submitted),
             moving: now.saturating_duration_since(started),
         });
-        progress.completion = Some(completion.clone());
-        // Before anybody learns of the end, so that the memory is free then unless a transfer has it.
-        self.release();
+        progress.has_ended = true;
         drop(progress);
-        // Waiters go first: what follows may take a moment.
-        self.ended.notify_all();
-        if let Some(core) = self.core.upgrade() {
+        self.release();
+        let core = self.core.upgrade();
+        if let Some(core) = &core {
+            if let Some(status) = early {
+                core.withdraw(self, status);
+            }
             core.requests.ended(self, &completion);
+        }
+        lock(&self.progress).completion = Some(completion.clone());
+        self.ended.notify_all();
+        if let Some(core) = core.filter(|_| self.notify == Notify::EventFd) {
+            core.requests.announce(&completion);
         }
     }
 }

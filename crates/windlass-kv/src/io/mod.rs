@@ -2,9 +2,31 @@
 //!
 //! It knows files, offsets and memory; nothing of blocks, keys or the store.
 
+mod blocking;
+mod bounce;
+mod checksum;
+mod device;
+mod engine;
+#[cfg(feature = "fault-injection")]
+pub(crate) mod fault;
 mod file;
+mod lane;
+mod memory;
+mod outcome;
+mod plan;
+mod queue;
+mod ring;
+#[cfg(test)]
+mod tests;
+mod transfer;
+mod transfers;
+mod wake;
+mod worker;
 
-pub(crate) use file::DataFile;
+pub(crate) use engine::{IoEngine, IoOptions, IoReport};
+pub(crate) use device::Region as DeviceRegion;
+pub(crate) use file::{DataFile, FileAccess};
+pub(crate) use transfers::Transfers;
 
 use crate::{KeepAlive, Piece};
 use serde::Serialize;
@@ -74,6 +96,9 @@ impl fmt::Debug for Header {
 pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
 
 /// One transfer.
+///
+/// Whoever submits one vouches for its memory: its pieces are readable, or writable, for their whole length, and until
+/// `keep` is dropped they stay so; nobody writes to them, and nobody reads what is being filled.
 pub(crate) struct Job {
     /// Whose it is: what [`IoEngine::cancel`] takes.
     pub(crate) tag: u64,
@@ -91,6 +116,18 @@ pub(crate) struct Job {
     /// Dropped after the memory was touched for the last time, before `done` is called.
     pub(crate) keep: KeepAlive,
     pub(crate) done: Done,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job")
+            .field("tag", &self.tag)
+            .field("direction", &self.direction)
+            .field("file", &self.file.path())
+            .field("header", &self.header)
+            .field("parts", &self.parts)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Whether checksums are computed.
@@ -113,8 +150,10 @@ pub enum Carrier {
     ThreadsDirect,
     /// By a thread, through the page cache.
     ThreadsBuffered,
-    /// Between a device and the drive.
+    /// Between a device and the drive, past the host's memory.
     Gds,
+    /// By cuFile, which went through host memory after all, or may have.
+    GdsCompat,
 }
 
 impl Carrier {
@@ -126,17 +165,9 @@ impl Carrier {
             Self::ThreadsDirect => "threads_direct",
             Self::ThreadsBuffered => "threads_buffered",
             Self::Gds => "gds",
+            Self::GdsCompat => "gds_compat",
         }
     }
-}
-
-/// Moves bytes: the engine, or in tests what takes its place.
-pub(crate) trait Transfers: Send + Sync {
-    /// Begins transfers. Never blocks.
-    fn submit(&self, jobs: Vec<Job>);
-
-    /// Ends those of this tag that have not begun, as [`Failure::Cancelled`]. Says how many.
-    fn cancel(&self, tag: u64) -> usize;
 }
 
 /// How a transfer ended.
@@ -185,4 +216,32 @@ pub(crate) enum Failure {
     Cancelled,
     /// A device failed.
     Device(windlass::Error),
+    /// The system's error, after which nobody knows whether it still uses the memory: that must never be freed, and
+    /// `keep` is not dropped.
+    Lost(io::Error),
+}
+
+impl Failure {
+    /// The number of the system's error; of others, that of input and output.
+    pub(crate) fn errno(&self) -> i32 {
+        match self {
+            Self::Io(error) | Self::Lost(error) => error.raw_os_error().unwrap_or(libc::EIO),
+            Self::TimedOut => libc::ETIMEDOUT,
+            Self::Cancelled => libc::ECANCELED,
+            Self::Short { .. } | Self::Device(_) => libc::EIO,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => error.fmt(f),
+            Self::Short { file_len } => write!(f, "the file ends at byte {file_len}"),
+            Self::TimedOut => f.write_str("it had not begun by its deadline"),
+            Self::Cancelled => f.write_str("it was cancelled"),
+            Self::Device(error) => error.fmt(f),
+            Self::Lost(error) => write!(f, "{error}, and the system may still use the memory"),
+        }
+    }
 }

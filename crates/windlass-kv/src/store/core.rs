@@ -46,9 +46,18 @@ impl Core {
     /// An error if the store is closed, or this is a child of `fork`, where locks may be held by threads that it lacks.
     pub(crate) fn check_open(&self) -> Result<()> {
         if std::process::id() != self.process || self.closing.load(Ordering::Acquire) {
-            return Err(Error::Closed { path: self.root.to_path_buf() });
+            return Err(self.closed());
         }
         Ok(())
+    }
+
+    pub(crate) fn closed(&self) -> Error {
+        Error::Closed { path: self.root.to_path_buf() }
+    }
+
+    /// What moves bytes, until the store is closed.
+    pub(crate) fn transfers(&self) -> Option<Arc<dyn Transfers>> {
+        self.transfers.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn check_writable(&self) -> Result<()> {
@@ -67,8 +76,7 @@ impl Core {
         if jobs.is_empty() {
             return;
         }
-        let transfers = self.transfers.read().unwrap_or_else(PoisonError::into_inner).clone();
-        match transfers {
+        match self.transfers() {
             Some(transfers) => transfers.submit(jobs),
             None => jobs.into_iter().for_each(cancel),
         }
@@ -82,7 +90,10 @@ impl Core {
     /// Counts what a transfer did.
     pub(crate) fn note_outcome(&self, direction: Direction, outcome: &Outcome) {
         self.metrics.transferred(direction, outcome);
-        if matches!(outcome.result, Err(Failure::Io(_) | Failure::Short { .. } | Failure::Device(_))) {
+        if matches!(
+            outcome.result,
+            Err(Failure::Io(_) | Failure::Lost(_) | Failure::Short { .. } | Failure::Device(_))
+        ) {
             self.metrics.io_errors.inc();
         }
     }
@@ -91,8 +102,7 @@ impl Core {
     pub(crate) fn withdraw(&self, ticket: &Arc<TicketState>, status: Status) {
         // These never entered the gate, and nobody waits for them any more.
         drop(self.gate.withdraw(ticket.id));
-        let transfers = self.transfers.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(transfers) = transfers {
+        if let Some(transfers) = self.transfers() {
             transfers.cancel(ticket.id);
         }
         if !ticket.is_released() && status == Status::TimedOut {

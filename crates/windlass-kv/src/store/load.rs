@@ -105,9 +105,9 @@ fn job(
         wait_event: None,
         keep: KeepAlive::new(lease),
         done: Box::new(move |outcome| {
-            let core = load.core.clone();
+            // First, so that who learns of the end finds room for more.
+            load.core.left(charge);
             load.arrived(outcome);
-            core.left(charge);
         }),
     };
     Some((charge, job))
@@ -152,20 +152,19 @@ impl BlockLoad {
                 Verdict::Moved => self.end(Status::Miss, started),
                 Verdict::Corrupt(reason) => self.corrupt(reason, started),
             },
-            Err(Failure::Short { file_len }) => {
-                let reason = format!(
-                    "{} ends at byte {file_len}, before the block does",
-                    self.found.place.file.path().display()
-                );
-                self.corrupt(reason, started);
-            }
             Err(Failure::TimedOut) => self.end(Status::TimedOut, started),
             Err(Failure::Cancelled) => self.end(Status::Cancelled, started),
-            Err(Failure::Io(error)) => {
-                let path = self.found.place.file.path().display().to_string();
-                self.failed(format!("reading {path}: {error}"), error.raw_os_error(), started);
+            Err(failure) => {
+                let reason = format!("reading {}: {failure}", self.found.place.file.path().display());
+                match failure {
+                    // It was whole once.
+                    Failure::Short { .. } => self.corrupt(reason, started),
+                    _ => {
+                        self.core.note_block(EventKind::LoadFailed, self.namespace, &self.key, reason);
+                        self.end(Status::Io(failure.errno()), started);
+                    }
+                }
             }
-            Err(Failure::Device(error)) => self.failed(error.to_string(), None, started),
         }
     }
 
@@ -186,13 +185,13 @@ impl BlockLoad {
         self.items.iter().enumerate().map(judge).collect()
     }
 
-    /// Bytes that no checksum vouches for are the block's if its header has stayed what it was before they were read:
+    /// The place of an own block is held. Of others, bytes that no checksum vouches for are the block's if its header has stayed what it was before they were read:
     /// whoever gives the place to another block writes that first. And bytes with another checksum are not damaged if
     /// that is what happened.
     fn conclude(self, judged: Vec<Judged>, table: ShardTable, started: Option<Instant>) {
         let is_settled = |judged: &Judged| matches!(judged, Judged::Is(_) | Judged::Proven);
         let offset = match self.found.place.header {
-            Some(offset) if !judged.iter().all(is_settled) => offset,
+            Some(offset) if !self.found.is_own && !judged.iter().all(is_settled) => offset,
             _ => return self.settle(judged, None, started),
         };
         let core = self.core.clone();
@@ -217,9 +216,7 @@ impl BlockLoad {
                     },
                     Err(Failure::TimedOut) => Some(Status::TimedOut),
                     Err(Failure::Cancelled) => Some(Status::Cancelled),
-                    Err(Failure::Short { .. }) => Some(Status::Miss),
-                    Err(Failure::Io(error)) => Some(Status::Io(errno(error.raw_os_error()))),
-                    Err(Failure::Device(_)) => Some(Status::Io(errno(None))),
+                    Err(failure) => Some(Status::Io(failure.errno())),
                 };
                 self.settle(judged, change, started);
             }),
@@ -278,11 +275,6 @@ impl BlockLoad {
         self.core.note_block(EventKind::CorruptBlock, self.namespace, &self.key, reason);
     }
 
-    fn failed(self, reason: String, error: Option<i32>, started: Option<Instant>) {
-        self.core.note_block(EventKind::LoadFailed, self.namespace, &self.key, reason);
-        self.end(Status::Io(errno(error)), started);
-    }
-
     fn end(self, status: Status, started: Option<Instant>) {
         let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();
         for _ in &settled {
@@ -297,9 +289,4 @@ impl BlockLoad {
         drop(found);
         ticket.settle(settled, started);
     }
-}
-
-/// The number of a system's error; of an error without a number, that of input and output.
-pub(crate) fn errno(number: Option<i32>) -> i32 {
-    number.unwrap_or(libc::EIO)
 }

@@ -10,10 +10,15 @@ mod group;
 mod housekeeping;
 mod load;
 mod namespace;
+#[cfg(feature = "opentelemetry")]
+mod opentelemetry;
 mod pin;
 mod placement;
 mod region;
 mod requests;
+mod scrub;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod verify;
 
@@ -30,9 +35,12 @@ use self::{
     threads::Threads,
 };
 use crate::{
-    BlockEntry, BlockPage, Completion, Error, Event, Fingerprint, Key, LayoutKind, NamespaceDescription,
-    NamespaceId, NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified, io::Transfers,
-    layout::Layout, metrics::Metrics, sync::lock,
+    BlockEntry, BlockPage, Completion, Error, Event, Fingerprint, Key, NamespaceDescription, NamespaceId,
+    NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified,
+    io::{IoEngine, IoOptions, Transfers},
+    layout::{self, Layout},
+    metrics::Metrics,
+    sync::lock,
 };
 use std::{
     collections::HashMap,
@@ -93,8 +101,18 @@ impl Store {
     /// [`Error::InvalidOption`], [`Error::NotAStore`], [`Error::UnknownFormat`], [`Error::RouteUnavailable`] if a route
     /// that was named cannot be used, [`Error::Io`].
     pub fn open(options: StoreOptions) -> Result<Self> {
-        let _ = options;
-        Err(Error::Internal("not yet".into()))
+        check(&options)?;
+        let (kind, layout) = layout::open(&options)?;
+        let options = StoreOptions { layout: Some(kind), ..options };
+        let transfers = IoEngine::start(IoOptions {
+            route: options.route,
+            direct: options.direct,
+            threads: options.io_threads,
+            #[cfg(feature = "fault-injection")]
+            faults: options.faults.clone(),
+            ..IoOptions::new(&options.root)
+        })?;
+        Self::with_parts(options, layout, Arc::new(transfers))
     }
 
     /// A store of these parts.
@@ -220,18 +238,21 @@ impl Store {
     /// [`Error::Closed`].
     pub fn report(&self) -> Result<StoreReport> {
         self.core().check_open()?;
-        let options = &self.core().options;
+        let (core, options) = (self.core(), &self.core().options);
+        let transfers = core.transfers().ok_or_else(|| core.closed())?.report();
         Ok(StoreReport {
             version: env!("CARGO_PKG_VERSION").into(),
             root: options.root.clone(),
             access: options.access,
-            layout: options.layout.unwrap_or(LayoutKind::default()),
+            layout: options.layout.unwrap_or_default(),
             durability: options.durability,
-            route: options.route,
+            route: transfers.route,
             direct: options.direct,
-            carriers: self.core().metrics.carriers(),
-            bounced_bytes: self.core().metrics.bounced_bytes(),
-            refused: Vec::new(),
+            threads: transfers.threads,
+            bounce_bytes: transfers.bounce_bytes,
+            carriers: core.metrics.carriers(),
+            bounced_bytes: core.metrics.bounced_bytes(),
+            refused: transfers.refused,
         })
     }
 
@@ -279,7 +300,7 @@ impl Store {
         self.core().check_open()?;
         let mut listed = Vec::new();
         let next = self.core().layout.list(cursor, most, &mut listed);
-        let entry = |block: crate::layout::Listed| BlockEntry {
+        let entry = |block: layout::Listed| BlockEntry {
             namespace: block.namespace,
             fingerprint: block.fingerprint,
             payload_bytes: block.payload_len,
@@ -318,6 +339,20 @@ impl Store {
         self.core().check_writable()?;
         self.core().layout.evict(bytes)
     }
+}
+
+/// Options that no store can have.
+fn check(options: &StoreOptions) -> Result<()> {
+    let invalid = |option, value: &dyn fmt::Display, reason: &str| {
+        Err(Error::InvalidOption { option, value: value.to_string(), reason: reason.into() })
+    };
+    if options.max_in_flight_bytes == 0 {
+        return invalid("max_in_flight_bytes", &0, "nothing could be moved");
+    }
+    if options.io_threads == Some(0) {
+        return invalid("io_threads", &0, "nobody would move bytes");
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Store {

@@ -152,11 +152,9 @@ impl Namespace {
     /// Stores shards of blocks. A block is found once all its shards were stored, by this request or by several, in any
     /// order, from any threads of this process.
     ///
-    /// An item that completes its block ends when the block is found. With
-    /// [`Durability::None`](crate::Durability::None) that is when it is written, with
-    /// [`Durability::Batched`](crate::Durability::Batched) when its bytes are on the disk, and with
-    /// [`Durability::Sync`](crate::Durability::Sync) when the index knows of it on the disk, too. Other items end when
-    /// they are written; the items of one block in one request end together.
+    /// An item that completes its block ends when the block is found: with
+    /// [`Durability::None`](crate::Durability::None) when it is written, else when it is on the disk. Other items end
+    /// when they are written. Items of one block in one request end together.
     ///
     /// # Safety
     /// The memory of all pieces may be read until the ticket is released ([`Ticket::is_released`]); nobody writes it

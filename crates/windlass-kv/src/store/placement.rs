@@ -8,7 +8,6 @@ use super::{
     core::Message,
     gate::Charge,
     group::{Group, GroupItem},
-    load::errno,
     requests::StoreUnderWay,
 };
 use crate::{
@@ -21,6 +20,7 @@ use crate::{
 use crossbeam_channel::Receiver;
 use std::{
     collections::VecDeque,
+    mem,
     sync::Arc,
     time::{Instant, SystemTime},
 };
@@ -99,10 +99,11 @@ fn place(core: &Arc<Core>, options: &Arc<StoreOptions>, charge: Charge, mut grou
                 group = same;
             }
             Joined::Write { items, others, part } => {
-                refuse(core, options, others);
                 if items.is_empty() {
-                    return core.left(charge);
+                    core.left(charge);
+                    return refuse(core, options, others);
                 }
+                refuse(core, options, others);
                 return write(core, options, assembly, charge, items, part);
             }
         }
@@ -138,13 +139,15 @@ fn reserve(core: &Core, options: &StoreOptions, group: &Group) -> Result<Arc<Ass
 /// What an error of the store as a whole is for one block.
 pub(crate) fn status_of(error: &Error) -> Status {
     match error {
-        Error::Io { source, .. } => status_of_errno(source.raw_os_error()),
+        Error::Io { source, .. } => status_of_errno(source.raw_os_error().unwrap_or(libc::EIO)),
+        // It has more bytes than any layout can number.
+        Error::InvalidRequest(_) => Status::Dropped(DropReason::TooLarge),
         _ => Status::Io(libc::EIO),
     }
 }
 
-fn status_of_errno(number: Option<i32>) -> Status {
-    match errno(number) {
+fn status_of_errno(number: i32) -> Status {
+    match number {
         libc::ENOSPC | libc::EDQUOT => Status::Dropped(DropReason::NoRoom),
         number => Status::Io(number),
     }
@@ -173,8 +176,8 @@ fn write(
     let parts: Option<Vec<_>> = write.items.iter().map(|item| item.part(&place)).collect();
     let (Some(parts), Some(lease)) = (parts, ticket.lease()) else {
         // The request has ended meanwhile; or the place is not what was asked for, which the layout would have to answer for.
-        write.failed(Status::Mismatch, None);
-        return core.left(charge);
+        core.left(charge);
+        return write.failed(Status::Mismatch, None);
     };
     let header = match (part, place.header) {
         (Share::Last, Some(offset)) => Header::Write { offset, make: write.make_header() },
@@ -192,10 +195,10 @@ fn write(
         wait_event: options.wait_event,
         keep: KeepAlive::new(lease),
         done: Box::new(move |outcome| {
-            let core = write.core.clone();
-            core.note_outcome(Direction::Write, &outcome);
+            // First, so that who learns of the end finds room for more.
+            write.core.left(charge);
+            write.core.note_outcome(Direction::Write, &outcome);
             write.ended(outcome);
-            core.left(charge);
         }),
     };
     core.submit(vec![job]);
@@ -280,28 +283,27 @@ impl ShardWrite {
     }
 
     fn failed_with(self, failure: Failure, started: Option<Instant>) {
-        let status = match failure {
+        let status = match &failure {
             Failure::TimedOut => Status::TimedOut,
             Failure::Cancelled => Status::Cancelled,
             failure => {
-                let (status, reason) = match failure {
-                    Failure::Io(error) => (status_of_errno(error.raw_os_error()), error.to_string()),
-                    Failure::Short { file_len } => {
-                        (Status::Io(libc::EIO), format!("the file ends at byte {file_len}"))
-                    }
-                    Failure::Device(error) => (Status::Io(libc::EIO), error.to_string()),
-                    Failure::TimedOut | Failure::Cancelled => (Status::Io(libc::EIO), String::new()),
-                };
-                let place = self.assembly.place();
+                let path = self.assembly.place().file.path().display();
+                let (namespace, key) = (self.assembly.namespace, &self.assembly.key);
                 self.core.note_block(
                     EventKind::StoreFailed,
-                    self.assembly.namespace,
-                    &self.assembly.key,
-                    format!("writing to {}: {reason}", place.file.path().display()),
+                    namespace,
+                    key,
+                    format!("writing to {path}: {failure}"),
                 );
-                status
+                status_of_errno(failure.errno())
             }
         };
+        if matches!(failure, Failure::Lost(_)) {
+            // The system may still write there: the place is nobody's any more.
+            mem::forget(self.assembly.clone());
+            let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();
+            return self.options.ticket.settle(settled, started);
+        }
         self.failed(status, started);
     }
 

@@ -98,18 +98,20 @@ impl Requests {
         }
     }
 
-    /// Called exactly once for each request.
+    /// Called exactly once for each request, before anybody learns of its end.
     pub(crate) fn ended(&self, ticket: &Arc<TicketState>, completion: &Completion) {
         self.forget(ticket);
         self.metrics.request_ended(ticket.kind, completion);
         if !ticket.is_released() {
             lock(&self.leased).push(ticket.clone());
         }
-        if ticket.notify == Notify::EventFd {
-            lock(&self.completions).push_back(completion.clone());
-            // It cannot fail: the counter is far from full, and the descriptor is ours.
-            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
-        }
+    }
+
+    /// Tells those who watch the event descriptor of an end.
+    pub(crate) fn announce(&self, completion: &Completion) {
+        lock(&self.completions).push_back(completion.clone());
+        // It cannot fail: the counter is far from full, and the descriptor is ours.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
