@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import mmap
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+# What plug-ins and the store have for their tests serves those of adapters.
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "plugins")]
+
 from plugin_hosts import ROOT
 
 # Where the examples of the documentation have their stores.

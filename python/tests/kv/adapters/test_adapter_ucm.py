@@ -13,6 +13,7 @@ import pytest
 import torch
 from adapter_hosts import SMALL, examples, flip_bit, random_bytes, truncate, wait_until
 from plugin_hosts import HOST_WARNINGS, import_host
+from test_kv_device import DeviceMemory
 
 import_host("ucm.store.factory_v1")
 
@@ -404,6 +405,35 @@ def test_ucms_own_options_are_the_stores(opened):
     store = opened(posix_capacity_gb=3, timeout_ms=5000, use_direct=False, windlass={"capacity": None})
     assert store._stores[0].stats()["capacity_bytes"] == 3 << 30
     assert store._stores[0].report()["direct"] == "off"
+
+
+@pytest.mark.parametrize("use_direct", ["off", "prefer"])
+def test_blocks_of_a_device(opened, stand_in, monkeypatch, use_direct):
+    """As UCM's connector for vLLM has it: addresses on the device, in buffers that it announces."""
+    monkeypatch.setattr("windlass.kv.adapters.ucm._has_cuda", lambda: True)
+    size = SHARD * SHARDS
+    memory = DeviceMemory(stand_in.library, 1, size)
+    store = opened(
+        device_id=1, gpu_kv_buffer_addrs=[memory.address], gpu_kv_buffer_sizes=[size], use_direct=use_direct
+    )
+    (block,) = block_ids(1)
+    offsets = np.add.accumulate([0, *TENSORS[:-1]], dtype=np.uint64)
+    addresses = np.array(
+        [memory.address + shard * SHARD + offsets for shard in range(SHARDS)], dtype=np.uint64
+    )
+    content = random_bytes(size, 1)
+    memory.write(content)
+    store.wait(store.dump_data(*shards_of([block]), addresses))
+    assert store.lookup([block]) == [True]
+    memory.write(bytes(size))
+    store.wait(store.load_data(*shards_of([block]), addresses))
+    expected = bytearray(size)
+    for shard in range(SHARDS):
+        used = slice(shard * SHARD, shard * SHARD + sum(TENSORS))
+        expected[used] = content[used]
+    assert memory.read() == expected
+    store.close()
+    memory.free()
 
 
 def test_files_are_the_owners_alone(opened, store):

@@ -16,7 +16,7 @@ from ucm.store.pipeline.errors import StoreNotFoundError, StoreUnhealthyError
 from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 
 from windlass.errors import OptionError, RequestError
-from windlass.kv import Addresses, Namespace, Store, Ticket
+from windlass.kv import Addresses, Namespace, Region, Store, Ticket
 from windlass.kv.adapters._settings import Settings
 from windlass.kv.adapters._tickets import is_accepted, outcome, settle, summary
 
@@ -85,6 +85,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
         self._geometry = _Geometry.of(config)
         self._stores: list[Store] = []
         self._blocks: list[Namespace] = []
+        self._regions: list[Region] = []
         try:
             for root in roots:
                 # UCM has the model, the ranks and the element type in its block ids.
@@ -96,6 +97,8 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
                 )
                 self._stores.append(store)
                 self._blocks.append(blocks)
+                # Without, bytes would not pass the host's memory by.
+                self._regions += [store.register(buffer) for buffer in self._geometry.buffers]
         except Exception:
             self.close()
             raise
@@ -198,6 +201,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
 
     def close(self) -> None:
         """Ends what is under way and closes the stores. UCM leaves that to the end of the process."""
+        self._regions.clear()
         for store in self._stores:
             store.close()
 
@@ -248,6 +252,22 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
+class _DeviceBuffer:
+    """Memory of a device, by its address alone. UCM's connector keeps it as long as it has the store."""
+
+    address: int
+    size: int
+    ordinal: int
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self.address, False)}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, self.ordinal)
+
+
+@dataclass(frozen=True)
 class _Geometry:
     """What a worker says of its blocks. A scheduler only looks blocks up, and knows nothing of this."""
 
@@ -256,6 +276,8 @@ class _Geometry:
     shards: int
     shard_bytes: int | None
     device: str
+    buffers: list[_DeviceBuffer]
+    """Memory of the device that blocks are in."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> _Geometry:
@@ -267,15 +289,18 @@ class _Geometry:
             sizes = np.full(shard // int(config["tensor_size"]), config["tensor_size"], dtype=np.uint64)
         if shard and block % shard:
             raise OptionError(f"block_size cannot be {block}: it is no multiple of shard_size, {shard}")
-        # Only blocks on a device are announced so.
-        device = "cpu"
-        if config.get("gpu_kv_buffer_addrs") and int(config.get("device_id", -1)) >= 0 and _has_cuda():
-            device = f"cuda:{config['device_id']}"
+        # Only memory of a device is announced so.
+        device, buffers, ordinal = "cpu", [], int(config.get("device_id", -1))
+        if config.get("gpu_kv_buffer_addrs") and ordinal >= 0 and _has_cuda():
+            device = f"cuda:{ordinal}"
+            ranges = zip(config["gpu_kv_buffer_addrs"], config["gpu_kv_buffer_sizes"], strict=True)
+            buffers = [_DeviceBuffer(int(address), int(size), ordinal) for address, size in ranges]
         return cls(
             sizes=sizes,
             shards=block // shard if shard else 1,
             shard_bytes=int(sizes.sum()) if sizes is not None else None,
             device=device,
+            buffers=buffers,
         )
 
     def rows(self, addresses: Sequence[Sequence[int]] | np.ndarray) -> _Rows:
