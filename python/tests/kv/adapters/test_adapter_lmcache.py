@@ -286,7 +286,7 @@ def test_without_the_multi_process_mode(tmp_path):
     asyncio.run(run())
 
 
-def test_closing_ends_what_is_under_way_and_is_idempotent(tmp_path):
+def test_closing_lets_stores_end_and_is_idempotent(tmp_path):
     client = Client(str(tmp_path / "kv"), **SMALL)
     memory = [memoryview(random_bytes(1 << 20, number)) for number in range(16)]
     client.submit_batch_set([f"k{number}" for number in range(16)], memory)
@@ -296,3 +296,6 @@ def test_closing_ends_what_is_under_way_and_is_idempotent(tmp_path):
     # Nothing has the memory any more.
     for view in memory:
         view.release()
+    client = Client(str(tmp_path / "kv"), **SMALL)
+    assert all(do(client, client.submit_batch_exists([f"k{number}" for number in range(16)]))[2])
+    client.close()

@@ -465,13 +465,15 @@ def test_a_reset_waits_for_what_is_under_way(vllm):
     assert (vllm.memory[0] == 3).all()
 
 
-def test_a_shutdown_lets_go_of_vllms_memory(tmp_path):
+def test_a_shutdown_lets_stores_end_and_lets_go_of_vllms_memory(tmp_path):
     with engine(tmp_path / "kv") as vllm:
         keys = [key_of(number) for number in range(CHUNKS)]
         vllm.tier.submit_store(job_of(keys, list(range(CHUNKS)), is_promotion=False))
         view = vllm.manager.primary_tier.get_kv_memoryview()
     with pytest.raises(ValueError, match="released"):
         view[0, 0]
+    with engine(tmp_path / "kv") as again:
+        assert {again.tier.lookup(key, CONTEXT) for key in keys} == {HIT}
 
 
 DIFFERENT = {

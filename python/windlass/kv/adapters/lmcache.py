@@ -99,15 +99,13 @@ class Client:
         return done
 
     def close(self) -> None:
-        """Ends what is under way, once nothing uses its memory, and closes the store."""
+        """Lets what is under way end, so that it is there after a restart, and closes the store."""
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             tickets = [ticket for _, ticket, _ in self._open.values()]
             tickets += [ticket for operation in self._leased for ticket, _ in operation.ended]
-        for ticket in tickets:
-            ticket.cancel()
         for ticket in tickets:
             settle(ticket)
         self._store.close()

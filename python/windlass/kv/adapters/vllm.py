@@ -249,10 +249,7 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
                 settle(job.ticket)
 
     def shutdown(self) -> None:
-        """Ends what is under way, and lets go of the CPU tier's memory."""
-        for job in self._jobs.values():
-            if job.ticket is not None:
-                job.ticket.cancel()
+        """Lets what is under way end, so that it is there after a restart, and lets go of the CPU tier's memory."""
         self.drain_jobs()
         self._jobs.clear()
         self._store.close()
