@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,15 +55,15 @@ class _Rows:
         if self.addresses is None:
             tensors = self.tensors or ()
             return [(rows, [list(tensors[row]) for row in rows])]
-        by_presence: defaultdict[bytes, list[int]] = defaultdict(list)
-        for row in rows:
-            by_presence[(self.addresses[row] != 0).tobytes()].append(row)
+        addresses, sizes = self.addresses[rows], np.asarray(self.sizes)
+        present = addresses != 0
+        if present.all():
+            return [(rows, Addresses(addresses, sizes, device=self.device))]
         found: list[tuple[list[int], Any]] = []
-        for presence, some in by_presence.items():
-            columns = np.frombuffer(presence, dtype=bool)
-            addresses = np.ascontiguousarray(self.addresses[some][:, columns])
-            sizes = np.asarray(self.sizes)[columns]
-            found.append((some, Addresses(addresses, sizes, device=self.device)))
+        for columns in np.unique(present, axis=0):
+            some = np.flatnonzero((present == columns).all(axis=1))
+            pieces = np.ascontiguousarray(addresses[some][:, columns])
+            found.append(([rows[row] for row in some], Addresses(pieces, sizes[columns], device=self.device)))
         return found
 
 
