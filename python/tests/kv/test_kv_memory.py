@@ -160,8 +160,8 @@ def test_memory_that_cannot_be_used_is_refused_with_its_number(blocks: kv.Namesp
     strided = np.zeros((10, 10), np.uint8)[:, ::2]
     for wrong, kind, why in [
         (b"read-only", BufferError, None),
-        (np.frombuffer(b"read-only", np.uint8), (ValueError, BufferError), "read-only"),
-        (strided, (ValueError, BufferError), "contiguous"),
+        (np.frombuffer(b"read-only", np.uint8), BufferError, "not writable"),
+        (strided, BufferError, "contiguous"),
         (torch.zeros(10, 10).T, BufferError, "contiguous"),
         (torch.zeros(2, dtype=torch.complex64).conj(), BufferError, "contiguous"),
         (torch.zeros(3, device="meta"), BufferError, "meta"),

@@ -117,7 +117,7 @@ def test_namespaces_do_not_see_each_other(store: kv.Store) -> None:
     assert [namespace.lookup(["a"]) for namespace in names] == [[False]] + [[True]] * 6
     described = store.namespaces()
     assert described[names[2].id]["tensor_parallel"] == {"rank": 0, "size": 2}
-    assert "b" not in described[names[5].id]["salt"], "a salt is never written down"
+    assert len(described[names[5].id]["salt"]) == 64, "its digest"
 
 
 def test_pins_and_removal(blocks: kv.Namespace) -> None:
@@ -246,8 +246,8 @@ def test_errors_have_types_and_say_what_to_do(store_root: Path, tmp_path: Path) 
         ("route", "warp"),
         ("access", "write"),
         ("use_direct", "sometimes"),
-        ("timeout", -1.0),
-        ("timeout", float("nan")),
+        ("timeout", -1),
+        ("timeout", float("inf")),
         ("min_free", "-1"),
     ]:
         with pytest.raises(errors.OptionError, match=str(value)):

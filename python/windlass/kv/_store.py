@@ -53,8 +53,8 @@ class Store:
             layout: How blocks lie in files: ``"segments"``, in slots of large files, the default of a new store; or
                 ``"files"``, a file each, for file systems that others read too.
             durability: What a completed store means after a power cut: ``"none"``, the block may be missing;
-                ``"batched"``, a block is found once it is on the disk, which is asked for that in groups; ``"sync"``,
-                tickets end when it is on the disk.
+                ``"batched"``, it is on the disk, and blocks wait a few milliseconds for each other to share that;
+                ``"sync"``, the same without the wait.
             eviction: Which block goes first when room is needed.
             admission: ``"second_touch"`` stores what was stored or asked for before, and spares the drive the rest.
             segment_bytes: Size of a segment. By default 1 GiB, less for small capacities.
@@ -172,7 +172,7 @@ class Store:
 
     def stats(self) -> dict[str, Any]:
         """What it holds, and what was done since it was opened."""
-        stats: dict[str, Any] = _loaded(self._native.stats())
+        stats: dict[str, Any] = json.loads(self._native.stats())
         return stats
 
     def metrics(self) -> str:
@@ -181,12 +181,12 @@ class Store:
 
     def report(self) -> dict[str, Any]:
         """How it works: what it was told, which way bytes went, and why not a better one."""
-        report: dict[str, Any] = _loaded(self._native.report())
+        report: dict[str, Any] = json.loads(self._native.report())
         return report
 
     def events(self) -> list[dict[str, Any]]:
         """What happened since the last call that somebody may want to look into: damaged blocks, failed transfers."""
-        events: list[dict[str, Any]] = _loaded(self._native.events())
+        events: list[dict[str, Any]] = json.loads(self._native.events())
         return events
 
     def maintain(self) -> None:
@@ -216,16 +216,3 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({self.root!r})"
-
-
-def _loaded(text: str) -> Any:
-    return json.loads(text, object_hook=_time)
-
-
-def _time(fields: dict[str, Any]) -> Any:
-    """Durations and points in time as seconds."""
-    if fields.keys() == {"secs", "nanos"}:
-        return fields["secs"] + fields["nanos"] / 1e9
-    if fields.keys() == {"secs_since_epoch", "nanos_since_epoch"}:
-        return fields["secs_since_epoch"] + fields["nanos_since_epoch"] / 1e9
-    return fields

@@ -156,7 +156,8 @@ pub(crate) struct Bench {
     /// How blocks lie in files: segments (in slots of large files) or files (one each)
     #[arg(long, value_name = "LAYOUT", default_value_t)]
     pub(super) layout: LayoutKind,
-    /// What a completed store means: none, batched (found once it is on the disk) or sync (the same for each ticket)
+    /// What a completed store means: none, batched (it is on the disk, in groups of a few milliseconds) or sync (without
+    /// that wait)
     #[arg(long, value_name = "WHAT", default_value_t)]
     pub(super) durability: Durability,
     /// How bytes move: auto, io_uring or threads

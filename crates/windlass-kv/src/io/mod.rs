@@ -23,8 +23,8 @@ mod transfers;
 mod wake;
 mod worker;
 
-pub(crate) use engine::{IoEngine, IoOptions, IoReport};
 pub(crate) use device::Region as DeviceRegion;
+pub(crate) use engine::{IoEngine, IoOptions, IoReport};
 pub(crate) use file::{DataFile, FileAccess};
 pub(crate) use transfers::Transfers;
 
@@ -111,7 +111,7 @@ pub(crate) struct Job {
     pub(crate) checksums: Checksums,
     /// If it has not begun by then, it does not.
     pub(crate) deadline: Option<Instant>,
-    /// A CUDA event, as a handle of the driver's, that work on the device must have reached before the memory is read.
+    /// A CUDA event, as a handle of the driver's, that work on the device must have reached before the memory is touched.
     pub(crate) wait_event: Option<u64>,
     /// Dropped after the memory was touched for the last time, before `done` is called.
     pub(crate) keep: KeepAlive,

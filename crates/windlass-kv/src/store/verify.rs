@@ -33,6 +33,9 @@ pub(crate) fn block(core: &Arc<Core>, namespace: NamespaceId, key: &Key) -> Resu
     let found = match core.layout.find(namespace, key, Fingerprint::of(namespace, key.as_bytes())) {
         Lookup::Found(found) => found,
         Lookup::Miss | Lookup::Expired => return Ok(None),
+        Lookup::Failed(source) => {
+            return Err(Error::Io { doing: "looking for a block in", path: core.root.to_path_buf(), source });
+        }
     };
     match read(core, namespace, key, &found, Priority::Demand, &[]) {
         Seen::Good(table) => {
@@ -80,9 +83,17 @@ pub(super) fn verify_one(core: &Arc<Core>, block: &Listed, priority: Priority, v
             return;
         }
     };
-    let Lookup::Found(found) = core.layout.find(block.namespace, &key, block.fingerprint) else {
-        verified.gone += 1;
-        return;
+    let found = match core.layout.find(block.namespace, &key, block.fingerprint) {
+        Lookup::Found(found) => found,
+        Lookup::Miss | Lookup::Expired => {
+            verified.gone += 1;
+            return;
+        }
+        Lookup::Failed(error) => {
+            core.note_block(EventKind::LoadFailed, block.namespace, &key, error.to_string());
+            verified.failed += 1;
+            return;
+        }
     };
     let header_only = read(core, block.namespace, &key, &found, priority, &[]);
     let seen = match header_only {

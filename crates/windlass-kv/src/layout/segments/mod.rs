@@ -220,7 +220,7 @@ impl Layout for Segments {
             Some(place) => Lookup::Found(Found {
                 place,
                 payload_len: entry.payload_len,
-                is_own: entry.is_own(),
+                is_held: entry.is_own(),
                 token: Box::new(FoundToken { fingerprint, entry, _hold: hold }),
             }),
             None => Lookup::Miss,

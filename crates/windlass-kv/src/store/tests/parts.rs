@@ -4,8 +4,8 @@
 use crate::{
     DropReason, Fingerprint, IoRoute, Key, NamespaceId, NamespaceOptions, Result,
     io::{
-        Carrier, Checksums, DataFile, DeviceRegion, Direction, Failure, FileAccess, Header, IoReport, Job, Outcome,
-        Transfers,
+        Carrier, Checksums, DataFile, DeviceRegion, Direction, Failure, FileAccess, Header, IoReport, Job,
+        Outcome, Transfers,
     },
     layout::{
         Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Place, Reservation, ShardTable, Usage,
