@@ -68,6 +68,7 @@ hosts: venv
 
 # Run the tests of plug-ins and adapters on the sources of their hosts: a process each, they share no environment.
 test-hosts *arguments: hosts
+    cargo build --quiet --release --package fake-cuda
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
     for tests in plugins/test_vllm plugins/test_sglang kv/adapters/test_adapter_{vllm,sglang,lmcache,ucm}; do \
         PYTHONPATH='{{ hosts_at }}'/${tests##*_}:'{{ hosts_at }}/packages' \
