@@ -170,6 +170,13 @@ bench-3fs *arguments: setup
     '{{ bin }}/maturin' develop --quiet --release
     '{{ bin }}/python' bench/threefs.py "$@"
 
+# Measure the KV store beside those of vLLM and LMCache. Needs root; takes ten minutes.
+bench-kv *arguments: setup hosts
+    '{{ bin }}/pip' install --quiet -r bench/requirements.txt
+    '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
+    '{{ bin }}/python' bench/kv_peers.py bench/data/kv-peers '{{ hosts_at }}'
+    PYTHONPATH=bench/data/kv-peers/packages:'{{ hosts_at }}'/vllm:'{{ hosts_at }}'/packages '{{ bin }}/python' bench/kv.py "$@"
+
 # Measure how much of the wait for storage prefetching hides. Takes two minutes.
 bench-layers *arguments: venv
     '{{ bin }}/pip' install --quiet numpy
