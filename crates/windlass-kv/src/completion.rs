@@ -19,6 +19,9 @@ pub enum Status {
     Expired,
     /// A load of a block that is not what was stored. It is a miss from now on; the memory holds anything.
     Corrupt,
+    /// It does not fit the block: the memory has another length than the shard, or the block has other shards. The
+    /// block stays; the memory holds anything.
+    Mismatch,
     /// A store that was refused: no room, too many bytes under way, not admitted.
     Dropped(DropReason),
     /// It took too long. The memory may still be read or written until the ticket is released.

@@ -83,6 +83,12 @@ pub enum Error {
         /// The root.
         path: PathBuf,
     },
+    /// Nobody fetches the completions of requests with [`Notify::EventFd`](crate::Notify::EventFd).
+    #[error("{most} requests have not ended, or were not drained: call drain_completions")]
+    TooManyCompletions {
+        /// How many there may be.
+        most: usize,
+    },
     /// It did not happen in the time that the caller gave.
     #[error("{what} did not end within {waited_ms} ms")]
     TimedOut {

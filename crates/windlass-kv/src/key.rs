@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{Error, NamespaceId, Result};
+use serde::{Serialize, Serializer};
 use std::fmt;
 
 /// The name of a block in its namespace: 1 to 1024 bytes, of any values.
@@ -45,6 +46,12 @@ impl fmt::Display for Key {
     }
 }
 
+impl Serialize for Key {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 /// What a block is found by: BLAKE3 of its namespace and its key, cut to 128 bits. Two keys of one fingerprint, should
 /// they ever be met, are told apart when a block is read: its header has the whole key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,9 +74,21 @@ impl Fingerprint {
     }
 }
 
-impl fmt::Debug for Fingerprint {
+impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for Fingerprint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -9,12 +9,24 @@ mod key;
 mod layout;
 mod namespace;
 mod options;
+mod report;
+mod request;
+mod store;
+mod ticket;
 
 pub use completion::{Completion, DropReason, Status};
 pub use error::{Error, Result};
+pub use io::{Carrier, Priority};
 pub use item::{Item, KeepAlive, Piece};
 pub use key::{Fingerprint, Key};
 pub use namespace::{NamespaceDescription, NamespaceId, NamespaceOptions, Rank};
 pub use options::{
     Admission, DirectPath, Durability, Eviction, IoRoute, LayoutKind, StoreAccess, StoreOptions,
 };
+pub use report::{
+    BlockEntry, BlockInfo, BlockPage, CarrierShare, Dropped, Event, EventKind, NamespaceStats, Owner,
+    ShardInfo, Stats, StoreReport, Verified,
+};
+pub use request::{Notify, Request};
+pub use store::{Namespace, PinGuard, Region, Store};
+pub use ticket::Ticket;

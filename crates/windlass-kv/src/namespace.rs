@@ -102,6 +102,12 @@ impl fmt::Debug for NamespaceId {
     }
 }
 
+impl Serialize for NamespaceId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl FromStr for NamespaceId {
     type Err = Error;
 

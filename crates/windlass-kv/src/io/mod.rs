@@ -7,6 +7,7 @@ mod file;
 pub(crate) use file::DataFile;
 
 use crate::{KeepAlive, Piece};
+use serde::Serialize;
 use std::{fmt, io, sync::Arc, time::Instant};
 
 /// Which way bytes go.
@@ -18,9 +19,9 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// What is asked for first.
+/// What goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Priority {
+pub enum Priority {
     /// Somebody waits for it: loads.
     Demand,
     /// Nobody waits yet: stores.
@@ -100,8 +101,10 @@ pub(crate) enum Checksums {
 }
 
 /// How bytes were carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Carrier {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Carrier {
     /// Through a ring, past the page cache.
     UringDirect,
     /// Through a ring and the page cache.

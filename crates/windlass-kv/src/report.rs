@@ -1,0 +1,252 @@
+//! What a store says of itself: what it holds and did, how bytes moved, and what happened to blocks.
+#![forbid(unsafe_code)]
+
+use crate::{
+    Carrier, DirectPath, Durability, Fingerprint, IoRoute, Key, LayoutKind, NamespaceId, StoreAccess,
+};
+use serde::Serialize;
+use std::{
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
+use windlass::Refusal;
+
+/// What a store holds, and what was done since it was opened. Counters only grow.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Blocks that are found.
+    pub blocks: u64,
+    /// Bytes of their shards.
+    pub payload_bytes: u64,
+    /// Bytes that this process's files take, with headers, logs and room that is not used.
+    pub allocated_bytes: u64,
+    /// Bytes that the files of all processes take.
+    pub root_bytes: u64,
+    /// Most bytes that these may take.
+    pub capacity_bytes: Option<u64>,
+    /// Bytes of host memory that the index takes.
+    pub index_bytes: u64,
+    /// Time that it took to open.
+    pub recovery: Duration,
+    /// Blocks that were known when the store was opened, but were not whole.
+    pub lost_on_recovery: u64,
+    /// Blocks that went to make room.
+    pub evicted_blocks: u64,
+    /// Blocks whose time was over.
+    pub expired_blocks: u64,
+    /// Blocks that were found damaged, and are missing now.
+    pub corrupt_blocks: u64,
+    /// What was asked of each namespace.
+    pub namespaces: Vec<NamespaceStats>,
+    /// Stores that were refused, by reason.
+    pub dropped: Dropped,
+    /// Requests that took too long.
+    pub timed_out: u64,
+    /// Requests that were given up.
+    pub cancelled: u64,
+    /// Transfers that ended with an error of the system or of a device.
+    pub io_errors: u64,
+    /// Groups of blocks that were committed together.
+    pub commits: u64,
+    /// Blocks that were begun, but never got all their shards.
+    pub abandoned: u64,
+    /// Requests that have not ended.
+    pub open_requests: u64,
+    /// Bytes of transfers under way.
+    pub in_flight_bytes: u64,
+    /// Loads that wait for others to end, because too many bytes are under way.
+    pub queued_loads: u64,
+    /// Blocks that have some of their shards.
+    pub partial_blocks: u64,
+    /// Requests that have ended, but whose memory may still be read or written.
+    pub leased_requests: u64,
+    /// Events that nobody fetched in time, and that were forgotten.
+    pub forgotten_events: u64,
+}
+
+/// What was asked of a namespace.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct NamespaceStats {
+    /// Which one.
+    pub namespace: NamespaceId,
+    /// Keys that were looked up.
+    pub lookups: u64,
+    /// Of these, keys that were there.
+    pub found: u64,
+    /// Items that were loaded.
+    pub hits: u64,
+    /// Items that were to be loaded, but were not there.
+    pub misses: u64,
+    /// Items that were to be loaded, but whose time was over.
+    pub expired: u64,
+    /// Items that were to be loaded, but were damaged.
+    pub corrupt: u64,
+    /// Bytes that were loaded.
+    pub loaded_bytes: u64,
+    /// Blocks that were stored.
+    pub stored_blocks: u64,
+    /// Bytes that were stored.
+    pub stored_bytes: u64,
+    /// Items that were to be stored, but were there already.
+    pub exists: u64,
+}
+
+/// Items that were to be stored, but were refused: see [`DropReason`](crate::DropReason).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Dropped {
+    /// No room.
+    pub no_room: u64,
+    /// Quota of the namespace.
+    pub quota: u64,
+    /// Too many bytes under way.
+    pub busy: u64,
+    /// Not asked for before.
+    pub not_admitted: u64,
+    /// Larger than a segment.
+    pub too_large: u64,
+}
+
+/// How a store works: what it was told, which way bytes went, and why not a better one.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct StoreReport {
+    /// Version of windlass.
+    pub version: String,
+    /// Directory of the store.
+    pub root: PathBuf,
+    /// What this process may do.
+    pub access: StoreAccess,
+    /// How blocks lie in files.
+    pub layout: LayoutKind,
+    /// What acknowledgement means.
+    pub durability: Durability,
+    /// How bytes move between host memory and files: what was chosen.
+    pub route: IoRoute,
+    /// Whether devices are read from and written to directly: what was asked for.
+    pub direct: DirectPath,
+    /// Which way moved how much.
+    pub carriers: Vec<CarrierShare>,
+    /// Bytes that went by way of memory of our own, because they were not aligned, or on a device.
+    pub bounced_bytes: u64,
+    /// Ways that would have been better, and why they were not used.
+    pub refused: Vec<Refusal>,
+}
+
+/// One way's share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CarrierShare {
+    /// The way.
+    pub carrier: Carrier,
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+}
+
+/// Something that happened, and that somebody may want to look into.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Event {
+    /// When.
+    pub at: SystemTime,
+    /// What.
+    pub kind: EventKind,
+    /// The namespace of the block, if it is about one.
+    pub namespace: Option<NamespaceId>,
+    /// The block.
+    pub key: Option<Key>,
+    /// What exactly, as a sentence.
+    pub reason: String,
+}
+
+/// What kind of event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum EventKind {
+    /// A block is not what was stored. It is a miss from now on.
+    CorruptBlock,
+    /// A block could not be read. It stays.
+    LoadFailed,
+    /// A block could not be written. It is not there.
+    StoreFailed,
+    /// A block did not get all its shards in time, and was given up.
+    Abandoned,
+    /// A request has ended, but its memory may still be read or written.
+    Leased,
+    /// Housekeeping failed; it is tried again.
+    MaintenanceFailed,
+}
+
+/// A block in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct BlockEntry {
+    /// Its namespace.
+    pub namespace: NamespaceId,
+    /// What it is found by.
+    pub fingerprint: Fingerprint,
+    /// Bytes of its shards.
+    pub payload_bytes: u64,
+    /// Who stored it.
+    pub owner: Owner,
+    /// After which it is not found any more.
+    pub expires: Option<SystemTime>,
+}
+
+/// Whose block it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Owner {
+    /// This process's.
+    This,
+    /// That of another process, which alone may remove it.
+    Other,
+}
+
+/// Part of a listing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct BlockPage {
+    /// Some blocks.
+    pub blocks: Vec<BlockEntry>,
+    /// Where the next page begins; `None` after the last.
+    pub next: Option<u64>,
+}
+
+/// What a block is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct BlockInfo {
+    /// Its shards, in order.
+    pub shards: Vec<ShardInfo>,
+}
+
+/// A shard of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ShardInfo {
+    /// Its bytes.
+    pub len: u64,
+    /// Their CRC-32C; `None` if a device wrote them directly.
+    pub checksum: Option<u32>,
+}
+
+/// What [`Store::verify`](crate::Store::verify) has seen so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Verified {
+    /// Blocks that were read.
+    pub blocks: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Of these, shards that were taken as they are, because they have no checksum.
+    pub without_checksum: u64,
+    /// Blocks that were damaged, and are missing now: [`Store::events`](crate::Store::events) names them.
+    pub corrupt: u64,
+    /// Blocks that could not be read.
+    pub failed: u64,
+    /// Blocks that went while they were to be read.
+    pub gone: u64,
+}
