@@ -163,43 +163,18 @@ def look_at(arguments: argparse.Namespace, total: dict[str, Any], cut: Cut, at: 
     for name in ("whole", "wrong", "damaged", "missing", "lost"):
         total[name] = total.get(name, 0) + found[name]
     total["slowest_recovery_ms"] = max(total.get("slowest_recovery_ms", 0), round(found["recovery_ms"], 1))
-    if found["wrong"]:
-        kept = Path(arguments.keep) / f"wrong-{total['cuts']}.json"
-        kept.write_text(json.dumps(found))
 
 
-def main() -> None:
-    """Cuts as the command line says; exits with 1 if a block was wrong, or lost although it was synced."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("program", type=Path)
-    parser.add_argument("--cuts", type=int, default=300, help="of each file system and durability")
-    parser.add_argument("--file-systems", nargs="+", default=["ext4", "xfs"])
-    parser.add_argument("--durabilities", nargs="+", default=["sync", "batched", "none"])
-    parser.add_argument("--capacity", type=int, default=2 << 30)
-    parser.add_argument("--block-bytes", type=int, default=128 << 10)
-    parser.add_argument("--seed", default="windlass")
-    parser.add_argument("--directory", type=Path, default=Path("target/powercut"))
-    parser.add_argument("--keep", type=Path, default=Path("target"))
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    arguments.program = arguments.program.resolve()
+def cut_power(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Cuts as the arguments say; what was found after them, for each file system and durability."""
     directory = arguments.directory.resolve()
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     with outer(directory) as at:
         clones = at / "clones"
         clones.mkdir()
-        totals = [
+        return [
             trial(arguments, kind, durability, clones)
             for kind in arguments.file_systems
             for durability in arguments.durabilities
         ]
-    print(json.dumps(totals, indent=1))
-    if arguments.output:
-        arguments.output.write_text(json.dumps(totals, indent=1) + "\n")
-    if any(total["wrong"] or (total["durability"] != "none" and total["lost"]) for total in totals):
-        raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    main()

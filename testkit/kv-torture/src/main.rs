@@ -1,7 +1,7 @@
 //! `kv-torture`: stores blocks that are known by their numbers, is killed or loses its power, and counts what became of
 //! them.
 //!
-//! `write` and `check` are what a harness calls around a power cut ([`powercut.py`](../powercut.py)); `kill` and `soak`
+//! `write` and `check` are what a harness calls around a power cut ([`torture.py`](../torture.py)); `kill` and `soak`
 //! are whole trials.
 #![allow(clippy::print_stdout, reason = "it is a program")]
 
