@@ -43,10 +43,11 @@ def table(results: dict[str, Any]) -> str:
         lines += [
             "",
             "## Power cuts",
-            "A writer stores and deletes blocks of 1 byte to 128 KiB with up to 3 shards, 8 requests at a time, while its",
-            "disk is cloned at random moments. *Wrong*: delivered with other bytes than were stored. *Lost*: acknowledged",
-            "before the cut, and not there after it, which `none` permits. *Damaged*: found, and refused when it was loaded.",
-            "A clone has all that was written to the disk: this says nothing of drives that lose their cache.",
+            "A writer stores and deletes blocks of 1 byte to 128 KiB with up to 3 shards, 8 requests at a time, while",
+            "its disk is cloned at random moments. *Wrong*: delivered with other bytes than were stored. *Lost*:",
+            "acknowledged before the cut, and not there after it, which `none` permits. *Damaged*: found, and refused",
+            "when it was loaded. A clone has all that was written to the disk: this says nothing of drives that lose",
+            "their cache.",
             "",
             "| file system | durability | cuts | acknowledged | whole | wrong | lost | damaged | slowest opening |",
             "|---|---|---|---|---|---|---|---|---|",
@@ -61,9 +62,9 @@ def table(results: dict[str, Any]) -> str:
         lines += [
             "",
             "## Kills",
-            f"{kill['rounds']} writers in one directory, each killed (SIGKILL) within 60 ms: {kill['acknowledged']} blocks",
-            f"acknowledged, of the last 64 before each kill {kill['wrong']} wrong and {kill['lost']} lost. Slowest opening",
-            f"{kill['slowest_recovery_ms']:.1f} ms; at most {kill['most_files']} files and "
+            f"{kill['rounds']} writers in one directory, each killed (SIGKILL) within 60 ms: {kill['acknowledged']}",
+            f"blocks acknowledged, of the last 64 before each kill {kill['wrong']} wrong and {kill['lost']} lost.",
+            f"Slowest opening {kill['slowest_recovery_ms']:.1f} ms; at most {kill['most_files']} files and",
             f"{kill['most_bytes'] / (1 << 20):.0f} MiB of {kill['capacity'] / (1 << 20):.0f} MiB.",
         ]
     if results["soak"]:
@@ -73,9 +74,9 @@ def table(results: dict[str, Any]) -> str:
             "## Soak",
             f"{soak['processes']} processes for {soak['seconds']} s on one store: {all_of['stored']} shards stored,",
             f"{all_of['delivered']} blocks delivered, {all_of['wrong']} of them wrong; {all_of['corrupt']} refused as",
-            f"damaged, {all_of['failed']} failed, {all_of['dropped']} shards dropped, {all_of['evicted']} blocks evicted.",
-            f"At most {soak['most_bytes'] / (1 << 20):.1f} MiB of {soak['capacity'] / (1 << 20):.0f} MiB were taken, in",
-            f"{soak['samples']} looks.",
+            f"damaged, {all_of['failed']} failed, {all_of['dropped']} shards dropped, {all_of['evicted']} blocks",
+            f"evicted. At most {soak['most_bytes'] / (1 << 20):.1f} MiB of {soak['capacity'] / (1 << 20):.0f} MiB were",
+            f"taken, in {soak['samples']} looks.",
         ]
     return "\n".join(lines) + "\n"
 
