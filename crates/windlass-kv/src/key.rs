@@ -18,10 +18,16 @@ impl Key {
     /// # Errors
     /// [`Error::InvalidKey`] if there are none, or too many.
     pub fn new(bytes: &[u8]) -> Result<Self> {
+        Self::check(bytes)?;
+        Ok(Self(bytes.into()))
+    }
+
+    /// Whether a key can have these bytes.
+    pub(crate) fn check(bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() || bytes.len() > Self::MAX_LEN {
             return Err(Error::InvalidKey { len: bytes.len() });
         }
-        Ok(Self(bytes.into()))
+        Ok(())
     }
 
     /// Its bytes.

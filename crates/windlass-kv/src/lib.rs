@@ -2,17 +2,28 @@
 #![deny(missing_docs, unsafe_code)]
 #![allow(dead_code, reason = "PLACEHOLDER until the store uses its parts")]
 mod completion;
+mod disk;
 mod error;
+mod format;
+mod index;
 mod io;
 mod item;
 mod key;
 mod layout;
+mod metrics;
 mod namespace;
 mod options;
 mod report;
 mod request;
 mod store;
+mod sync;
 mod ticket;
+
+/// Faults between the store and its disk, for tests.
+#[cfg(feature = "fault-injection")]
+pub mod fault {
+    pub use crate::io::fault::{Fault, FaultScript, Gate, Operation};
+}
 
 pub use completion::{Completion, DropReason, Status};
 pub use error::{Error, Result};

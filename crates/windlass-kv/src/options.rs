@@ -57,10 +57,10 @@ named! {
     Durability, "durability", Batched {
         /// Nothing: blocks may be lost, and are then missing. Wrong bytes are never delivered.
         None = "none",
-        /// A block is found once it is on the disk; disks are asked for that in groups, every few milliseconds. What was
-        /// acknowledged stays.
+        /// What was acknowledged stays: a block is found, and its store ends, once it is on the disk. Blocks that come
+        /// within a few milliseconds of one another wait for the disk together.
         Batched = "batched",
-        /// As `batched`, but each group of stores is on the disk before its tickets end.
+        /// As `batched`, but no block waits for others to come.
         Sync = "sync",
     }
 }
@@ -164,8 +164,13 @@ pub struct StoreOptions {
     pub verify: bool,
     /// Time that a load or a store may take unless it says otherwise.
     pub timeout: Option<Duration>,
+    /// Time after which a block is given up that does not get all its shards.
+    pub partial_timeout: Duration,
     /// Bytes a second that are read in the background to find damaged blocks. 0: none.
     pub scrub_bytes_per_second: u64,
+    /// Faults between the store and its disk, for tests.
+    #[cfg(feature = "fault-injection")]
+    pub faults: Option<crate::fault::FaultScript>,
 }
 
 impl StoreOptions {
@@ -187,7 +192,10 @@ impl StoreOptions {
             max_in_flight_bytes: 256 << 20,
             verify: true,
             timeout: None,
+            partial_timeout: Duration::from_secs(600),
             scrub_bytes_per_second: 0,
+            #[cfg(feature = "fault-injection")]
+            faults: None,
         }
     }
 }

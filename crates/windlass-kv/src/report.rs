@@ -127,6 +127,10 @@ pub struct StoreReport {
     pub route: IoRoute,
     /// Whether devices are read from and written to directly: what was asked for.
     pub direct: DirectPath,
+    /// Threads that move bytes.
+    pub threads: usize,
+    /// Bytes of host memory for what is not aligned, or on a device.
+    pub bounce_bytes: u64,
     /// Which way moved how much.
     pub carriers: Vec<CarrierShare>,
     /// Bytes that went by way of memory of our own, because they were not aligned, or on a device.

@@ -1,45 +1,259 @@
 //! What a caller holds of a request.
 #![forbid(unsafe_code)]
 
-use crate::{Completion, Result};
-use std::{sync::Arc, time::Duration};
+use crate::{Completion, Error, KeepAlive, Notify, Result, Status, store::Core, sync::lock};
+use std::{
+    fmt, mem,
+    path::Path,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
+};
 
 /// A request under way. Dropping it changes nothing: the request goes on.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Ticket {
-    state: Arc<()>,
+    state: Arc<TicketState>,
 }
 
 impl Ticket {
-    /// Its number: what [`Completion::ticket`] says. Counted from 1 for each store.
-    pub fn id(&self) -> u64 {
-        0
+    pub(crate) fn new(state: Arc<TicketState>) -> Self {
+        Self { state }
     }
 
-    /// How it ended; `None` if it has not.
+    /// Its number: what [`Completion::ticket`] says. Counted from 1 for each store.
+    pub fn id(&self) -> u64 {
+        self.state.id
+    }
+
+    /// How it ended; `None` if it has not. In a child of `fork` it never does.
     pub fn poll(&self) -> Option<Completion> {
-        None
+        if self.state.is_forked() {
+            return None;
+        }
+        lock(&self.state.progress).completion.as_deref().cloned()
     }
 
     /// Waits for its end.
     ///
     /// # Errors
-    /// [`Error::TimedOut`](crate::Error::TimedOut) if it does not end within `timeout`: it goes on then.
-    /// [`Error::Closed`](crate::Error::Closed) in a child of `fork`.
+    /// [`Error::TimedOut`] if it does not end within `timeout`: it goes on then. [`Error::Closed`] in a child of
+    /// `fork`.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Completion> {
-        let _ = timeout;
-        Err(crate::Error::Internal("not yet".into()))
+        if self.state.is_forked() {
+            return Err(Error::Closed { path: self.state.root.to_path_buf() });
+        }
+        let begin = Instant::now();
+        let mut progress = lock(&self.state.progress);
+        loop {
+            if let Some(completion) = &progress.completion {
+                return Ok(Completion::clone(completion));
+            }
+            progress = match timeout {
+                None => self.state.ended.wait(progress).unwrap_or_else(PoisonError::into_inner),
+                Some(timeout) => {
+                    let left = timeout.saturating_sub(begin.elapsed());
+                    if left.is_zero() {
+                        return Err(Error::TimedOut { what: "the request", waited_ms: timeout.as_millis() });
+                    }
+                    self.state.ended.wait_timeout(progress, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
     }
 
-    /// Ends it now: items that have not ended are [`Status::Cancelled`](crate::Status::Cancelled). What the kernel has
-    /// is not taken back: see [`Ticket::is_released`]. Whether it had not ended before.
+    /// Ends it now: items that have not ended are [`Status::Cancelled`]. What the kernel has is not taken back: see
+    /// [`Ticket::is_released`]. Whether it had not ended before.
     pub fn cancel(&self) -> bool {
-        false
+        !self.state.is_forked() && self.state.abort(Status::Cancelled)
     }
 
     /// Whether nothing reads or writes the memory any more. After a time-out or a cancellation that may be later than
-    /// the end.
+    /// the end. A child of `fork` cannot know, and says no.
     pub fn is_released(&self) -> bool {
+        !self.state.is_forked() && self.state.is_released()
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket").field("id", &self.state.id).finish_non_exhaustive()
+    }
+}
+
+/// Permission to touch the memory of a request: held by whatever does, or is about to.
+pub(crate) struct Lease {
+    /// The caller's: dropped with the last lease.
+    _keep: KeepAlive,
+}
+
+/// One request, as its ticket, its transfers and the store's threads share it.
+pub(crate) struct TicketState {
+    pub(crate) id: u64,
+    pub(crate) submitted: Instant,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) notify: Notify,
+    pub(crate) kind: Kind,
+    process: u32,
+    root: Arc<Path>,
+    core: Weak<Core>,
+    progress: Mutex<Progress>,
+    ended: Condvar,
+    /// What transfers that are still to be made will clone; gone once the request has ended, or all are made.
+    lease: Mutex<Option<Arc<Lease>>>,
+    memory: Weak<Lease>,
+}
+
+struct Progress {
+    items: Vec<Option<Status>>,
+    open: usize,
+    bytes: u64,
+    started: Option<Instant>,
+    has_ended: bool,
+    completion: Option<Arc<Completion>>,
+}
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Load,
+    Store,
+}
+
+/// What a request is from its beginning.
+pub(crate) struct TicketOptions {
+    pub(crate) id: u64,
+    pub(crate) items: usize,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) notify: Notify,
+    pub(crate) kind: Kind,
+    pub(crate) keep: KeepAlive,
+}
+
+/// How one item ended.
+pub(crate) struct Settled {
+    /// Its number in the request.
+    pub(crate) item: usize,
+    pub(crate) status: Status,
+    /// Bytes that were delivered or stored.
+    pub(crate) bytes: u64,
+}
+
+impl TicketState {
+    pub(crate) fn new(core: &Arc<Core>, options: TicketOptions) -> Arc<Self> {
+        let lease = Arc::new(Lease { _keep: options.keep });
+        Arc::new(Self {
+            id: options.id,
+            submitted: Instant::now(),
+            deadline: options.deadline,
+            notify: options.notify,
+            kind: options.kind,
+            process: core.process,
+            root: core.root.clone(),
+            core: Arc::downgrade(core),
+            progress: Mutex::new(Progress {
+                items: vec![None; options.items],
+                open: options.items,
+                bytes: 0,
+                started: None,
+                has_ended: false,
+                completion: None,
+            }),
+            ended: Condvar::new(),
+            memory: Arc::downgrade(&lease),
+            lease: Mutex::new(Some(lease)),
+        })
+    }
+
+    /// Locks of a child of `fork` may be held by threads that it lacks.
+    fn is_forked(&self) -> bool {
+        std::process::id() != self.process
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        lock(&self.progress).has_ended
+    }
+
+    pub(crate) fn is_released(&self) -> bool {
+        self.memory.strong_count() == 0
+    }
+
+    /// For a transfer of this request; `None` if it has ended, and its memory is not to be touched any more.
+    pub(crate) fn lease(&self) -> Option<Arc<Lease>> {
+        lock(&self.lease).clone()
+    }
+
+    /// No more transfers will be made for it.
+    pub(crate) fn release(&self) {
+        let lease = lock(&self.lease).take();
+        drop(lease);
+    }
+
+    /// Notes how items ended, as far as the request has not ended before.
+    pub(crate) fn settle(
+        self: &Arc<Self>,
+        items: impl IntoIterator<Item = Settled>,
+        started: Option<Instant>,
+    ) {
+        let mut progress = lock(&self.progress);
+        if progress.has_ended {
+            return;
+        }
+        progress.started = match (progress.started, started) {
+            (Some(first), Some(other)) => Some(first.min(other)),
+            (first, other) => first.or(other),
+        };
+        for settled in items {
+            let slot = &mut progress.items[settled.item];
+            if slot.is_none() {
+                *slot = Some(settled.status);
+                progress.open -= 1;
+                progress.bytes = progress.bytes.saturating_add(settled.bytes);
+            }
+        }
+        if progress.open == 0 {
+            self.end(progress, None);
+        }
+    }
+
+    /// Ends it now, with this status for what has not ended. Whether it had not ended before.
+    pub(crate) fn abort(self: &Arc<Self>, status: Status) -> bool {
+        let mut progress = lock(&self.progress);
+        if progress.has_ended {
+            return false;
+        }
+        for slot in &mut progress.items {
+            slot.get_or_insert(status);
+        }
+        self.end(progress, Some(status));
         true
+    }
+
+    /// Everything is accounted for before anybody learns of the end, and the memory is free then unless a transfer has
+    /// it. `early`: what items ended as that had not ended.
+    fn end(self: &Arc<Self>, mut progress: MutexGuard<'_, Progress>, early: Option<Status>) {
+        let now = Instant::now();
+        let started = progress.started.unwrap_or(now);
+        let completion = Arc::new(Completion {
+            ticket: self.id,
+            items: mem::take(&mut progress.items).into_iter().flatten().collect(),
+            bytes: progress.bytes,
+            queued: started.saturating_duration_since(self.submitted),
+            moving: now.saturating_duration_since(started),
+        });
+        progress.has_ended = true;
+        drop(progress);
+        self.release();
+        let core = self.core.upgrade();
+        if let Some(core) = &core {
+            if let Some(status) = early {
+                core.withdraw(self, status);
+            }
+            core.requests.ended(self, &completion);
+        }
+        lock(&self.progress).completion = Some(completion.clone());
+        self.ended.notify_all();
+        if let Some(core) = core.filter(|_| self.notify == Notify::EventFd) {
+            core.requests.announce(&completion);
+        }
     }
 }

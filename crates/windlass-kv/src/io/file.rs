@@ -6,8 +6,9 @@ use std::{
     fs::File,
     io,
     path::{Path, PathBuf},
+    sync::OnceLock,
 };
-use windlass::route::Unavailable;
+use windlass::route::{Access, FileUse, PastCache, Unavailable, open_past_cache};
 
 /// Whether a file is only read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +25,9 @@ pub(crate) struct DataFile {
     path: PathBuf,
     buffered: File,
     /// The same file, opened past the page cache, or why that is refused.
-    direct: Result<File, Unavailable>,
+    direct: Result<PastCache, Unavailable>,
+    /// Set when a direct transfer was refused although opening was not.
+    direct_failed: OnceLock<Unavailable>,
 }
 
 impl DataFile {
@@ -36,13 +39,19 @@ impl DataFile {
             FileAccess::CreateNew => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
         } | OFlags::CLOEXEC;
         let buffered = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
-        let again = flags.difference(OFlags::CREATE | OFlags::EXCL) | OFlags::DIRECT;
-        let direct =
-            rustix::fs::open(path, again, Mode::empty()).map(File::from).map_err(|error| Unavailable {
-                reason: format!("{} cannot be opened past the page cache: {error}", path.display()),
-                fix: "use a file system that supports O_DIRECT".into(),
-            });
-        Ok(Self { path: path.to_owned(), buffered, direct })
+        let file_use = match access {
+            FileAccess::Read => FileUse::Read,
+            FileAccess::ReadWrite | FileAccess::CreateNew => FileUse::ReadWrite,
+        };
+        let direct = open_past_cache(&buffered, file_use);
+        Ok(Self { path: path.to_owned(), buffered, direct, direct_failed: OnceLock::new() })
+    }
+
+    /// A file that has nothing but a name, for tests whose disk is simulated.
+    #[cfg(test)]
+    pub(crate) fn in_name_only(path: &Path) -> io::Result<Self> {
+        let null = Self::open(Path::new("/dev/null"), FileAccess::ReadWrite)?;
+        Ok(Self { path: path.to_owned(), ..null })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -54,7 +63,25 @@ impl DataFile {
     }
 
     /// The file past the page cache, or why there is no such way.
-    pub(crate) fn direct(&self) -> Result<&File, &Unavailable> {
-        self.direct.as_ref()
+    pub(crate) fn direct(&self) -> Result<&PastCache, &Unavailable> {
+        match self.direct_failed.get() {
+            Some(why) => Err(why),
+            None => self.direct.as_ref(),
+        }
+    }
+
+    /// The descriptor for a transfer that was planned when `access` was allowed.
+    pub(super) fn descriptor(&self, access: Access) -> &File {
+        match (access, &self.direct) {
+            (Access::Direct, Ok(direct)) => &direct.file,
+            _ => &self.buffered,
+        }
+    }
+
+    /// A direct transfer was refused: from now on this file goes through the page cache.
+    pub(super) fn refuse_direct(&self, error: &io::Error) {
+        let reason = format!("the file system refused a direct transfer: {error}");
+        let fix = "use a file system that supports O_DIRECT".into();
+        let _ = self.direct_failed.set(Unavailable { reason, fix });
     }
 }

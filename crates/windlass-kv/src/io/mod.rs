@@ -2,9 +2,27 @@
 //!
 //! It knows files, offsets and memory; nothing of blocks, keys or the store.
 
+mod blocking;
+mod bounce;
+mod checksum;
+mod engine;
+#[cfg(feature = "fault-injection")]
+pub(crate) mod fault;
 mod file;
+mod lane;
+mod memory;
+mod outcome;
+mod plan;
+mod queue;
+mod ring;
+#[cfg(test)]
+mod tests;
+mod transfer;
+mod wake;
+mod worker;
 
-pub(crate) use file::DataFile;
+pub(crate) use engine::{IoEngine, IoOptions, IoReport};
+pub(crate) use file::{DataFile, FileAccess};
 
 use crate::{KeepAlive, Piece};
 use serde::Serialize;
@@ -74,6 +92,9 @@ impl fmt::Debug for Header {
 pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
 
 /// One transfer.
+///
+/// Whoever submits one vouches for its memory: its pieces are readable, or writable, for their whole length, and until
+/// `keep` is dropped they stay so; nobody writes to them, and nobody reads what is being filled.
 pub(crate) struct Job {
     /// Whose it is: what [`IoEngine::cancel`] takes.
     pub(crate) tag: u64,
@@ -91,6 +112,18 @@ pub(crate) struct Job {
     /// Dropped after the memory was touched for the last time, before `done` is called.
     pub(crate) keep: KeepAlive,
     pub(crate) done: Done,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job")
+            .field("tag", &self.tag)
+            .field("direction", &self.direction)
+            .field("file", &self.file.path())
+            .field("header", &self.header)
+            .field("parts", &self.parts)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Whether checksums are computed.
@@ -117,6 +150,45 @@ pub enum Carrier {
     Gds,
 }
 
+impl Carrier {
+    /// The name that reports and metrics use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::UringDirect => "uring_direct",
+            Self::UringBuffered => "uring_buffered",
+            Self::ThreadsDirect => "threads_direct",
+            Self::ThreadsBuffered => "threads_buffered",
+            Self::Gds => "gds",
+        }
+    }
+}
+
+/// Moves bytes: the engine, or in tests what takes its place.
+pub(crate) trait Transfers: Send + Sync {
+    /// Begins transfers. Never blocks.
+    fn submit(&self, jobs: Vec<Job>);
+
+    /// Ends those of this tag that have not begun, as [`Failure::Cancelled`]. Says how many.
+    fn cancel(&self, tag: u64) -> usize;
+
+    /// How they are moved.
+    fn report(&self) -> IoReport;
+}
+
+impl Transfers for IoEngine {
+    fn submit(&self, jobs: Vec<Job>) {
+        Self::submit(self, jobs);
+    }
+
+    fn cancel(&self, tag: u64) -> usize {
+        Self::cancel(self, tag)
+    }
+
+    fn report(&self) -> IoReport {
+        Self::report(self)
+    }
+}
+
 /// How a transfer ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {
@@ -131,6 +203,20 @@ pub(crate) struct Outcome {
     pub(crate) bounced_bytes: u64,
     /// When it began; `None` if it did not.
     pub(crate) started: Option<Instant>,
+}
+
+impl Outcome {
+    /// One that moved nothing.
+    pub(crate) fn failed(failure: Failure) -> Self {
+        Self {
+            result: Err(failure),
+            header: Vec::new(),
+            checksums: Vec::new(),
+            carried: Vec::new(),
+            bounced_bytes: 0,
+            started: None,
+        }
+    }
 }
 
 /// Why a transfer failed.
@@ -149,4 +235,32 @@ pub(crate) enum Failure {
     Cancelled,
     /// A device failed.
     Device(windlass::Error),
+    /// The system's error, after which nobody knows whether it still uses the memory: that must never be freed, and
+    /// `keep` is not dropped.
+    Lost(io::Error),
+}
+
+impl Failure {
+    /// The number of the system's error; of others, that of input and output.
+    pub(crate) fn errno(&self) -> i32 {
+        match self {
+            Self::Io(error) | Self::Lost(error) => error.raw_os_error().unwrap_or(libc::EIO),
+            Self::TimedOut => libc::ETIMEDOUT,
+            Self::Cancelled => libc::ECANCELED,
+            Self::Short { .. } | Self::Device(_) => libc::EIO,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => error.fmt(f),
+            Self::Short { file_len } => write!(f, "the file ends at byte {file_len}"),
+            Self::TimedOut => f.write_str("it had not begun by its deadline"),
+            Self::Cancelled => f.write_str("it was cancelled"),
+            Self::Device(error) => error.fmt(f),
+            Self::Lost(error) => write!(f, "{error}, and the system may still use the memory"),
+        }
+    }
 }

@@ -6,8 +6,24 @@
 //! [`Layout::check`] says whether they are the block's, with the checksums to compare.
 #![forbid(unsafe_code)]
 
-use crate::{DropReason, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, io::DataFile};
+mod segments;
+
+use crate::{
+    DropReason, Error, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result, StoreOptions,
+    io::DataFile,
+};
 use std::{any::Any, sync::Arc, time::SystemTime};
+
+/// The layout that the options name, or that the store has.
+///
+/// # Errors
+/// As [`Store::open`](crate::Store::open).
+pub(crate) fn open(options: &StoreOptions) -> Result<(LayoutKind, Arc<dyn Layout>)> {
+    match options.layout.unwrap_or_default() {
+        LayoutKind::Segments => Ok((LayoutKind::Segments, Arc::new(segments::Segments::open(options)?))),
+        LayoutKind::Files => Err(Error::Internal("PLACEHOLDER until the layout is there".into())),
+    }
+}
 
 /// Bytes before the payload of a block that describe it, in layouts that have headers.
 pub(crate) const HEADER_LEN: usize = 4096;
@@ -96,6 +112,8 @@ pub(crate) struct Found {
     pub(crate) place: Place,
     /// Bytes of all its shards, as the index says; the header knows better.
     pub(crate) payload_len: u64,
+    /// Whether this process wrote it, so that its place is held for sure.
+    pub(crate) is_own: bool,
     /// Holds the place; what the layout needs to know of it.
     pub(crate) token: Box<dyn Any + Send + Sync>,
 }
@@ -153,8 +171,8 @@ pub(crate) struct Usage {
 }
 
 /// A way for blocks to lie on storage. All methods may be called from several threads at once. None but
-/// [`Layout::reserve`], [`Layout::commit`], [`Layout::maintain`], [`Layout::delete`], [`Layout::clear`] and
-/// [`Layout::close`] waits for the disk.
+/// [`Layout::reserve`], [`Layout::commit`], [`Layout::maintain`], [`Layout::delete`], [`Layout::clear`],
+/// [`Layout::evict`], [`Layout::key_of`] and [`Layout::close`] waits for the disk.
 pub(crate) trait Layout: Send + Sync {
     /// Makes a namespace known: its description is written down, its limits hold from now on.
     fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()>;
@@ -199,6 +217,9 @@ pub(crate) trait Layout: Send + Sync {
 
     /// Removes all own blocks of a namespace that are not pinned; says how many.
     fn clear(&self, namespace: NamespaceId) -> Result<usize>;
+
+    /// Evicts own blocks that are not pinned, until as many bytes are free for others. Says how many it freed.
+    fn evict(&self, bytes: u64) -> Result<u64>;
 
     /// Blocks after `cursor` in an order that stays as it is; at most `most`. The next cursor, or `None` at the end.
     fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64>;

@@ -1,18 +1,54 @@
 //! The store: what users open, and the threads behind it.
 
+mod assembly;
+mod commit;
+mod core;
+mod events;
+mod gate;
+mod group;
+mod housekeeping;
+mod load;
 mod namespace;
+#[cfg(feature = "opentelemetry")]
+mod opentelemetry;
 mod pin;
+mod placement;
 mod region;
+mod requests;
+#[cfg(test)]
+mod tests;
+mod threads;
+mod verify;
 
 pub use namespace::Namespace;
 pub use pin::PinGuard;
 pub use region::Region;
 
-use crate::{
-    BlockPage, Completion, Error, Event, Fingerprint, Key, NamespaceDescription, NamespaceId,
-    NamespaceOptions, Result, Stats, StoreOptions, StoreReport, Verified,
+pub(crate) use self::core::Core;
+use self::{
+    assembly::{Assemblies, Assembly},
+    events::Events,
+    gate::Gate,
+    requests::Requests,
+    threads::Threads,
 };
-use std::{os::fd::BorrowedFd, path::Path, time::Duration};
+use crate::{
+    BlockEntry, BlockPage, Completion, Error, Event, Fingerprint, Key, NamespaceDescription, NamespaceId,
+    NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified,
+    io::{IoEngine, IoOptions, Transfers},
+    layout::{self, Layout},
+    metrics::Metrics,
+    sync::lock,
+};
+use std::{
+    collections::HashMap,
+    fmt,
+    ops::ControlFlow,
+    os::fd::BorrowedFd,
+    path::Path,
+    sync::{Arc, Mutex, RwLock, atomic::AtomicBool},
+    time::Duration,
+};
 
 /// A store of KV-cache blocks below a directory. Clones are the same store.
 ///
@@ -44,8 +80,17 @@ use std::{os::fd::BorrowedFd, path::Path, time::Duration};
 /// ```
 ///
 /// In a child of `fork` it is closed: everything fails with [`Error::Closed`], and dropping it does nothing.
-#[derive(Clone, Debug)]
-pub struct Store {}
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+/// What clones of a store and its namespaces share. Dropping it closes the store.
+pub(crate) struct Inner {
+    core: Arc<Core>,
+    threads: Mutex<Option<Threads>>,
+    namespaces: Mutex<HashMap<NamespaceId, Arc<Mutex<NamespaceOptions>>>>,
+}
 
 impl Store {
     /// Opens a store, and makes it if it is not there.
@@ -54,13 +99,54 @@ impl Store {
     /// [`Error::InvalidOption`], [`Error::NotAStore`], [`Error::UnknownFormat`], [`Error::RouteUnavailable`] if a route
     /// that was named cannot be used, [`Error::Io`].
     pub fn open(options: StoreOptions) -> Result<Self> {
-        let _ = options;
-        Err(Error::Internal("not yet".into()))
+        check(&options)?;
+        let (kind, layout) = layout::open(&options)?;
+        let options = StoreOptions { layout: Some(kind), ..options };
+        let transfers = IoEngine::start(IoOptions {
+            route: options.route,
+            threads: options.io_threads,
+            #[cfg(feature = "fault-injection")]
+            faults: options.faults.clone(),
+            ..IoOptions::new(&options.root)
+        })?;
+        Self::with_parts(options, layout, Arc::new(transfers))
+    }
+
+    /// A store of these parts.
+    pub(crate) fn with_parts(
+        options: StoreOptions,
+        layout: Arc<dyn Layout>,
+        transfers: Arc<dyn Transfers>,
+    ) -> Result<Self> {
+        let metrics = Arc::new(Metrics::new());
+        let (placement, places) = crossbeam_channel::unbounded();
+        let (commits, groups) = crossbeam_channel::unbounded();
+        let core = Arc::new(Core {
+            root: options.root.as_path().into(),
+            process: std::process::id(),
+            layout,
+            requests: Arc::new(Requests::new(metrics.clone())?),
+            gate: Gate::new(options.max_in_flight_bytes),
+            assemblies: Assemblies::default(),
+            metrics,
+            events: Events::default(),
+            placement,
+            commits,
+            transfers: RwLock::new(Some(transfers)),
+            closing: AtomicBool::new(false),
+            options,
+        });
+        let threads = Mutex::new(Some(Threads::start(&core, places, groups)?));
+        Ok(Self { inner: Arc::new(Inner { core, threads, namespaces: Mutex::default() }) })
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.inner.core
     }
 
     /// Its directory.
     pub fn root(&self) -> &Path {
-        Path::new("")
+        &self.core().root
     }
 
     /// Opens a namespace. Opening one again sets its options anew.
@@ -72,8 +158,13 @@ impl Store {
         description: &NamespaceDescription,
         options: NamespaceOptions,
     ) -> Result<Namespace> {
-        let _ = (description, options);
-        Err(Error::Internal("not yet".into()))
+        self.core().check_open()?;
+        let id = description.id()?;
+        self.core().layout.open_namespace(id, &description.to_json()?, options)?;
+        let mut namespaces = lock(&self.inner.namespaces);
+        let shared = namespaces.entry(id).or_default().clone();
+        *lock(&shared) = options;
+        Ok(Namespace::new(self.inner.clone(), id, shared))
     }
 
     /// Opens a namespace that the store has, without its description: for tools.
@@ -81,8 +172,16 @@ impl Store {
     /// # Errors
     /// [`Error::InvalidRequest`] if it has none of this name; [`Error::Io`], [`Error::Closed`].
     pub fn existing_namespace(&self, id: NamespaceId) -> Result<Namespace> {
-        let _ = id;
-        Err(Error::Internal("not yet".into()))
+        let Some((_, description)) = self.namespaces()?.into_iter().find(|(other, _)| *other == id) else {
+            return Err(Error::InvalidRequest(format!(
+                "{} has no namespace {id}: 'windlass kv ls' shows those that it has",
+                self.root().display()
+            )));
+        };
+        let shared = lock(&self.inner.namespaces).entry(id).or_default().clone();
+        let options = *lock(&shared);
+        self.core().layout.open_namespace(id, &description, options)?;
+        Ok(Namespace::new(self.inner.clone(), id, shared))
     }
 
     /// The namespaces that it has, with their descriptions as JSON.
@@ -90,18 +189,19 @@ impl Store {
     /// # Errors
     /// [`Error::Io`], [`Error::Closed`].
     pub fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
-        Err(Error::Internal("not yet".into()))
+        self.core().check_open()?;
+        self.core().layout.namespaces()
     }
 
     /// Readable while there are completions to drain, of requests with [`Notify::EventFd`](crate::Notify::EventFd).
     pub fn event_fd(&self) -> BorrowedFd<'_> {
-        unreachable!("not yet")
+        self.core().requests.event_fd()
     }
 
     /// The completions of requests with [`Notify::EventFd`](crate::Notify::EventFd) since the last call, in the order in
-    /// which they ended.
+    /// which they ended. None in a child of `fork`.
     pub fn drain_completions(&self) -> Vec<Completion> {
-        Vec::new()
+        if self.core().is_forked() { Vec::new() } else { self.core().requests.drain() }
     }
 
     /// What it holds and did.
@@ -109,7 +209,8 @@ impl Store {
     /// # Errors
     /// [`Error::Closed`].
     pub fn stats(&self) -> Result<Stats> {
-        Err(Error::Internal("not yet".into()))
+        self.core().check_open()?;
+        Ok(self.core().stats())
     }
 
     /// What it holds and did, as Prometheus wants it (OpenMetrics text).
@@ -117,7 +218,7 @@ impl Store {
     /// # Errors
     /// [`Error::Closed`].
     pub fn metrics(&self) -> Result<String> {
-        Err(Error::Internal("not yet".into()))
+        self.core().metrics.encode(&self.stats()?)
     }
 
     /// How it works.
@@ -125,12 +226,28 @@ impl Store {
     /// # Errors
     /// [`Error::Closed`].
     pub fn report(&self) -> Result<StoreReport> {
-        Err(Error::Internal("not yet".into()))
+        self.core().check_open()?;
+        let (core, options) = (self.core(), &self.core().options);
+        let transfers = core.transfers().ok_or_else(|| core.closed())?.report();
+        Ok(StoreReport {
+            version: env!("CARGO_PKG_VERSION").into(),
+            root: options.root.clone(),
+            access: options.access,
+            layout: options.layout.unwrap_or_default(),
+            durability: options.durability,
+            route: transfers.route,
+            direct: options.direct,
+            threads: transfers.threads,
+            bounce_bytes: transfers.bounce_bytes,
+            carriers: core.metrics.carriers(),
+            bounced_bytes: core.metrics.bounced_bytes(),
+            refused: transfers.refused,
+        })
     }
 
     /// What happened since the last call. The store remembers the last 1024; [`Stats::forgotten_events`] counts others.
     pub fn events(&self) -> Vec<Event> {
-        Vec::new()
+        if self.core().is_forked() { Vec::new() } else { self.core().events.drain() }
     }
 
     /// Waits until every request to store that was made before has ended, on the disk as far as
@@ -139,20 +256,20 @@ impl Store {
     /// # Errors
     /// [`Error::TimedOut`], [`Error::Closed`].
     pub fn flush(&self, timeout: Option<Duration>) -> Result<()> {
-        let _ = timeout;
-        Err(Error::Internal("not yet".into()))
+        self.core().check_open()?;
+        self.core().requests.flush(timeout)
     }
 
     /// Ends it: nothing is accepted any more, stores under way get `timeout` to end (`None`: as long as they take),
-    /// other requests end as [`Status::Cancelled`](crate::Status::Cancelled). Dropping the last clone does the same
-    /// with no time at all. Closing it again does nothing.
+    /// other requests end as [`Status::Cancelled`](crate::Status::Cancelled). Then the system gets some seconds to end
+    /// what it has. Dropping the store and all its namespaces does the same, with no time for stores. Closing it again
+    /// does nothing.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] if the kernel does not give back all memory within `timeout`: that memory stays leased until
-    /// it does. [`Error::Io`] if the index cannot be written.
+    /// [`Error::TimedOut`] if stores did not end within `timeout`, or the system does not give back all memory: that
+    /// memory stays leased until it does. [`Error::Io`] if the index cannot be written.
     pub fn close(&self, timeout: Option<Duration>) -> Result<()> {
-        let _ = timeout;
-        Ok(())
+        self.inner.close(timeout)
     }
 
     /// Does now what is done now and then: expire blocks, follow other processes, evict ahead, write checkpoints.
@@ -160,7 +277,8 @@ impl Store {
     /// # Errors
     /// [`Error::Io`], [`Error::Closed`].
     pub fn maintain_now(&self) -> Result<()> {
-        Err(Error::Internal("not yet".into()))
+        self.core().check_open()?;
+        self.core().layout.maintain()
     }
 
     /// Blocks, at most `most` of them, in an order of the store's. The first page has the cursor 0.
@@ -168,8 +286,17 @@ impl Store {
     /// # Errors
     /// [`Error::Closed`].
     pub fn list(&self, cursor: u64, most: usize) -> Result<BlockPage> {
-        let _ = (cursor, most);
-        Err(Error::Internal("not yet".into()))
+        self.core().check_open()?;
+        let mut listed = Vec::new();
+        let next = self.core().layout.list(cursor, most, &mut listed);
+        let entry = |block: layout::Listed| BlockEntry {
+            namespace: block.namespace,
+            fingerprint: block.fingerprint,
+            payload_bytes: block.payload_len,
+            owner: if block.is_own { Owner::This } else { Owner::Other },
+            expires: block.expires,
+        };
+        Ok(BlockPage { blocks: listed.into_iter().map(entry).collect(), next })
     }
 
     /// The key of a block in a listing, which may have to be read; `None` if it is gone.
@@ -177,8 +304,8 @@ impl Store {
     /// # Errors
     /// [`Error::Io`], [`Error::Closed`].
     pub fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
-        let _ = block;
-        Err(Error::Internal("not yet".into()))
+        self.core().check_open()?;
+        self.core().layout.key_of(block)
     }
 
     /// Reads every block and compares its checksums. Those that are damaged are missing afterwards. `progress` is called
@@ -186,12 +313,9 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::Closed`].
-    pub fn verify(
-        &self,
-        mut progress: impl FnMut(&Verified) -> std::ops::ControlFlow<()>,
-    ) -> Result<Verified> {
-        let _ = progress(&Verified::default());
-        Err(Error::Internal("not yet".into()))
+    pub fn verify(&self, progress: impl FnMut(&Verified) -> ControlFlow<()>) -> Result<Verified> {
+        self.core().check_open()?;
+        verify::verify(self.core(), progress)
     }
 
     /// Evicts own blocks that are not pinned, the coldest first, until at least `bytes` are free for others. Says how
@@ -200,7 +324,28 @@ impl Store {
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::Io`], [`Error::Closed`].
     pub fn evict(&self, bytes: u64) -> Result<u64> {
-        let _ = bytes;
-        Err(Error::Internal("not yet".into()))
+        self.core().check_open()?;
+        self.core().check_writable()?;
+        self.core().layout.evict(bytes)
+    }
+}
+
+/// Options that no store can have.
+fn check(options: &StoreOptions) -> Result<()> {
+    let invalid = |option, value: &dyn fmt::Display, reason: &str| {
+        Err(Error::InvalidOption { option, value: value.to_string(), reason: reason.into() })
+    };
+    if options.max_in_flight_bytes == 0 {
+        return invalid("max_in_flight_bytes", &0, "nothing could be moved");
+    }
+    if options.io_threads == Some(0) {
+        return invalid("io_threads", &0, "nobody would move bytes");
+    }
+    Ok(())
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("root", &self.core().root).finish_non_exhaustive()
     }
 }

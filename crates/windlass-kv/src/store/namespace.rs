@@ -1,19 +1,63 @@
 //! What is asked of a namespace: lookups, loads, stores.
 #![allow(unsafe_code, reason = "the caller answers for the memory of requests")]
 
-use super::PinGuard;
-use crate::{BlockInfo, Error, NamespaceId, Request, Result, Ticket};
+use super::{
+    Core, Inner, PinGuard,
+    core::Message,
+    gate::Charge,
+    group::{Group, group},
+    load::{self, LoadOptions},
+    placement::{self, StoreTask},
+    verify,
+};
+use crate::{
+    BlockInfo, DropReason, Error, Fingerprint, Item, Key, NamespaceId, NamespaceOptions, Priority, Request,
+    Result, Status, Ticket,
+    layout::{BLOCK_LEN, MAX_SHARDS},
+    metrics::NamespaceCounters,
+    sync::lock,
+    ticket::{Kind, TicketOptions, TicketState},
+};
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{Arc, Mutex},
+    time::{Instant, SystemTime},
+};
 
-/// A namespace of an open store. Clones are the same namespace.
+/// Keys that are looked up together, where the answer may make others needless.
+const LOOKUP_STEP: usize = 64;
+
+/// A namespace of an open store. Clones are the same namespace, and keep the store open.
 ///
 /// Keys that no block can have, because they are empty or too long, are refused with [`Error::InvalidKey`].
-#[derive(Clone, Debug)]
-pub struct Namespace {}
+#[derive(Clone)]
+pub struct Namespace {
+    inner: Arc<Inner>,
+    id: NamespaceId,
+    options: Arc<Mutex<NamespaceOptions>>,
+    counters: Arc<NamespaceCounters>,
+}
+
+impl fmt::Debug for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Namespace").field("id", &self.id).field("root", &self.core().root).finish()
+    }
+}
 
 impl Namespace {
+    pub(super) fn new(inner: Arc<Inner>, id: NamespaceId, options: Arc<Mutex<NamespaceOptions>>) -> Self {
+        let counters = inner.core.metrics.namespace(id);
+        Self { inner, id, options, counters }
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.inner.core
+    }
+
     /// Its identity.
     pub fn id(&self) -> NamespaceId {
-        NamespaceId([0; 16])
+        self.id
     }
 
     /// Whether blocks are there, one answer each. No disk is asked, where the layout has an index.
@@ -21,8 +65,12 @@ impl Namespace {
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::Closed`].
     pub fn lookup<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>> {
-        let _ = keys;
-        Err(Error::Internal("not yet".into()))
+        let begin = Instant::now();
+        self.core().check_open()?;
+        let found = self.contains(keys)?;
+        let count = found.iter().filter(|found| **found).count();
+        self.core().metrics.looked_up(&self.counters, keys.len(), count, begin);
+        Ok(found)
     }
 
     /// How many of these blocks, from the first on, are there without a gap.
@@ -30,8 +78,19 @@ impl Namespace {
     /// # Errors
     /// As [`Namespace::lookup`].
     pub fn lookup_prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize> {
-        let _ = keys;
-        Err(Error::Internal("not yet".into()))
+        let begin = Instant::now();
+        self.core().check_open()?;
+        let mut length = 0;
+        for step in keys.chunks(LOOKUP_STEP) {
+            let found = self.contains(step)?;
+            let there = found.iter().take_while(|found| **found).count();
+            length += there;
+            if there < step.len() {
+                break;
+            }
+        }
+        self.core().metrics.looked_up(&self.counters, keys.len(), length, begin);
+        Ok(length)
     }
 
     /// The last of these blocks that is there, by its place in `keys`.
@@ -39,8 +98,36 @@ impl Namespace {
     /// # Errors
     /// As [`Namespace::lookup`].
     pub fn lookup_reverse<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Option<usize>> {
-        let _ = keys;
-        Err(Error::Internal("not yet".into()))
+        let begin = Instant::now();
+        self.core().check_open()?;
+        let mut last = None;
+        let mut end = keys.len();
+        for step in keys.rchunks(LOOKUP_STEP) {
+            end -= step.len();
+            last = self.contains(step)?.iter().rposition(|found| *found).map(|place| end + place);
+            if last.is_some() {
+                break;
+            }
+        }
+        self.core().metrics.looked_up(&self.counters, keys.len(), usize::from(last.is_some()), begin);
+        Ok(last)
+    }
+
+    fn contains<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>> {
+        let blocks = self.fingerprints(keys)?;
+        let mut found = vec![false; blocks.len()];
+        self.core().layout.contains(self.id, &blocks, &mut found);
+        Ok(found)
+    }
+
+    fn fingerprints<'a, K: AsRef<[u8]>>(&self, keys: &'a [K]) -> Result<Vec<(&'a [u8], Fingerprint)>> {
+        keys.iter()
+            .map(|key| {
+                let key = key.as_ref();
+                Key::check(key)?;
+                Ok((key, Fingerprint::of(self.id, key)))
+            })
+            .collect()
     }
 
     /// Loads shards of blocks. What is not there, or cannot be delivered, is said by the status of its item.
@@ -51,16 +138,23 @@ impl Namespace {
     ///
     /// # Errors
     /// [`Error::InvalidRequest`], [`Error::TooManyCompletions`], [`Error::Closed`].
-    pub unsafe fn load(&self, request: Request) -> Result<Ticket> {
-        let _ = request;
-        Err(Error::Internal("not yet".into()))
+    pub unsafe fn load(&self, mut request: Request) -> Result<Ticket> {
+        self.core().check_open()?;
+        let items = request.items.len();
+        let groups = self.group(&mut request)?;
+        let priority = request.priority.unwrap_or(Priority::Demand);
+        let ticket = self.begin(request, items, Kind::Load)?;
+        let options = LoadOptions { namespace: self.id, counters: &self.counters, priority };
+        load::load(self.core(), &options, groups, &ticket);
+        Ok(Ticket::new(ticket))
     }
 
     /// Stores shards of blocks. A block is found once all its shards were stored, by this request or by several, in any
     /// order, from any threads of this process.
     ///
-    /// An item that completes its block ends when the block is found; with
-    /// [`Durability::Sync`](crate::Durability::Sync) when it is on the disk. Others end when they are written.
+    /// An item that completes its block ends when the block is found: with
+    /// [`Durability::None`](crate::Durability::None) when it is written, else when it is on the disk. Other items end
+    /// when they are written. Items of one block in one request end together.
     ///
     /// # Safety
     /// The memory of all pieces may be read until the ticket is released ([`Ticket::is_released`]); nobody writes it
@@ -68,9 +162,88 @@ impl Namespace {
     ///
     /// # Errors
     /// [`Error::InvalidRequest`], [`Error::TooManyCompletions`], [`Error::ReadOnly`], [`Error::Closed`].
-    pub unsafe fn store(&self, request: Request) -> Result<Ticket> {
-        let _ = request;
-        Err(Error::Internal("not yet".into()))
+    pub unsafe fn store(&self, mut request: Request) -> Result<Ticket> {
+        self.check_writable()?;
+        let items = request.items.len();
+        let groups = self.group(&mut request)?;
+        let (shard_len, stride) = shape(&request, &groups)?;
+        let ttl = [request.ttl, lock(&self.options).ttl].into_iter().flatten().min();
+        let (shards, wait_event) = (request.shards, request.wait_event);
+        let priority = request.priority.unwrap_or(Priority::Background);
+        let ticket = self.begin(request, items, Kind::Store)?;
+        let options = placement::StoreOptions {
+            namespace: self.id,
+            counters: self.counters.clone(),
+            shards,
+            shard_len,
+            stride,
+            expires: ttl.and_then(|ttl| SystemTime::now().checked_add(ttl)),
+            priority,
+            wait_event,
+            under_way: self.core().requests.begin_store(ticket.id),
+            ticket: ticket.clone(),
+        };
+        let groups = self.admit(groups, &options);
+        if groups.is_empty() {
+            ticket.release();
+        } else {
+            let task = StoreTask { options: Arc::new(options), groups };
+            // If nobody places any more, the store is closed, and ends the request.
+            let _ = self.core().placement.send(Message::Task(task));
+        }
+        Ok(Ticket::new(ticket))
+    }
+
+    /// Ends what is there already, and what is too much at once, without troubling anybody else.
+    fn admit(&self, groups: Vec<Group>, options: &placement::StoreOptions) -> VecDeque<(Charge, Group)> {
+        let core = self.core();
+        let blocks: Vec<_> = groups.iter().map(|group| (group.key.as_bytes(), group.fingerprint)).collect();
+        let mut found = vec![false; blocks.len()];
+        core.layout.contains(self.id, &blocks, &mut found);
+        let (mut admitted, mut settled) = (VecDeque::with_capacity(groups.len()), Vec::new());
+        for (group, exists) in groups.into_iter().zip(found) {
+            let charge = Charge::of(group.len_bytes());
+            let status = if exists {
+                Status::Exists
+            } else if core.gate.try_enter(charge) {
+                admitted.push_back((charge, group));
+                continue;
+            } else {
+                Status::Dropped(DropReason::Busy)
+            };
+            group.items.iter().for_each(|_| placement::count_refused(core, options, status));
+            settled.extend(group.settled(status));
+        }
+        options.ticket.settle(settled, None);
+        admitted
+    }
+
+    fn group(&self, request: &mut Request) -> Result<Vec<Group>> {
+        let items: Vec<Item> = std::mem::take(&mut request.items);
+        if items.is_empty() {
+            return Err(Error::InvalidRequest("a request without items".into()));
+        }
+        group(self.id, items)
+    }
+
+    fn begin(&self, request: Request, items: usize, kind: Kind) -> Result<Arc<TicketState>> {
+        let core = self.core();
+        let timeout = request.timeout.or(core.options.timeout);
+        let options = TicketOptions {
+            id: core.requests.number(request.notify)?,
+            items,
+            deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
+            notify: request.notify,
+            kind,
+            keep: request.keep,
+        };
+        let ticket = TicketState::new(core, options);
+        core.requests.begin(&ticket);
+        if core.check_open().is_err() {
+            // Closed since: whoever closed it may not have seen this request.
+            ticket.abort(Status::Cancelled);
+        }
+        Ok(ticket)
     }
 
     /// What a block is made of; `None` if it is not there. Reads its header.
@@ -78,8 +251,8 @@ impl Namespace {
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::Io`], [`Error::Closed`].
     pub fn block(&self, key: &[u8]) -> Result<Option<BlockInfo>> {
-        let _ = key;
-        Err(Error::Internal("not yet".into()))
+        self.core().check_open()?;
+        verify::block(self.core(), self.id, &Key::new(key)?)
     }
 
     /// Notes that blocks were used, so that they stay longer. Of a prefix the first ones stay longest.
@@ -87,8 +260,11 @@ impl Namespace {
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::Closed`].
     pub fn touch<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<()> {
-        let _ = keys;
-        Err(Error::Internal("not yet".into()))
+        self.core().check_open()?;
+        let blocks: Vec<_> =
+            self.fingerprints(keys)?.into_iter().map(|(_, fingerprint)| fingerprint).collect();
+        self.core().layout.touch(&blocks);
+        Ok(())
     }
 
     /// Keeps blocks from being evicted or deleted by this process, as long as the guard lives.
@@ -96,8 +272,9 @@ impl Namespace {
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::Closed`].
     pub fn pin<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<PinGuard> {
-        let _ = keys;
-        Err(Error::Internal("not yet".into()))
+        self.core().check_open()?;
+        let blocks = self.fingerprints(keys)?;
+        Ok(PinGuard::new(self.core(), blocks.into_iter().map(|(_, fingerprint)| fingerprint)))
     }
 
     /// Removes blocks, as far as this process stored them and nobody pins them. Says how many.
@@ -105,8 +282,8 @@ impl Namespace {
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::ReadOnly`], [`Error::Io`], [`Error::Closed`].
     pub fn delete<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize> {
-        let _ = keys;
-        Err(Error::Internal("not yet".into()))
+        self.check_writable()?;
+        self.core().layout.delete(self.id, &self.fingerprints(keys)?)
     }
 
     /// Removes all blocks of the namespace, as far as this process stored them and nobody pins them. Says how many.
@@ -114,6 +291,35 @@ impl Namespace {
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::Io`], [`Error::Closed`].
     pub fn clear(&self) -> Result<usize> {
-        Err(Error::Internal("not yet".into()))
+        self.check_writable()?;
+        self.core().layout.clear(self.id)
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        self.core().check_open()?;
+        self.core().check_writable()
+    }
+}
+
+/// Length of the longest shard of each block, and bytes between their starts.
+fn shape(request: &Request, groups: &[Group]) -> Result<(u64, u64)> {
+    let invalid = |what: String| Err(Error::InvalidRequest(what));
+    if !(1..=MAX_SHARDS).contains(&request.shards) {
+        return invalid(format!("blocks of {} shards: they have 1 to {MAX_SHARDS}", request.shards));
+    }
+    let items = || groups.iter().flat_map(|group| group.items.iter().map(move |item| (&group.key, item)));
+    let longest = items().map(|(_, item)| item.len).max().unwrap_or(0);
+    let shard_len = request.shard_len.unwrap_or(longest);
+    if longest > shard_len {
+        return invalid(format!("an item of {longest} bytes, but shards of at most {shard_len}"));
+    }
+    if let Some((key, item)) = items().find(|(_, item)| item.shard >= request.shards) {
+        let shards = request.shards;
+        return invalid(format!("item {} (key {key}): shard {} of {shards}", item.item, item.shard));
+    }
+    let stride = shard_len.checked_next_multiple_of(BLOCK_LEN);
+    match stride.filter(|stride| stride.checked_mul(u64::from(request.shards) + 1).is_some()) {
+        Some(stride) => Ok((shard_len, stride)),
+        None => invalid(format!("{} shards of {shard_len} bytes", request.shards)),
     }
 }

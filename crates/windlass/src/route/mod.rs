@@ -2,7 +2,7 @@
 //!
 //! `source` opens files and finds out what each can do; `residency` says what the page cache holds. There is a file for
 //! each backend: `uring` and `usrbio` implement `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking` makes
-//! lanes of that. `threefs` opens the mounts that `usrbio` reads from. `outcome` says what a completion means, once for all backends and for loads and readers.
+//! lanes of that. `storage` answers programs that move bytes themselves. `threefs` opens the mounts that `usrbio` reads from. `outcome` says what a completion means, once for all backends and for loads and readers.
 
 mod blocking;
 mod cached;
@@ -13,6 +13,7 @@ pub(crate) mod gds;
 mod outcome;
 pub(crate) mod residency;
 mod source;
+mod storage;
 mod threads;
 mod threefs;
 mod uring;
@@ -25,6 +26,7 @@ pub(crate) use gds::CuFileRead;
 pub(crate) use outcome::{Outcome, is_refusal_of_direct, is_transient};
 pub(crate) use residency::Probe;
 pub(crate) use source::{SourceFile, open_direct};
+pub use storage::{FileUse, PastCache, open_past_cache, ring_refusal};
 pub(crate) use threads::Pread;
 pub(crate) use threefs::OpenMount;
 pub use threefs::{UsrbioClient, mount_point_of_3fs, mount_points_of_3fs, probe_3fs};

@@ -178,29 +178,44 @@ pub(crate) fn open_direct(file: &File, filesystem: FileSystem, mode: OFlags) -> 
     Ok(direct)
 }
 
+/// What direct transfers need to be multiples of, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DirectAlignment {
+    /// Of addresses of memory.
+    pub(super) memory: u64,
+    /// Of offsets in the file, and of lengths. 0: it takes none.
+    pub(super) offset: u64,
+}
+
+/// Where the file system does not say. Only a read tells; see `refuse_direct`.
+impl Default for DirectAlignment {
+    fn default() -> Self {
+        Self { memory: Alignment::BLOCK.bytes(), offset: Alignment::BLOCK.bytes() }
+    }
+}
+
+/// What the file system says of direct transfers, if anything.
+pub(super) fn direct_alignment(direct: &File) -> Option<DirectAlignment> {
+    let stat = rustix::fs::statx(direct, c"", AtFlags::EMPTY_PATH, STATX_DIOALIGN).ok()?;
+    StatxFlags::from_bits_retain(stat.stx_mask).contains(STATX_DIOALIGN).then(|| DirectAlignment {
+        memory: u64::from(stat.stx_dio_mem_align),
+        offset: u64::from(stat.stx_dio_offset_align),
+    })
+}
+
 /// Direct transfers of whole blocks between the file and block-aligned memory must be allowed.
 fn check_alignment(direct: &File, filesystem: FileSystem) -> Result<(), Unavailable> {
-    let stat = rustix::fs::statx(direct, c"", AtFlags::EMPTY_PATH, STATX_DIOALIGN);
-    match stat {
-        Ok(stat) if StatxFlags::from_bits_retain(stat.stx_mask).contains(STATX_DIOALIGN) => {
-            let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
-            let block = Alignment::BLOCK.bytes();
-            if offset == 0 {
-                let reason = format!(
-                    "{filesystem} supports no direct I/O on this file (encrypted, journaled or inline data)"
-                );
-                Err(Unavailable::new(reason, ""))
-            } else if u64::from(memory) > block || u64::from(offset) > block {
-                let needed = memory.max(offset);
-                Err(Unavailable::new(
-                    format!("{filesystem} needs direct I/O aligned to {needed} bytes, more than {block}"),
-                    "",
-                ))
-            } else {
-                Ok(())
-            }
-        }
-        // The file system does not say. Only a read tells; see `refuse_direct`.
-        _ => Ok(()),
+    let DirectAlignment { memory, offset } = direct_alignment(direct).unwrap_or_default();
+    let block = Alignment::BLOCK.bytes();
+    if offset == 0 {
+        let reason =
+            format!("{filesystem} supports no direct I/O on this file (encrypted, journaled or inline data)");
+        return Err(Unavailable::new(reason, ""));
     }
+    if memory > block || offset > block {
+        let needed = memory.max(offset);
+        let reason = format!("{filesystem} needs direct I/O aligned to {needed} bytes, more than {block}");
+        return Err(Unavailable::new(reason, ""));
+    }
+    Ok(())
 }

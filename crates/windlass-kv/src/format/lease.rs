@@ -1,0 +1,78 @@
+//! `LEASE`: who writes a directory, for people and for other writers. Whether that process lives is said by the lock on
+//! the file, not by what is in it.
+#![forbid(unsafe_code)]
+
+use super::{Invalid, sealed, unseal};
+use uuid::Uuid;
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U32, U64},
+};
+
+const MAGIC: [u8; 8] = *b"WLKVLEAS";
+/// Bytes of a lease: a sector, which is written as a whole.
+pub(crate) const LEASE_LEN: usize = 512;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Raw {
+    writer: [u8; 16],
+    heartbeat: U64,
+    wanted_bytes: U64,
+    process: U32,
+    epoch: U32,
+}
+
+/// What a writer says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lease {
+    pub(crate) writer: Uuid,
+    /// How often the directory has been opened for writing.
+    pub(crate) epoch: u32,
+    pub(crate) process: u32,
+    /// Seconds since 1970 when this was written.
+    pub(crate) heartbeat: u64,
+    /// Bytes that it would allocate if others gave them up; 0 if it has what it needs, or its share.
+    pub(crate) wanted_bytes: u64,
+}
+
+impl Lease {
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        let raw = Raw {
+            writer: self.writer.into_bytes(),
+            heartbeat: self.heartbeat.into(),
+            wanted_bytes: self.wanted_bytes.into(),
+            process: self.process.into(),
+            epoch: self.epoch.into(),
+        };
+        sealed(MAGIC, &raw, LEASE_LEN)
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Invalid> {
+        let raw: &Raw = unseal(bytes, MAGIC, "a lease", LEASE_LEN)?;
+        Ok(Self {
+            writer: Uuid::from_bytes(raw.writer),
+            epoch: raw.epoch.get(),
+            process: raw.process.get(),
+            heartbeat: raw.heartbeat.get(),
+            wanted_bytes: raw.wanted_bytes.get(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let lease = Lease { writer: Uuid::from_u128(7), epoch: 2, process: 3, heartbeat: 4, wanted_bytes: 5 };
+        let bytes = lease.to_bytes();
+        assert_eq!(Lease::parse(&bytes), Ok(lease));
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(Lease::parse(&flipped).is_err(), "bit {bit}");
+        }
+    }
+}

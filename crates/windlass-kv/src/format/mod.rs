@@ -1,0 +1,104 @@
+//! What is written down: pure functions between values and bytes. Nothing here trusts a number that it reads.
+//!
+//! All integers are little-endian. Everything has a CRC-32C of its own, so that what was torn or flipped is not taken.
+#![forbid(unsafe_code)]
+
+pub(crate) mod checkpoint;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
+pub(crate) mod header;
+pub(crate) mod lease;
+pub(crate) mod record;
+pub(crate) mod segment;
+pub(crate) mod superblock;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U32};
+
+/// The version of all that is written. Another one is refused.
+pub(crate) const VERSION: u32 = 1;
+/// Bytes of what is written and read as one: superblock, heads of files, headers of blocks.
+pub(crate) const PAGE: usize = 4096;
+
+/// Why bytes are not what they should be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Invalid {
+    /// They are something else, or nothing.
+    #[error("it does not begin as {what} does")]
+    Magic {
+        /// What was looked for.
+        what: &'static str,
+    },
+    #[error("it ends after {len} bytes")]
+    Short { len: usize },
+    #[error("its format is {found}")]
+    Version { found: u32 },
+    #[error("its checksum is not that of its bytes")]
+    Checksum,
+    #[error("{0}")]
+    Value(&'static str),
+}
+
+/// CRC-32C.
+pub(crate) fn checksum(bytes: &[u8]) -> u32 {
+    // The algorithm has 32 bits; the function answers for those of 64 bits too.
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
+}
+
+/// Bytes before the body of everything that is written by [`sealed`]: what it is, its version, its checksum.
+const PREFIX: usize = 16;
+/// Where the checksum is, of all that follows it.
+const SUM_AT: usize = 12;
+
+/// `len` bytes that begin as `magic` says and go on with `body` and zeros.
+fn sealed(magic: [u8; 8], body: &(impl IntoBytes + Immutable), len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    bytes[..8].copy_from_slice(&magic);
+    bytes[8..SUM_AT].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[PREFIX..PREFIX + size_of_val(body)].copy_from_slice(body.as_bytes());
+    let sum = checksum(&bytes[PREFIX..]);
+    bytes[SUM_AT..PREFIX].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+/// The body of what [`sealed`] wrote.
+fn unseal<'a, Body: FromBytes + Immutable + KnownLayout + Unaligned>(
+    bytes: &'a [u8],
+    magic: [u8; 8],
+    what: &'static str,
+    len: usize,
+) -> Result<&'a Body, Invalid> {
+    let short = Invalid::Short { len: bytes.len() };
+    let bytes = bytes.get(..len).ok_or(short.clone())?;
+    let (prefix, rest) = bytes.split_at_checked(PREFIX).ok_or(short.clone())?;
+    if !prefix.starts_with(&magic) {
+        return Err(Invalid::Magic { what });
+    }
+    let numbers = <[U32; 2]>::ref_from_bytes(&prefix[8..]).map_err(|_| short.clone())?;
+    if numbers[0] != VERSION {
+        return Err(Invalid::Version { found: numbers[0].get() });
+    }
+    if numbers[1] != checksum(rest) {
+        return Err(Invalid::Checksum);
+    }
+    Ok(Body::ref_from_prefix(rest).map_err(|_| short)?.0)
+}
+
+/// Seconds since 1970, rounded up, as times of expiry are written; 0 is never. Times before 1970 are the first second.
+pub(crate) fn expiry_seconds(expires: Option<SystemTime>) -> u32 {
+    let Some(time) = expires else { return 0 };
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = since.as_secs().saturating_add(u64::from(since.subsec_nanos() > 0));
+    u32::try_from(seconds.max(1)).unwrap_or(u32::MAX)
+}
+
+/// The time that [`expiry_seconds`] wrote.
+pub(crate) fn expiry_time(seconds: u32) -> Option<SystemTime> {
+    (seconds != 0).then(|| UNIX_EPOCH + Duration::from_secs(seconds.into()))
+}
+
+/// The wall clock in seconds since 1970; only times of expiry are compared with it.
+pub(crate) fn now_seconds() -> u32 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u32::try_from(since.as_secs()).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,215 @@
+//! Which blocks go: the fronts of all shards' queues, oldest first.
+#![forbid(unsafe_code)]
+
+use super::{
+    Index,
+    entry::{Candidates, Enough, Removed, SegmentWorth, Want},
+    eviction::{MAX_USES, Queue},
+    lock,
+    node::{LaneId, Mark},
+};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+    sync::atomic::Ordering,
+};
+
+/// The front of a queue: when its first block came there, and whose it is.
+type Front = Reverse<(u64, usize, LaneId)>;
+
+/// How much has still to go.
+struct Rest(Enough);
+
+impl Rest {
+    fn is_done(&self) -> bool {
+        matches!(self.0, Enough::Blocks(0) | Enough::Bytes(0))
+    }
+
+    fn less(&mut self, removed: &Removed) {
+        match &mut self.0 {
+            Enough::Blocks(blocks) => *blocks = blocks.saturating_sub(1),
+            Enough::Bytes(bytes) => *bytes = bytes.saturating_sub(removed.entry.slot_bytes),
+        }
+    }
+}
+
+/// Fronts of the queues that blocks may be taken from.
+#[derive(Default)]
+struct Fronts {
+    /// By [`Queue`].
+    heaps: [BinaryHeap<Front>; 2],
+    slot_bytes: [u64; 2],
+    blocks: u64,
+}
+
+impl Index {
+    /// Removes own blocks that nobody has pinned or reads: those whose time is over, then those of namespaces over their
+    /// quota, then any, as the policy says. Fewer than asked for if there are no more. All their slots are free.
+    pub(crate) fn evict(&self, want: &Want, now: u32) -> Vec<Removed> {
+        let mut removed = Vec::new();
+        let mut rest = Rest(want.enough);
+        self.evict_expired(want.from, now, &mut rest, &mut removed);
+        if want.from == Candidates::Anywhere || matches!(want.from, Candidates::Class(_)) {
+            for (namespace, excess) in self.shared.rules.namespaces.over_quota() {
+                let mut excess = Rest(Enough::Bytes(excess));
+                self.evict_fronts(want.from, Some(namespace), &mut [&mut rest, &mut excess], &mut removed);
+            }
+        }
+        self.evict_fronts(want.from, None, &mut [&mut rest], &mut removed);
+        removed
+    }
+
+    fn evict_expired(&self, from: Candidates, now: u32, rest: &mut Rest, removed: &mut Vec<Removed>) {
+        for shard in &self.shared.shards {
+            if rest.is_done() {
+                return;
+            }
+            let most = match rest.0 {
+                Enough::Blocks(blocks) => usize::try_from(blocks).unwrap_or(usize::MAX),
+                Enough::Bytes(_) => usize::MAX,
+            };
+            let before = removed.len();
+            let mut shard = lock(shard);
+            let may_go = |entry: &super::Entry, node: &super::node::Node| {
+                let is_in = match from {
+                    Candidates::Anywhere => true,
+                    Candidates::Class(class) => entry.class == class,
+                    Candidates::Namespace(namespace) => entry.namespace == namespace,
+                };
+                entry.is_own() && is_in && !node.is(Mark::Held)
+            };
+            shard.expire(now, most, may_go, removed);
+            removed[before..].iter().for_each(|gone| rest.less(gone));
+        }
+    }
+
+    /// Evicts by the policy until any of `rests` is done.
+    fn evict_fronts(
+        &self,
+        from: Candidates,
+        namespace: Option<u16>,
+        rests: &mut [&mut Rest],
+        removed: &mut Vec<Removed>,
+    ) {
+        let is_done = |rests: &[&mut Rest]| rests.iter().any(|rest| rest.is_done());
+        if is_done(rests) {
+            return;
+        }
+        let rules = &self.shared.rules;
+        let mut fronts = self.fronts(from, namespace);
+        // Each block can be put back so many times before its turn comes. What is put back for ever is being read.
+        let mut steps = fronts.blocks.saturating_mul(u64::from(MAX_USES) + 2);
+        while steps > 0 && !is_done(rests) {
+            let wanted = rules.policy.next(fronts.slot_bytes[0], fronts.slot_bytes[1]);
+            let Some((queue, Reverse((stamp, number, lane)))) = fronts.pop(wanted) else { return };
+            let mut shard = lock(&self.shared.shards[number]);
+            let key = shard.lanes.get(lane).key;
+            if !key.is_in(from) || namespace.is_some_and(|wanted| key.namespace != wanted) {
+                // The lane is another one by now.
+                continue;
+            }
+            let Some((front, newest)) = shard.front(lane, queue) else { continue };
+            steps -= 1;
+            if newest != stamp {
+                fronts.push(queue, (newest, number, lane));
+                continue;
+            }
+            let slot_bytes = shard.nodes.get(front).slot_bytes();
+            fronts.slot_bytes[queue as usize] = fronts.slot_bytes[queue as usize].saturating_sub(slot_bytes);
+            match shard.examine(rules, front) {
+                Some(gone) => {
+                    rests.iter_mut().for_each(|rest| rest.less(&gone));
+                    removed.push(gone);
+                }
+                None => {
+                    let node = shard.nodes.get(front);
+                    fronts.slot_bytes[node.queue() as usize] += slot_bytes;
+                    let is_only = shard.front(lane, node.queue()).is_some_and(|(first, _)| first == front);
+                    if node.queue() != queue && is_only {
+                        fronts.push(node.queue(), (node.stamp(), number, lane));
+                    }
+                }
+            }
+            if let Some((_, next)) = shard.front(lane, queue) {
+                fronts.push(queue, (next, number, lane));
+            }
+        }
+    }
+
+    fn fronts(&self, from: Candidates, namespace: Option<u16>) -> Fronts {
+        let mut fronts = Fronts::default();
+        for (number, shard) in self.shared.shards.iter().enumerate() {
+            let shard = lock(shard);
+            for (id, lane) in shard.lanes.iter() {
+                if !lane.key.is_in(from) || namespace.is_some_and(|wanted| lane.key.namespace != wanted) {
+                    continue;
+                }
+                for queue in [Queue::Probation, Queue::Protected] {
+                    let list = &lane.queues[queue as usize];
+                    fronts.slot_bytes[queue as usize] += list.slot_bytes;
+                    fronts.blocks += list.blocks;
+                    if let Some((_, stamp)) = shard.front(id, queue) {
+                        fronts.push(queue, (stamp, number, id));
+                    }
+                }
+            }
+        }
+        fronts
+    }
+
+    /// The own segment that loses least if all its blocks go, of those for which `may_go`. One with blocks that are
+    /// pinned or read is not considered, nor is one without blocks, which the index does not know.
+    pub(crate) fn coldest_segment(&self, may_go: impl Fn(u32) -> bool) -> Option<SegmentWorth> {
+        #[derive(Default)]
+        struct Sum {
+            worth: u128,
+            blocks: u64,
+            slot_bytes: u64,
+            is_in_use: bool,
+        }
+        let fronts = self.fronts(Candidates::Anywhere, None);
+        let oldest =
+            fronts.heaps.iter().filter_map(|heap| heap.peek()).map(|Reverse((stamp, ..))| *stamp).min()?;
+        let span = self.shared.rules.clock.load(Ordering::Relaxed).saturating_sub(oldest).max(1);
+        let mut segments = HashMap::<u32, Sum>::new();
+        self.shared.step_through(|shard, ids| {
+            for id in ids {
+                let node = shard.nodes.get(id);
+                // Held ones are own, and may be in no lane any more.
+                if node.is(Mark::Held) {
+                    segments.entry(node.slot().segment).or_default().is_in_use = true;
+                }
+                if !node.is(Mark::Visible) || !shard.is_own(id) {
+                    continue;
+                }
+                let sum = segments.entry(node.slot().segment).or_default();
+                sum.is_in_use |= node.is(Mark::Pinned);
+                let recency = node.stamp().saturating_sub(oldest).min(span) * 1000 / span;
+                let worth = self.shared.rules.policy.worth(node.queue(), node.uses(), recency);
+                sum.worth += u128::from(worth) * u128::from(node.slot_bytes());
+                sum.blocks += 1;
+                sum.slot_bytes += node.slot_bytes();
+            }
+        });
+        let candidates = segments.into_iter().filter(|(segment, sum)| !sum.is_in_use && may_go(*segment));
+        let (segment, sum) = candidates.min_by_key(|(segment, sum)| (sum.worth, *segment))?;
+        Some(SegmentWorth { segment, blocks: sum.blocks, slot_bytes: sum.slot_bytes })
+    }
+}
+
+impl Fronts {
+    fn push(&mut self, queue: Queue, front: (u64, usize, LaneId)) {
+        self.heaps[queue as usize].push(Reverse(front));
+    }
+
+    /// The oldest front of a queue, or of the other if that has none.
+    fn pop(&mut self, wanted: Queue) -> Option<(Queue, Front)> {
+        let other = match wanted {
+            Queue::Probation => Queue::Protected,
+            Queue::Protected => Queue::Probation,
+        };
+        [wanted, other]
+            .into_iter()
+            .find_map(|queue| self.heaps[queue as usize].pop().map(|front| (queue, front)))
+    }
+}

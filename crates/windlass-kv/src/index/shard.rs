@@ -1,0 +1,332 @@
+//! A part of the index, under one lock: the blocks whose fingerprints fall to it.
+#![forbid(unsafe_code)]
+
+use super::{
+    entry::{Entry, Existing, Inserted, Removed, Reuse, Slot, Totals},
+    eviction::{Fate, OnUse, Policy, Queue},
+    lane::{LaneKey, Lanes},
+    node::{Mark, NONE, Node, NodeId, Nodes},
+    quota::Namespaces,
+    recent::Recent,
+};
+use crate::Fingerprint;
+use hashbrown::HashTable;
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// What the shards share.
+pub(super) struct Rules {
+    pub(super) policy: &'static dyn Policy,
+    pub(super) namespaces: Namespaces,
+    /// Counts arrivals at the backs of queues. Within a queue, and so by merging in all, blocks are in its order.
+    pub(super) clock: AtomicU64,
+}
+
+impl Rules {
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Fewest evicted blocks, or missed ones, that are remembered.
+const LEAST_REMEMBERED: usize = 64;
+
+/// Instead of a time: the block was not only asked for, but there to be stored.
+const OFFERED: u32 = 0;
+
+pub(super) struct Shard {
+    table: HashTable<NodeId>,
+    pub(super) nodes: Nodes,
+    pub(super) lanes: Lanes,
+    /// How many read a node.
+    holds: HashMap<NodeId, u32>,
+    /// By fingerprint, as a pin outlives the block that it was meant for if that is damaged, and written anew.
+    pins: HashMap<Fingerprint, u32>,
+    /// What was evicted and remembered.
+    ghosts: Recent<()>,
+    /// What was not there: since when it has been asked for, or [`OFFERED`].
+    missed: Recent<u32>,
+    /// No block expires before this second.
+    earliest: u32,
+    /// When expired blocks were last looked for.
+    swept: u32,
+}
+
+impl Shard {
+    pub(super) fn new() -> Self {
+        Self {
+            table: HashTable::new(),
+            nodes: Nodes::new(),
+            lanes: Lanes::default(),
+            holds: HashMap::new(),
+            pins: HashMap::new(),
+            ghosts: Recent::default(),
+            missed: Recent::default(),
+            earliest: u32::MAX,
+            swept: 0,
+        }
+    }
+
+    pub(super) fn find(&self, fingerprint: &Fingerprint) -> Option<NodeId> {
+        let same = |id: &NodeId| self.nodes.get(*id).fingerprint == *fingerprint;
+        self.table.find(hash(fingerprint), same).copied()
+    }
+
+    pub(super) fn contains(&self, fingerprint: &Fingerprint, now: u32) -> bool {
+        self.find(fingerprint).is_some_and(|id| !self.nodes.get(id).is_expired(now))
+    }
+
+    pub(super) fn entry(&self, id: NodeId) -> Entry {
+        let node = self.nodes.get(id);
+        let key = self.lanes.get(node.lane()).key;
+        node.entry(key.owner, key.namespace, key.class)
+    }
+
+    pub(super) fn is_own(&self, id: NodeId) -> bool {
+        self.lanes.get(self.nodes.get(id).lane()).key.is_own()
+    }
+
+    pub(super) fn insert(
+        &mut self,
+        rules: &Rules,
+        fingerprint: Fingerprint,
+        entry: &Entry,
+        existing: Existing,
+    ) -> Inserted {
+        let found = self.find(&fingerprint);
+        if let (Some(id), Existing::Keep) = (found, existing) {
+            return Inserted::Kept(self.entry(id));
+        }
+        let key = LaneKey {
+            owner: entry.owner,
+            namespace: entry.namespace,
+            class: if entry.is_own() { entry.class } else { 0 },
+        };
+        let Some(lane) = self.lanes.of(key, || rules.namespaces.of(entry.namespace)) else {
+            return Inserted::Refused;
+        };
+        let node = Node::new(fingerprint, entry, lane);
+        self.lanes.enter(&node);
+        let replaced = found.map(|id| self.remove(id));
+        let id = self.nodes.insert(node);
+        let nodes = &self.nodes;
+        self.table.insert_unique(hash(&fingerprint), id, |&id| hash(&nodes.get(id).fingerprint));
+        if entry.expires != 0 {
+            self.earliest = self.earliest.min(entry.expires);
+        }
+        let is_remembered = self.ghosts.remove(&fingerprint);
+        self.missed.remove(&fingerprint);
+        let queue = rules.policy.enter(is_remembered);
+        self.nodes.get_mut(id).set_queue(queue);
+        if self.pins.contains_key(&fingerprint) {
+            self.nodes.get_mut(id).mark(Mark::Pinned);
+        } else if key.is_own() {
+            self.lanes.link(&mut self.nodes, id, queue, rules.tick());
+        }
+        replaced.map_or(Inserted::New, Inserted::Replaced)
+    }
+
+    /// Makes a block a miss.
+    pub(super) fn remove(&mut self, id: NodeId) -> Removed {
+        let entry = self.entry(id);
+        let node = *self.nodes.get(id);
+        if let Ok(found) = self.table.find_entry(hash(&node.fingerprint), |other| *other == id) {
+            found.remove();
+        }
+        self.lanes.unlink(&mut self.nodes, id);
+        self.lanes.leave(&node);
+        let reuse = if node.is(Mark::Held) {
+            self.nodes.get_mut(id).unmark(Mark::Visible);
+            Reuse::Later
+        } else {
+            self.nodes.remove(id);
+            Reuse::Now
+        };
+        Removed { fingerprint: node.fingerprint, entry, reuse }
+    }
+
+    /// Counts a use of a block.
+    pub(super) fn used(&mut self, rules: &Rules, id: NodeId) {
+        let node = self.nodes.get_mut(id);
+        match rules.policy.used(node.uses()) {
+            OnUse::Count(uses) => node.set_uses(uses),
+            OnUse::MoveToBack => {
+                if node.is(Mark::Linked) {
+                    let queue = node.queue();
+                    self.lanes.unlink(&mut self.nodes, id);
+                    self.lanes.link(&mut self.nodes, id, queue, rules.tick());
+                }
+            }
+        }
+    }
+
+    /// Keeps the slot of an own block from being used again.
+    pub(super) fn hold(&mut self, id: NodeId) {
+        *self.holds.entry(id).or_insert(0) += 1;
+        self.nodes.get_mut(id).mark(Mark::Held);
+    }
+
+    /// Ends a hold. The slot, if the block was removed meanwhile, and nobody else reads it.
+    pub(super) fn release(&mut self, id: NodeId) -> Option<Slot> {
+        if let Some(holds) = self.holds.get_mut(&id) {
+            *holds -= 1;
+            if *holds > 0 {
+                return None;
+            }
+            self.holds.remove(&id);
+        }
+        let node = self.nodes.get_mut(id);
+        node.unmark(Mark::Held);
+        if node.is(Mark::Visible) {
+            return None;
+        }
+        let slot = node.slot();
+        self.nodes.remove(id);
+        Some(slot)
+    }
+
+    pub(super) fn pin(&mut self, id: NodeId) {
+        let node = self.nodes.get_mut(id);
+        node.mark(Mark::Pinned);
+        *self.pins.entry(node.fingerprint).or_insert(0) += 1;
+        self.lanes.unlink(&mut self.nodes, id);
+    }
+
+    /// Undoes a pin. A block that is not pinned any more is as if it had just come.
+    pub(super) fn unpin(&mut self, rules: &Rules, fingerprint: &Fingerprint) {
+        let Some(pins) = self.pins.get_mut(fingerprint) else { return };
+        *pins -= 1;
+        if *pins > 0 {
+            return;
+        }
+        self.pins.remove(fingerprint);
+        let Some(id) = self.find(fingerprint) else { return };
+        let is_own = self.is_own(id);
+        let node = self.nodes.get_mut(id);
+        node.unmark(Mark::Pinned);
+        let queue = node.queue();
+        if is_own {
+            self.lanes.link(&mut self.nodes, id, queue, rules.tick());
+        }
+    }
+
+    /// Decides about the block at the front of a queue: the removed block, or `None` if it has gone to the back of one.
+    pub(super) fn examine(&mut self, rules: &Rules, id: NodeId) -> Option<Removed> {
+        let node = self.nodes.get_mut(id);
+        let (queue, is_held) = (node.queue(), node.is(Mark::Held));
+        let kept_in = match rules.policy.decide(queue, node.uses()) {
+            Fate::Keep { queue, uses } => {
+                node.set_uses(uses);
+                queue
+            }
+            Fate::Evict | Fate::EvictAndRemember if is_held => queue,
+            Fate::Evict => return Some(self.remove(id)),
+            Fate::EvictAndRemember => {
+                let removed = self.remove(id);
+                let most = self.table.len().max(LEAST_REMEMBERED);
+                self.ghosts.insert(&removed.fingerprint, (), most);
+                return Some(removed);
+            }
+        };
+        self.lanes.unlink(&mut self.nodes, id);
+        self.lanes.link(&mut self.nodes, id, kept_in, rules.tick());
+        None
+    }
+
+    /// Removes at most `most` blocks whose time is over and that nobody has pinned; own ones are told.
+    pub(super) fn expire(
+        &mut self,
+        now: u32,
+        most: usize,
+        may_go: impl Fn(&Entry, &Node) -> bool,
+        into: &mut Vec<Removed>,
+    ) {
+        if self.earliest > now || self.swept == now {
+            return;
+        }
+        let mut earliest = u32::MAX;
+        let end = into.len().saturating_add(most);
+        for id in 0..self.nodes.end() {
+            let node = self.nodes.get(id);
+            if !node.is(Mark::Visible) || node.expires == 0 {
+                continue;
+            }
+            let can_go = node.is_expired(now) && !node.is(Mark::Pinned) && may_go(&self.entry(id), node);
+            if !can_go {
+                earliest = earliest.min(node.expires);
+                continue;
+            }
+            if into.len() >= end {
+                return;
+            }
+            let removed = self.remove(id);
+            if removed.entry.is_own() {
+                into.push(removed);
+            }
+        }
+        self.earliest = earliest;
+        self.swept = now;
+    }
+
+    /// Remembers since when a block has been asked for, as it is not there.
+    pub(super) fn miss(&mut self, fingerprint: &Fingerprint, now: u32) {
+        if self.missed.get(fingerprint).is_none() {
+            let most = self.table.len().max(LEAST_REMEMBERED);
+            self.missed.insert(fingerprint, now.max(OFFERED + 1), most);
+        }
+    }
+
+    /// Whether a block was here lately, was offered before, or was asked for at least so many seconds ago.
+    pub(super) fn admit(&mut self, fingerprint: &Fingerprint, now: u32, apart: u32) -> bool {
+        let is_known = self.find(fingerprint).is_some() || self.ghosts.get(fingerprint).is_some();
+        let is_second = |since| since == OFFERED || now.saturating_sub(since) >= apart;
+        if is_known || self.missed.get(fingerprint).is_some_and(is_second) {
+            return true;
+        }
+        let most = self.table.len().max(LEAST_REMEMBERED);
+        self.missed.insert(fingerprint, OFFERED, most);
+        false
+    }
+
+    pub(super) fn is_pinned(&self, id: NodeId) -> bool {
+        self.nodes.get(id).is(Mark::Pinned)
+    }
+
+    pub(super) fn totals(&self, totals: &mut Totals, is_wanted: impl Fn(u16) -> bool) {
+        for (_, lane) in self.lanes.iter().filter(|(_, lane)| is_wanted(lane.key.namespace)) {
+            if lane.key.is_own() {
+                totals.own_blocks += lane.blocks;
+                totals.own_slot_bytes += lane.slot_bytes;
+                totals.own_payload_bytes += lane.payload_bytes;
+            } else {
+                totals.foreign_blocks += lane.blocks;
+                totals.foreign_payload_bytes += lane.payload_bytes;
+            }
+        }
+    }
+
+    /// The front of a queue of a lane: its node and stamp.
+    pub(super) fn front(&self, lane: u16, queue: Queue) -> Option<(NodeId, u64)> {
+        let front = self.lanes.get(lane).queues[queue as usize].front;
+        (front != NONE).then(|| (front, self.nodes.get(front).stamp()))
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.table.allocation_size()
+            + self.nodes.heap_bytes()
+            + self.lanes.heap_bytes()
+            + self.holds.capacity() * (size_of::<(NodeId, u32)>() + 1)
+            + self.pins.capacity() * (size_of::<(Fingerprint, u32)>() + 1)
+            + self.ghosts.heap_bytes()
+            + self.missed.heap_bytes()
+    }
+}
+
+/// Fingerprints are hashes: eight bytes of one are as good as any. The first eight choose the shard, and tags.
+fn hash(fingerprint: &Fingerprint) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&fingerprint.as_bytes()[8..]);
+    u64::from_le_bytes(bytes)
+}

@@ -1,0 +1,92 @@
+//! Memory for each block, and, on demand, time for each key.
+#![forbid(unsafe_code)]
+
+use super::super::{Candidates, Enough, Existing, Index, IndexOptions, Lookup, Want};
+use super::{block, fingerprint};
+use crate::{Eviction, Fingerprint};
+use std::{hint::black_box, time::Instant};
+
+#[test]
+fn a_block_takes_at_most_100_bytes() {
+    let index = Index::new(IndexOptions::default());
+    let mut number = 0;
+    // The worst that may come: tables have just grown, and as many blocks are remembered as there are.
+    for blocks in [60_000u64, 118_000, 150_000] {
+        while number < 3 * blocks {
+            index.insert(fingerprint(number), &block(number), Existing::Replace);
+            number += 1;
+            if index.totals_of_first_shard() > blocks / 64 {
+                let want = Want { from: Candidates::Anywhere, enough: Enough::Blocks(64) };
+                index.evict(&want, 1);
+            }
+        }
+        let there = index.totals(None).own_blocks;
+        let each = index.heap_bytes() / there;
+        assert!(each <= 100, "{each} bytes for each of {there} blocks");
+    }
+}
+
+impl Index {
+    /// How many blocks one shard has: a quick guess at how many there are.
+    fn totals_of_first_shard(&self) -> u64 {
+        let mut totals = super::super::Totals::default();
+        super::super::lock(&self.shared.shards[0]).totals(&mut totals, |_| true);
+        totals.own_blocks
+    }
+}
+
+#[test]
+#[ignore = "prints times; run it with --release --ignored --nocapture"]
+fn times() {
+    const BLOCKS: u64 = 1_000_000;
+    let keys: Vec<Fingerprint> = (0..2 * BLOCKS).map(fingerprint).collect();
+    for eviction in [Eviction::S3Fifo, Eviction::Lru] {
+        let index = Index::new(IndexOptions { eviction, ..IndexOptions::default() });
+        let each = |what: &str, count: u64, started: Instant| {
+            println!("{eviction} {what}: {:.0} ns", started.elapsed().as_nanos() as f64 / count as f64);
+        };
+        let started = Instant::now();
+        for number in 0..BLOCKS {
+            index.insert(keys[number as usize], &block(number), Existing::Replace);
+        }
+        each("insert", BLOCKS, started);
+        println!("{eviction} memory: {} bytes a block", index.heap_bytes() / BLOCKS);
+
+        // Keys far apart, as they come: half of them are there.
+        let mut random = 1u64;
+        let mut next = || {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            keys[(random >> 33) as usize % keys.len()]
+        };
+        let asked: Vec<Fingerprint> = (0..BLOCKS).map(|_| next()).collect();
+        let mut found = vec![false; 1000];
+        let started = Instant::now();
+        for batch in asked.chunks(1000) {
+            index.contains_many(batch, |key| key, 1, &mut found);
+            black_box(&found);
+        }
+        each("contains_many, batches of 1000", BLOCKS, started);
+        let started = Instant::now();
+        for key in &asked {
+            black_box(index.contains(key, 1));
+        }
+        each("contains", BLOCKS, started);
+        let started = Instant::now();
+        for key in &asked {
+            black_box(matches!(index.get(key, 1), Lookup::Found(..)));
+        }
+        each("get and release", BLOCKS, started);
+        let started = Instant::now();
+        asked.chunks(100).for_each(|batch| index.touch(batch));
+        each("touch", BLOCKS, started);
+        let started = Instant::now();
+        black_box(index.coldest_segment(|_| true));
+        each("coldest_segment, all", 1, started);
+        let started = Instant::now();
+        let want = Want { from: Candidates::Class(0), enough: Enough::Blocks(64) };
+        for _ in 0..1000 {
+            assert_eq!(index.evict(&want, 1).len(), 64);
+        }
+        each("evict, batches of 64", 64_000, started);
+    }
+}

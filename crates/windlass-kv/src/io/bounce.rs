@@ -1,0 +1,241 @@
+//! Memory of the store's own that unaligned bytes, headers, and bytes of devices pass through.
+//!
+//! It is cut into slots of one size. A step takes as many as it needs at once, not necessarily neighbours, and gives
+//! them back when it is done; it never waits for more while it holds some, so that nobody waits for ever. Whoever came
+//! first is served first, however much it needs.
+#![allow(unsafe_code)]
+
+use super::wake::Wake;
+use crate::layout::BLOCK_LEN;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::{
+    collections::VecDeque,
+    io,
+    ptr::{self, NonNull},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Anonymous memory, aligned to huge pages.
+#[derive(Debug)]
+struct Mapping {
+    mapped: NonNull<u8>,
+    mapped_len: usize,
+    start: NonNull<u8>,
+}
+
+// SAFETY: plain memory without thread affinity; who touches which byte when is decided by the leases, which do not
+// overlap.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; it has no method that reads or writes the bytes.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(len: usize) -> io::Result<Self> {
+        let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let mapped_len = len.checked_add(HUGE_PAGE_BYTES).ok_or_else(too_large)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no existing memory.
+        let address = unsafe { mm::mmap_anonymous(ptr::null_mut(), mapped_len, protection, flags)? };
+        let mapped = NonNull::new(address.cast::<u8>()).ok_or_else(too_large)?;
+        let skipped = mapped.as_ptr().align_offset(HUGE_PAGE_BYTES);
+        // SAFETY: less than a huge page, which was mapped in addition to `len`.
+        let start = unsafe { mapped.add(skipped.min(HUGE_PAGE_BYTES)) };
+        // Advice may be refused: small pages then serve.
+        // SAFETY: of our own mapping; it changes no bytes.
+        let _ = unsafe { mm::madvise(address, mapped_len, Advice::LinuxHugepage) };
+        Ok(Self { mapped, mapped_len, start })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nobody has an address in it any more: leases hold the pool.
+        let _ = unsafe { mm::munmap(self.mapped.as_ptr().cast(), self.mapped_len) };
+    }
+}
+
+/// The slots.
+#[derive(Debug)]
+pub(super) struct BouncePool {
+    mapping: Mapping,
+    slot_len: usize,
+    slots: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Last in, first out: those that were used last are in the processor's cache.
+    free: Vec<usize>,
+    /// Workers that wait for so many slots.
+    waiting: VecDeque<(usize, Arc<Wake>)>,
+}
+
+impl State {
+    /// Wakes who is next, if there is enough for it.
+    fn wake_next(&self) {
+        if let Some((slots, wake)) = self.waiting.front()
+            && *slots <= self.free.len()
+        {
+            wake.notify();
+        }
+    }
+}
+
+impl BouncePool {
+    /// At least one slot, of `slot_len` bytes each: a multiple of [`BLOCK_LEN`].
+    pub(super) fn new(bytes: u64, slot_len: usize) -> io::Result<Arc<Self>> {
+        debug_assert!((slot_len as u64).is_multiple_of(BLOCK_LEN), "slots are whole blocks");
+        let slots = usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(slot_len).max(1);
+        let len = slots.checked_mul(slot_len).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let free = (0..slots).rev().collect();
+        Ok(Arc::new(Self {
+            mapping: Mapping::new(len)?,
+            slot_len,
+            slots,
+            state: Mutex::new(State { free, waiting: VecDeque::new() }),
+        }))
+    }
+
+    /// Bytes of all slots.
+    pub(super) fn len(&self) -> u64 {
+        (self.slots * self.slot_len) as u64
+    }
+
+    /// All of its memory, for a device to know.
+    pub(super) fn memory(&self) -> (NonNull<u8>, usize) {
+        (self.mapping.start, self.slots * self.slot_len)
+    }
+
+    /// Room for `bytes`, at most [`BouncePool::len`], if there is any and nobody waits longer for it. Else `wake` is
+    /// notified when it is worth asking again: by the same, or others will wait for ever.
+    pub(super) fn try_take(self: &Arc<Self>, bytes: u64, wake: &Arc<Wake>) -> Option<Lease> {
+        let count = usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(self.slot_len);
+        if count == 0 {
+            return Some(Lease { pool: self.clone(), slots: Vec::new() });
+        }
+        let mut state = self.lock();
+        let place = state.waiting.iter().position(|(_, own)| Arc::ptr_eq(own, wake));
+        if place.unwrap_or(state.waiting.len()) > 0 || count > state.free.len() {
+            match place {
+                Some(place) => state.waiting[place].0 = count,
+                None => state.waiting.push_back((count, wake.clone())),
+            }
+            return None;
+        }
+        if place.is_some() {
+            state.waiting.pop_front();
+        }
+        let kept = state.free.len() - count;
+        let mut slots = state.free.split_off(kept);
+        slots.reverse();
+        state.wake_next();
+        Some(Lease { pool: self.clone(), slots })
+    }
+
+    /// The worker of `wake` does not wait any more.
+    pub(super) fn leave(&self, wake: &Arc<Wake>) {
+        let mut state = self.lock();
+        state.waiting.retain(|(_, own)| !Arc::ptr_eq(own, wake));
+        state.wake_next();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Kept consistent by every statement, so a panic elsewhere does not spoil it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Some slots, to oneself.
+#[derive(Debug)]
+pub(super) struct Lease {
+    pool: Arc<BouncePool>,
+    slots: Vec<usize>,
+}
+
+impl Lease {
+    /// The memory of bytes `start..start + len` of the lease, in as many runs as slots are not neighbours. Bytes past
+    /// its end are left out.
+    pub(super) fn runs(&self, start: u64, len: u64) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
+        let slot_len = self.pool.slot_len;
+        let (mut position, end) = (start as usize, (start + len) as usize);
+        std::iter::from_fn(move || {
+            let (slot, within) = (position / slot_len, position % slot_len);
+            let index = *self.slots.get(slot)?;
+            let mut reach = slot_len - within;
+            let neighbours = self.slots[slot..].windows(2).take_while(|pair| pair[1] == pair[0] + 1);
+            reach += neighbours.count() * slot_len;
+            let count = reach.min(end.checked_sub(position)?);
+            if count == 0 {
+                return None;
+            }
+            position += count;
+            // SAFETY: slots lie inside the mapping, and the run ends with the last of its neighbours.
+            let address = unsafe { self.pool.mapping.start.add(index * slot_len + within) };
+            Some((address.as_ptr(), count))
+        })
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.slots.is_empty() {
+            return;
+        }
+        let mut state = self.pool.lock();
+        state.free.extend(self.slots.drain(..).rev());
+        state.wake_next();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_came_first_is_served_first() {
+        let pool = BouncePool::new(4 * 4096, 4096).unwrap();
+        let [first, second] = [(); 2].map(|()| Arc::new(Wake::new().unwrap()));
+        let held = pool.try_take(3 * 4096, &first).unwrap();
+        assert!(pool.try_take(2 * 4096, &first).is_none());
+        assert!(pool.try_take(1, &second).is_none(), "there is a slot, but another waits for two");
+        drop(held);
+        let large = pool.try_take(2 * 4096, &first).unwrap();
+        let small = pool.try_take(1, &second).unwrap();
+        drop((large, small));
+        assert_eq!(pool.lock().free.len(), 4);
+    }
+
+    #[test]
+    fn who_leaves_makes_way() {
+        let pool = BouncePool::new(2 * 4096, 4096).unwrap();
+        let [first, second] = [(); 2].map(|()| Arc::new(Wake::new().unwrap()));
+        let _held = pool.try_take(4096, &first).unwrap();
+        assert!(pool.try_take(2 * 4096, &first).is_none());
+        assert!(pool.try_take(4096, &second).is_none());
+        pool.leave(&first);
+        second.wait();
+        assert!(pool.try_take(4096, &second).is_some());
+    }
+
+    #[test]
+    fn leases_are_disjoint_runs_of_whole_slots() {
+        let pool = BouncePool::new(8 * 4096, 4096).unwrap();
+        let wake = Arc::new(Wake::new().unwrap());
+        let scattered: Vec<Lease> = (0..8).map(|_| pool.try_take(4096, &wake).unwrap()).collect();
+        drop(scattered);
+        let lease = pool.try_take(8 * 4096, &wake).unwrap();
+        let mut bytes: Vec<usize> = Vec::new();
+        for (address, len) in lease.runs(100, 8 * 4096 - 200) {
+            bytes.extend(address.addr()..address.addr() + len);
+        }
+        assert_eq!(bytes.len(), 8 * 4096 - 200);
+        bytes.sort_unstable();
+        bytes.dedup();
+        assert_eq!(bytes.len(), 8 * 4096 - 200);
+        assert_eq!(lease.runs(8 * 4096, 1).count(), 0);
+    }
+}

@@ -1,0 +1,346 @@
+//! Which bytes of a job go in one read or write, which of them straight from or to the caller's memory, and which by
+//! way of memory of our own. Pure: no I/O, no memory.
+//!
+//! A job is a row of spans in the order of the file, cut into steps. A step is one run of bytes of the file, and one
+//! vectored read or write; or, where a device moves bytes itself, a run of pieces of its memory.
+#![forbid(unsafe_code)]
+
+use super::Part;
+use crate::layout::{BLOCK_LEN, HEADER_LEN};
+use std::collections::VecDeque;
+use windlass::DeviceId;
+
+/// Shorter pieces are gathered in memory of our own: that is cheaper than a segment of a request.
+const SHORTEST_IN_PLACE: u64 = 4096;
+
+/// What a transfer must be multiples of to need no memory of ours: powers of two, at most [`BLOCK_LEN`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Grid {
+    /// Addresses of host memory.
+    pub(super) memory: u64,
+    /// Offsets and lengths.
+    pub(super) offset: u64,
+}
+
+impl Grid {
+    /// Through the page cache: anything goes.
+    pub(super) const BUFFERED: Self = Self { memory: 1, offset: 1 };
+}
+
+/// How pieces of device memory are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DevicePieces {
+    /// By way of host memory.
+    Staged,
+    /// By the device, where they lie at whole blocks.
+    Direct,
+}
+
+/// How much a step may be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Bytes of the file.
+    pub(super) step_bytes: u64,
+    /// Pieces of memory, but for those that memory of ours is made of.
+    pub(super) segments: usize,
+    /// Bytes of memory of ours.
+    pub(super) bounce_bytes: u64,
+}
+
+/// What bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    Header,
+    /// Zeros up to the next block.
+    Padding,
+    /// Bytes of a part.
+    Payload {
+        part: usize,
+        /// Where they begin in it.
+        start: u64,
+        /// Where they are in the caller's memory.
+        address: u64,
+        device: DeviceId,
+    },
+}
+
+/// Which memory takes part in the read or write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The caller's.
+    InPlace,
+    /// Ours, from this byte of the step's on.
+    Bounced(u64),
+}
+
+/// Bytes that are treated alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) content: Content,
+    pub(super) len: u64,
+    pub(super) place: Place,
+}
+
+impl Span {
+    fn split(self, len: u64) -> (Self, Self) {
+        let mut rest = Self { len: self.len - len, ..self };
+        if let Content::Payload { start, address, .. } = &mut rest.content {
+            *start += len;
+            *address += len;
+        }
+        if let Place::Bounced(at) = &mut rest.place {
+            *at += len;
+        }
+        (Self { len, ..self }, rest)
+    }
+
+    /// Whether a device moves it.
+    fn is_devices(&self) -> bool {
+        self.place == Place::InPlace
+            && matches!(self.content, Content::Payload { device, .. } if device != DeviceId::Cpu)
+    }
+}
+
+/// A run of bytes of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    pub(super) offset: u64,
+    pub(super) spans: Vec<Span>,
+    pub(super) len: u64,
+    /// Bytes of our memory that it takes.
+    pub(super) bounced: u64,
+    /// Whether its spans are moved by a device.
+    pub(super) is_devices: bool,
+    in_place: usize,
+    runs: usize,
+}
+
+impl Step {
+    fn new(offset: u64, is_devices: bool) -> Self {
+        Self { offset, spans: Vec::new(), len: 0, bounced: 0, is_devices, in_place: 0, runs: 0 }
+    }
+
+    /// Bytes from its start that are wanted: padding at its end is not.
+    pub(super) fn wanted(&self) -> u64 {
+        let padding = self.spans.iter().rev().take_while(|span| span.content == Content::Padding);
+        self.len - padding.map(|span| span.len).sum::<u64>()
+    }
+
+    /// Bytes of the caller's that go by way of our memory.
+    pub(super) fn bounced_payload(&self) -> u64 {
+        let bounced = |span: &&Span| {
+            matches!(span.place, Place::Bounced(_)) && matches!(span.content, Content::Payload { .. })
+        };
+        self.spans.iter().filter(bounced).map(|span| span.len).sum()
+    }
+
+    fn ends_bounced(&self) -> bool {
+        matches!(self.spans.last(), Some(Span { place: Place::Bounced(_), .. }))
+    }
+
+    /// Where the next bounced span goes.
+    fn bounce_cursor(&self) -> u64 {
+        // A run of them begins at a block, as direct transfers want it.
+        if self.ends_bounced() { self.bounced } else { self.bounced.next_multiple_of(BLOCK_LEN) }
+    }
+
+    fn push(&mut self, mut span: Span) {
+        match &mut span.place {
+            Place::InPlace => self.in_place += 1,
+            Place::Bounced(at) => {
+                *at = self.bounce_cursor();
+                self.runs += usize::from(!self.ends_bounced());
+                self.bounced = *at + span.len;
+            }
+        }
+        self.len += span.len;
+        self.spans.push(span);
+    }
+
+    /// How many bytes more, of which kind, it may take.
+    fn room(&self, place: Place, limits: &Limits) -> u64 {
+        let is_new_segment = place == Place::InPlace || !self.ends_bounced();
+        if is_new_segment && self.in_place + self.runs >= limits.segments {
+            return 0;
+        }
+        let bytes = limits.step_bytes.saturating_sub(self.len);
+        match place {
+            Place::InPlace => bytes,
+            Place::Bounced(_) => bytes.min(limits.bounce_bytes.saturating_sub(self.bounce_cursor())),
+        }
+    }
+
+    /// Takes away what lies past `len` bytes, and puts it before `rest`.
+    fn cut(&mut self, len: u64, rest: &mut VecDeque<(u64, Span)>) {
+        while self.len > len {
+            let Some(last) = self.spans.pop() else { break };
+            self.len -= last.len;
+            let kept = len.saturating_sub(self.len);
+            let (head, tail) = last.split(kept);
+            rest.push_front((self.offset + self.len + kept, tail));
+            if kept > 0 {
+                self.len += kept;
+                self.spans.push(head);
+            }
+        }
+        let ends = self.spans.iter().filter_map(|span| match span.place {
+            Place::Bounced(at) => Some(at + span.len),
+            Place::InPlace => None,
+        });
+        self.bounced = ends.max().unwrap_or(0);
+    }
+}
+
+/// What a job asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted<'a> {
+    /// Offset of the header, if it is read or written.
+    pub(super) header: Option<u64>,
+    pub(super) parts: &'a [Part],
+    pub(super) grid: Grid,
+    pub(super) devices: DevicePieces,
+    pub(super) limits: Limits,
+}
+
+impl Wanted<'_> {
+    /// The steps, by offset.
+    ///
+    /// # Errors
+    /// What is wrong with the job.
+    pub(super) fn steps(&self) -> Result<VecDeque<Step>, &'static str> {
+        let mut spans = self.spans()?;
+        let mut steps: VecDeque<Step> = VecDeque::new();
+        let mut current: Option<Step> = None;
+        while let Some((offset, span)) = spans.pop_front() {
+            let mut step = match current.take() {
+                Some(step) if step.offset + step.len == offset && step.is_devices == span.is_devices() => {
+                    step
+                }
+                finished => {
+                    steps.extend(finished);
+                    Step::new(offset, span.is_devices())
+                }
+            };
+            let mut room = step.room(span.place, &self.limits);
+            if span.len <= room {
+                step.push(span);
+                current = Some(step);
+                continue;
+            }
+            if span.content == Content::Header {
+                // It stays in one piece.
+                room = 0;
+            }
+            // A step ends where the next may begin.
+            let len = (step.len + room) / self.unit() * self.unit();
+            if len == 0 {
+                return Err("the limits of a step are less than a block");
+            }
+            if len > step.len {
+                let (head, tail) = span.split(len - step.len);
+                spans.push_front((offset + head.len, tail));
+                step.push(head);
+            } else {
+                spans.push_front((offset, span));
+                step.cut(len, &mut spans);
+            }
+            steps.push_back(step);
+        }
+        steps.extend(current);
+        Ok(steps)
+    }
+
+    /// The job's bytes in the order of the file, each with its offset.
+    fn spans(&self) -> Result<VecDeque<(u64, Span)>, &'static str> {
+        let mut extents: Vec<(u64, Option<usize>)> =
+            self.header.iter().map(|&offset| (offset, None)).collect();
+        let parts = self.parts.iter().enumerate().filter(|(_, part)| part.len > 0);
+        extents.extend(parts.map(|(index, part)| (part.offset, Some(index))));
+        extents.sort_unstable_by_key(|&(offset, _)| offset);
+        let mut spans = VecDeque::new();
+        let mut end = 0;
+        for (offset, part) in extents {
+            if offset % BLOCK_LEN != 0 {
+                return Err("a part begins within a block");
+            }
+            if offset < end {
+                return Err("two parts overlap");
+            }
+            end = match part {
+                None => {
+                    let len = HEADER_LEN as u64;
+                    spans.push_back((
+                        offset,
+                        Span { content: Content::Header, len, place: Place::Bounced(0) },
+                    ));
+                    offset.checked_add(len)
+                }
+                Some(index) => self.part(index, &mut spans)?,
+            }
+            .filter(|&end| i64::try_from(end).is_ok())
+            .ok_or("a part ends past the end of any file")?;
+        }
+        Ok(spans)
+    }
+
+    fn part(&self, index: usize, spans: &mut VecDeque<(u64, Span)>) -> Result<Option<u64>, &'static str> {
+        let part = &self.parts[index];
+        let pieces = part.pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len));
+        if pieces != Some(part.len) {
+            return Err("the pieces of a part are not as long as the part");
+        }
+        let Some(end) =
+            part.offset.checked_add(part.len).and_then(|end| end.checked_next_multiple_of(BLOCK_LEN))
+        else {
+            return Ok(None);
+        };
+        let mut start = 0;
+        for piece in part.pieces.iter().filter(|piece| piece.len > 0) {
+            if piece.address.checked_add(piece.len).is_none() {
+                return Err("a piece of memory ends past the end of all memory");
+            }
+            let content =
+                Content::Payload { part: index, start, address: piece.address, device: piece.device };
+            let whole = Span { content, len: piece.len, place: Place::Bounced(0) };
+            let mut offset = part.offset + start;
+            let (head, rest) = whole.split(self.before_in_place(offset, piece).min(piece.len));
+            let (mut middle, tail) = rest.split(self.in_place_len(rest.len));
+            middle.place = Place::InPlace;
+            for span in [head, middle, tail].into_iter().filter(|span| span.len > 0) {
+                spans.push_back((offset, span));
+                offset += span.len;
+            }
+            start += piece.len;
+        }
+        let padding = end - part.offset - part.len;
+        if padding > 0 {
+            let span = Span { content: Content::Padding, len: padding, place: Place::Bounced(0) };
+            spans.push_back((part.offset + part.len, span));
+        }
+        Ok(Some(end))
+    }
+
+    /// Bytes of a piece before the first that can go in place: all if none can.
+    fn before_in_place(&self, offset: u64, piece: &crate::Piece) -> u64 {
+        let (memory, step) = match (piece.device, self.devices) {
+            (DeviceId::Cpu, _) => (self.grid.memory, self.grid.offset),
+            (DeviceId::Cuda(_), DevicePieces::Direct) => (BLOCK_LEN, BLOCK_LEN),
+            (DeviceId::Cuda(_), DevicePieces::Staged) => return piece.len,
+        };
+        let skipped = offset.next_multiple_of(step) - offset;
+        let is_aligned = piece.address.checked_add(skipped).is_some_and(|address| address % memory == 0);
+        let is_long = piece.len.saturating_sub(skipped) >= SHORTEST_IN_PLACE.max(step);
+        if is_aligned && is_long { skipped } else { piece.len }
+    }
+
+    /// Of bytes that begin where they can go in place, how many do.
+    fn in_place_len(&self, len: u64) -> u64 {
+        len / self.unit() * self.unit()
+    }
+
+    /// What lengths in place are multiples of. Devices' pieces are on a grid of blocks; a coarser end costs others at
+    /// most a block that is copied.
+    fn unit(&self) -> u64 {
+        if self.devices == DevicePieces::Direct { BLOCK_LEN } else { self.grid.offset }
+    }
+}

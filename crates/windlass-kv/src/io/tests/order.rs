@@ -1,0 +1,215 @@
+//! What is moved first, what is not moved any more, and what an engine leaves behind.
+
+use super::*;
+use crate::fault::{Fault, FaultScript, Gate};
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+/// An engine with one worker, whose first operations hang: `hanging` of them.
+fn stopped(root: &Path, route: crate::IoRoute, hanging: u64) -> Option<(IoEngine, Gate)> {
+    let gate = Gate::new();
+    let script = {
+        let gate = gate.clone();
+        FaultScript::new(move |operation| (operation.number < hanging).then(|| Fault::Hang(gate.clone())))
+    };
+    let options = IoOptions { threads: Some(1), faults: Some(script), ..options(root, route) };
+    Some((start(options)?, gate))
+}
+
+/// Fills a worker up, so that further jobs wait. Returns where these will end.
+fn fill(engine: &IoEngine, gate: &Gate, file: &Arc<DataFile>, jobs: usize) -> Vec<mpsc::Receiver<Outcome>> {
+    let mut outcomes = Vec::new();
+    for number in 0..jobs {
+        let (done, receiver) = outcome();
+        let bytes: Arc<Mutex<Memory>> = Arc::new(Mutex::new(Memory::new(16 << 20, 0, 1)));
+        let parts = vec![part((number as u64) << 24, &mut bytes.lock().unwrap())];
+        let keep = KeepAlive::new(bytes);
+        engine.submit(vec![Job { keep, ..job(Direction::Write, file, parts, done) }]);
+        outcomes.push(receiver);
+    }
+    wait_until(|| gate.came() > 0);
+    outcomes
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "it never came to that");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A small write that keeps its memory.
+fn small(file: &Arc<DataFile>, offset: u64, done: Done) -> Job {
+    let bytes = Arc::new(Mutex::new(Memory::new(4096, 0, 2)));
+    let parts = vec![part(offset, &mut bytes.lock().unwrap())];
+    Job { keep: KeepAlive::new(bytes), ..job(Direction::Write, file, parts, done) }
+}
+
+#[test]
+fn jobs_that_have_not_begun_are_cancelled_by_tag() {
+    let directory = disk();
+    for route in ROUTES {
+        let Some((engine, gate)) = stopped(directory.path(), route, u64::MAX) else { continue };
+        let file = new_file(directory.path(), route.name());
+        let first = fill(&engine, &gate, &file, 1);
+        let waiting: Vec<_> = (0..4u64)
+            .map(|number| {
+                let (done, receiver) = outcome();
+                let own = small(&file, (1 << 30) + number * 4096, done);
+                engine.submit(vec![Job { tag: 1 + number % 2, ..own }]);
+                receiver
+            })
+            .collect();
+        assert_eq!(engine.cancel(1), 2);
+        assert_eq!(engine.cancel(1), 0);
+        assert_eq!(engine.cancel(0), 0, "what has begun is not cancelled");
+        for (number, receiver) in waiting.iter().enumerate() {
+            match number % 2 {
+                0 => {
+                    let outcome = receiver.recv_timeout(PATIENCE).unwrap();
+                    assert!(matches!(outcome.result, Err(Failure::Cancelled)));
+                    assert!(outcome.started.is_none());
+                }
+                _ => assert!(receiver.try_recv().is_err()),
+            }
+        }
+        gate.open();
+        for receiver in first.iter().chain([&waiting[1], &waiting[3]]) {
+            receiver.recv_timeout(PATIENCE).unwrap().result.unwrap();
+        }
+    }
+}
+
+#[test]
+fn deadlines_end_jobs_although_all_workers_are_busy() {
+    let directory = disk();
+    for route in ROUTES {
+        let Some((engine, gate)) = stopped(directory.path(), route, u64::MAX) else { continue };
+        let file = new_file(directory.path(), route.name());
+        let first = fill(&engine, &gate, &file, 1);
+        let now = Instant::now();
+        let deadlines = [Some(now + Duration::from_millis(30)), Some(now), None];
+        let receivers = deadlines.map(|deadline| {
+            let (done, receiver) = outcome();
+            engine.submit(vec![Job { deadline, ..small(&file, 1 << 30, done) }]);
+            receiver
+        });
+        for receiver in &receivers[..2] {
+            let outcome = receiver.recv_timeout(PATIENCE).unwrap();
+            assert!(matches!(outcome.result, Err(Failure::TimedOut)), "{outcome:?}");
+        }
+        assert!(now.elapsed() >= Duration::from_millis(30));
+        assert!(receivers[2].try_recv().is_err());
+        assert!(first[0].try_recv().is_err(), "what hangs in the kernel has not ended");
+        gate.open();
+        receivers[2].recv_timeout(PATIENCE).unwrap().result.unwrap();
+    }
+}
+
+#[test]
+fn what_is_waited_for_goes_first_but_nothing_waits_for_ever() {
+    let directory = disk();
+    let Some((engine, gate)) = stopped(directory.path(), crate::IoRoute::Threads, 1) else { return };
+    let file = new_file(directory.path(), "data");
+    fill(&engine, &gate, &file, 1);
+    let (sender, order) = mpsc::channel();
+    let lines = [(Priority::Idle, 2), (Priority::Background, 3), (Priority::Demand, 20)];
+    for (priority, count) in lines {
+        for number in 0..count {
+            let sender = sender.clone();
+            let done: Done = Box::new(move |_| _ = sender.send(priority));
+            engine.submit(vec![Job { priority, ..small(&file, (1 << 30) + number * 4096, done) }]);
+        }
+    }
+    gate.open();
+    let order: Vec<Priority> = (0..25).map(|_| order.recv_timeout(PATIENCE).unwrap()).collect();
+    let position = |priority| order.iter().position(|own| *own == priority).unwrap();
+    assert_eq!(position(Priority::Demand), 0);
+    assert!(position(Priority::Background) < 10, "{order:?}");
+    assert!(order[23..].iter().all(|own| *own == Priority::Idle), "{order:?}");
+}
+
+#[test]
+fn some_threads_are_kept_for_who_waits() {
+    let directory = disk();
+    let gate = Gate::new();
+    let script = {
+        let gate = gate.clone();
+        FaultScript::new(move |operation| operation.is_write.then(|| Fault::Hang(gate.clone())))
+    };
+    let options = IoOptions {
+        threads: Some(4),
+        faults: Some(script),
+        ..options(directory.path(), crate::IoRoute::Threads)
+    };
+    let engine = start(options).unwrap();
+    let file = new_file(directory.path(), "data");
+    file.buffered().set_len(8192).unwrap();
+    let stores: Vec<_> = (0..8)
+        .map(|number| {
+            let (done, receiver) = outcome();
+            let own = small(&file, 4096 * number, done);
+            engine.submit(vec![Job { priority: Priority::Background, ..own }]);
+            receiver
+        })
+        .collect();
+    wait_until(|| gate.came() == 3);
+    let mut memory = Memory::new(4096, 0, 0);
+    let parts = vec![part(4096, &mut memory)];
+    run(&engine, |done| job(Direction::Read, &file, parts, done)).result.unwrap();
+    assert_eq!(gate.came(), 3);
+    gate.open();
+    stores.iter().for_each(|receiver| receiver.recv_timeout(PATIENCE).unwrap().result.unwrap());
+}
+
+/// Whether memory of a job is still held.
+struct Held(Arc<AtomicUsize>, #[expect(dead_code, reason = "owns the memory")] Mutex<Memory>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn dropping_an_engine_waits_for_what_has_begun_and_cancels_the_rest() {
+    let directory = disk();
+    for route in ROUTES {
+        let Some((engine, gate)) = stopped(directory.path(), route, u64::MAX) else { continue };
+        let file = new_file(directory.path(), route.name());
+        let held = Arc::new(AtomicUsize::new(0));
+        let receivers: Vec<_> = (0..80u64)
+            .map(|number| {
+                let (done, receiver) = outcome();
+                let mut memory = Memory::new(1 << 20, 0, 3);
+                let parts = vec![part(number << 20, &mut memory)];
+                held.fetch_add(1, Ordering::SeqCst);
+                let keep = KeepAlive::new(Arc::new(Held(held.clone(), Mutex::new(memory))));
+                let count = held.clone();
+                let done: Done = Box::new(move |outcome| {
+                    assert!(count.load(Ordering::SeqCst) < 80, "memory is let go before the end is told");
+                    done(outcome);
+                });
+                engine.submit(vec![Job { keep, ..job(Direction::Write, &file, parts, done) }]);
+                receiver
+            })
+            .collect();
+        wait_until(|| gate.came() > 0);
+        let dropping = std::thread::spawn(move || drop(engine));
+        let last = receivers.last().unwrap().recv_timeout(PATIENCE).unwrap();
+        assert!(matches!(last.result, Err(Failure::Cancelled)));
+        assert!(held.load(Ordering::SeqCst) > 0 && !dropping.is_finished());
+        gate.open();
+        dropping.join().unwrap();
+        assert_eq!(held.load(Ordering::SeqCst), 0);
+        let ended: Vec<bool> =
+            receivers[..79].iter().map(|receiver| receiver.try_recv().unwrap().result.is_ok()).collect();
+        assert!(ended[0]);
+    }
+}

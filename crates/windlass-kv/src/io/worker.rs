@@ -1,0 +1,324 @@
+//! A thread that takes jobs, cuts them into steps, has its lane carry these, and ends the jobs.
+#![allow(unsafe_code)]
+
+use super::{
+    Carrier, Direction, Failure,
+    bounce::{BouncePool, Lease},
+    engine::Shared,
+    lane::{Done, Lane, Op},
+    memory,
+    outcome::{Next, settle},
+    plan::{Content, DevicePieces, Limits, Step},
+    queue::{Accept, Queued},
+    transfer::{Transfer, plan},
+    wake::Wake,
+};
+use std::{collections::VecDeque, io, sync::Arc};
+use windlass::route::Access;
+
+/// Bytes of one step.
+const STEP_BYTES: u64 = 8 << 20;
+/// Pieces of the caller's memory in one step: the system takes 1024, and memory of ours needs some.
+const STEP_SEGMENTS: usize = 512;
+
+/// One worker of several.
+pub(super) struct Worker {
+    number: usize,
+    shared: Arc<Shared>,
+    pool: Arc<BouncePool>,
+    lane: Lane,
+    wake: Arc<Wake>,
+    /// Jobs that have begun, by the number that their operations carry.
+    transfers: Vec<Option<Transfer>>,
+    free: Vec<usize>,
+    /// Of these, those that have steps to begin, oldest first.
+    unfinished: VecDeque<usize>,
+    /// Bytes that are with the lane.
+    in_flight_bytes: u64,
+    /// Of these, those that nobody waits for.
+    background_bytes: u64,
+    /// Whether there was no memory for the next step.
+    is_short: bool,
+}
+
+impl Worker {
+    pub(super) fn new(
+        number: usize,
+        shared: Arc<Shared>,
+        pool: Arc<BouncePool>,
+        lane: Lane,
+        wake: Arc<Wake>,
+    ) -> Self {
+        Self {
+            number,
+            shared,
+            pool,
+            lane,
+            wake,
+            transfers: Vec::new(),
+            free: Vec::new(),
+            unfinished: VecDeque::new(),
+            in_flight_bytes: 0,
+            background_bytes: 0,
+            is_short: false,
+        }
+    }
+
+    /// Works until the queue is closed and everything that has begun has ended.
+    pub(super) fn run(mut self) {
+        let mut done = Vec::new();
+        loop {
+            self.begin_steps();
+            self.take_jobs();
+            if self.is_idle() && self.shared.queue.is_closed() {
+                break;
+            }
+            if !self.is_short {
+                self.pool.leave(&self.wake);
+            }
+            let accept = self.accept();
+            let is_parked = self.has_room() && !self.is_short;
+            if is_parked && !self.shared.queue.park(self.number, &self.wake, accept) {
+                continue;
+            }
+            let waited = self.lane.wait(&self.wake, &mut done);
+            if is_parked {
+                self.shared.queue.unpark(self.number);
+            }
+            done.drain(..).for_each(|done| self.ended(done));
+            if let Err(error) = waited {
+                return self.give_up(&error);
+            }
+        }
+        self.pool.leave(&self.wake);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.lane.in_flight() == 0 && self.unfinished.is_empty()
+    }
+
+    fn has_room(&self) -> bool {
+        self.lane.has_room() && self.in_flight_bytes < self.shared.window_bytes
+    }
+
+    /// Demand finds room whatever else there is to do.
+    fn accept(&self) -> Accept {
+        let is_full = if self.lane.is_ring() {
+            self.background_bytes >= self.shared.window_bytes / 4 * 3
+        } else {
+            self.shared.background.is_full()
+        };
+        if is_full { Accept::Demand } else { Accept::Everything }
+    }
+
+    fn limits(&self) -> Limits {
+        let bounce_bytes = self.pool.len().min(STEP_BYTES + crate::layout::BLOCK_LEN);
+        Limits { step_bytes: STEP_BYTES, segments: STEP_SEGMENTS, bounce_bytes }
+    }
+
+    /// Begins steps of jobs that have begun.
+    fn begin_steps(&mut self) {
+        self.is_short = false;
+        while let Some(&number) = self.unfinished.front() {
+            let Some(transfer) = self.transfers.get_mut(number).and_then(Option::as_mut) else {
+                self.unfinished.pop_front();
+                continue;
+            };
+            let Some(step) = transfer.steps.pop_front() else {
+                self.unfinished.pop_front();
+                continue;
+            };
+            if !self.has_room() {
+                self.put_step_back(number, step);
+                return;
+            }
+            let Some(lease) = self.pool.try_take(step.bounced, &self.wake) else {
+                self.put_step_back(number, step);
+                self.is_short = true;
+                return;
+            };
+            self.begin(number, step, lease);
+        }
+    }
+
+    fn put_step_back(&mut self, number: usize, step: Step) {
+        if let Some(transfer) = self.transfers.get_mut(number).and_then(Option::as_mut) {
+            transfer.steps.push_front(step);
+        }
+    }
+
+    /// Takes a share of the jobs that wait.
+    fn take_jobs(&mut self) {
+        if !self.unfinished.is_empty() {
+            return;
+        }
+        let share = self.shared.queue.len().div_ceil(self.shared.workers).max(1);
+        for _ in 0..share {
+            if !self.has_room() {
+                return;
+            }
+            let Some(queued) = self.shared.queue.take(self.accept()) else { return };
+            if !self.begin_job(queued) {
+                return;
+            }
+        }
+    }
+
+    /// Begins a job; `false` if there is no memory for it, and it waits again.
+    fn begin_job(&mut self, queued: Queued) -> bool {
+        let Queued { job, steps } = queued;
+        if job.deadline.is_some_and(|deadline| deadline <= std::time::Instant::now()) {
+            Queued { job, steps }.end(Failure::TimedOut);
+            return true;
+        }
+        if let Err(why) = job.file.direct() {
+            self.shared.refuse("direct transfers", job.file.path(), why);
+        }
+        let planned = match steps {
+            Some(steps) => Ok(steps),
+            None => plan(&job, self.limits(), DevicePieces::Staged),
+        };
+        let mut steps = match planned {
+            Ok(steps) => steps,
+            Err(what) => {
+                let failure = Failure::Io(io::Error::new(io::ErrorKind::InvalidInput, what));
+                Queued { job, steps: None }.end(failure);
+                return true;
+            }
+        };
+        // Without memory for its first step it has not begun: it can still be cancelled, or be too late.
+        let first = match steps.pop_front() {
+            None => None,
+            Some(step) => match self.pool.try_take(step.bounced, &self.wake) {
+                Some(lease) => Some((step, lease)),
+                None => {
+                    steps.push_front(step);
+                    self.is_short = true;
+                    self.shared.queue.put_back(Queued { job, steps: Some(steps) });
+                    return false;
+                }
+            },
+        };
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.transfers.push(None);
+            self.transfers.len() - 1
+        });
+        let transfer = Transfer::begin(job, steps);
+        self.shared.background.began(transfer.is_demand);
+        self.transfers[number] = Some(transfer);
+        if let Some((step, lease)) = first {
+            self.begin(number, step, lease);
+            self.unfinished.push_back(number);
+            self.begin_steps();
+        }
+        self.end_if_over(number);
+        true
+    }
+
+    /// Hands a step to the lane.
+    fn begin(&mut self, number: usize, step: Step, lease: Lease) {
+        let Some(transfer) = self.transfers.get_mut(number).and_then(Option::as_mut) else { return };
+        if transfer.direction == Direction::Write {
+            // SAFETY: the caller's memory is left alone until `keep` of the job is dropped, and the lease is ours.
+            unsafe { memory::gather(&step, &lease, &mut transfer.sums) };
+            if step.spans.iter().any(|span| span.content == Content::Header) {
+                let header = transfer.make_header();
+                memory::put_header(&step, &lease, &header);
+            }
+        }
+        transfer.running += 1;
+        transfer.account_bounced(&step);
+        let access = if transfer.file.direct().is_ok() { Access::Direct } else { Access::Buffered };
+        self.in_flight_bytes += step.len;
+        if !transfer.is_demand {
+            self.background_bytes += step.len;
+        }
+        let mut op = Op {
+            transfer: number,
+            file: transfer.file.clone(),
+            direction: transfer.direction,
+            access,
+            step,
+            lease,
+            filled: 0,
+            stalls: 0,
+            segments: Vec::new(),
+        };
+        op.aim();
+        self.lane.push(op);
+    }
+
+    /// Does with an operation that ended what is to be done next.
+    fn ended(&mut self, done: Done) {
+        let Done { mut op, result } = done;
+        let carrier = match (self.lane.is_ring(), op.access) {
+            (true, Access::Direct) => Carrier::UringDirect,
+            (true, Access::Buffered) => Carrier::UringBuffered,
+            (false, Access::Direct) => Carrier::ThreadsDirect,
+            (false, Access::Buffered) => Carrier::ThreadsBuffered,
+        };
+        let Some(transfer) = self.transfers.get_mut(op.transfer).and_then(Option::as_mut) else { return };
+        let before = op.filled;
+        let moved = result.as_ref().map_or(0, |count| *count as u64);
+        let next = settle(&mut op, result);
+        match next {
+            Next::Again => {
+                transfer.account(carrier, op.filled - before);
+                if let (true, Err(why)) = (op.access == Access::Buffered, op.file.direct()) {
+                    self.shared.refuse("direct transfers", op.file.path(), why);
+                }
+                op.aim();
+                self.lane.push(op);
+                return;
+            }
+            Next::Complete => {
+                transfer.account(carrier, moved);
+                if transfer.direction == Direction::Read && !transfer.has_failed() {
+                    // SAFETY: the caller's memory is the transfer's until `keep` of the job is dropped; the kernel is
+                    // done with it and with the lease.
+                    unsafe { memory::scatter(&op.step, &op.lease, &mut transfer.sums) };
+                    memory::take_header(&op.step, &op.lease, &mut transfer.header);
+                }
+            }
+            Next::Failed(failure) => transfer.fail(failure),
+        }
+        transfer.running -= 1;
+        self.in_flight_bytes -= op.step.len;
+        if !transfer.is_demand {
+            self.background_bytes -= op.step.len;
+        }
+        let number = op.transfer;
+        drop(op);
+        self.end_if_over(number);
+    }
+
+    fn end_if_over(&mut self, number: usize) {
+        let Some(place) = self.transfers.get_mut(number) else { return };
+        if let Some(transfer) = place.take_if(|transfer| transfer.is_over()) {
+            self.free.push(number);
+            self.unfinished.retain(|own| *own != number);
+            self.shared.background.ended(transfer.is_demand);
+            transfer.end();
+        }
+    }
+
+    /// The lane is of no use any more. What was with it is lost; nobody else is kept waiting.
+    fn give_up(&mut self, error: &io::Error) {
+        tracing::error!(%error, "a ring cannot be waited for: memory is leaked, and the store takes no more requests");
+        for mut transfer in self.transfers.drain(..).flatten() {
+            if transfer.running > 0 {
+                transfer.lose(copy_of(error));
+            } else {
+                transfer.fail(Failure::Io(copy_of(error)));
+                transfer.end();
+            }
+        }
+        self.pool.leave(&self.wake);
+        self.shared.queue.close(|| Failure::Io(copy_of(error)));
+    }
+}
+
+/// Errors of the system are not cloned.
+fn copy_of(error: &io::Error) -> io::Error {
+    error.raw_os_error().map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
+}

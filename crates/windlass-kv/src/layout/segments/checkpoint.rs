@@ -1,0 +1,187 @@
+//! Checkpoints of our own blocks, so that logs do not grow for ever.
+//!
+//! A checkpoint is written while others go on: blocks that come or go meanwhile are in it or not, and the log that begins
+//! before it tells of them in any case.
+#![forbid(unsafe_code)]
+
+use super::{
+    failed, lock,
+    log::Start,
+    names::{self, WriterFile},
+    replay::list,
+    writer::{Writer, stride_of},
+};
+use crate::{
+    Fingerprint, Result,
+    disk::{create_over, temporary_name, write_full},
+    format::{
+        checkpoint::{CheckpointHead, HEAD_LEN},
+        record::{BlockRecord, Change, RECORD_LEN, Record, Sums},
+    },
+    index::Entry,
+    layout::BLOCK_LEN,
+};
+use std::{
+    io,
+    sync::{PoisonError, atomic::Ordering},
+};
+
+/// Bytes that are written at a time.
+const CHUNK: usize = 1 << 20;
+
+/// What the disk has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Checkpoints {
+    /// Of the newest.
+    pub(super) generation: u64,
+    /// The log that follows it.
+    pub(super) log: u32,
+    /// Bytes of logs since then, when the directory was opened.
+    pub(super) bytes_before: u64,
+}
+
+impl Writer {
+    /// Writes a checkpoint if the log has become long.
+    pub(super) fn checkpoint_if_long(&self) -> Result<()> {
+        let before = lock(&self.checkpoints).bytes_before;
+        let blocks = self.shared.index.totals(None).own_blocks;
+        let enough = self.limits.least_log().max(blocks.saturating_mul(RECORD_LEN as u64));
+        if self.log.is_in_doubt() || before.saturating_add(self.log.len()) > enough {
+            self.checkpoint()?;
+        }
+        Ok(())
+    }
+
+    /// Writes a checkpoint, and goes on in a new log.
+    pub(super) fn checkpoint(&self) -> Result<()> {
+        let mut known = lock(&self.checkpoints);
+        let start = {
+            let _alone = self.publishing.write().unwrap_or_else(PoisonError::into_inner);
+            if self.log.is_in_doubt() {
+                return self.replace_log(&mut known);
+            }
+            let prepared = self.log.prepare()?;
+            let start = prepared.start;
+            self.log.switch(prepared);
+            start
+        };
+        let generation = known.generation + 1;
+        self.write_checkpoint(generation, start)?;
+        let keep_from = known.log;
+        *known = Checkpoints { generation, log: start.log, bytes_before: 0 };
+        self.remove_logs(keep_from)
+    }
+
+    /// Writes a checkpoint of what is certain, and forgets all logs and checkpoints before it: one of them is in doubt.
+    pub(super) fn replace_log(&self, known: &mut Checkpoints) -> Result<()> {
+        let prepared = self.log.prepare()?;
+        let start = prepared.start;
+        let generation = known.generation + 1;
+        self.write_checkpoint(generation, start)?;
+        let older = self.directory.join(names::checkpoint(generation + 1));
+        match self.shared.disk.remove(&older) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("removing", &older)(error));
+            }
+            _ => {}
+        }
+        *known = Checkpoints { generation, log: start.log, bytes_before: 0 };
+        self.remove_logs(start.log)?;
+        let directory = &self.directory;
+        self.shared.disk.sync_directory(directory).map_err(failed("syncing", directory))?;
+        self.log.switch(prepared);
+        Ok(())
+    }
+
+    fn write_checkpoint(&self, generation: u64, start: Start) -> Result<()> {
+        let path = self.directory.join(names::checkpoint(generation));
+        let temporary = temporary_name(&path);
+        let written = self.write_records(generation, start, &temporary).and_then(|()| {
+            self.shared.disk.rename(&temporary, &path).map_err(failed("renaming", &temporary))?;
+            let directory = &self.directory;
+            self.shared.disk.sync_directory(directory).map_err(failed("syncing", directory))
+        });
+        if written.is_err() {
+            // If it cannot be removed, the next one replaces it.
+            let _ = self.shared.disk.remove(&temporary);
+        }
+        written
+    }
+
+    fn write_records(&self, generation: u64, start: Start, path: &std::path::Path) -> Result<()> {
+        let file = create_over(&*self.shared.disk, path).map_err(failed("making", path))?;
+        let without_sums = lock(&self.slots).without_sums();
+        let mut bytes = Vec::with_capacity(CHUNK);
+        let (mut records, mut offset) = (0, HEAD_LEN as u64);
+        let mut write = |change: Option<Change>| -> Result<u64> {
+            if let Some(change) = change {
+                bytes.extend_from_slice(&Record { number: records, before: 0, change }.to_bytes());
+                records += 1;
+            }
+            if bytes.len() >= CHUNK || change.is_none() {
+                write_full(&*file, &bytes, offset).map_err(failed("writing to", path))?;
+                offset += bytes.len() as u64;
+                bytes.clear();
+            }
+            Ok(records)
+        };
+        let namespaces = self.shared.namespaces.all();
+        for (number, id) in &namespaces {
+            write(Some(Change::Namespace { number: *number, id: *id }))?;
+        }
+        let (mut cursor, mut some) = (Some(0), Vec::new());
+        while let Some(from) = cursor {
+            cursor = self.shared.index.list(from, 4096, &mut some);
+            for (fingerprint, entry) in some.drain(..).filter(|(_, entry)| entry.is_own()) {
+                let bits = without_sums.get(&entry.slot.segment);
+                let word = bits.and_then(|words| words.get(entry.slot.slot as usize / 64)).unwrap_or(&0);
+                let sums = if word >> (entry.slot.slot % 64) & 1 == 0 { Sums::All } else { Sums::Some };
+                write(Some(Change::Commit(record_of(fingerprint, &entry, sums))))?;
+            }
+        }
+        let records = write(None)?;
+        let head = CheckpointHead {
+            writer: self.id,
+            generation,
+            epoch: self.epoch,
+            log: start.log,
+            next_record: start.record,
+            // Segments are made meanwhile; commits in them are in the log.
+            next_segment: u32::try_from(self.next_segment.load(Ordering::Acquire)).unwrap_or(u32::MAX),
+            records,
+        };
+        write_full(&*file, &head.to_bytes(), 0).map_err(failed("writing to", path))?;
+        file.sync_data().map_err(failed("syncing", path))?;
+        lock(&self.logged).extend(namespaces.iter().map(|(number, _)| *number));
+        Ok(())
+    }
+
+    /// Removes logs before this one. What is left of them says nothing.
+    fn remove_logs(&self, before: u32) -> Result<()> {
+        for file in list(&*self.shared.disk, &self.directory)? {
+            if let WriterFile::Log(number) = file
+                && number < before
+            {
+                let path = self.directory.join(names::log(number));
+                self.shared.disk.remove(&path).map_err(failed("removing", &path))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn record_of(fingerprint: Fingerprint, entry: &Entry, sums: Sums) -> BlockRecord {
+    BlockRecord {
+        fingerprint,
+        namespace: entry.namespace,
+        segment: entry.slot.segment,
+        slot: entry.slot.slot,
+        sequence: entry.sequence,
+        payload_len: entry.payload_len,
+        // Slots of the index are shorter than what 32 bits can count.
+        stride_blocks: u32::try_from(stride_of(entry) / BLOCK_LEN).unwrap_or(u32::MAX),
+        shards: u16::from(entry.flags) + 1,
+        expires: entry.expires,
+        sums,
+    }
+}

@@ -1,0 +1,300 @@
+//! Blocks of other writers: their directories are read as ours is at its opening, and their logs are read on as they
+//! grow.
+#![forbid(unsafe_code)]
+
+use super::{
+    Shared, failed,
+    names::{self, WriterFile},
+    replay::{Position, list, replay},
+    root::WriterDirectory,
+    segment::Segment,
+    writer::flags_of,
+};
+use crate::{
+    Error, NamespaceId, Result,
+    disk::{DiskFile, read_full},
+    format::record::{BlockRecord, Change, RECORD_LEN, Record},
+    index::{Entry, Existing, Slot},
+    io::FileAccess,
+    layout::{BLOCK_LEN, HEADER_LEN},
+};
+use std::{
+    collections::{BTreeMap, HashSet},
+    io,
+    sync::Arc,
+};
+use uuid::Uuid;
+
+/// Records that are read at a time.
+const CHUNK: usize = RECORD_LEN << 12;
+
+/// All writers but ourselves.
+#[derive(Debug, Default)]
+pub(super) struct Followed {
+    writers: Vec<Follower>,
+}
+
+/// Another writer.
+#[derive(Debug)]
+struct Follower {
+    directory: WriterDirectory,
+    /// Its number in the index.
+    owner: u16,
+    /// By its own numbers.
+    namespaces: BTreeMap<u16, NamespaceId>,
+    position: Option<Position>,
+    /// Segments that could not be opened: they were removed before we came to them, or are damaged.
+    absent: HashSet<u32>,
+}
+
+/// Whether a log goes on where it was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// It has been read to its end.
+    End,
+    /// It has a successor, which has more.
+    Next,
+    /// What was read does not lead to what is there now.
+    Astray,
+}
+
+impl Followed {
+    /// Looks for writers that came or went, and reads what all of them have written.
+    pub(super) fn follow(&mut self, shared: &Shared, own: Option<Uuid>) -> Result<()> {
+        let mut directories = shared.root.writers()?;
+        directories.retain(|directory| Some(directory.id) != own);
+        self.writers.retain(|follower| {
+            let is_there = directories.iter().any(|directory| directory.id == follower.directory.id);
+            if !is_there {
+                shared.forget_owner(follower.owner);
+            }
+            is_there
+        });
+        for directory in directories {
+            if self.writers.iter().any(|follower| follower.directory.id == directory.id) {
+                continue;
+            }
+            let is_used = |owner: &u16| self.writers.iter().any(|follower| follower.owner == *owner);
+            let Some(owner) = (1..=u16::MAX).find(|owner| !is_used(owner)) else { break };
+            let namespaces = BTreeMap::new();
+            self.writers.push(Follower {
+                directory,
+                owner,
+                namespaces,
+                position: None,
+                absent: HashSet::new(),
+            });
+        }
+        // One whose files cannot be read is in nobody's way.
+        let mut followed = Ok(());
+        for follower in &mut self.writers {
+            followed = followed.and(follower.catch_up(shared)).and_then(|()| follower.forget_removed(shared));
+        }
+        followed
+    }
+
+    /// Reads what one of them has written.
+    pub(super) fn catch_up(&mut self, shared: &Shared, owner: u16) -> Result<()> {
+        match self.writers.iter_mut().find(|follower| follower.owner == owner) {
+            Some(follower) => follower.catch_up(shared),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Follower {
+    fn catch_up(&mut self, shared: &Shared) -> Result<()> {
+        if self.position.is_none() {
+            return self.start_over(shared);
+        }
+        loop {
+            match self.read_on(shared)? {
+                Step::End => return Ok(()),
+                Step::Next => {}
+                Step::Astray => {
+                    tracing::debug!(writer = %self.directory.id, "its log is read anew");
+                    return self.start_over(shared);
+                }
+            }
+        }
+    }
+
+    /// Reads all that the directory says.
+    fn start_over(&mut self, shared: &Shared) -> Result<()> {
+        shared.forget_owner(self.owner);
+        self.namespaces.clear();
+        self.absent.clear();
+        let replayed = match replay(&*shared.disk, &self.directory.path, self.directory.id) {
+            // It is being removed.
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
+            replayed => replayed?,
+        };
+        self.namespaces = replayed.namespaces;
+        self.position = replayed.end;
+        let mut blocks: Vec<BlockRecord> = replayed.blocks.into_values().collect();
+        blocks.sort_unstable_by_key(|block| block.sequence);
+        blocks.iter().try_for_each(|block| self.take_in(shared, block))
+    }
+
+    /// Reads the log that it is at to its end.
+    fn read_on(&mut self, shared: &Shared) -> Result<Step> {
+        let Some(position) = &mut self.position else { return Ok(Step::Astray) };
+        let path = self.directory.path.join(names::log(position.log));
+        // Looked for first: whatever is written to this log is written before there is another.
+        let next = position.log.checked_add(1).map(|number| self.directory.path.join(names::log(number)));
+        let next = match next.map(|path| shared.disk.open(&path, FileAccess::Read)) {
+            Some(Ok(file)) => Some(file),
+            Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("opening", &path)(error));
+            }
+            _ => None,
+        };
+        let next = match next {
+            Some(file) => head_of(&*file, self.directory.id)
+                .map_err(failed("reading", &path))?
+                .map(|number| (file, number)),
+            None => None,
+        };
+        let mut chunk = vec![0; CHUNK];
+        let mut changes = Vec::new();
+        loop {
+            let read =
+                read_full(&*position.file, &mut chunk, position.offset).map_err(failed("reading", &path))?;
+            let before = changes.len();
+            for bytes in chunk[..read].chunks_exact(RECORD_LEN) {
+                let record = Record::parse(bytes).ok();
+                let Some(record) = record.filter(|record| record.number == position.next_record) else {
+                    break;
+                };
+                changes.push(record.change);
+                position.offset += RECORD_LEN as u64;
+                position.next_record += 1;
+            }
+            if (changes.len() - before) * RECORD_LEN < chunk.len() {
+                break;
+            }
+        }
+        let step = match next {
+            None => Step::End,
+            Some((_, number)) if number != position.next_record => Step::Astray,
+            Some((file, number)) => {
+                let log = position.log + 1;
+                *position = Position { log, file, offset: RECORD_LEN as u64, next_record: number + 1 };
+                Step::Next
+            }
+        };
+        changes.iter().try_for_each(|change| self.apply(shared, change))?;
+        Ok(step)
+    }
+
+    fn apply(&mut self, shared: &Shared, change: &Change) -> Result<()> {
+        match change {
+            Change::Head { .. } => {}
+            Change::Namespace { number, id } => drop(self.namespaces.insert(*number, *id)),
+            Change::Commit(block) => self.take_in(shared, block)?,
+            Change::Tombstone { fingerprint, sequence } => {
+                let owner = self.owner;
+                let is_it = |entry: &Entry, _| entry.owner == owner && entry.sequence <= *sequence;
+                shared.index.remove_if(fingerprint, is_it);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in a block, unless we have it, or cannot make sense of it.
+    fn take_in(&mut self, shared: &Shared, block: &BlockRecord) -> Result<()> {
+        let Some(namespace) = self.namespaces.get(&block.namespace).copied() else { return Ok(()) };
+        if !self.knows_segment(shared, block.segment)? {
+            return Ok(());
+        }
+        let payload = u64::from(block.stride_blocks) * BLOCK_LEN * u64::from(block.shards);
+        let entry = Entry {
+            owner: self.owner,
+            namespace: shared.namespaces.number(namespace)?,
+            class: 0,
+            flags: flags_of(block.shards),
+            slot: Slot { segment: block.segment, slot: block.slot },
+            slot_bytes: HEADER_LEN as u64 + payload,
+            payload_len: block.payload_len,
+            sequence: block.sequence,
+            expires: block.expires,
+        };
+        let fits = shared.segment(self.owner, block.segment).is_some_and(|segment| {
+            segment.head.offset(block.slot).is_some()
+                && entry.slot_bytes <= segment.head.slot_bytes
+                && entry.payload_len <= payload
+        });
+        if !fits {
+            return Ok(());
+        }
+        let owner = self.owner;
+        let is_older = |known: &Entry, _| known.owner == owner && known.sequence < block.sequence;
+        shared.index.remove_if(&block.fingerprint, is_older);
+        shared.index.insert(block.fingerprint, &entry, Existing::Keep);
+        Ok(())
+    }
+
+    /// Opens a segment, if it has not been opened before.
+    fn knows_segment(&mut self, shared: &Shared, number: u32) -> Result<bool> {
+        if shared.segment(self.owner, number).is_some() {
+            return Ok(true);
+        }
+        if self.absent.contains(&number) {
+            return Ok(false);
+        }
+        let path = self.directory.path.join(names::segment(number));
+        let opened = Segment::open(&*shared.disk, &path, FileAccess::Read, self.directory.id, number);
+        match opened {
+            Ok(Ok(segment)) => {
+                shared.know_segment(self.owner, &segment);
+                Ok(true)
+            }
+            Ok(Err(why)) => {
+                tracing::warn!(path = %path.display(), %why, "a segment of another writer is not read");
+                self.absent.insert(number);
+                Ok(false)
+            }
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                self.absent.insert(number);
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Forgets segments that were given up: as long as they are open, the disk keeps them.
+    fn forget_removed(&self, shared: &Shared) -> Result<()> {
+        let files = match list(&*shared.disk, &self.directory.path) {
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
+            files => files?,
+        };
+        let there: HashSet<u32> = files
+            .into_iter()
+            .filter_map(|file| match file {
+                WriterFile::Segment(number) => Some(number),
+                _ => None,
+            })
+            .collect();
+        let gone: HashSet<u32> =
+            shared.segments_of(self.owner).into_iter().filter(|number| !there.contains(number)).collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let owner = self.owner;
+        shared.index.remove_all(|_, entry, _| entry.owner == owner && gone.contains(&entry.slot.segment));
+        gone.iter().for_each(|number| shared.forget_segment(owner, *number));
+        Ok(())
+    }
+}
+
+/// The number of a log's first record, if that is there already.
+fn head_of(file: &dyn DiskFile, writer: Uuid) -> io::Result<Option<u64>> {
+    let mut bytes = [0; RECORD_LEN];
+    let read = read_full(file, &mut bytes, 0)?;
+    let Ok(record) = Record::parse(&bytes[..read]) else { return Ok(None) };
+    let is_ours = matches!(record.change, Change::Head { writer: whose, .. } if whose == writer);
+    Ok(is_ours.then_some(record.number))
+}
+
+/// What is known of the segments of all writers.
+pub(super) type SegmentTable = std::collections::HashMap<(u16, u32), Arc<Segment>>;

@@ -1,0 +1,225 @@
+//! The index log of this process: records that are appended, and synced in groups.
+//!
+//! A record that could not be written or synced is not made good by a later call: nobody knows what the disk has. The
+//! log is then in doubt, takes no more records, and a checkpoint with a new log replaces it.
+#![forbid(unsafe_code)]
+
+use super::{failed, lock, names};
+use crate::{
+    Error, Result,
+    disk::{Disk, DiskFile, Extend, create_over, write_full},
+    format::record::{Change, RECORD_LEN, Record},
+};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+use uuid::Uuid;
+
+/// Records that are written at a time; far fewer than [`Record::before`] can tell.
+const GROUP: usize = 1 << 14;
+/// How far record numbers jump after a log in doubt, so that those who follow it do not go on as if nothing were.
+const JUMP: u64 = 1 << 20;
+
+/// Whether records are on the disk before an append returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sync {
+    Now,
+    Later,
+}
+
+/// The log.
+#[derive(Debug)]
+pub(super) struct Log {
+    disk: Arc<dyn Disk>,
+    directory: PathBuf,
+    writer: Uuid,
+    epoch: u32,
+    /// Bytes of room that are asked for at a time: a full disk is met before anything is written.
+    ahead: u64,
+    state: Mutex<State>,
+    /// Held while the disk syncs: who waits for it finds that most of the work is done.
+    syncing: Mutex<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    next_log: u32,
+    path: PathBuf,
+    file: Arc<dyn DiskFile>,
+    offset: u64,
+    allocated: u64,
+    next_record: u64,
+    /// All records before this one are on the disk.
+    synced: u64,
+    is_in_doubt: bool,
+}
+
+/// Where a log begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Start {
+    pub(super) log: u32,
+    pub(super) record: u64,
+}
+
+impl Log {
+    /// A new log in a writer's directory; on the disk when this returns.
+    pub(super) fn create(
+        disk: Arc<dyn Disk>,
+        directory: &Path,
+        (writer, epoch): (Uuid, u32),
+        ahead: u64,
+        start: Start,
+    ) -> Result<Self> {
+        let state = begin(&*disk, directory, (writer, epoch), start)?;
+        let directory = directory.to_owned();
+        Ok(Self {
+            disk,
+            directory,
+            writer,
+            epoch,
+            ahead,
+            state: Mutex::new(state),
+            syncing: Mutex::default(),
+        })
+    }
+
+    /// Appends records. An error leaves it open which of them are on the disk; then [`Log::is_in_doubt`].
+    pub(super) fn append(&self, changes: &[Change], sync: Sync) -> Result<()> {
+        for group in changes.chunks(GROUP) {
+            let end = self.write(group)?;
+            if sync == Sync::Now {
+                self.sync(end)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a group; the number of the record after it.
+    fn write(&self, changes: &[Change]) -> Result<u64> {
+        let mut state = lock(&self.state);
+        state.check()?;
+        let mut bytes = Vec::with_capacity(changes.len() * RECORD_LEN);
+        for (number, change) in (state.next_record..).zip(changes) {
+            let before = u16::try_from(number - state.synced).unwrap_or(u16::MAX);
+            bytes.extend_from_slice(&Record { number, before, change: *change }.to_bytes());
+        }
+        let end = state.offset + bytes.len() as u64;
+        if end > state.allocated {
+            let room = end.next_multiple_of(self.ahead);
+            // Nothing has been written: the log stays as it is, and good.
+            state.file.allocate(room, Extend::No).map_err(failed("making room for", &state.path))?;
+            state.allocated = room;
+        }
+        if let Err(error) = write_full(&*state.file, &bytes, state.offset) {
+            state.is_in_doubt = true;
+            return Err(failed("writing to", &state.path)(error));
+        }
+        state.offset = end;
+        state.next_record += changes.len() as u64;
+        Ok(state.next_record)
+    }
+
+    /// All records before `end` are on the disk.
+    fn sync(&self, end: u64) -> Result<()> {
+        let _syncing = lock(&self.syncing);
+        let (file, path, written) = {
+            let state = lock(&self.state);
+            state.check()?;
+            if state.synced >= end {
+                return Ok(());
+            }
+            (Arc::clone(&state.file), state.path.clone(), state.next_record)
+        };
+        let synced = file.sync_data();
+        let mut state = lock(&self.state);
+        match synced {
+            Ok(()) => state.synced = state.synced.max(written),
+            Err(error) => {
+                state.is_in_doubt = true;
+                return Err(failed("syncing", &path)(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it takes no more records.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        lock(&self.state).is_in_doubt
+    }
+
+    /// Its bytes.
+    pub(super) fn len(&self) -> u64 {
+        lock(&self.state).offset
+    }
+
+    /// A new log, to be taken by [`Log::switch`].
+    pub(super) fn prepare(&self) -> Result<Prepared> {
+        let mut state = lock(&self.state);
+        let log = state.next_log;
+        // Whatever becomes of it, nobody sees two logs of one number.
+        state.next_log =
+            log.checked_add(1).ok_or_else(|| Error::Internal("there are no more logs".into()))?;
+        if !state.is_in_doubt && state.synced < state.next_record {
+            // What is missing at the end of a log that is not the last one would be taken for damage.
+            if let Err(error) = state.file.sync_data() {
+                state.is_in_doubt = true;
+                return Err(failed("syncing", &state.path)(error));
+            }
+            state.synced = state.next_record;
+        }
+        let jump = if state.is_in_doubt { JUMP } else { 0 };
+        let start = Start { log, record: state.next_record + jump };
+        match begin(&*self.disk, &self.directory, (self.writer, self.epoch), start) {
+            Ok(state) => Ok(Prepared { state, start }),
+            Err(error) => {
+                // Those who follow may have gone on to the new one.
+                state.is_in_doubt = true;
+                Err(error)
+            }
+        }
+    }
+
+    /// Goes on with a new log. Nobody may append between [`Log::prepare`] and this.
+    pub(super) fn switch(&self, prepared: Prepared) {
+        *lock(&self.state) = prepared.state;
+    }
+}
+
+/// A log that is not used yet.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    state: State,
+    pub(super) start: Start,
+}
+
+impl State {
+    fn check(&self) -> Result<()> {
+        if !self.is_in_doubt {
+            return Ok(());
+        }
+        let doubt = std::io::Error::other("an earlier write to it failed, and it has not been replaced yet");
+        Err(failed("writing to", &self.path)(doubt))
+    }
+}
+
+/// Makes the file of a log.
+fn begin(disk: &dyn Disk, directory: &Path, (writer, epoch): (Uuid, u32), start: Start) -> Result<State> {
+    let path = directory.join(names::log(start.log));
+    let head =
+        Record { number: start.record, before: 0, change: Change::Head { writer, log: start.log, epoch } };
+    let file = create_over(disk, &path).map_err(failed("making", &path))?;
+    write_full(&*file, &head.to_bytes(), 0).map_err(failed("writing to", &path))?;
+    file.sync_data().map_err(failed("syncing", &path))?;
+    disk.sync_directory(directory).map_err(failed("syncing", directory))?;
+    Ok(State {
+        next_log: start.log.saturating_add(1),
+        path,
+        file: Arc::from(file),
+        offset: RECORD_LEN as u64,
+        allocated: RECORD_LEN as u64,
+        next_record: start.record + 1,
+        synced: start.record + 1,
+        is_in_doubt: false,
+    })
+}

@@ -1,0 +1,413 @@
+//! Blocks in slots of large files. Each process that writes has a directory of its own: segments with slots of one size
+//! each, a log of what is in them, and checkpoints of that. Which block is where is known in memory; the disk is asked
+//! only for the blocks themselves.
+//!
+//! ```text
+//! <root>/STORE                        superblock; its lock is held by who makes segments or takes over directories
+//! <root>/ns/<namespace>/NAMESPACE.json
+//! <root>/w-<writer>/LEASE             its lock is held by the process that writes this directory
+//! <root>/w-<writer>/seg-NNNNNN.kvs    slots, each a header and a block
+//! <root>/w-<writer>/idx-NNNNNN.log    records of what came and went
+//! <root>/w-<writer>/CKPT-a, CKPT-b    what was there when a log began
+//! ```
+#![forbid(unsafe_code)]
+
+mod checkpoint;
+mod follow;
+mod log;
+#[cfg(test)]
+mod model_tests;
+mod names;
+mod namespaces;
+mod recover;
+mod replay;
+mod room;
+mod root;
+mod segment;
+mod slots;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use super::{Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Place, Reservation, ShardTable};
+use super::{Usage, Verdict, Written};
+use crate::{
+    Error, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
+    disk::{Disk, RealDisk, read_full},
+    format::{self, header::BlockHeader},
+    index::{self, Candidates, Enough, Entry, Index, IndexOptions, ReadHold, Want},
+};
+use follow::{Followed, SegmentTable};
+use namespaces::Namespaces;
+use recover::WriterOptions;
+use root::{Limits, Root};
+use segment::Segment;
+use std::{
+    fmt, io,
+    path::Path,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use writer::{Writer, stride_of};
+
+/// The layout.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    shared: Arc<Shared>,
+    /// `None` if the store was opened for reading only.
+    writer: Option<Arc<Writer>>,
+    followed: Mutex<Followed>,
+    corrupt: AtomicU64,
+    lost_on_recovery: u64,
+    recovery: Duration,
+}
+
+/// The wall clock, in seconds since 1970. Only times of expiry are compared with it.
+type Clock = Box<dyn Fn() -> u32 + Send + Sync>;
+
+/// What all parts of the layout use.
+struct Shared {
+    disk: Arc<dyn Disk>,
+    root: Root,
+    index: Index,
+    namespaces: Namespaces,
+    segments: RwLock<SegmentTable>,
+    /// Bytes of the files of all processes, when that was last looked at.
+    taken: AtomicU64,
+    clock: Clock,
+}
+
+/// What we know of a block that was found.
+#[derive(Debug)]
+struct FoundToken {
+    fingerprint: Fingerprint,
+    entry: Entry,
+    _hold: ReadHold,
+}
+
+impl Segments {
+    /// Opens a store at the root that the options name.
+    pub(crate) fn open(options: &StoreOptions) -> Result<Self> {
+        Self::open_on(Arc::new(RealDisk), options, Box::new(format::now_seconds))
+    }
+
+    fn open_on(disk: Arc<dyn Disk>, options: &StoreOptions, clock: Clock) -> Result<Self> {
+        let start = Instant::now();
+        let writes = options.access == StoreAccess::ReadWrite;
+        let writer_options = match (writes, options.capacity_bytes) {
+            (true, None) => {
+                return Err(Error::InvalidOption {
+                    option: "capacity_bytes",
+                    value: "none".into(),
+                    reason: "a store that is written to needs a limit".into(),
+                });
+            }
+            (true, Some(capacity)) => Some(WriterOptions {
+                limits: Limits { capacity, min_free: options.min_free_bytes },
+                durability: options.durability,
+                segment_bytes: options.segment_bytes,
+            }),
+            (false, _) => None,
+        };
+        let root = Root::open(Arc::clone(&disk), &options.root, writes)?;
+        let (eviction, admission) = (options.eviction, options.admission);
+        let shared = Arc::new(Shared {
+            disk,
+            root,
+            index: Index::new(IndexOptions { eviction, admission }),
+            namespaces: Namespaces::default(),
+            segments: RwLock::default(),
+            taken: AtomicU64::new(0),
+            clock,
+        });
+        // Our own blocks first: their namespaces keep the numbers that our logs give them.
+        let opened = writer_options.map(|options| Writer::open(Arc::clone(&shared), &options)).transpose()?;
+        let (writer, lost_on_recovery) = opened.map_or((None, 0), |(writer, lost)| (Some(writer), lost));
+        let mut followed = Followed::default();
+        if let Err(error) = followed.follow(&shared, writer.as_ref().map(|writer| writer.id)) {
+            tracing::warn!(%error, "not all blocks of other writers are found");
+        }
+        Ok(Self {
+            shared,
+            writer,
+            followed: Mutex::new(followed),
+            corrupt: AtomicU64::new(0),
+            lost_on_recovery,
+            recovery: start.elapsed(),
+        })
+    }
+
+    fn writer(&self) -> Result<&Arc<Writer>> {
+        self.writer.as_ref().ok_or_else(|| Error::ReadOnly { path: self.shared.root.path.clone() })
+    }
+
+    /// Whether a block of another writer is still what the index says, after that writer's log was read to its end. It
+    /// writes a tombstone before it uses a slot again.
+    fn is_still_there(&self, token: &FoundToken) -> bool {
+        if let Err(error) = lock(&self.followed).catch_up(&self.shared, token.entry.owner) {
+            tracing::warn!(%error, "the log of another writer cannot be read");
+            return false;
+        }
+        let known = self.shared.index.peek(&token.fingerprint);
+        known.is_some_and(|known| known.owner == token.entry.owner && known.sequence == token.entry.sequence)
+    }
+}
+
+impl Layout for Segments {
+    fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()> {
+        let number = self.shared.namespaces.number(id)?;
+        self.shared.namespaces.set_options(id, options);
+        self.shared.index.set_quota(number, options.quota_bytes);
+        match &self.writer {
+            Some(_) => namespaces::describe(&*self.shared.disk, &self.shared.root.path, id, description),
+            None => Ok(()),
+        }
+    }
+
+    fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
+        namespaces::described(&*self.shared.disk, &self.shared.root.path)
+    }
+
+    fn contains(&self, _: NamespaceId, blocks: &[(&[u8], Fingerprint)], found: &mut [bool]) {
+        self.shared.index.contains_many(blocks, |(_, fingerprint)| fingerprint, self.shared.now(), found);
+    }
+
+    fn reserve(&self, block: NewBlock) -> Result<Reservation> {
+        self.writer()?.reserve(block)
+    }
+
+    fn header(&self, claim: &Claim, table: &ShardTable) -> Vec<u8> {
+        let header = self.writer().and_then(|writer| writer.header(claim, table));
+        // What does not fit a header is refused by the commit; until then, nothing must be found there.
+        header.unwrap_or_else(|_| vec![0; HEADER_LEN])
+    }
+
+    fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
+        match self.writer() {
+            Ok(writer) => writer.commit(blocks),
+            Err(_) => blocks.iter().map(|_| self.writer().map(|_| ())).collect(),
+        }
+    }
+
+    fn find(&self, _: NamespaceId, _: &Key, fingerprint: Fingerprint) -> Lookup {
+        let (entry, hold) = match self.shared.index.get(&fingerprint, self.shared.now()) {
+            index::Lookup::Found(entry, hold) => (entry, hold),
+            index::Lookup::Miss => return Lookup::Miss,
+            index::Lookup::Expired => return Lookup::Expired,
+        };
+        let segment = self.shared.segment(entry.owner, entry.slot.segment);
+        let place = segment.and_then(|segment| {
+            let offset = segment.head.offset(entry.slot.slot)?;
+            Some(Place {
+                file: Arc::clone(&segment.data),
+                header: Some(offset),
+                payload: offset + HEADER_LEN as u64,
+                stride: stride_of(&entry),
+            })
+        });
+        match place {
+            Some(place) => Lookup::Found(Found {
+                place,
+                payload_len: entry.payload_len,
+                is_own: entry.is_own(),
+                token: Box::new(FoundToken { fingerprint, entry, _hold: hold }),
+            }),
+            None => Lookup::Miss,
+        }
+    }
+
+    fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
+        let Some(token) = found.token.downcast_ref::<FoundToken>() else {
+            return Verdict::Corrupt("it was found by another layout".into());
+        };
+        let is_own = token.entry.is_own();
+        let header = match BlockHeader::parse(header) {
+            Ok(header) => header,
+            // Another process may be writing it just now.
+            Err(_) if !is_own && !self.is_still_there(token) => return Verdict::Moved,
+            Err(why) => return Verdict::Corrupt(format!("its header is damaged: {why}")),
+        };
+        if header.fingerprint != token.fingerprint || header.sequence != token.entry.sequence {
+            // Nobody gives an own place to another block while it is held: this one was never written.
+            let lost = || Verdict::Corrupt("its place still has another block".into());
+            return if is_own { lost() } else { Verdict::Moved };
+        }
+        if header.key != *key {
+            return Verdict::Moved;
+        }
+        if header.stride != found.place.stride || header.table.0.len() != usize::from(token.entry.flags) + 1 {
+            return Verdict::Corrupt("its header and the index log disagree about its shards".into());
+        }
+        let has_sums = header.table.0.iter().all(|shard| shard.checksum.is_some());
+        if !is_own && !has_sums && !self.is_still_there(token) {
+            return Verdict::Moved;
+        }
+        Verdict::Good(header.table)
+    }
+
+    fn condemn(&self, found: &Found) {
+        let Some(token) = found.token.downcast_ref::<FoundToken>() else { return };
+        if token.entry.is_own() {
+            if let Some(writer) = &self.writer {
+                writer.condemn(&token.fingerprint, token.entry.sequence);
+            }
+        } else {
+            let is_it =
+                |entry: &Entry, _| entry.owner == token.entry.owner && entry.sequence == token.entry.sequence;
+            self.shared.index.remove_if(&token.fingerprint, is_it);
+        }
+        self.corrupt.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn touch(&self, blocks: &[Fingerprint]) {
+        self.shared.index.touch(blocks);
+    }
+
+    fn pin(&self, block: Fingerprint) -> bool {
+        self.shared.index.pin(&block)
+    }
+
+    fn unpin(&self, block: Fingerprint) {
+        self.shared.index.unpin(&block);
+    }
+
+    fn delete(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize> {
+        self.writer()?.delete(namespace, blocks)
+    }
+
+    fn clear(&self, namespace: NamespaceId) -> Result<usize> {
+        self.writer()?.clear(namespace)
+    }
+
+    fn evict(&self, bytes: u64) -> Result<u64> {
+        let want = Want { from: Candidates::Anywhere, enough: Enough::Bytes(bytes) };
+        let evicted = self.writer()?.evict(&want)?;
+        Ok(evicted.iter().map(|gone| gone.entry.slot_bytes).sum())
+    }
+
+    fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64> {
+        let mut some = Vec::new();
+        let next = self.shared.index.list(cursor, most, &mut some);
+        into.extend(some.into_iter().filter_map(|(fingerprint, entry)| {
+            Some(Listed {
+                namespace: self.shared.namespaces.id(entry.namespace)?,
+                fingerprint,
+                payload_len: entry.payload_len,
+                is_own: entry.is_own(),
+                expires: format::expiry_time(entry.expires),
+            })
+        }));
+        next
+    }
+
+    fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
+        let index::Lookup::Found(entry, _hold) = self.shared.index.get(&block, self.shared.now()) else {
+            return Ok(None);
+        };
+        let Some(segment) = self.shared.segment(entry.owner, entry.slot.segment) else { return Ok(None) };
+        let Some(offset) = segment.head.offset(entry.slot.slot) else { return Ok(None) };
+        let mut header = vec![0; HEADER_LEN];
+        let read =
+            read_full(&*segment.file, &mut header, offset).map_err(failed("reading", segment.data.path()))?;
+        let header = BlockHeader::parse(&header[..read]).ok();
+        Ok(header.filter(|header| header.fingerprint == block).map(|header| header.key))
+    }
+
+    fn maintain(&self) -> Result<()> {
+        let own = self.writer.as_ref().map(|writer| writer.id);
+        let followed = lock(&self.followed).follow(&self.shared, own);
+        let Some(writer) = &self.writer else { return followed };
+        writer.check_open()?;
+        let alive = writer.say_alive();
+        // Before room is looked for: a log in doubt takes no tombstones.
+        let checkpoint = writer.checkpoint_if_long();
+        let room = writer.maintain_room();
+        followed.and(alive).and(checkpoint).and(room)
+    }
+
+    fn usage(&self) -> Usage {
+        let totals = self.shared.index.totals(None);
+        let slots_of = |writer: &Arc<Writer>| {
+            let slots = lock(&writer.slots);
+            let segments = slots.all().filter_map(|segment| segment.head.file_len());
+            segments.sum::<u64>() + writer.log.len()
+        };
+        let count = |count: fn(&writer::Counts) -> &AtomicU64| {
+            self.writer.as_ref().map_or(0, |writer| count(&writer.counts).load(Ordering::Relaxed))
+        };
+        Usage {
+            blocks: totals.own_blocks + totals.foreign_blocks,
+            payload_bytes: totals.own_payload_bytes + totals.foreign_payload_bytes,
+            allocated_bytes: self.writer.as_ref().map_or(0, slots_of),
+            root_bytes: self.shared.taken.load(Ordering::Relaxed),
+            evicted_blocks: count(|counts| &counts.evicted),
+            expired_blocks: count(|counts| &counts.expired),
+            corrupt_blocks: self.corrupt.load(Ordering::Relaxed),
+            lost_on_recovery: self.lost_on_recovery,
+            recovery: self.recovery,
+            index_bytes: self.shared.index.heap_bytes(),
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        self.writer.as_ref().map_or(Ok(()), |writer| writer.close())
+    }
+}
+
+impl Shared {
+    fn now(&self) -> u32 {
+        (self.clock)()
+    }
+
+    fn segment(&self, owner: u16, number: u32) -> Option<Arc<Segment>> {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        segments.get(&(owner, number)).cloned()
+    }
+
+    fn segments_of(&self, owner: u16) -> Vec<u32> {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        segments.keys().filter(|(whose, _)| *whose == owner).map(|(_, number)| *number).collect()
+    }
+
+    fn know_segment(&self, owner: u16, segment: &Arc<Segment>) {
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        segments.insert((owner, segment.head.number), Arc::clone(segment));
+    }
+
+    fn forget_segment(&self, owner: u16, number: u32) {
+        self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&(owner, number));
+    }
+
+    /// Forgets all that another writer had.
+    fn forget_owner(&self, owner: u16) {
+        self.index.remove_owner(owner);
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        segments.retain(|(whose, _), _| *whose != owner);
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("root", &self.root.path).field("index", &self.index).finish()
+    }
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer").field("directory", &self.directory).field("epoch", &self.epoch).finish()
+    }
+}
+
+/// The error of what was being done to a file.
+fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::Io { doing, path, source }
+}
+
+/// Nothing that is done under these locks can panic half-way, unless memory runs out.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

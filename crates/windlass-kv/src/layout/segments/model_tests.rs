@@ -1,0 +1,426 @@
+//! Random work on a simulated disk, which loses its power, or a process, at a random moment: what was found before is
+//! found again, and nothing is ever delivered that was not stored.
+
+use super::*;
+use crate::{
+    Durability,
+    disk::simulated::{Dice, SimulatedDisk},
+    format::checksum,
+    layout::Shard,
+};
+use std::collections::BTreeMap;
+
+const CAPACITY: u64 = 1 << 20;
+const NAMESPACES: u64 = 2;
+const KEYS: u64 = 24;
+
+/// A block that somebody may store: which key, and which of its contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Version {
+    key: u64,
+    number: u64,
+}
+
+impl Version {
+    fn namespace(self) -> NamespaceId {
+        namespace(self.key)
+    }
+
+    fn shards(self) -> u32 {
+        1 + (self.key % 3) as u32
+    }
+
+    /// Bytes of a shard; of the same length for all versions, so that they can be taken for one another.
+    fn shard(self, shard: u32) -> Vec<u8> {
+        let len = [4096, 700, 8192, 5000][(self.key % 4) as usize];
+        let mut dice = Dice(self.key << 40 | self.number << 8 | u64::from(shard));
+        (0..len).map(|_| dice.next() as u8).collect()
+    }
+
+    fn longest(self) -> u64 {
+        (0..self.shards()).map(|shard| self.shard(shard).len() as u64).max().unwrap()
+    }
+}
+
+fn namespace(key: u64) -> NamespaceId {
+    NamespaceId([(key % NAMESPACES) as u8; 16])
+}
+
+fn key_of(key: u64) -> Key {
+    Key::new(format!("key {key}").as_bytes()).unwrap()
+}
+
+fn fingerprint(key: u64) -> Fingerprint {
+    Fingerprint::of(namespace(key), key_of(key).as_bytes())
+}
+
+/// A block that is being written.
+struct Writing {
+    process: usize,
+    version: Version,
+    claim: Claim,
+    /// Which shards have checksums.
+    has_sums: bool,
+    /// Shards, then the header, that have been written.
+    done: u32,
+}
+
+/// A block that is being read: its header has been.
+struct Reading {
+    process: usize,
+    key: u64,
+    found: Found,
+    header: Vec<u8>,
+}
+
+struct Model {
+    seed: u64,
+    dice: Dice,
+    disk: SimulatedDisk,
+    durability: Durability,
+    /// Out of how many blocks one has no checksums; 0: none.
+    without_sums: u64,
+    processes: Vec<Option<Segments>>,
+    writing: Vec<Writing>,
+    reading: Vec<Reading>,
+    /// All that was ever written, or begun to be.
+    versions: BTreeMap<u64, u64>,
+}
+
+impl Model {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice(seed);
+        let durability = Durability::ALL[dice.below(3) as usize];
+        let without_sums = [0, 2, 1][dice.below(3) as usize];
+        let processes = 1 + dice.below(2) as usize;
+        let mut model = Self {
+            seed,
+            disk: SimulatedDisk::new(seed, 64 << 20),
+            durability,
+            without_sums,
+            processes: Vec::new(),
+            writing: Vec::new(),
+            reading: Vec::new(),
+            versions: BTreeMap::new(),
+            dice,
+        };
+        for _ in 0..processes {
+            let opened = model.open().unwrap();
+            model.processes.push(Some(opened));
+        }
+        model
+    }
+
+    fn open(&self) -> Result<Segments> {
+        let mut options = StoreOptions::new("/store");
+        options.capacity_bytes = Some(CAPACITY);
+        options.min_free_bytes = 0;
+        options.durability = self.durability;
+        options.segment_bytes = Some(96 << 10);
+        let segments = Segments::open_on(Arc::new(self.disk.clone()), &options, Box::new(|| 1000))?;
+        for key in 0..NAMESPACES {
+            segments.open_namespace(namespace(key), "{}", NamespaceOptions::default())?;
+        }
+        Ok(segments)
+    }
+
+    fn process(&self, number: usize) -> &Segments {
+        self.processes[number].as_ref().unwrap()
+    }
+
+    /// Does something. What fails for want of power fails.
+    fn step(&mut self) {
+        let number = self.dice.below(self.processes.len() as u64) as usize;
+        let key = self.dice.below(KEYS);
+        match self.dice.below(20) {
+            0..=6 => self.begin_write(number, key),
+            7..=9 => self.write_on(),
+            10..=12 => self.commit(number),
+            13..=14 => self.begin_read(number, key),
+            15 => self.end_read(),
+            16 => drop(self.process(number).maintain()),
+            17 if self.dice.one_in(3) => {
+                let blocks = [(key_of(key), fingerprint(key))];
+                let blocks: Vec<_> = blocks.iter().map(|(key, print)| (key.as_bytes(), *print)).collect();
+                let _ = self.process(number).delete(namespace(key), &blocks);
+            }
+            18 if self.dice.one_in(5) => {
+                let _ = self.process(number).writer.as_ref().unwrap().checkpoint();
+            }
+            18 if self.dice.one_in(8) => drop(self.process(number).clear(namespace(key))),
+            19 => self.give_up_a_write(),
+            _ => {
+                self.begin_read(number, key);
+                self.end_read();
+            }
+        }
+    }
+
+    fn begin_write(&mut self, number: usize, key: u64) {
+        let version = self.versions.entry(key).or_insert(0);
+        *version += 1;
+        let version = Version { key, number: *version };
+        let block = NewBlock {
+            namespace: version.namespace(),
+            key: key_of(key),
+            fingerprint: fingerprint(key),
+            shards: version.shards(),
+            shard_len: version.longest(),
+            expires: None,
+        };
+        if let Ok(Reservation::Claimed(claim)) = self.process(number).reserve(block) {
+            let has_sums = self.without_sums == 0 || !self.dice.one_in(self.without_sums);
+            self.writing.push(Writing { process: number, version, claim, has_sums, done: 0 });
+            for _ in 0..self.dice.below(6) {
+                self.write_on();
+            }
+        }
+    }
+
+    /// Writes another part of a block that is being written: a shard, at last the header.
+    fn write_on(&mut self) {
+        let unfinished: Vec<usize> = (0..self.writing.len())
+            .filter(|number| self.writing[*number].done <= self.writing[*number].version.shards())
+            .collect();
+        let Some(chosen) = pick(&mut self.dice, &unfinished) else { return };
+        let writing = &self.writing[chosen];
+        let (place, shard) = (&writing.claim.place, writing.done);
+        let written = if shard < writing.version.shards() {
+            let mut bytes = writing.version.shard(shard);
+            bytes.resize(bytes.len().next_multiple_of(4096), 0);
+            self.disk.write(place.file.path(), place.payload + u64::from(shard) * place.stride, &bytes)
+        } else {
+            let header = self.process(writing.process).header(&writing.claim, &table(writing));
+            self.disk.write(place.file.path(), place.header.unwrap(), &header)
+        };
+        if written.is_ok() {
+            self.writing[chosen].done += 1;
+        }
+    }
+
+    /// Commits all of a process that have been written, and checks that they are found.
+    fn commit(&mut self, number: usize) {
+        let is_ready =
+            |writing: &Writing| writing.process == number && writing.done > writing.version.shards();
+        let (ready, rest) = std::mem::take(&mut self.writing).into_iter().partition(is_ready);
+        self.writing = rest;
+        let ready: Vec<Writing> = ready;
+        let versions: Vec<Version> = ready.iter().map(|writing| writing.version).collect();
+        let blocks = ready
+            .into_iter()
+            .map(|writing| Written { table: table(&writing), claim: writing.claim })
+            .collect();
+        let committed = self.process(number).commit(blocks);
+        for (version, committed) in versions.into_iter().zip(committed) {
+            if committed.is_ok() {
+                assert_eq!(self.load(number, version.key), Some(version), "{}", self.about());
+            } else {
+                assert!(self.disk.is_without_power(), "{committed:?} {}", self.about());
+            }
+        }
+    }
+
+    /// Nobody wants it any more: a request that was cancelled, or failed.
+    fn give_up_a_write(&mut self) {
+        let all: Vec<usize> = (0..self.writing.len()).collect();
+        if let Some(chosen) = pick(&mut self.dice, &all) {
+            self.writing.remove(chosen);
+        }
+    }
+
+    fn begin_read(&mut self, number: usize, key: u64) {
+        let found = match self.process(number).find(namespace(key), &key_of(key), fingerprint(key)) {
+            Lookup::Found(found) => found,
+            Lookup::Miss => return,
+            Lookup::Expired => panic!("nothing expires"),
+        };
+        let header = self.disk.read(found.place.file.path(), found.place.header.unwrap(), HEADER_LEN);
+        if let Ok(header) = header {
+            self.reading.push(Reading { process: number, key, found, header });
+        }
+    }
+
+    fn end_read(&mut self) {
+        let all: Vec<usize> = (0..self.reading.len()).collect();
+        if let Some(chosen) = pick(&mut self.dice, &all) {
+            let reading = self.reading.remove(chosen);
+            let is_own = reading.found.token.downcast_ref::<FoundToken>().unwrap().entry.is_own();
+            let delivered = self.deliver(&reading);
+            // What a process reads of its own stays where it is.
+            assert!(!is_own || delivered.is_ok(), "{delivered:?} {}", self.about());
+        }
+    }
+
+    /// What a load delivers: a version, or why there is none.
+    fn deliver(&self, reading: &Reading) -> Result<Version, Verdict> {
+        let place = &reading.found.place;
+        // As much as the index says; the header may have been replaced since.
+        let stride = usize::try_from(place.stride).unwrap();
+        let shards = reading.found.token.downcast_ref::<FoundToken>().unwrap().entry.flags as usize + 1;
+        let payload = self.disk.read(place.file.path(), place.payload, stride * shards).unwrap_or_default();
+        let process = self.process(reading.process);
+        let table = match process.check(&reading.found, &key_of(reading.key), &reading.header) {
+            Verdict::Good(table) => table,
+            verdict => return Err(verdict),
+        };
+        let mut shards = Vec::new();
+        for (number, shard) in table.0.iter().enumerate() {
+            let start = number * stride;
+            let Some(bytes) = payload.get(start..start + shard.len as usize) else {
+                return Err(Verdict::Corrupt("short".into()));
+            };
+            if shard.checksum.is_some_and(|sum| sum != checksum(bytes)) {
+                return Err(Verdict::Corrupt("checksum".into()));
+            }
+            shards.push(bytes);
+        }
+        let highest = self.versions.get(&reading.key).copied().unwrap_or(0);
+        let versions = (1..=highest).rev().map(|number| Version { key: reading.key, number });
+        let is_it = |version: &Version| {
+            shards.len() == version.shards() as usize
+                && shards.iter().zip(0..).all(|(bytes, shard)| **bytes == version.shard(shard))
+        };
+        let version = versions.into_iter().find(is_it);
+        Ok(version.unwrap_or_else(|| panic!("wrong bytes of key {} {}", reading.key, self.about())))
+    }
+
+    /// Finds a block, and reads it at once.
+    fn load(&mut self, number: usize, key: u64) -> Option<Version> {
+        let before = self.reading.len();
+        self.begin_read(number, key);
+        if self.reading.len() == before {
+            return None;
+        }
+        let reading = self.reading.pop()?;
+        self.deliver(&reading).ok()
+    }
+
+    /// All that a process finds of its own blocks.
+    fn own_blocks(&mut self, number: usize) -> BTreeMap<u64, Version> {
+        let is_own = |model: &Self, key| {
+            let known = model.process(number).shared.index.peek(&fingerprint(key));
+            known.is_some_and(|entry| entry.is_own())
+        };
+        let keys: Vec<u64> = (0..KEYS).filter(|key| is_own(self, *key)).collect();
+        keys.into_iter()
+            .map(|key| {
+                let version = self.load(number, key);
+                (key, version.unwrap_or_else(|| panic!("key {key} is not there {}", self.about())))
+            })
+            .collect()
+    }
+
+    /// No slot is lost when nobody writes or reads.
+    fn check_slots(&mut self, number: usize) {
+        self.writing.retain(|writing| writing.process != number);
+        self.reading.retain(|reading| reading.process != number);
+        let process = self.process(number);
+        process.maintain().unwrap_or_else(|error| panic!("{error} {}", self.about()));
+        let slots = lock(&process.writer.as_ref().unwrap().slots);
+        let blocks = process.shared.index.totals(None).own_blocks;
+        assert_eq!(slots.free_or_retired() + blocks, slots.total(), "slots leak {}", self.about());
+    }
+
+    fn about(&self) -> String {
+        format!(
+            "(seed {}, {}, {} processes, without sums {}, {} operations)",
+            self.seed,
+            self.durability,
+            self.processes.len(),
+            self.without_sums,
+            self.disk.operations()
+        )
+    }
+
+    /// A process dies, and another takes its place.
+    fn kill(&mut self, number: usize) {
+        let before = self.own_blocks(number);
+        self.writing.retain(|writing| writing.process != number);
+        self.reading.retain(|reading| reading.process != number);
+        self.processes[number] = None;
+        let opened = self.open().unwrap_or_else(|error| panic!("{error} {}", self.about()));
+        self.processes[number] = Some(opened);
+        assert_eq!(self.own_blocks(number), before, "after a kill {}", self.about());
+        assert_eq!(self.process(number).usage().lost_on_recovery, 0, "{}", self.about());
+        self.check_slots(number);
+    }
+
+    /// The power is cut, and all processes are started again.
+    fn lose_power(&mut self) {
+        let mut before = BTreeMap::new();
+        for number in 0..self.processes.len() {
+            // What is in memory is what users were told.
+            if self.durability == Durability::None {
+                continue;
+            }
+            before.extend(self.own_blocks(number));
+        }
+        self.writing.clear();
+        self.reading.clear();
+        let count = self.processes.len();
+        self.processes = (0..count).map(|_| None).collect();
+        self.disk.crash();
+        for number in 0..count {
+            let opened = self.open().unwrap_or_else(|error| panic!("{error} {}", self.about()));
+            self.processes[number] = Some(opened);
+        }
+        let lost: u64 = (0..count).map(|number| self.process(number).usage().lost_on_recovery).sum();
+        assert!(lost == 0 || self.durability == Durability::None, "lost {lost} {}", self.about());
+        for number in 0..count {
+            self.process(number).maintain().unwrap();
+        }
+        for key in 0..KEYS {
+            let found: Vec<Option<Version>> = (0..count).map(|number| self.load(number, key)).collect();
+            if let Some(version) = before.get(&key) {
+                assert!(found.contains(&Some(*version)), "{found:?}, not {version:?} {}", self.about());
+            }
+        }
+    }
+
+    fn run(&mut self) {
+        for _ in 0..1 + self.dice.below(3) {
+            self.disk.forget_most_used();
+            for _ in 0..self.dice.below(120) {
+                self.step();
+            }
+            if self.dice.one_in(4) {
+                let number = self.dice.below(self.processes.len() as u64) as usize;
+                self.kill(number);
+            }
+            let more = self.dice.below(60);
+            self.disk.cut_power_after(more);
+            for _ in 0..120 {
+                if self.disk.is_without_power() {
+                    break;
+                }
+                self.step();
+            }
+            assert!(self.disk.most_used() <= CAPACITY, "{} bytes {}", self.disk.most_used(), self.about());
+            self.lose_power();
+            for number in 0..self.processes.len() {
+                self.check_slots(number);
+            }
+        }
+    }
+}
+
+fn table(writing: &Writing) -> ShardTable {
+    let shards = (0..writing.version.shards()).map(|number| {
+        let bytes = writing.version.shard(number);
+        Shard { len: bytes.len() as u64, checksum: writing.has_sums.then(|| checksum(&bytes)) }
+    });
+    ShardTable(shards.collect())
+}
+
+fn pick(dice: &mut Dice, all: &[usize]) -> Option<usize> {
+    (!all.is_empty()).then(|| all[dice.below(all.len() as u64) as usize])
+}
+
+#[test]
+fn nothing_is_lost_and_nothing_is_wrong_after_a_crash() {
+    let seeds = std::env::var("WINDLASS_KV_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
+    let first = std::env::var("WINDLASS_KV_FIRST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    for seed in first..first + seeds.unwrap_or(300) {
+        Model::new(seed).run();
+    }
+}

@@ -1,0 +1,275 @@
+//! Taking over a writer's directory: a new one, or that of a process that is gone, in whatever state a crash left it.
+#![forbid(unsafe_code)]
+
+use super::{
+    Shared,
+    checkpoint::Checkpoints,
+    failed,
+    log::{Log, Start},
+    names::{self, WriterFile},
+    replay::{Replayed, list, replay},
+    root::{Limits, WriterDirectory},
+    segment::Segment,
+    slots::Slots,
+    writer::{COUNT_BITS, Counts, Pending, Writer, own_entry},
+};
+use crate::{
+    Durability, Error, Result,
+    disk::{DiskFile, Extend},
+    format::{
+        lease::Lease,
+        record::{BlockRecord, Sums},
+        segment::HEAD_LEN,
+    },
+    index::{Existing, Slot},
+    io::FileAccess,
+    layout::{BLOCK_LEN, HEADER_LEN, MAX_SHARDS},
+};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{
+        Arc, Mutex, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+use uuid::Uuid;
+
+/// What a writer may do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WriterOptions {
+    pub(super) limits: Limits,
+    pub(super) durability: Durability,
+    /// Bytes of a segment; by default, so many that a store has some.
+    pub(super) segment_bytes: Option<u64>,
+}
+
+/// Bytes of a segment where nobody said otherwise.
+const USUAL_SEGMENT: u64 = 1 << 30;
+
+impl Writer {
+    /// Takes over the directory of a writer that is gone, or makes one. Also says how many blocks were lost.
+    pub(super) fn open(shared: Arc<Shared>, options: &WriterOptions) -> Result<(Arc<Self>, u64)> {
+        let (directory, lease) = adopt(&shared)?;
+        let replayed = replay(&*shared.disk, &directory.path, directory.id)?;
+        let epoch = replayed.epoch.checked_add(1).filter(|epoch| *epoch < 1 << (u64::BITS - COUNT_BITS));
+        let epoch = epoch.ok_or_else(|| {
+            Error::Internal(format!("{} has been opened too often", directory.path.display()))
+        })?;
+        if let Some(end) = &replayed.end {
+            // What we have read of it may not be on the disk yet, if it was a process that died and not the power.
+            let path = directory.path.join(names::log(end.log));
+            let file = shared.disk.open(&path, FileAccess::ReadWrite).map_err(failed("opening", &path))?;
+            file.sync_data().map_err(failed("syncing", &path))?;
+        }
+        replayed.namespaces.iter().for_each(|(number, id)| shared.namespaces.adopt(*number, *id));
+        let (segments, highest) = open_segments(&shared, &directory)?;
+        remove_leftovers(&shared, &directory, &replayed)?;
+        let (blocks, lost) = sift(&replayed, &segments);
+        let lost = lost + replayed.lost;
+
+        let limits = options.limits;
+        let usual = (limits.capacity / 16).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
+        let segment_bytes = options.segment_bytes.unwrap_or(usual);
+        let largest = options.segment_bytes.unwrap_or(usual.max(limits.capacity / 4));
+        let start = Start { log: replayed.next_log, record: replayed.next_record };
+        let ahead = limits.least_log().min(1 << 20);
+        let log =
+            Log::create(Arc::clone(&shared.disk), &directory.path, (directory.id, epoch), ahead, start)?;
+        let mut slots = Slots::default();
+        let has_blocks_without_sums = take_in(&shared, &mut slots, segments, &blocks);
+        let writer = Self {
+            id: directory.id,
+            directory: directory.path,
+            epoch,
+            lease,
+            limits,
+            segment_bytes,
+            largest_slot: largest.saturating_sub(HEAD_LEN),
+            durability: options.durability,
+            next_sequence: AtomicU64::new(u64::from(epoch) << COUNT_BITS),
+            next_segment: AtomicU64::new(u64::from(replayed.next_segment.max(highest.saturating_add(1)))),
+            log,
+            slots: Mutex::new(slots),
+            pending: Mutex::new(Pending::default()),
+            logged: Mutex::new(replayed.namespaces.keys().copied().collect()),
+            unburied: Mutex::default(),
+            publishing: RwLock::default(),
+            checkpoints: Mutex::new(Checkpoints {
+                generation: replayed.generation,
+                log: replayed.first_log,
+                bytes_before: replayed.log_bytes,
+            }),
+            making_room: Mutex::default(),
+            has_blocks_without_sums: AtomicBool::new(has_blocks_without_sums),
+            is_full: AtomicBool::new(false),
+            wanted: AtomicU64::new(0),
+            heartbeat: AtomicU64::new(0),
+            is_closed: AtomicBool::new(false),
+            counts: Counts::default(),
+            shared,
+        };
+        if replayed.lost > 0 {
+            // Else the next opening would find the same damage, and take newer blocks for its victims.
+            let mut known = super::lock(&writer.checkpoints);
+            writer.replace_log(&mut known)?;
+        }
+        writer.say_alive()?;
+        Ok((Arc::new(writer), lost))
+    }
+
+    /// Writes down that this process lives, and what it would like.
+    pub(super) fn say_alive(&self) -> Result<()> {
+        let now = u64::from(self.shared.now());
+        if self.heartbeat.swap(now, Ordering::AcqRel) == now {
+            return Ok(());
+        }
+        let lease = Lease {
+            writer: self.id,
+            epoch: self.epoch,
+            process: std::process::id(),
+            heartbeat: now,
+            wanted_bytes: self.wanted.load(Ordering::Acquire),
+        };
+        let path = self.directory.join(names::LEASE);
+        crate::disk::write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))
+    }
+
+    /// Writes down what is only in memory, and ends.
+    pub(super) fn close(&self) -> Result<()> {
+        if self.is_closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        if self.durability == Durability::None {
+            let segments: Vec<_> = super::lock(&self.slots).all().cloned().collect();
+            for segment in segments {
+                segment.sync().map_err(failed("syncing", segment.data.path()))?;
+            }
+        }
+        self.collect()?;
+        self.checkpoint()?;
+        self.lease.unlock().map_err(failed("unlocking", &self.directory.join(names::LEASE)))
+    }
+}
+
+/// A directory of our own, and its lease.
+fn adopt(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>)> {
+    let locked = shared.root.lock()?;
+    shared.root.sweep(&locked)?;
+    for directory in shared.root.writers()? {
+        if let Some(lease) = shared.root.try_lease(&directory.path, &locked)? {
+            return Ok((directory, lease));
+        }
+    }
+    let id = Uuid::new_v4();
+    let path = shared.root.path.join(names::writer(id));
+    shared.disk.create_directory(&path).map_err(failed("making", &path))?;
+    let lease = shared.root.try_lease(&path, &locked)?;
+    let lease = lease.ok_or_else(|| Error::Internal(format!("{} is somebody else's", path.display())))?;
+    shared.disk.sync_directory(&path).map_err(failed("syncing", &path))?;
+    let root = &shared.root.path;
+    shared.disk.sync_directory(root).map_err(failed("syncing", root))?;
+    Ok((WriterDirectory { id, path }, lease))
+}
+
+/// Our segments, and the highest number of one. Those whose heads are damaged are removed: nothing in them is known.
+fn open_segments(
+    shared: &Shared,
+    directory: &WriterDirectory,
+) -> Result<(BTreeMap<u32, (Arc<Segment>, u64)>, u32)> {
+    let (mut segments, mut highest) = (BTreeMap::new(), 0);
+    for file in list(&*shared.disk, &directory.path)? {
+        let WriterFile::Segment(number) = file else { continue };
+        highest = highest.max(number);
+        let path = directory.path.join(names::segment(number));
+        let access = FileAccess::ReadWrite;
+        match Segment::open(&*shared.disk, &path, access, directory.id, number)? {
+            Ok(segment) => {
+                let len = segment.file.len().map_err(failed("reading", &path))?;
+                let whole = segment.head.file_len().unwrap_or(u64::MAX);
+                if len < whole {
+                    // What was cut off is lost, but its room is not.
+                    segment.file.allocate(whole, Extend::Yes).map_err(failed("making room for", &path))?;
+                }
+                segments.insert(number, (segment, len));
+            }
+            Err(why) => {
+                tracing::warn!(path = %path.display(), %why, "a segment is lost");
+                shared.disk.remove(&path).map_err(failed("removing", &path))?;
+            }
+        }
+    }
+    Ok((segments, highest))
+}
+
+/// Removes files that never were whole, and logs that no checkpoint needs.
+fn remove_leftovers(shared: &Shared, directory: &WriterDirectory, replayed: &Replayed) -> Result<()> {
+    let listing = shared.disk.list(&directory.path).map_err(failed("listing", &directory.path))?;
+    for file in listing {
+        let is_left = match WriterFile::parse(&file.name) {
+            WriterFile::Temporary => true,
+            WriterFile::Log(number) => number < replayed.oldest_log,
+            _ => false,
+        };
+        if is_left {
+            let path = directory.path.join(file.name);
+            shared.disk.remove(&path).map_err(failed("removing", &path))?;
+        }
+    }
+    Ok(())
+}
+
+/// Blocks that are where they say, newest first, and how many are not. Of two in one slot, the newer is there.
+fn sift(replayed: &Replayed, segments: &BTreeMap<u32, (Arc<Segment>, u64)>) -> (Vec<BlockRecord>, u64) {
+    let mut blocks: Vec<BlockRecord> = replayed.blocks.values().copied().collect();
+    blocks.sort_unstable_by_key(|block| std::cmp::Reverse(block.sequence));
+    let mut taken = HashSet::with_capacity(blocks.len());
+    let mut lost = 0;
+    blocks.retain(|block| {
+        // Segments that were given up are not there any more, with all their blocks.
+        let Some((segment, len)) = segments.get(&block.segment) else { return false };
+        let is_there = fits(block, segment, *len) && replayed.namespaces.contains_key(&block.namespace);
+        lost += u64::from(!is_there);
+        is_there && taken.insert((block.segment, block.slot))
+    });
+    (blocks, lost)
+}
+
+/// Whether a record describes something that can be in its slot, of a file of this length.
+fn fits(block: &BlockRecord, segment: &Segment, len: u64) -> bool {
+    let payload = u64::from(block.stride_blocks) * BLOCK_LEN * u64::from(block.shards);
+    let Some(offset) = segment.head.offset(block.slot) else { return false };
+    let end = offset.checked_add(HEADER_LEN as u64).and_then(|start| start.checked_add(payload));
+    u32::from(block.shards) <= MAX_SHARDS
+        && payload.saturating_add(HEADER_LEN as u64) <= segment.head.slot_bytes
+        && block.payload_len <= payload
+        && end.is_some_and(|end| end <= len)
+}
+
+/// Fills the index and the slots; whether there are blocks without checksums.
+fn take_in(
+    shared: &Shared,
+    slots: &mut Slots,
+    segments: BTreeMap<u32, (Arc<Segment>, u64)>,
+    blocks: &[BlockRecord],
+) -> bool {
+    let taken: HashSet<Slot> =
+        blocks.iter().map(|block| Slot { segment: block.segment, slot: block.slot }).collect();
+    for (number, (segment, _)) in segments {
+        // There is a class for each, as the segment was made by one.
+        if let Some(class) = slots.class(segment.head.slot_bytes) {
+            shared.know_segment(0, &segment);
+            slots.add(segment, class, |slot| taken.contains(&Slot { segment: number, slot }));
+        }
+    }
+    let mut has_blocks_without_sums = false;
+    // Oldest first, as they came.
+    for block in blocks.iter().rev() {
+        let Some(class) = slots.class_of(block.segment) else { continue };
+        if block.sums == Sums::Some {
+            slots.note_without_sums(Slot { segment: block.segment, slot: block.slot });
+            has_blocks_without_sums = true;
+        }
+        shared.index.insert(block.fingerprint, &own_entry(block, class), Existing::Replace);
+    }
+    has_blocks_without_sums
+}

@@ -1,0 +1,294 @@
+//! What a writer's directory says: its newest good checkpoint, and the logs that go on from there.
+//!
+//! A record is taken if its checksum is right and it is where its number says: whatever it tells was on the disk before
+//! it. Records of the last group that was written may be missing, as nobody was told that they are there; one that is
+//! missing although a later one says that all before it were synced is damage, and counted.
+#![forbid(unsafe_code)]
+
+use super::{
+    failed,
+    names::{self, WriterFile},
+};
+use crate::{
+    Error, Fingerprint, NamespaceId, Result,
+    disk::{Disk, DiskFile, read_full},
+    format::{
+        Invalid, VERSION,
+        checkpoint::{CheckpointHead, HEAD_LEN},
+        record::{BlockRecord, Change, RECORD_LEN, Record, Sums},
+    },
+    io::FileAccess,
+};
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    path::{Path, PathBuf},
+};
+use uuid::Uuid;
+
+/// Bytes of records that are read at a time.
+const CHUNK: usize = RECORD_LEN << 14;
+
+/// Where a log is read on.
+#[derive(Debug)]
+pub(super) struct Position {
+    pub(super) log: u32,
+    pub(super) file: Box<dyn DiskFile>,
+    pub(super) offset: u64,
+    /// The number of the record there.
+    pub(super) next_record: u64,
+}
+
+/// What a directory says.
+#[derive(Debug, Default)]
+pub(super) struct Replayed {
+    pub(super) blocks: HashMap<Fingerprint, BlockRecord>,
+    pub(super) namespaces: BTreeMap<u16, NamespaceId>,
+    /// How often it has been opened for writing.
+    pub(super) epoch: u32,
+    /// Of the checkpoint; 0 if there is none.
+    pub(super) generation: u64,
+    /// The log that the checkpoint is followed by.
+    pub(super) first_log: u32,
+    /// Logs before this one are of no use, whichever checkpoint is taken.
+    pub(super) oldest_log: u32,
+    /// Bytes of the logs since then.
+    pub(super) log_bytes: u64,
+    /// One more than the last record's.
+    pub(super) next_record: u64,
+    /// No log has this number, or a higher one.
+    pub(super) next_log: u32,
+    pub(super) next_segment: u32,
+    /// Records that were there once, and cannot be read any more.
+    pub(super) lost: u64,
+    /// The end of the last log; `None` if there is none.
+    pub(super) end: Option<Position>,
+}
+
+/// Reads the directory of `writer`.
+pub(super) fn replay(disk: &dyn Disk, directory: &Path, writer: Uuid) -> Result<Replayed> {
+    let mut replayed = Replayed { next_log: 1, first_log: 1, next_segment: 1, ..Replayed::default() };
+    let mut checkpoints = Vec::new();
+    let mut has_bad_checkpoint = false;
+    for name in names::CHECKPOINTS {
+        match Checkpoint::open(disk, &directory.join(name), writer)? {
+            Opened::Good(checkpoint) => checkpoints.push(checkpoint),
+            Opened::Bad => has_bad_checkpoint = true,
+            Opened::Missing => {}
+        }
+    }
+    checkpoints.sort_by_key(|checkpoint| checkpoint.head.generation);
+    replayed.oldest_log = checkpoints.iter().map(|checkpoint| checkpoint.head.log).min().unwrap_or(1);
+    let mut is_damaged = false;
+    if let Some(newest) = checkpoints.pop() {
+        let lost = newest.read_into(&mut replayed)?;
+        is_damaged = lost > 0;
+        replayed.lost += lost;
+    }
+    // That of the other one has been read, or is older and stays as it was.
+    replayed.lost += u64::from(has_bad_checkpoint);
+
+    let mut logs: Vec<u32> = list(disk, directory)?
+        .into_iter()
+        .filter_map(|file| match file {
+            WriterFile::Log(number) if number >= replayed.first_log => Some(number),
+            _ => None,
+        })
+        .collect();
+    logs.sort_unstable();
+    if logs.is_empty() && replayed.generation > 0 {
+        // The log that a checkpoint names was there before it.
+        is_damaged = true;
+        replayed.lost += 1;
+    }
+    for (place, &number) in logs.iter().enumerate() {
+        let path = directory.join(names::log(number));
+        let file = match disk.open(&path, FileAccess::Read) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(failed("opening", &path)(error)),
+        };
+        replayed.next_log = number.saturating_add(1);
+        let is_last = place + 1 == logs.len();
+        let read = read_log(&*file, &path, writer, number, &mut replayed)?;
+        is_damaged |= read.lost > 0;
+        replayed.lost += read.lost;
+        replayed.log_bytes += read.len;
+        if is_last {
+            let (offset, next_record) = read.first_bad;
+            replayed.end = Some(Position { log: number, file, offset, next_record });
+        }
+    }
+    if is_damaged {
+        // Places may have been used again without our knowing. Checksums would tell; blocks that have none cannot stay.
+        let before = replayed.blocks.len();
+        replayed.blocks.retain(|_, block| block.sums == Sums::All);
+        replayed.lost += (before - replayed.blocks.len()) as u64;
+    }
+    Ok(replayed)
+}
+
+/// The files of a writer.
+pub(super) fn list(disk: &dyn Disk, directory: &Path) -> Result<Vec<WriterFile>> {
+    let listing = disk.list(directory).map_err(failed("listing", directory))?;
+    Ok(listing.into_iter().map(|file| WriterFile::parse(&file.name)).collect())
+}
+
+impl Replayed {
+    /// Takes in what a record says. It may have been taken in before.
+    pub(super) fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Head { epoch, .. } => self.epoch = self.epoch.max(*epoch),
+            Change::Namespace { number, id } => drop(self.namespaces.insert(*number, *id)),
+            Change::Commit(block) => {
+                self.next_segment = self.next_segment.max(block.segment.saturating_add(1));
+                let known = self.blocks.entry(block.fingerprint).or_insert(*block);
+                if known.sequence < block.sequence {
+                    *known = *block;
+                }
+            }
+            Change::Tombstone { fingerprint, sequence } => {
+                if self.blocks.get(fingerprint).is_some_and(|block| block.sequence <= *sequence) {
+                    self.blocks.remove(fingerprint);
+                }
+            }
+        }
+    }
+}
+
+/// What was read of a log.
+struct LogRead {
+    len: u64,
+    lost: u64,
+    /// Offset and number of the first record that is not there, or not whole.
+    first_bad: (u64, u64),
+}
+
+fn read_log(
+    file: &dyn DiskFile,
+    path: &Path,
+    writer: Uuid,
+    log: u32,
+    replayed: &mut Replayed,
+) -> Result<LogRead> {
+    let expected = replayed.next_record;
+    let len = file.len().map_err(failed("reading", path))?;
+    let mut chunk = vec![0; CHUNK.min(usize::try_from(len).unwrap_or(CHUNK)).max(RECORD_LEN)];
+    // The first record says which number the log begins with; should it be damaged, any other one does.
+    let mut base = None;
+    let mut first_bad = None;
+    let mut bad: Vec<u64> = Vec::new();
+    let mut lost = 0;
+    let mut offset = 0_u64;
+    loop {
+        let read = read_full(file, &mut chunk, offset).map_err(failed("reading", path))?;
+        let whole = read / RECORD_LEN * RECORD_LEN;
+        for (place, bytes) in chunk[..whole].chunks_exact(RECORD_LEN).enumerate() {
+            let position = offset / RECORD_LEN as u64 + place as u64;
+            let record = Record::parse(bytes).ok().filter(|record| {
+                let is_ours = match record.change {
+                    Change::Head { writer: whose, log: number, .. } => {
+                        position == 0 && whose == writer && number == log
+                    }
+                    _ => position > 0,
+                };
+                let begins = record.number.checked_sub(position);
+                is_ours && begins.is_some() && (base.is_none() || base == begins)
+            });
+            let Some(record) = record else {
+                first_bad.get_or_insert(position);
+                bad.push(position);
+                continue;
+            };
+            let begins = record.number - position;
+            base = Some(begins);
+            // Those were synced before this one was written.
+            let proven = record.number.saturating_sub(record.before.into());
+            if !bad.is_empty() {
+                let count = bad.len();
+                bad.retain(|position| begins.saturating_add(*position) >= proven);
+                lost += (count - bad.len()) as u64;
+            }
+            replayed.apply(&record.change);
+            replayed.next_record = replayed.next_record.max(record.number.saturating_add(1));
+        }
+        offset += whole as u64;
+        if read < chunk.len() || whole == 0 {
+            break;
+        }
+    }
+    let begins = base.unwrap_or(expected);
+    // Records at the end of the log before this one that went with the file's end.
+    if base.is_some() && begins > expected {
+        lost += 1;
+    }
+    let first_bad = first_bad.unwrap_or(offset / RECORD_LEN as u64);
+    let first_bad = (first_bad * RECORD_LEN as u64, begins.saturating_add(first_bad));
+    Ok(LogRead { len, lost, first_bad })
+}
+
+/// A checkpoint whose head is good.
+struct Checkpoint {
+    head: CheckpointHead,
+    file: Box<dyn DiskFile>,
+    path: PathBuf,
+}
+
+enum Opened {
+    Good(Checkpoint),
+    Bad,
+    Missing,
+}
+
+impl Checkpoint {
+    fn open(disk: &dyn Disk, path: &Path, writer: Uuid) -> Result<Opened> {
+        let file = match disk.open(path, FileAccess::Read) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Opened::Missing),
+            Err(error) => return Err(failed("opening", path)(error)),
+        };
+        let mut head = vec![0; HEAD_LEN];
+        let read = read_full(&*file, &mut head, 0).map_err(failed("reading", path))?;
+        match CheckpointHead::parse(&head[..read]) {
+            Ok(head) if head.writer == writer => Ok(Opened::Good(Self { head, file, path: path.to_owned() })),
+            Err(Invalid::Version { found }) => {
+                Err(Error::UnknownFormat { path: path.to_owned(), found, known: VERSION })
+            }
+            Ok(_) | Err(_) => Ok(Opened::Bad),
+        }
+    }
+
+    /// How many of its records are damaged.
+    fn read_into(self, replayed: &mut Replayed) -> Result<u64> {
+        replayed.generation = self.head.generation;
+        replayed.epoch = self.head.epoch;
+        replayed.first_log = self.head.log;
+        replayed.next_log = self.head.log;
+        replayed.next_record = self.head.next_record;
+        replayed.next_segment = self.head.next_segment;
+        let len = self.file.len().map_err(failed("reading", &self.path))?;
+        let there = len.saturating_sub(HEAD_LEN as u64) / RECORD_LEN as u64;
+        let records = self.head.records.min(there);
+        replayed.blocks.reserve(usize::try_from(records).unwrap_or(0));
+        let mut chunk = vec![0; CHUNK];
+        let (mut place, mut good) = (0_u64, 0_u64);
+        while place < records {
+            let offset = HEAD_LEN as u64 + place * RECORD_LEN as u64;
+            let read = read_full(&*self.file, &mut chunk, offset).map_err(failed("reading", &self.path))?;
+            if read < RECORD_LEN {
+                break;
+            }
+            for bytes in chunk[..read].chunks_exact(RECORD_LEN) {
+                if let Ok(record) = Record::parse(bytes)
+                    && record.number == place
+                    && place < records
+                {
+                    replayed.apply(&record.change);
+                    good += 1;
+                }
+                place += 1;
+            }
+        }
+        Ok(self.head.records.saturating_sub(good))
+    }
+}

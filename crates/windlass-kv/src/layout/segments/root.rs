@@ -1,0 +1,292 @@
+//! The root of a store: its superblock, who writes below it, and how much room is taken and left.
+#![forbid(unsafe_code)]
+
+use super::{
+    failed, lock,
+    names::{self, WriterFile},
+    segment::read_head,
+};
+use crate::{
+    Error, LayoutKind, Result,
+    disk::{Disk, DiskFile, TEMPORARY, create_over, write_full},
+    format::{
+        Invalid, PAGE, VERSION,
+        lease::{LEASE_LEN, Lease},
+        record::RECORD_LEN,
+        segment::SegmentHead,
+        superblock::Superblock,
+    },
+    io::FileAccess,
+};
+use std::{
+    collections::HashMap,
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard},
+    thread,
+    time::{Duration, Instant},
+};
+use uuid::Uuid;
+
+/// Time between two looks for the lock.
+const TICK: Duration = Duration::from_millis(1);
+/// Longest time to wait for the lock, which is held for moments.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bytes of checkpoints and logs for each slot: two checkpoints and one that is being written, and logs that are as long
+/// as two checkpoints, and somewhat longer.
+const RECORDS_PER_SLOT: u64 = 6;
+
+/// How much may be taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) capacity: u64,
+    pub(super) min_free: u64,
+}
+
+impl Limits {
+    /// Bytes of a log below which no checkpoint is worth while.
+    pub(super) fn least_log(&self) -> u64 {
+        (self.capacity / 256).clamp(16 << 10, 4 << 20)
+    }
+
+    /// Bytes that a writer's directory takes besides its segments, at least.
+    fn writer_bytes(&self) -> u64 {
+        4 * self.least_log() + 8 * PAGE as u64
+    }
+
+    /// Bytes that come with a segment: its own, and those of what is written about its blocks.
+    pub(super) fn segment_bytes(&self, head: &SegmentHead) -> Option<u64> {
+        let records = u64::from(head.slots).checked_mul(RECORDS_PER_SLOT * RECORD_LEN as u64)?;
+        head.file_len()?.checked_add(records)
+    }
+}
+
+/// The root of a store.
+#[derive(Debug)]
+pub(super) struct Root {
+    pub(super) path: PathBuf,
+    disk: Arc<dyn Disk>,
+    superblock: Mutex<Box<dyn DiskFile>>,
+    /// Heads of segments that were read once; they never change.
+    heads: Mutex<HashMap<(Uuid, u32), SegmentHead>>,
+}
+
+/// As long as it lives, nobody else allocates room, or takes over directories.
+pub(super) struct RootLock<'a>(MutexGuard<'a, Box<dyn DiskFile>>);
+
+/// A writer's directory.
+#[derive(Clone, Debug)]
+pub(super) struct WriterDirectory {
+    pub(super) id: Uuid,
+    pub(super) path: PathBuf,
+}
+
+/// Bytes that are taken.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Charges {
+    /// Of each writer: what its files take, or will when its logs and checkpoints are as long as they get.
+    pub(super) of_writers: HashMap<Uuid, u64>,
+    /// What all files take now.
+    pub(super) taken: u64,
+    /// All that is reserved.
+    pub(super) total: u64,
+}
+
+impl Root {
+    /// Opens a store; makes one where there is none, unless it is only to be read.
+    pub(super) fn open(disk: Arc<dyn Disk>, path: &Path, may_create: bool) -> Result<Self> {
+        let file = path.join(names::SUPERBLOCK);
+        if may_create {
+            create(&*disk, path, &file)?;
+        }
+        let bytes = disk.read_file(&file, PAGE).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+                Error::NotAStore { path: path.to_owned(), reason: "it has no file STORE".into() }
+            }
+            _ => failed("reading", &file)(error),
+        })?;
+        let superblock = Superblock::parse(&bytes).map_err(|why| match why {
+            Invalid::Version { found } => Error::UnknownFormat { path: file.clone(), found, known: VERSION },
+            why => Error::NotAStore {
+                path: path.to_owned(),
+                reason: format!("its file STORE cannot be read: {why}"),
+            },
+        })?;
+        if superblock.layout != LayoutKind::Segments {
+            return Err(Error::InvalidOption {
+                option: "layout",
+                value: LayoutKind::Segments.name().into(),
+                reason: format!("{} was made with layout {}", path.display(), superblock.layout),
+            });
+        }
+        let superblock = Mutex::new(disk.open(&file, FileAccess::Read).map_err(failed("opening", &file))?);
+        Ok(Self { path: path.to_owned(), disk, superblock, heads: Mutex::default() })
+    }
+
+    /// Waits for the lock.
+    pub(super) fn lock(&self) -> Result<RootLock<'_>> {
+        let file = lock(&self.superblock);
+        let start = Instant::now();
+        loop {
+            let path = || self.path.join(names::SUPERBLOCK);
+            if file.try_lock().map_err(|error| failed("locking", &path())(error))? {
+                return Ok(RootLock(file));
+            }
+            if start.elapsed() > LOCK_TIMEOUT {
+                let waited_ms = start.elapsed().as_millis();
+                return Err(Error::TimedOut {
+                    what: "waiting for the lock of the store's file STORE",
+                    waited_ms,
+                });
+            }
+            thread::sleep(TICK);
+        }
+    }
+
+    /// Directories of all writers, living or dead, in the order of their names.
+    pub(super) fn writers(&self) -> Result<Vec<WriterDirectory>> {
+        let listing = self.disk.list(&self.path).map_err(failed("listing", &self.path))?;
+        let mut writers: Vec<_> = listing
+            .into_iter()
+            .filter_map(|file| {
+                let id = names::parse_writer(&file.name)?;
+                file.is_directory.then(|| WriterDirectory { id, path: self.path.join(file.name) })
+            })
+            .collect();
+        writers.sort_by_key(|writer| writer.id);
+        Ok(writers)
+    }
+
+    /// Removes what a crash left of files that never were whole.
+    pub(super) fn sweep(&self, _: &RootLock<'_>) -> Result<()> {
+        for file in self.disk.list(&self.path).map_err(failed("listing", &self.path))? {
+            if file.name.starts_with(names::SUPERBLOCK) && file.name.ends_with(TEMPORARY) {
+                let path = self.path.join(file.name);
+                self.disk.remove(&path).map_err(failed("removing", &path))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is taken, and by whom.
+    pub(super) fn charges(&self, limits: &Limits) -> Result<Charges> {
+        let mut charges = Charges::default();
+        // The superblock, and what namespaces there are.
+        let namespaces = self.disk.list(&self.path.join(names::NAMESPACES)).map_or(0, |list| list.len());
+        charges.taken = (2 + 2 * namespaces as u64) * PAGE as u64;
+        charges.total = charges.taken;
+        let mut heads = lock(&self.heads);
+        for writer in self.writers()? {
+            let listing = match self.disk.list(&writer.path) {
+                Ok(listing) => listing,
+                // It was removed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(failed("listing", &writer.path)(error)),
+            };
+            let (mut segments, mut reserved, mut others) = (0_u64, limits.writer_bytes(), PAGE as u64);
+            for file in listing {
+                let WriterFile::Segment(number) = WriterFile::parse(&file.name) else {
+                    others = others.saturating_add(file.allocated);
+                    continue;
+                };
+                let head = heads.get(&(writer.id, number)).copied().or_else(|| {
+                    let head = read_head(&*self.disk, &writer.path.join(&file.name)).ok()?.ok()?;
+                    heads.insert((writer.id, number), head);
+                    Some(head)
+                });
+                let whole = head.and_then(|head| Some((head.file_len()?, limits.segment_bytes(&head)?)));
+                let (len, with_records) = whole.unwrap_or((file.allocated, file.allocated));
+                segments = segments.saturating_add(len.max(file.allocated));
+                reserved = reserved.saturating_add(with_records.saturating_sub(len));
+                charges.taken = charges.taken.saturating_add(file.allocated);
+            }
+            charges.taken = charges.taken.saturating_add(others);
+            let charge = segments.saturating_add(reserved.max(others));
+            charges.total = charges.total.saturating_add(charge);
+            charges.of_writers.insert(writer.id, charge);
+        }
+        heads.retain(|(writer, _), _| charges.of_writers.contains_key(writer));
+        Ok(charges)
+    }
+
+    /// Bytes that others can still write on this file system.
+    pub(super) fn available(&self) -> Result<u64> {
+        let space = self.disk.free_space(&self.path).map_err(failed("asking for the room at", &self.path))?;
+        Ok(space.available)
+    }
+
+    /// Takes the lease of a directory if its writer is gone.
+    pub(super) fn try_lease(&self, directory: &Path, _: &RootLock<'_>) -> Result<Option<Box<dyn DiskFile>>> {
+        let path = directory.join(names::LEASE);
+        let file = match self.disk.open(&path, FileAccess::ReadWrite) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.disk.open(&path, FileAccess::CreateNew)
+            }
+            opened => opened,
+        };
+        let file = file.map_err(failed("opening", &path))?;
+        let is_ours = file.try_lock().map_err(failed("locking", &path))?;
+        Ok(is_ours.then_some(file))
+    }
+
+    /// What a writer says of itself; `None` if it says nothing that can be read.
+    pub(super) fn lease(&self, directory: &Path) -> Option<Lease> {
+        let bytes = self.disk.read_file(&directory.join(names::LEASE), LEASE_LEN).ok()?;
+        Lease::parse(&bytes).ok()
+    }
+}
+
+impl Drop for RootLock<'_> {
+    fn drop(&mut self) {
+        // If that fails, the file is closed before long.
+        let _ = self.0.unlock();
+    }
+}
+
+/// Makes a store where there is none.
+fn create(disk: &dyn Disk, root: &Path, file: &Path) -> Result<()> {
+    if let Ok(page) = disk.read_file(file, PAGE)
+        && !page.is_empty()
+    {
+        return Ok(());
+    }
+    let mut missing = Vec::new();
+    for ancestor in root.ancestors().take_while(|path| !path.as_os_str().is_empty()) {
+        if disk.list(ancestor).is_ok() {
+            break;
+        }
+        missing.push(ancestor);
+    }
+    for directory in missing.into_iter().rev() {
+        disk.create_directory(directory).map_err(failed("making", directory))?;
+        if let Some(parent) = directory.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            disk.sync_directory(parent).map_err(failed("syncing", parent))?;
+        }
+    }
+    let superblock = Superblock {
+        store: Uuid::new_v4(),
+        layout: LayoutKind::Segments,
+        created: crate::format::now_seconds().into(),
+    };
+    let temporary = root.join(format!("{}-{}{TEMPORARY}", names::SUPERBLOCK, superblock.store));
+    let made = create_over(disk, &temporary)
+        .and_then(|temporary| {
+            write_full(&*temporary, &superblock.to_bytes(), 0)?;
+            temporary.sync_data()
+        })
+        .and_then(|()| disk.rename_new(&temporary, file));
+    match made {
+        Ok(()) => {}
+        // Somebody else was faster.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            disk.remove(&temporary).map_err(failed("removing", &temporary))?;
+        }
+        Err(error) => {
+            let _ = disk.remove(&temporary);
+            return Err(failed("making", file)(error));
+        }
+    }
+    let namespaces = root.join(names::NAMESPACES);
+    disk.create_directory(&namespaces).map_err(failed("making", &namespaces))?;
+    disk.sync_directory(root).map_err(failed("syncing", root))
+}

@@ -1,0 +1,71 @@
+//! Open segment files.
+#![forbid(unsafe_code)]
+
+use super::{failed, lock};
+use crate::{
+    Error, Result,
+    disk::{Disk, DiskFile, read_full},
+    format::{Invalid, PAGE, VERSION, segment::SegmentHead},
+    io::{DataFile, FileAccess},
+};
+use std::{
+    io,
+    path::Path,
+    sync::{Arc, Mutex},
+};
+use uuid::Uuid;
+
+/// A segment, of ours or of another writer.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) head: SegmentHead,
+    pub(super) file: Box<dyn DiskFile>,
+    pub(super) data: Arc<DataFile>,
+    /// How many syncs have failed. What was written before that may be lost, whatever later syncs say.
+    failures: Mutex<u64>,
+}
+
+impl Segment {
+    pub(super) fn new(head: SegmentHead, file: Box<dyn DiskFile>, data: Arc<DataFile>) -> Arc<Self> {
+        Arc::new(Self { head, file, data, failures: Mutex::new(0) })
+    }
+
+    /// Opens a segment; [`Invalid`] if it is damaged, or somebody else's.
+    pub(super) fn open(
+        disk: &dyn Disk,
+        path: &Path,
+        access: FileAccess,
+        writer: Uuid,
+        number: u32,
+    ) -> Result<Result<Arc<Self>, Invalid>> {
+        let head = match read_head(disk, path)? {
+            Ok(head) if head.writer == writer && head.number == number => head,
+            Ok(_) => return Ok(Err(Invalid::Value("it is another segment"))),
+            Err(Invalid::Version { found }) => {
+                return Err(Error::UnknownFormat { path: path.to_owned(), found, known: VERSION });
+            }
+            Err(why) => return Ok(Err(why)),
+        };
+        let (file, data) = disk.open_data(path, access).map_err(failed("opening", path))?;
+        Ok(Ok(Self::new(head, file, data)))
+    }
+
+    pub(super) fn failures(&self) -> u64 {
+        *lock(&self.failures)
+    }
+
+    /// Whatever was written is on the disk.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        // Held, so that nobody succeeds after a failure that is not counted yet.
+        let mut failures = lock(&self.failures);
+        self.file.sync_data().inspect_err(|_| *failures += 1)
+    }
+}
+
+/// What the head of a segment file says.
+pub(super) fn read_head(disk: &dyn Disk, path: &Path) -> Result<Result<SegmentHead, Invalid>> {
+    let file = disk.open(path, FileAccess::Read).map_err(failed("opening", path))?;
+    let mut page = vec![0; PAGE];
+    let read = read_full(&*file, &mut page, 0).map_err(failed("reading", path))?;
+    Ok(SegmentHead::parse(&page[..read]))
+}

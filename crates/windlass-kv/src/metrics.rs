@@ -1,0 +1,355 @@
+//! What is counted, and how Prometheus gets it.
+#![forbid(unsafe_code)]
+
+use crate::{
+    Completion, DropReason, Dropped, NamespaceId, NamespaceStats, Result, Stats, Status,
+    io::{Carrier, Direction, Outcome},
+    report::CarrierShare,
+    sync::lock,
+    ticket::Kind,
+};
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::{Registry, Unit},
+};
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    sync::{Arc, Mutex, atomic::AtomicU64},
+    time::{Duration, Instant},
+};
+
+/// Gauges of this hold bytes and counts.
+type Level = Gauge<u64, AtomicU64>;
+
+/// Everything that a store counts.
+pub(crate) struct Metrics {
+    registry: Mutex<Registry>,
+    levels: Levels,
+    namespaces: Mutex<BTreeMap<NamespaceId, Arc<NamespaceCounters>>>,
+    by_namespace: NamespaceFamilies,
+    dropped: Family<Reason, Counter>,
+    ended: Family<Ended, Counter>,
+    seconds: Family<Phase, Histogram, fn() -> Histogram>,
+    lookup_seconds: Histogram,
+    pub(crate) io_errors: Counter,
+    pub(crate) commits: Counter,
+    pub(crate) abandoned: Counter,
+    carried: Family<CarrierLabel, Counter>,
+    carriers: Mutex<BTreeMap<Carrier, CarrierShare>>,
+    bounced: Counter,
+}
+
+/// What is asked of one namespace.
+pub(crate) struct NamespaceCounters {
+    pub(crate) lookups: Counter,
+    pub(crate) found: Counter,
+    pub(crate) hits: Counter,
+    pub(crate) misses: Counter,
+    pub(crate) expired: Counter,
+    pub(crate) corrupt: Counter,
+    pub(crate) loaded_bytes: Counter,
+    pub(crate) stored_blocks: Counter,
+    pub(crate) stored_bytes: Counter,
+    pub(crate) exists: Counter,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfNamespace {
+    namespace: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Ended {
+    status: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Phase {
+    operation: &'static str,
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CarrierLabel {
+    carrier: &'static str,
+    direction: &'static str,
+}
+
+macro_rules! levels {
+    ($($(#[doc = $help:literal])* $name:ident,)+) => {
+        /// What is measured when somebody asks.
+        #[derive(Default)]
+        struct Levels {
+            $($name: Level,)+
+        }
+
+        impl Levels {
+            fn register(&self, registry: &mut Registry) {
+                $(registry.register(stringify!($name), concat!($($help),*).trim(), self.$name.clone());)+
+            }
+
+            fn set(&self, stats: &Stats) {
+                $(self.$name.set(stats.$name);)+
+            }
+        }
+    };
+}
+
+levels! {
+    /// Blocks that are found
+    blocks,
+    /// Bytes of their shards
+    payload_bytes,
+    /// Bytes that the files of this process take
+    allocated_bytes,
+    /// Bytes that the files of all processes take
+    root_bytes,
+    /// Bytes of host memory that the index takes
+    index_bytes,
+    /// Requests that have not ended
+    open_requests,
+    /// Bytes of transfers under way
+    in_flight_bytes,
+    /// Loads that wait, because too many bytes are under way
+    queued_loads,
+    /// Blocks that have some of their shards
+    partial_blocks,
+    /// Requests that have ended, but whose memory may still be read or written
+    leased_requests,
+    /// Blocks that went to make room
+    evicted_blocks,
+    /// Blocks whose time was over
+    expired_blocks,
+    /// Blocks that were found damaged
+    corrupt_blocks,
+    /// Blocks that were known when the store was opened, but were not whole
+    lost_on_recovery,
+    /// Events that nobody fetched
+    forgotten_events,
+}
+
+macro_rules! namespace_families {
+    ($($(#[doc = $help:literal])* $name:ident,)+) => {
+        #[derive(Default)]
+        struct NamespaceFamilies {
+            $($name: Family<OfNamespace, Counter>,)+
+        }
+
+        impl NamespaceFamilies {
+            fn register(&self, registry: &mut Registry) {
+                $(registry.register(stringify!($name), concat!($($help),*).trim(), self.$name.clone());)+
+            }
+
+            fn of(&self, namespace: NamespaceId) -> NamespaceCounters {
+                let label = OfNamespace { namespace: namespace.to_string() };
+                NamespaceCounters { $($name: self.$name.get_or_create(&label).clone(),)+ }
+            }
+        }
+
+        impl NamespaceCounters {
+            fn stats(&self, namespace: NamespaceId) -> NamespaceStats {
+                NamespaceStats { namespace, $($name: self.$name.get(),)+ }
+            }
+        }
+    };
+}
+
+namespace_families! {
+    /// Keys that were looked up
+    lookups,
+    /// Keys that were looked up and there
+    found,
+    /// Items that were loaded
+    hits,
+    /// Items that were to be loaded, but not there
+    misses,
+    /// Items that were to be loaded, but whose time was over
+    expired,
+    /// Items that were to be loaded, but damaged
+    corrupt,
+    /// Bytes that were loaded
+    loaded_bytes,
+    /// Blocks that were stored
+    stored_blocks,
+    /// Bytes that were stored
+    stored_bytes,
+    /// Items that were to be stored, but were there already
+    exists,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let mut registry = Registry::with_prefix("windlass_kv");
+        let metrics = Self {
+            levels: Levels::default(),
+            namespaces: Mutex::default(),
+            by_namespace: NamespaceFamilies::default(),
+            dropped: Family::default(),
+            ended: Family::default(),
+            seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(20e-6, 2.0, 20))),
+            lookup_seconds: Histogram::new(exponential_buckets(0.5e-6, 2.0, 20)),
+            io_errors: Counter::default(),
+            commits: Counter::default(),
+            abandoned: Counter::default(),
+            carried: Family::default(),
+            carriers: Mutex::default(),
+            bounced: Counter::default(),
+            registry: Mutex::new(Registry::default()),
+        };
+        metrics.levels.register(&mut registry);
+        metrics.by_namespace.register(&mut registry);
+        registry.register(
+            "dropped",
+            "Items that were to be stored, but were refused",
+            metrics.dropped.clone(),
+        );
+        registry.register("requests", "Requests that have ended, by how", metrics.ended.clone());
+        registry.register_with_unit(
+            "request",
+            "Time of requests, queued and moving",
+            Unit::Seconds,
+            metrics.seconds.clone(),
+        );
+        registry.register_with_unit(
+            "lookup",
+            "Time of lookups, of any number of keys",
+            Unit::Seconds,
+            metrics.lookup_seconds.clone(),
+        );
+        registry.register("io_errors", "Transfers that failed", metrics.io_errors.clone());
+        registry.register("commits", "Groups of blocks that were committed", metrics.commits.clone());
+        registry.register("abandoned", "Blocks that never got all their shards", metrics.abandoned.clone());
+        registry.register("carried_bytes", "Bytes by the way that they took", metrics.carried.clone());
+        registry.register(
+            "bounced_bytes",
+            "Bytes that went by way of memory of the store's",
+            metrics.bounced.clone(),
+        );
+        Self { registry: Mutex::new(registry), ..metrics }
+    }
+
+    pub(crate) fn namespace(&self, namespace: NamespaceId) -> Arc<NamespaceCounters> {
+        lock(&self.namespaces)
+            .entry(namespace)
+            .or_insert_with(|| Arc::new(self.by_namespace.of(namespace)))
+            .clone()
+    }
+
+    pub(crate) fn looked_up(&self, namespace: &NamespaceCounters, keys: usize, found: usize, begin: Instant) {
+        namespace.lookups.inc_by(keys as u64);
+        namespace.found.inc_by(found as u64);
+        self.lookup_seconds.observe(begin.elapsed().as_secs_f64());
+    }
+
+    pub(crate) fn dropped(&self, reason: DropReason) {
+        self.dropped.get_or_create(&Reason { reason: name_of(reason) }).inc();
+    }
+
+    pub(crate) fn request_ended(&self, kind: Kind, completion: &Completion) {
+        let has = |wanted| completion.items.contains(&wanted);
+        let status = match () {
+            () if has(Status::TimedOut) => "timed_out",
+            () if has(Status::Cancelled) => "cancelled",
+            () if completion.is_ok() => "ok",
+            () => "partial",
+        };
+        self.ended.get_or_create(&Ended { status }).inc();
+        let operation = match kind {
+            Kind::Load => "load",
+            Kind::Store => "store",
+        };
+        for (phase, time) in [("queued", completion.queued), ("moving", completion.moving)] {
+            self.observe(Phase { operation, phase }, time);
+        }
+    }
+
+    fn observe(&self, phase: Phase, time: Duration) {
+        self.seconds.get_or_create(&phase).observe(time.as_secs_f64());
+    }
+
+    pub(crate) fn transferred(&self, direction: Direction, outcome: &Outcome) {
+        self.bounced.inc_by(outcome.bounced_bytes);
+        if outcome.carried.is_empty() {
+            return;
+        }
+        let direction_name = match direction {
+            Direction::Read => "read",
+            Direction::Write => "write",
+        };
+        let mut carriers = lock(&self.carriers);
+        for (carrier, bytes) in &outcome.carried {
+            let label = CarrierLabel { carrier: carrier.name(), direction: direction_name };
+            self.carried.get_or_create(&label).inc_by(*bytes);
+            let share = carriers.entry(*carrier).or_insert(CarrierShare {
+                carrier: *carrier,
+                read_bytes: 0,
+                written_bytes: 0,
+            });
+            match direction {
+                Direction::Read => share.read_bytes += bytes,
+                Direction::Write => share.written_bytes += bytes,
+            }
+        }
+    }
+
+    /// Which way moved how much.
+    pub(crate) fn carriers(&self) -> Vec<CarrierShare> {
+        lock(&self.carriers).values().copied().collect()
+    }
+
+    pub(crate) fn bounced_bytes(&self) -> u64 {
+        self.bounced.get()
+    }
+
+    /// Adds what is counted here to what was measured elsewhere.
+    pub(crate) fn count_into(&self, stats: &mut Stats) {
+        stats.namespaces =
+            lock(&self.namespaces).iter().map(|(namespace, counters)| counters.stats(*namespace)).collect();
+        let dropped =
+            |reason| self.dropped.get(&Reason { reason: name_of(reason) }).map_or(0, |counter| counter.get());
+        stats.dropped = Dropped {
+            no_room: dropped(DropReason::NoRoom),
+            quota: dropped(DropReason::Quota),
+            busy: dropped(DropReason::Busy),
+            not_admitted: dropped(DropReason::NotAdmitted),
+            too_large: dropped(DropReason::TooLarge),
+        };
+        let ended = |status| self.ended.get(&Ended { status }).map_or(0, |counter| counter.get());
+        stats.timed_out = ended("timed_out");
+        stats.cancelled = ended("cancelled");
+        stats.io_errors = self.io_errors.get();
+        stats.commits = self.commits.get();
+        stats.abandoned = self.abandoned.get();
+    }
+
+    /// As OpenMetrics text.
+    pub(crate) fn encode(&self, stats: &Stats) -> Result<String> {
+        self.levels.set(stats);
+        let mut text = String::new();
+        text::encode(&mut text, &lock(&self.registry))
+            .map_err(|error| crate::Error::Internal(error.to_string()))?;
+        Ok(text)
+    }
+}
+
+fn name_of(reason: DropReason) -> &'static str {
+    match reason {
+        DropReason::NoRoom => "no_room",
+        DropReason::Quota => "quota",
+        DropReason::Busy => "busy",
+        DropReason::NotAdmitted => "not_admitted",
+        DropReason::TooLarge => "too_large",
+    }
+}

@@ -1,0 +1,159 @@
+//! What the threads of a store share.
+#![forbid(unsafe_code)]
+
+use super::{Assemblies, Events, Gate, Requests, commit::CommitTask, gate::Charge, placement::StoreTask};
+use crate::{
+    Error, EventKind, Key, NamespaceId, Result, Stats, Status, StoreAccess, StoreOptions,
+    io::{Direction, Failure, Job, Outcome, Transfers},
+    layout::Layout,
+    metrics::Metrics,
+    ticket::TicketState,
+};
+use crossbeam_channel::Sender;
+use std::{
+    path::Path,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+pub(crate) struct Core {
+    pub(crate) options: StoreOptions,
+    pub(crate) root: Arc<Path>,
+    pub(crate) process: u32,
+    pub(crate) layout: Arc<dyn Layout>,
+    pub(crate) requests: Arc<Requests>,
+    pub(crate) gate: Gate,
+    pub(crate) assemblies: Assemblies,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) events: Events,
+    pub(crate) placement: Sender<Message<StoreTask>>,
+    pub(crate) commits: Sender<Message<CommitTask>>,
+    /// Gone once the store is closed: it is not dropped here, as the last to hold this may be one of its threads.
+    pub(crate) transfers: RwLock<Option<Arc<dyn Transfers>>>,
+    pub(crate) closing: AtomicBool,
+}
+
+/// What a thread gets to do.
+pub(crate) enum Message<T> {
+    Task(T),
+    /// It is to end, after what came before.
+    Stop,
+}
+
+impl Core {
+    /// An error if the store is closed, or this is a child of `fork`, where locks may be held by threads that it lacks.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if std::process::id() != self.process || self.closing.load(Ordering::Acquire) {
+            return Err(self.closed());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn closed(&self) -> Error {
+        Error::Closed { path: self.root.to_path_buf() }
+    }
+
+    /// What moves bytes, until the store is closed.
+    pub(crate) fn transfers(&self) -> Option<Arc<dyn Transfers>> {
+        self.transfers.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        match self.options.access {
+            StoreAccess::ReadWrite => Ok(()),
+            StoreAccess::Read => Err(Error::ReadOnly { path: self.root.to_path_buf() }),
+        }
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        std::process::id() != self.process
+    }
+
+    /// Hands transfers on. If nobody takes them any more, they end as cancelled.
+    pub(crate) fn submit(&self, jobs: Vec<Job>) {
+        if jobs.is_empty() {
+            return;
+        }
+        match self.transfers() {
+            Some(transfers) => transfers.submit(jobs),
+            None => jobs.into_iter().for_each(cancel),
+        }
+    }
+
+    /// A transfer that entered the gate has ended.
+    pub(crate) fn left(&self, charge: Charge) {
+        self.submit(self.gate.leave(charge));
+    }
+
+    /// Counts what a transfer did.
+    pub(crate) fn note_outcome(&self, direction: Direction, outcome: &Outcome) {
+        self.metrics.transferred(direction, outcome);
+        if matches!(
+            outcome.result,
+            Err(Failure::Io(_) | Failure::Lost(_) | Failure::Short { .. } | Failure::Device(_))
+        ) {
+            self.metrics.io_errors.inc();
+        }
+    }
+
+    /// A request has ended early: takes back what has not begun of it.
+    pub(crate) fn withdraw(&self, ticket: &Arc<TicketState>, status: Status) {
+        // These never entered the gate, and nobody waits for them any more.
+        drop(self.gate.withdraw(ticket.id));
+        if let Some(transfers) = self.transfers() {
+            transfers.cancel(ticket.id);
+        }
+        if !ticket.is_released() && status == Status::TimedOut {
+            self.events.note(
+                EventKind::Leased,
+                None,
+                format!("request {} took too long; its memory is in use until the system is done", ticket.id),
+            );
+        }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let usage = self.layout.usage();
+        let mut stats = Stats {
+            blocks: usage.blocks,
+            payload_bytes: usage.payload_bytes,
+            allocated_bytes: usage.allocated_bytes,
+            root_bytes: usage.root_bytes,
+            capacity_bytes: self.options.capacity_bytes,
+            index_bytes: usage.index_bytes,
+            recovery: usage.recovery,
+            lost_on_recovery: usage.lost_on_recovery,
+            evicted_blocks: usage.evicted_blocks,
+            expired_blocks: usage.expired_blocks,
+            corrupt_blocks: usage.corrupt_blocks,
+            open_requests: self.requests.open_count() as u64,
+            in_flight_bytes: self.gate.in_flight_bytes(),
+            queued_loads: self.gate.waiting() as u64,
+            partial_blocks: self.assemblies.len() as u64,
+            leased_requests: self.requests.leased_count() as u64,
+            forgotten_events: self.events.forgotten(),
+            ..Stats::default()
+        };
+        self.metrics.count_into(&mut stats);
+        stats
+    }
+
+    pub(crate) fn note_block(
+        &self,
+        kind: EventKind,
+        namespace: NamespaceId,
+        key: &Key,
+        reason: impl Into<String>,
+    ) {
+        self.events.note(kind, Some((namespace, key)), reason);
+    }
+}
+
+/// Ends a transfer that was never begun.
+fn cancel(job: Job) {
+    let Job { keep, done, .. } = job;
+    drop(keep);
+    done(Outcome::failed(Failure::Cancelled));
+}

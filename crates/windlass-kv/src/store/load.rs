@@ -1,0 +1,292 @@
+//! Loads: found and submitted on the caller's thread, judged on the thread that moved the bytes.
+#![forbid(unsafe_code)]
+
+use super::{
+    Core,
+    gate::Charge,
+    group::{Group, GroupItem},
+};
+use crate::{
+    EventKind, KeepAlive, Key, NamespaceId, Priority, Status,
+    io::{Checksums, Direction, Failure, Header, Job, Outcome},
+    layout::{Found, Lookup, ShardTable, Verdict},
+    metrics::NamespaceCounters,
+    ticket::{Settled, TicketState},
+};
+use std::{sync::Arc, time::Instant};
+
+/// What loads of one request have in common.
+pub(crate) struct LoadOptions<'a> {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) counters: &'a Arc<NamespaceCounters>,
+    pub(crate) priority: Priority,
+}
+
+/// Begins to load the blocks of a request.
+pub(crate) fn load(
+    core: &Arc<Core>,
+    options: &LoadOptions<'_>,
+    groups: Vec<Group>,
+    ticket: &Arc<TicketState>,
+) {
+    let mut settled = Vec::new();
+    let mut jobs = Vec::new();
+    let mut touched = Vec::with_capacity(groups.len());
+    for group in groups {
+        match core.layout.find(options.namespace, &group.key, group.fingerprint) {
+            Lookup::Found(found) => {
+                touched.push(group.fingerprint);
+                jobs.extend(job(core, options, group, found, ticket, &mut settled));
+            }
+            Lookup::Miss => {
+                options.counters.misses.inc_by(group.items.len() as u64);
+                settled.extend(group.settled(Status::Miss));
+            }
+            Lookup::Expired => {
+                options.counters.expired.inc_by(group.items.len() as u64);
+                settled.extend(group.settled(Status::Expired));
+            }
+        }
+    }
+    // The transfers have their own leases.
+    ticket.release();
+    core.submit(core.gate.enter_or_queue(jobs));
+    core.layout.touch(&touched);
+    ticket.settle(settled, None);
+}
+
+/// The transfer of a block that was found.
+fn job(
+    core: &Arc<Core>,
+    options: &LoadOptions<'_>,
+    group: Group,
+    found: Found,
+    ticket: &Arc<TicketState>,
+    settled: &mut Vec<Settled>,
+) -> Option<(Charge, Job)> {
+    let lease = ticket.lease()?;
+    let Group { key, mut items, .. } = group;
+    items.sort_by_key(|item| item.shard);
+    let mut parts = Vec::with_capacity(items.len());
+    items.retain(|item| {
+        let part = item.part(&found.place);
+        if part.is_none() {
+            settled.push(item.settled(Status::Mismatch));
+        }
+        let fits = part.is_some();
+        parts.extend(part);
+        fits
+    });
+    if items.is_empty() {
+        return None;
+    }
+    let charge = Charge::of(parts.iter().fold(0, |sum, part| part.len.saturating_add(sum)));
+    let file = found.place.file.clone();
+    let header = found.place.header.map_or(Header::None, |offset| Header::Read { offset });
+    let load = BlockLoad {
+        core: core.clone(),
+        ticket: ticket.clone(),
+        namespace: options.namespace,
+        counters: options.counters.clone(),
+        key,
+        found,
+        items,
+        priority: options.priority,
+    };
+    let job = Job {
+        tag: ticket.id,
+        direction: Direction::Read,
+        priority: options.priority,
+        file,
+        header,
+        parts,
+        checksums: if core.options.verify { Checksums::Compute } else { Checksums::Skip },
+        deadline: ticket.deadline,
+        wait_event: None,
+        keep: KeepAlive::new(lease),
+        done: Box::new(move |outcome| {
+            // First, so that who learns of the end finds room for more.
+            load.core.left(charge);
+            load.arrived(outcome);
+        }),
+    };
+    Some((charge, job))
+}
+
+/// The load of one block whose bytes are on their way.
+struct BlockLoad {
+    core: Arc<Core>,
+    ticket: Arc<TicketState>,
+    namespace: NamespaceId,
+    counters: Arc<NamespaceCounters>,
+    key: Key,
+    found: Found,
+    items: Vec<GroupItem>,
+    priority: Priority,
+}
+
+/// What is known of an item when its bytes are there.
+enum Judged {
+    Is(Status),
+    /// It has the checksum that was stored.
+    Proven,
+    /// Nobody compared checksums: a device read or wrote it directly, or nobody wants to know.
+    Unproven,
+    /// Its checksum is another one.
+    Differs {
+        stored: u32,
+        computed: u32,
+    },
+}
+
+impl BlockLoad {
+    fn arrived(self, outcome: Outcome) {
+        self.core.note_outcome(Direction::Read, &outcome);
+        let started = outcome.started;
+        match outcome.result {
+            Ok(()) => match self.core.layout.check(&self.found, &self.key, &outcome.header) {
+                Verdict::Good(table) => {
+                    let judged = self.judge(&table, &outcome.checksums);
+                    self.conclude(judged, table, started);
+                }
+                Verdict::Moved => self.end(Status::Miss, started),
+                Verdict::Corrupt(reason) => self.corrupt(reason, started),
+            },
+            Err(Failure::TimedOut) => self.end(Status::TimedOut, started),
+            Err(Failure::Cancelled) => self.end(Status::Cancelled, started),
+            Err(failure) => {
+                let reason = format!("reading {}: {failure}", self.found.place.file.path().display());
+                match failure {
+                    // It was whole once.
+                    Failure::Short { .. } => self.corrupt(reason, started),
+                    _ => {
+                        self.core.note_block(EventKind::LoadFailed, self.namespace, &self.key, reason);
+                        self.end(Status::Io(failure.errno()), started);
+                    }
+                }
+            }
+        }
+    }
+
+    fn judge(&self, table: &ShardTable, computed: &[Option<u32>]) -> Vec<Judged> {
+        let verify = self.core.options.verify;
+        let judge = |(number, item): (usize, &GroupItem)| match table.0.get(item.shard as usize) {
+            Some(shard) if shard.len == item.len => {
+                match (shard.checksum, computed.get(number).copied().flatten()) {
+                    (Some(stored), Some(computed)) if verify && stored != computed => {
+                        Judged::Differs { stored, computed }
+                    }
+                    (Some(_), Some(_)) if verify => Judged::Proven,
+                    _ => Judged::Unproven,
+                }
+            }
+            _ => Judged::Is(Status::Mismatch),
+        };
+        self.items.iter().enumerate().map(judge).collect()
+    }
+
+    /// The place of an own block is held. Of others, bytes that no checksum vouches for are the block's if its header has stayed what it was before they were read:
+    /// whoever gives the place to another block writes that first. And bytes with another checksum are not damaged if
+    /// that is what happened.
+    fn conclude(self, judged: Vec<Judged>, table: ShardTable, started: Option<Instant>) {
+        let is_settled = |judged: &Judged| matches!(judged, Judged::Is(_) | Judged::Proven);
+        let offset = match self.found.place.header {
+            Some(offset) if !self.found.is_own && !judged.iter().all(is_settled) => offset,
+            _ => return self.settle(judged, None, started),
+        };
+        let core = self.core.clone();
+        let again = Job {
+            tag: self.ticket.id,
+            direction: Direction::Read,
+            priority: self.priority,
+            file: self.found.place.file.clone(),
+            header: Header::Read { offset },
+            parts: Vec::new(),
+            checksums: Checksums::Skip,
+            deadline: self.ticket.deadline,
+            wait_event: None,
+            keep: KeepAlive::by_caller(),
+            done: Box::new(move |outcome| {
+                self.core.note_outcome(Direction::Read, &outcome);
+                let change = match &outcome.result {
+                    Ok(()) => match self.core.layout.check(&self.found, &self.key, &outcome.header) {
+                        Verdict::Good(again) if again == table => None,
+                        Verdict::Good(_) | Verdict::Moved => Some(Status::Miss),
+                        Verdict::Corrupt(reason) => return self.corrupt(reason, started),
+                    },
+                    Err(Failure::TimedOut) => Some(Status::TimedOut),
+                    Err(Failure::Cancelled) => Some(Status::Cancelled),
+                    Err(failure) => Some(Status::Io(failure.errno())),
+                };
+                self.settle(judged, change, started);
+            }),
+        };
+        core.submit(vec![again]);
+    }
+
+    /// Ends the items. `change`: what became of those that no checksum vouches for.
+    fn settle(self, judged: Vec<Judged>, change: Option<Status>, started: Option<Instant>) {
+        let mut settled = Vec::with_capacity(self.items.len());
+        let mut damage = None;
+        for (item, judged) in self.items.iter().zip(&judged) {
+            let status = match (judged, change) {
+                (Judged::Is(status), _) => *status,
+                (Judged::Proven, _) | (Judged::Unproven, None) => Status::Ok,
+                (_, Some(status)) => status,
+                (Judged::Differs { stored, computed }, None) => {
+                    damage.get_or_insert_with(|| {
+                        format!(
+                            "shard {} has the checksum {computed:08x} instead of {stored:08x}",
+                            item.shard
+                        )
+                    });
+                    Status::Corrupt
+                }
+            };
+            let bytes = if status == Status::Ok { item.len } else { 0 };
+            self.count(status, bytes);
+            settled.push(Settled { item: item.item, status, bytes });
+        }
+        if let Some(reason) = damage {
+            self.condemn(reason);
+        }
+        self.finish(settled, started);
+    }
+
+    fn count(&self, status: Status, bytes: u64) {
+        let counters = &self.counters;
+        match status {
+            Status::Ok => counters.hits.inc(),
+            Status::Miss => counters.misses.inc(),
+            Status::Corrupt => counters.corrupt.inc(),
+            _ => 0,
+        };
+        counters.loaded_bytes.inc_by(bytes);
+    }
+
+    fn corrupt(self, reason: String, started: Option<Instant>) {
+        self.condemn(reason);
+        self.end(Status::Corrupt, started);
+    }
+
+    /// Before anybody learns of it: who asks again does not find it.
+    fn condemn(&self, reason: String) {
+        self.core.layout.condemn(&self.found);
+        self.core.note_block(EventKind::CorruptBlock, self.namespace, &self.key, reason);
+    }
+
+    fn end(self, status: Status, started: Option<Instant>) {
+        let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();
+        for _ in &settled {
+            self.count(status, 0);
+        }
+        self.finish(settled, started);
+    }
+
+    fn finish(self, settled: Vec<Settled>, started: Option<Instant>) {
+        let Self { ticket, found, .. } = self;
+        // The place first, so that who sees the end can have the block removed.
+        drop(found);
+        ticket.settle(settled, started);
+    }
+}

@@ -1,0 +1,328 @@
+//! Stores: a thread finds places for blocks, which may wait for the disk, and submits the writes.
+#![forbid(unsafe_code)]
+
+use super::{
+    Assembly, Core,
+    assembly::{Joined, Progressed, Share},
+    commit::{CommitTask, Waiter},
+    core::Message,
+    gate::Charge,
+    group::{Group, GroupItem},
+    requests::StoreUnderWay,
+};
+use crate::{
+    DropReason, Error, EventKind, KeepAlive, NamespaceId, Priority, Status,
+    io::{Checksums, Direction, Failure, Header, Job, MakeHeader, Outcome},
+    layout::{NewBlock, Reservation, Shard, Written},
+    metrics::NamespaceCounters,
+    ticket::{Settled, TicketState},
+};
+use crossbeam_channel::Receiver;
+use std::{
+    collections::VecDeque,
+    mem,
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
+
+/// What the blocks of one request have in common.
+pub(crate) struct StoreOptions {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) counters: Arc<NamespaceCounters>,
+    pub(crate) shards: u32,
+    pub(crate) shard_len: u64,
+    pub(crate) stride: u64,
+    pub(crate) expires: Option<SystemTime>,
+    pub(crate) priority: Priority,
+    pub(crate) wait_event: Option<u64>,
+    pub(crate) ticket: Arc<TicketState>,
+    pub(crate) under_way: Arc<StoreUnderWay>,
+}
+
+/// A request to store, of which each group has entered the gate.
+pub(crate) struct StoreTask {
+    pub(crate) options: Arc<StoreOptions>,
+    pub(crate) groups: VecDeque<(Charge, Group)>,
+}
+
+/// Places blocks until it is told to stop.
+pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<StoreTask>>) {
+    while let Ok(Message::Task(StoreTask { options, groups })) = tasks.recv() {
+        for (charge, group) in groups {
+            if options.ticket.has_ended() {
+                core.left(charge);
+            } else {
+                place(core, &options, charge, group);
+            }
+        }
+        options.ticket.release();
+    }
+}
+
+/// Ends items that are not written.
+fn refuse(core: &Core, options: &StoreOptions, items: impl IntoIterator<Item = (GroupItem, Status)>) {
+    let settled: Vec<_> = items
+        .into_iter()
+        .map(|(item, status)| {
+            count_refused(core, options, status);
+            item.settled(status)
+        })
+        .collect();
+    options.ticket.settle(settled, None);
+}
+
+pub(crate) fn count_refused(core: &Core, options: &StoreOptions, status: Status) {
+    match status {
+        Status::Exists => {
+            options.counters.exists.inc();
+        }
+        Status::Dropped(reason) => core.metrics.dropped(reason),
+        _ => {}
+    }
+}
+
+fn place(core: &Arc<Core>, options: &Arc<StoreOptions>, charge: Charge, mut group: Group) {
+    loop {
+        let assembly = match core.assemblies.get(group.fingerprint) {
+            Some(assembly) => assembly,
+            None => match reserve(core, options, &group) {
+                Ok(assembly) => assembly,
+                Err(status) => {
+                    core.left(charge);
+                    return refuse(core, options, group.items.into_iter().map(|item| (item, status)));
+                }
+            },
+        };
+        match assembly.join(group, options.shards, options.stride) {
+            Joined::Abandoned(same) => {
+                core.assemblies.remove(&assembly);
+                group = same;
+            }
+            Joined::Write { items, others, part } => {
+                if items.is_empty() {
+                    core.left(charge);
+                    return refuse(core, options, others);
+                }
+                refuse(core, options, others);
+                return write(core, options, assembly, charge, items, part);
+            }
+        }
+    }
+}
+
+/// A place for a block that nobody writes yet, or what its items end as.
+fn reserve(core: &Core, options: &StoreOptions, group: &Group) -> Result<Arc<Assembly>, Status> {
+    let block = NewBlock {
+        namespace: options.namespace,
+        key: group.key.clone(),
+        fingerprint: group.fingerprint,
+        shards: options.shards,
+        shard_len: options.shard_len,
+        expires: options.expires,
+    };
+    match core.layout.reserve(block) {
+        Ok(Reservation::Claimed(claim)) => {
+            let assembly = Arc::new(Assembly::new(claim));
+            core.assemblies.insert(group.fingerprint, assembly.clone());
+            Ok(assembly)
+        }
+        Ok(Reservation::Exists | Reservation::InFlight) => Err(Status::Exists),
+        Ok(Reservation::Dropped(reason)) => Err(Status::Dropped(reason)),
+        Err(error) => {
+            let status = status_of(&error);
+            core.note_block(EventKind::StoreFailed, options.namespace, &group.key, error.to_string());
+            Err(status)
+        }
+    }
+}
+
+/// What an error of the store as a whole is for one block.
+pub(crate) fn status_of(error: &Error) -> Status {
+    match error {
+        Error::Io { source, .. } => status_of_errno(source.raw_os_error().unwrap_or(libc::EIO)),
+        _ => Status::Io(libc::EIO),
+    }
+}
+
+fn status_of_errno(number: i32) -> Status {
+    match number {
+        libc::ENOSPC | libc::EDQUOT => Status::Dropped(DropReason::NoRoom),
+        number => Status::Io(number),
+    }
+}
+
+/// Some shards of a block, on their way to its place.
+struct ShardWrite {
+    core: Arc<Core>,
+    options: Arc<StoreOptions>,
+    assembly: Arc<Assembly>,
+    items: Vec<GroupItem>,
+    part: Share,
+}
+
+fn write(
+    core: &Arc<Core>,
+    options: &Arc<StoreOptions>,
+    assembly: Arc<Assembly>,
+    charge: Charge,
+    items: Vec<GroupItem>,
+    part: Share,
+) {
+    let ticket = &options.ticket;
+    let write = ShardWrite { core: core.clone(), options: options.clone(), assembly, items, part };
+    let place = write.assembly.place().clone();
+    let parts: Option<Vec<_>> = write.items.iter().map(|item| item.part(&place)).collect();
+    let (Some(parts), Some(lease)) = (parts, ticket.lease()) else {
+        // The request has ended meanwhile; or the place is not what was asked for, which the layout would have to answer for.
+        core.left(charge);
+        return write.failed(Status::Mismatch, None);
+    };
+    let header = match (part, place.header) {
+        (Share::Last, Some(offset)) => Header::Write { offset, make: write.make_header() },
+        _ => Header::None,
+    };
+    let job = Job {
+        tag: ticket.id,
+        direction: Direction::Write,
+        priority: options.priority,
+        file: place.file,
+        header,
+        parts,
+        checksums: Checksums::Compute,
+        deadline: ticket.deadline,
+        wait_event: options.wait_event,
+        keep: KeepAlive::new(lease),
+        done: Box::new(move |outcome| {
+            // First, so that who learns of the end finds room for more.
+            write.core.left(charge);
+            write.core.note_outcome(Direction::Write, &outcome);
+            write.ended(outcome);
+        }),
+    };
+    core.submit(vec![job]);
+}
+
+impl ShardWrite {
+    fn make_header(&self) -> MakeHeader {
+        let (core, assembly) = (self.core.clone(), self.assembly.clone());
+        let lens: Vec<_> = self.items.iter().map(|item| (item.shard, item.len)).collect();
+        Box::new(move |checksums| {
+            let last = shards(lens.iter().copied(), checksums);
+            assembly.header(core.layout.as_ref(), &last)
+        })
+    }
+
+    fn ended(self, outcome: Outcome) {
+        let Outcome { result, checksums, started, .. } = outcome;
+        if let Err(failure) = result {
+            return self.failed_with(failure, started);
+        }
+        let written = shards(self.items.iter().map(|item| (item.shard, item.len)), &checksums);
+        match self.assembly.written(&written, self.part) {
+            Progressed::Waiting => {
+                let settled: Vec<_> = self.items.iter().map(stored).collect();
+                self.options.counters.stored_bytes.inc_by(settled.iter().map(|settled| settled.bytes).sum());
+                self.options.ticket.settle(settled, started);
+            }
+            Progressed::HeaderNext => self.write_header(started),
+            Progressed::Whole(written) => self.commit(written, started),
+        }
+    }
+
+    /// All shards are there, but none of their transfers was the last to begin.
+    fn write_header(self, started: Option<Instant>) {
+        let place = self.assembly.place();
+        let Some(offset) = place.header else {
+            return match self.assembly.header_written() {
+                Progressed::Whole(written) => self.commit(written, started),
+                _ => self.failed(Status::Io(libc::EIO), started),
+            };
+        };
+        let (core, assembly) = (self.core.clone(), self.assembly.clone());
+        let make: MakeHeader = Box::new(move |_| assembly.header(core.layout.as_ref(), &[]));
+        let core = self.core.clone();
+        let job = Job {
+            tag: self.options.ticket.id,
+            direction: Direction::Write,
+            priority: self.options.priority,
+            file: place.file.clone(),
+            header: Header::Write { offset, make },
+            parts: Vec::new(),
+            checksums: Checksums::Skip,
+            deadline: self.options.ticket.deadline,
+            wait_event: None,
+            keep: KeepAlive::by_caller(),
+            done: Box::new(move |outcome| {
+                self.core.note_outcome(Direction::Write, &outcome);
+                match outcome.result {
+                    Ok(()) => match self.assembly.header_written() {
+                        Progressed::Whole(written) => self.commit(written, started),
+                        _ => self.failed(Status::Io(libc::EIO), started),
+                    },
+                    Err(failure) => self.failed_with(failure, started),
+                }
+            }),
+        };
+        core.submit(vec![job]);
+    }
+
+    fn commit(self, written: Written, started: Option<Instant>) {
+        let settled: Vec<_> = self.items.iter().map(stored).collect();
+        self.options.counters.stored_bytes.inc_by(settled.iter().map(|settled| settled.bytes).sum());
+        let task = CommitTask {
+            written,
+            assembly: self.assembly,
+            counters: self.options.counters.clone(),
+            waiter: Waiter { ticket: self.options.ticket.clone(), settled, started },
+            under_way: self.options.under_way.clone(),
+        };
+        // If nobody commits any more, the store is closed, and has ended the request.
+        let _ = self.core.commits.send(Message::Task(task));
+    }
+
+    fn failed_with(self, failure: Failure, started: Option<Instant>) {
+        let status = match &failure {
+            Failure::TimedOut => Status::TimedOut,
+            Failure::Cancelled => Status::Cancelled,
+            failure => {
+                let path = self.assembly.place().file.path().display();
+                let (namespace, key) = (self.assembly.namespace, &self.assembly.key);
+                self.core.note_block(
+                    EventKind::StoreFailed,
+                    namespace,
+                    key,
+                    format!("writing to {path}: {failure}"),
+                );
+                status_of_errno(failure.errno())
+            }
+        };
+        if matches!(failure, Failure::Lost(_)) {
+            // The system may still write there: the place is nobody's any more.
+            mem::forget(self.assembly.clone());
+            let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();
+            return self.options.ticket.settle(settled, started);
+        }
+        self.failed(status, started);
+    }
+
+    fn failed(self, status: Status, started: Option<Instant>) {
+        if self.assembly.failed(self.items.iter().map(|item| item.shard)) {
+            self.core.assemblies.remove(&self.assembly);
+        }
+        let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();
+        settled.iter().for_each(|settled| count_refused(&self.core, &self.options, settled.status));
+        self.options.ticket.settle(settled, started);
+    }
+}
+
+fn stored(item: &GroupItem) -> Settled {
+    Settled { item: item.item, status: Status::Ok, bytes: item.len }
+}
+
+/// Shards by number, with their checksums as far as they were computed.
+fn shards(lens: impl Iterator<Item = (u32, u64)>, checksums: &[Option<u32>]) -> Vec<(u32, Shard)> {
+    let checksum = |number: usize| checksums.get(number).copied().flatten();
+    lens.enumerate()
+        .map(|(number, (shard, len))| (shard, Shard { len, checksum: checksum(number) }))
+        .collect()
+}

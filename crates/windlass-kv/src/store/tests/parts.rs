@@ -1,0 +1,419 @@
+//! What takes the place of layout and engine, so that tests decide when what happens.
+#![allow(unsafe_code, reason = "moves bytes between memory and a file")]
+
+use crate::{
+    DropReason, Fingerprint, IoRoute, Key, NamespaceId, NamespaceOptions, Result,
+    io::{
+        Carrier, Checksums, DataFile, Direction, Failure, FileAccess, Header, IoReport, Job, Outcome,
+        Transfers,
+    },
+    layout::{
+        Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Place, Reservation, ShardTable, Usage,
+        Verdict, Written,
+    },
+    sync::lock,
+};
+use std::{
+    collections::{HashMap, VecDeque},
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{Arc, Condvar, Mutex},
+    time::{Instant, SystemTime},
+};
+
+/// Bytes of a slot of [`Slots`].
+const SLOT: u64 = 1 << 20;
+
+/// Slots of one length in one file; nothing survives.
+pub(super) struct Slots {
+    file: Arc<DataFile>,
+    pub(super) state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    blocks: HashMap<Fingerprint, Block>,
+    claimed: HashMap<Fingerprint, u64>,
+    free: Vec<u64>,
+    namespaces: Vec<(NamespaceId, String)>,
+    /// Whether commits fail.
+    pub(super) commits_fail: bool,
+    pub(super) condemned: u64,
+}
+
+#[derive(Clone)]
+struct Block {
+    namespace: NamespaceId,
+    key: Key,
+    slot: u64,
+    shards: u32,
+    stride: u64,
+    table: ShardTable,
+    expires: Option<SystemTime>,
+}
+
+/// Gives the slot back unless it was committed.
+struct SlotClaim {
+    state: Arc<Mutex<State>>,
+    block: Fingerprint,
+}
+
+impl Drop for SlotClaim {
+    fn drop(&mut self) {
+        let mut state = lock(&self.state);
+        if let Some(slot) = state.claimed.remove(&self.block) {
+            state.free.push(slot);
+        }
+    }
+}
+
+impl Slots {
+    pub(super) fn new(root: &Path, slots: u64) -> Self {
+        let path = root.join("slots");
+        let file = DataFile::open(&path, FileAccess::CreateNew).unwrap();
+        file.buffered().set_len(slots * SLOT).unwrap();
+        let free = (0..slots).rev().map(|slot| slot * SLOT).collect();
+        let state = State { free, ..State::default() };
+        Self { file: Arc::new(file), state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Changes a byte of a block on the disk.
+    pub(super) fn damage(&self, key: &str, namespace: &crate::Namespace) {
+        let fingerprint = Fingerprint::of(namespace.id(), key.as_bytes());
+        let offset = lock(&self.state).blocks[&fingerprint].slot + HEADER_LEN as u64 + 1234;
+        let mut byte = [0];
+        self.file.buffered().read_exact_at(&mut byte, offset).unwrap();
+        self.file.buffered().write_all_at(&[byte[0] ^ 4], offset).unwrap();
+    }
+
+    pub(super) fn free(&self) -> usize {
+        lock(&self.state).free.len()
+    }
+}
+
+fn header_of(key: &[u8], table: &ShardTable) -> Vec<u8> {
+    let mut header = format!("{key:02x?} {table:?}").into_bytes();
+    header.resize(HEADER_LEN, 0);
+    header
+}
+
+impl Layout for Slots {
+    fn open_namespace(&self, id: NamespaceId, description: &str, _: NamespaceOptions) -> Result<()> {
+        let mut state = lock(&self.state);
+        if !state.namespaces.iter().any(|(other, _)| *other == id) {
+            state.namespaces.push((id, description.to_owned()));
+        }
+        Ok(())
+    }
+
+    fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
+        Ok(lock(&self.state).namespaces.clone())
+    }
+
+    fn contains(&self, _: NamespaceId, blocks: &[(&[u8], Fingerprint)], found: &mut [bool]) {
+        let state = lock(&self.state);
+        for ((_, block), found) in blocks.iter().zip(found) {
+            *found = state.blocks.contains_key(block);
+        }
+    }
+
+    fn reserve(&self, block: NewBlock) -> Result<Reservation> {
+        let mut state = lock(&self.state);
+        if state.blocks.contains_key(&block.fingerprint) {
+            return Ok(Reservation::Exists);
+        }
+        if state.claimed.contains_key(&block.fingerprint) {
+            return Ok(Reservation::InFlight);
+        }
+        let stride = block.stride().unwrap();
+        if HEADER_LEN as u64 + stride * u64::from(block.shards) > SLOT {
+            return Ok(Reservation::Dropped(DropReason::TooLarge));
+        }
+        let Some(slot) = state.free.pop() else {
+            return Ok(Reservation::Dropped(DropReason::NoRoom));
+        };
+        state.claimed.insert(block.fingerprint, slot);
+        let place =
+            Place { file: self.file.clone(), header: Some(slot), payload: slot + HEADER_LEN as u64, stride };
+        let token = SlotClaim { state: self.state.clone(), block: block.fingerprint };
+        Ok(Reservation::Claimed(Claim { block, place, token: Box::new(token) }))
+    }
+
+    fn header(&self, claim: &Claim, table: &ShardTable) -> Vec<u8> {
+        header_of(claim.block.key.as_bytes(), table)
+    }
+
+    fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
+        let mut state = lock(&self.state);
+        if state.commits_fail {
+            drop(state);
+            return blocks.iter().map(|_| Err(crate::Error::Internal("no commits today".into()))).collect();
+        }
+        for Written { claim, table } in &blocks {
+            let NewBlock { namespace, key, fingerprint, shards, expires, .. } = claim.block.clone();
+            let slot = state.claimed.remove(&fingerprint).unwrap();
+            let stride = claim.place.stride;
+            let block = Block { namespace, key, slot, shards, stride, table: table.clone(), expires };
+            state.blocks.insert(fingerprint, block);
+        }
+        drop(state);
+        blocks.iter().map(|_| Ok(())).collect()
+    }
+
+    fn find(&self, _: NamespaceId, _: &Key, fingerprint: Fingerprint) -> Lookup {
+        let state = lock(&self.state);
+        let Some(block) = state.blocks.get(&fingerprint) else {
+            return Lookup::Miss;
+        };
+        if block.expires.is_some_and(|expires| expires <= SystemTime::now()) {
+            return Lookup::Expired;
+        }
+        let place = Place {
+            file: self.file.clone(),
+            header: Some(block.slot),
+            payload: block.slot + HEADER_LEN as u64,
+            stride: block.stride,
+        };
+        let payload_len = block.stride * u64::from(block.shards);
+        Lookup::Found(Found {
+            place,
+            payload_len,
+            is_own: false,
+            token: Box::new((fingerprint, block.clone())),
+        })
+    }
+
+    fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
+        let (_, block) = found.token.downcast_ref::<(Fingerprint, Block)>().unwrap();
+        if header == header_of(key.as_bytes(), &block.table) {
+            return Verdict::Good(block.table.clone());
+        }
+        if header.first() == Some(&b'[') {
+            return Verdict::Moved;
+        }
+        Verdict::Corrupt("no header".into())
+    }
+
+    fn condemn(&self, found: &Found) {
+        let (block, _) = found.token.downcast_ref::<(Fingerprint, Block)>().unwrap();
+        let mut state = lock(&self.state);
+        state.blocks.remove(block);
+        state.condemned += 1;
+    }
+
+    fn touch(&self, _: &[Fingerprint]) {}
+
+    fn pin(&self, block: Fingerprint) -> bool {
+        lock(&self.state).blocks.contains_key(&block)
+    }
+
+    fn unpin(&self, _: Fingerprint) {}
+
+    fn delete(&self, _: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize> {
+        let mut state = lock(&self.state);
+        Ok(blocks.iter().filter(|(_, block)| state.blocks.remove(block).is_some()).count())
+    }
+
+    fn clear(&self, _: NamespaceId) -> Result<usize> {
+        Ok(lock(&self.state).blocks.drain().count())
+    }
+
+    fn evict(&self, _: u64) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn list(&self, _: u64, _: usize, into: &mut Vec<Listed>) -> Option<u64> {
+        into.extend(lock(&self.state).blocks.iter().map(|(fingerprint, block)| Listed {
+            namespace: block.namespace,
+            fingerprint: *fingerprint,
+            payload_len: block.stride,
+            is_own: true,
+            expires: block.expires,
+        }));
+        None
+    }
+
+    fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
+        Ok(lock(&self.state).blocks.get(&block).map(|block| block.key.clone()))
+    }
+
+    fn maintain(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        let state = lock(&self.state);
+        Usage { blocks: state.blocks.len() as u64, corrupt_blocks: state.condemned, ..Usage::default() }
+    }
+
+    fn close(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Moves bytes on a thread of its own, one transfer after the other, unless it is told to wait.
+pub(super) struct OneThread {
+    shared: Arc<Shared>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+#[derive(Default)]
+pub(super) struct Shared {
+    state: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// Transfers of this direction do not begin.
+    held: Option<Direction>,
+    /// Transfers that have begun do not end.
+    hung: bool,
+    /// How the next transfers end: by the system's number, or well.
+    failures: VecDeque<Option<i32>>,
+    closed: bool,
+}
+
+impl OneThread {
+    pub(super) fn start() -> Self {
+        let shared = Arc::new(Shared::default());
+        let own = shared.clone();
+        Self { shared, thread: Some(std::thread::spawn(move || own.run())) }
+    }
+
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        self.shared.clone()
+    }
+}
+
+impl Shared {
+    pub(super) fn hold(&self, direction: Option<Direction>) {
+        lock(&self.state).held = direction;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn hang(&self, hung: bool) {
+        lock(&self.state).hung = hung;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn fail_next(&self, errno: i32) {
+        self.fail_after(0, errno);
+    }
+
+    /// Lets so many transfers succeed first.
+    pub(super) fn fail_after(&self, others: usize, errno: i32) {
+        let mut state = lock(&self.state);
+        state.failures.extend(std::iter::repeat_n(None, others));
+        state.failures.push_back(Some(errno));
+    }
+
+    fn run(&self) {
+        let mut state = lock(&self.state);
+        loop {
+            let held = state.held;
+            let next = state.jobs.iter().position(|job| Some(job.direction) != held);
+            let Some(job) = next.and_then(|next| state.jobs.remove(next)) else {
+                if state.closed {
+                    return;
+                }
+                state = self.changed.wait(state).unwrap();
+                continue;
+            };
+            while state.hung {
+                state = self.changed.wait(state).unwrap();
+            }
+            let failure = state.failures.pop_front().flatten();
+            drop(state);
+            execute(job, failure);
+            state = lock(&self.state);
+        }
+    }
+}
+
+impl Transfers for OneThread {
+    fn submit(&self, jobs: Vec<Job>) {
+        lock(&self.shared.state).jobs.extend(jobs);
+        self.shared.changed.notify_all();
+    }
+
+    fn cancel(&self, tag: u64) -> usize {
+        let mut state = lock(&self.shared.state);
+        let (cancelled, kept): (VecDeque<_>, _) = state.jobs.drain(..).partition(|job| job.tag == tag);
+        state.jobs = kept;
+        drop(state);
+        let count = cancelled.len();
+        cancelled.into_iter().for_each(|job| end(job, Outcome::failed(Failure::Cancelled)));
+        count
+    }
+
+    fn report(&self) -> IoReport {
+        IoReport { route: IoRoute::Threads, threads: 1, bounce_bytes: 0, refused: Vec::new() }
+    }
+}
+
+impl Drop for OneThread {
+    fn drop(&mut self) {
+        let mut state = lock(&self.shared.state);
+        state.closed = true;
+        state.held = None;
+        drop(state);
+        self.shared.changed.notify_all();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn end(job: Job, outcome: Outcome) {
+    let Job { keep, done, .. } = job;
+    drop(keep);
+    done(outcome);
+}
+
+fn execute(mut job: Job, failure: Option<i32>) {
+    if let Some(errno) = failure {
+        return end(job, Outcome::failed(Failure::Io(std::io::Error::from_raw_os_error(errno))));
+    }
+    let started = Some(Instant::now());
+    let file = job.file.buffered();
+    let (mut checksums, mut carried) = (Vec::new(), 0);
+    for part in &job.parts {
+        let mut bytes = vec![0; part.len as usize];
+        let mut at = 0;
+        if job.direction == Direction::Read {
+            file.read_exact_at(&mut bytes, part.offset).unwrap();
+        }
+        for piece in &part.pieces {
+            let len = piece.len as usize;
+            let memory = std::ptr::with_exposed_provenance_mut::<u8>(piece.address as usize);
+            // SAFETY: whoever made the request promised that this is memory, and keeps it.
+            unsafe {
+                match job.direction {
+                    Direction::Read => memory.copy_from_nonoverlapping(bytes[at..].as_ptr(), len),
+                    Direction::Write => memory.copy_to_nonoverlapping(bytes[at..].as_mut_ptr(), len),
+                }
+            }
+            at += len;
+        }
+        if job.direction == Direction::Write {
+            file.write_all_at(&bytes, part.offset).unwrap();
+        }
+        checksums.push(
+            (job.checksums == Checksums::Compute)
+                .then(|| crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &bytes) as u32),
+        );
+        carried += part.len;
+    }
+    let mut header = Vec::new();
+    match std::mem::replace(&mut job.header, Header::None) {
+        Header::None => {}
+        Header::Read { offset } => {
+            header.resize(HEADER_LEN, 0);
+            file.read_exact_at(&mut header, offset).unwrap();
+        }
+        Header::Write { offset, make } => file.write_all_at(&make(&checksums), offset).unwrap(),
+    }
+    let carried = vec![(Carrier::ThreadsBuffered, carried)];
+    let outcome = Outcome { result: Ok(()), header, checksums, carried, bounced_bytes: 0, started };
+    end(job, outcome);
+}

@@ -1,0 +1,243 @@
+//! Reads blocks for their own sake: to see what they are made of, and whether they are what was stored.
+#![forbid(unsafe_code)]
+
+use super::Core;
+use crate::{
+    BlockInfo, Error, EventKind, Fingerprint, KeepAlive, Key, NamespaceId, Piece, Priority, Result,
+    ShardInfo, Verified,
+    io::{Checksums, Direction, Failure, Header, Job, Outcome, Part},
+    layout::{Found, HEADER_LEN, Listed, Lookup, Shard, ShardTable, Verdict},
+};
+use std::{
+    io,
+    ops::ControlFlow,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Blocks that are listed together.
+const PAGE: usize = 256;
+/// Time that the system gets to read a block.
+const LONGEST_READ: Duration = Duration::from_secs(60);
+
+/// What one block turned out to be.
+enum Seen {
+    Good(ShardTable),
+    Gone,
+    Corrupt,
+    Failed(io::Error),
+}
+
+/// What a block is made of.
+pub(crate) fn block(core: &Arc<Core>, namespace: NamespaceId, key: &Key) -> Result<Option<BlockInfo>> {
+    let found = match core.layout.find(namespace, key, Fingerprint::of(namespace, key.as_bytes())) {
+        Lookup::Found(found) => found,
+        Lookup::Miss | Lookup::Expired => return Ok(None),
+    };
+    match read(core, namespace, key, &found, Priority::Demand, &[]) {
+        Seen::Good(table) => {
+            let shard = |shard: &Shard| ShardInfo { len: shard.len, checksum: shard.checksum };
+            Ok(Some(BlockInfo { shards: table.0.iter().map(shard).collect() }))
+        }
+        Seen::Gone | Seen::Corrupt => Ok(None),
+        Seen::Failed(source) => {
+            Err(Error::Io { doing: "reading", path: found.place.file.path().to_owned(), source })
+        }
+    }
+}
+
+/// Reads every block, until `progress` says otherwise.
+pub(crate) fn verify(
+    core: &Arc<Core>,
+    mut progress: impl FnMut(&Verified) -> ControlFlow<()>,
+) -> Result<Verified> {
+    let mut verified = Verified::default();
+    let mut next = Some(0);
+    while let Some(cursor) = next {
+        let mut listed = Vec::new();
+        next = core.layout.list(cursor, PAGE, &mut listed);
+        for block in &listed {
+            core.check_open()?;
+            verify_one(core, block, Priority::Background, &mut verified);
+            if progress(&verified).is_break() {
+                return Ok(verified);
+            }
+        }
+    }
+    Ok(verified)
+}
+
+fn verify_one(core: &Arc<Core>, block: &Listed, priority: Priority, verified: &mut Verified) {
+    let key = match core.layout.key_of(block.fingerprint) {
+        Ok(Some(key)) => key,
+        Ok(None) => {
+            verified.gone += 1;
+            return;
+        }
+        Err(error) => {
+            core.events.note(EventKind::LoadFailed, None, error.to_string());
+            verified.failed += 1;
+            return;
+        }
+    };
+    let Lookup::Found(found) = core.layout.find(block.namespace, &key, block.fingerprint) else {
+        verified.gone += 1;
+        return;
+    };
+    let header_only = read(core, block.namespace, &key, &found, priority, &[]);
+    let seen = match header_only {
+        Seen::Good(table) => read(core, block.namespace, &key, &found, priority, &table.0),
+        other => other,
+    };
+    match seen {
+        Seen::Good(table) => {
+            verified.blocks += 1;
+            verified.bytes = table.0.iter().fold(verified.bytes, |sum, shard| sum.saturating_add(shard.len));
+            verified.without_checksum +=
+                table.0.iter().filter(|shard| shard.checksum.is_none()).count() as u64;
+        }
+        Seen::Gone => verified.gone += 1,
+        Seen::Corrupt => {
+            verified.blocks += 1;
+            verified.corrupt += 1;
+        }
+        Seen::Failed(error) => {
+            let path = found.place.file.path().display();
+            core.note_block(EventKind::LoadFailed, block.namespace, &key, format!("reading {path}: {error}"));
+            verified.failed += 1;
+        }
+    }
+}
+
+/// Reads the header, and these shards of the block with their checksums.
+fn read(
+    core: &Arc<Core>,
+    namespace: NamespaceId,
+    key: &Key,
+    found: &Found,
+    priority: Priority,
+    shards: &[Shard],
+) -> Seen {
+    let corrupt = |reason: String| {
+        core.layout.condemn(found);
+        core.note_block(EventKind::CorruptBlock, namespace, key, reason);
+        Seen::Corrupt
+    };
+    let mut parts = Vec::with_capacity(shards.len());
+    let mut memory = Vec::with_capacity(shards.len());
+    for (number, shard) in shards.iter().enumerate() {
+        let Ok(mut buffer) = buffer(shard.len) else {
+            return Seen::Failed(io::ErrorKind::OutOfMemory.into());
+        };
+        parts.push(Part {
+            offset: found.place.payload + found.place.stride * number as u64,
+            pieces: vec![Piece::host(buffer.as_mut_ptr(), buffer.len())],
+            len: shard.len,
+        });
+        memory.push(buffer);
+    }
+    let outcome = transfer(core, found, priority, parts, memory);
+    match outcome.result {
+        Ok(()) => {}
+        Err(failure @ Failure::Short { .. }) => return corrupt(failure.to_string()),
+        Err(Failure::Io(error)) => return Seen::Failed(error),
+        Err(failure) => return Seen::Failed(io::Error::from_raw_os_error(failure.errno())),
+    }
+    let differs = |(number, shard): (usize, &Shard)| {
+        let computed = outcome.checksums.get(number).copied().flatten();
+        matches!((shard.checksum, computed), (Some(stored), Some(computed)) if stored != computed)
+    };
+    match core.layout.check(found, key, &outcome.header) {
+        Verdict::Good(table) if !shards.is_empty() && table.0 != shards => Seen::Gone,
+        Verdict::Good(table) => match shards.iter().enumerate().position(differs) {
+            None => Seen::Good(table),
+            Some(number) => corrupt(format!("shard {number} has another checksum than the one stored")),
+        },
+        Verdict::Moved => Seen::Gone,
+        Verdict::Corrupt(reason) => corrupt(reason),
+    }
+}
+
+fn buffer(len: u64) -> Result<Vec<u8>, ()> {
+    let len = usize::try_from(len).map_err(|_| ())?;
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(len).map_err(|_| ())?;
+    buffer.resize(len, 0);
+    Ok(buffer)
+}
+
+/// Reads, and waits for it.
+fn transfer(
+    core: &Arc<Core>,
+    found: &Found,
+    priority: Priority,
+    parts: Vec<Part>,
+    memory: Vec<Vec<u8>>,
+) -> Outcome {
+    let (send, receive) = crossbeam_channel::bounded(1);
+    let job = Job {
+        tag: 0,
+        direction: Direction::Read,
+        priority,
+        file: found.place.file.clone(),
+        header: found.place.header.map_or(Header::None, |offset| Header::Read { offset }),
+        parts,
+        checksums: Checksums::Compute,
+        deadline: Some(Instant::now() + LONGEST_READ),
+        wait_event: None,
+        keep: KeepAlive::new(Arc::new(memory)),
+        done: Box::new(move |outcome| {
+            // Nobody waits any more if it took too long.
+            let _ = send.send(outcome);
+        }),
+    };
+    core.submit(vec![job]);
+    let outcome = receive.recv_timeout(LONGEST_READ).unwrap_or_else(|_| Outcome::failed(Failure::TimedOut));
+    core.note_outcome(Direction::Read, &outcome);
+    outcome
+}
+
+/// Reads blocks in the background, at most so many bytes a second.
+pub(crate) struct Scrub {
+    bytes_per_second: u64,
+    /// Bytes that may be read now.
+    credit: f64,
+    last: Instant,
+    page: Vec<Listed>,
+    next: u64,
+}
+
+impl Scrub {
+    pub(crate) fn new(bytes_per_second: u64) -> Self {
+        Self { bytes_per_second, credit: 0.0, last: Instant::now(), page: Vec::new(), next: 0 }
+    }
+
+    /// Reads what may be read since the last round.
+    pub(crate) fn round(&mut self, core: &Arc<Core>) {
+        if self.bytes_per_second == 0 {
+            return;
+        }
+        let rate = self.bytes_per_second as f64;
+        // What was not read for lack of blocks is not made up for.
+        self.credit = (self.credit + self.last.elapsed().as_secs_f64() * rate).min(rate);
+        self.last = Instant::now();
+        while self.credit > 0.0 {
+            let Some(block) = self.page.pop() else {
+                let cursor = self.next;
+                self.next = core.layout.list(cursor, PAGE, &mut self.page).unwrap_or(0);
+                if self.page.is_empty() && (cursor == 0 || self.next == 0) {
+                    return;
+                }
+                continue;
+            };
+            if core.check_open().is_err() {
+                return;
+            }
+            // Others look after their own blocks.
+            if block.is_own {
+                verify_one(core, &block, Priority::Idle, &mut Verified::default());
+                self.credit -= (block.payload_len + HEADER_LEN as u64) as f64;
+            }
+        }
+    }
+}

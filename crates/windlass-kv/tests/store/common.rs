@@ -1,0 +1,214 @@
+//! Stores to test, and blocks whose bytes say what they are.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use windlass_kv::{
+    Completion, Durability, IoRoute, Item, KeepAlive, Key, Namespace, NamespaceDescription, NamespaceOptions,
+    Piece, Request, Status, Store, StoreOptions, Ticket,
+};
+
+/// Longer than anything takes that is going to happen at all.
+pub(crate) const LONG: Option<Duration> = Some(Duration::from_secs(120));
+pub(crate) const CAPACITY: u64 = 256 << 20;
+
+/// A small store with nothing special.
+pub(crate) fn options(root: &TempDir) -> StoreOptions {
+    let mut options = StoreOptions::new(root.path().join("kv"));
+    options.capacity_bytes = Some(CAPACITY);
+    options.min_free_bytes = 0;
+    options
+}
+
+/// Every durability on every route.
+pub(crate) fn each(test: impl Fn(&TempDir, StoreOptions)) {
+    for durability in [Durability::None, Durability::Batched, Durability::Sync] {
+        for route in [IoRoute::Auto, IoRoute::Threads] {
+            let root = tempfile::tempdir().unwrap();
+            let mut options = options(&root);
+            options.durability = durability;
+            options.route = route;
+            test(&root, options);
+        }
+    }
+}
+
+pub(crate) fn model(name: &str) -> NamespaceDescription {
+    NamespaceDescription { model: name.into(), ..Default::default() }
+}
+
+pub(crate) fn namespace(store: &Store) -> Namespace {
+    store.namespace(&model("m"), NamespaceOptions::default()).unwrap()
+}
+
+pub(crate) fn key(name: &str) -> Key {
+    Key::new(name.as_bytes()).unwrap()
+}
+
+/// The bytes of a shard: other ones for each block, shard and length.
+pub(crate) fn bytes_of(name: &str, shard: u32, len: usize) -> Vec<u8> {
+    let mut state = name.bytes().fold(u64::from(shard) ^ ((len as u64) << 32), |state, byte| {
+        (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    }) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Memory for one shard. It begins `skew` bytes after an address that suits direct transfers.
+pub(crate) struct Memory {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Memory {
+    pub(crate) fn new(len: usize, skew: usize) -> Arc<Self> {
+        let mut bytes = vec![0; len + 4096 + skew];
+        let start = bytes.as_ptr().align_offset(4096) + skew;
+        // The pointer that is handed out later comes from here.
+        let _ = bytes.as_mut_ptr().expose_provenance();
+        Arc::new(Self { bytes, start, len })
+    }
+
+    pub(crate) fn of(bytes: &[u8], skew: usize) -> Arc<Self> {
+        let mut memory = Self::new(bytes.len(), skew);
+        let inner = Arc::get_mut(&mut memory).unwrap();
+        inner.bytes[inner.start..inner.start + bytes.len()].copy_from_slice(bytes);
+        memory
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.len]
+    }
+
+    /// In `count` pieces, of as different lengths as it goes.
+    pub(crate) fn pieces(&self, count: usize) -> Vec<Piece> {
+        let mut rest = self.bytes();
+        let mut pieces = Vec::new();
+        for number in (1..count).rev() {
+            let (head, tail) = rest.split_at((rest.len() / (number + 1) | 1).min(rest.len() - 1));
+            pieces.push(Piece::host(head.as_ptr(), head.len()));
+            rest = tail;
+        }
+        pieces.push(Piece::host(rest.as_ptr(), rest.len()));
+        pieces
+    }
+}
+
+/// How shards of one block are moved.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) shards: u32,
+    pub(crate) len: usize,
+    pub(crate) skew: usize,
+    pub(crate) pieces: usize,
+}
+
+impl Shape {
+    pub(crate) const fn of(shards: u32, len: usize) -> Self {
+        Self { shards, len, skew: 0, pieces: 1 }
+    }
+}
+
+/// Stores some shards of a block.
+pub(crate) fn begin_store(
+    namespace: &Namespace,
+    name: &str,
+    shape: Shape,
+    shards: impl IntoIterator<Item = u32>,
+) -> Ticket {
+    let shards: Vec<u32> = shards.into_iter().collect();
+    let memory: Vec<_> =
+        shards.iter().map(|shard| Memory::of(&bytes_of(name, *shard, shape.len), shape.skew)).collect();
+    let items = shards.iter().zip(&memory);
+    let items = items
+        .map(|(shard, memory)| Item { key: key(name), shard: *shard, pieces: memory.pieces(shape.pieces) })
+        .collect();
+    let mut request = Request::new(items, KeepAlive::new(Arc::new(memory)));
+    request.shards = shape.shards;
+    // SAFETY: the request keeps the memory, and nobody writes to it.
+    unsafe { namespace.store(request) }.unwrap()
+}
+
+/// Stores a whole block, and waits until it is there.
+pub(crate) fn put(namespace: &Namespace, name: &str, shape: Shape) {
+    let completion = end(&begin_store(namespace, name, shape, 0..shape.shards));
+    assert!(completion.items.iter().all(|status| *status == Status::Ok), "{name}: {completion:?}");
+    assert_eq!(completion.bytes, shape.len as u64 * u64::from(shape.shards));
+}
+
+/// Begins to load some shards of a block; the memory is to be looked at once the ticket is released.
+pub(crate) fn begin_load(
+    namespace: &Namespace,
+    name: &str,
+    shape: Shape,
+    shards: impl IntoIterator<Item = u32>,
+    change: impl FnOnce(&mut Request),
+) -> (Ticket, Vec<Arc<Memory>>) {
+    let shards: Vec<u32> = shards.into_iter().collect();
+    let memory: Vec<_> = shards.iter().map(|_| Memory::new(shape.len, shape.skew)).collect();
+    let items = shards.iter().zip(&memory);
+    let items = items
+        .map(|(shard, memory)| Item { key: key(name), shard: *shard, pieces: memory.pieces(shape.pieces) })
+        .collect();
+    let mut request = Request::new(items, KeepAlive::new(Arc::new(memory.clone())));
+    change(&mut request);
+    // SAFETY: the request keeps the memory, and it is looked at once the ticket is released.
+    (unsafe { namespace.load(request) }.unwrap(), memory)
+}
+
+/// Loads a block, and says how each of its shards ended. What was delivered is what was stored.
+pub(crate) fn get(namespace: &Namespace, name: &str, shape: Shape) -> Vec<Status> {
+    let (ticket, memory) = begin_load(namespace, name, shape, 0..shape.shards, |_| {});
+    let completion = end(&ticket);
+    for (shard, (status, memory)) in completion.items.iter().zip(&memory).enumerate() {
+        if *status == Status::Ok {
+            assert!(memory.bytes() == bytes_of(name, shard as u32, shape.len), "shard {shard} of {name}");
+        }
+    }
+    completion.items
+}
+
+/// The same, where all shards end alike.
+pub(crate) fn get_status(namespace: &Namespace, name: &str, shape: Shape) -> Status {
+    let statuses = get(namespace, name, shape);
+    assert!(statuses.iter().all(|status| *status == statuses[0]), "{name}: {statuses:?}");
+    statuses[0]
+}
+
+pub(crate) fn end(ticket: &Ticket) -> Completion {
+    let completion = ticket.wait(LONG).unwrap();
+    if !completion.items.contains(&Status::TimedOut) {
+        assert!(ticket.is_released());
+    }
+    completion
+}
+
+pub(crate) fn eventually(what: &str, mut happens: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !happens() {
+        assert!(begin.elapsed() < LONG.unwrap(), "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A number that is another one each time, in an order that is the same each time.
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    pub(crate) fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % sides as u64) as usize
+    }
+}

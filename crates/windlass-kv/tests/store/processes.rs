@@ -1,0 +1,184 @@
+//! Several processes on one store, and processes that die.
+
+use crate::common::*;
+use std::{
+    env,
+    io::{BufRead, BufReader, Write},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+};
+use tempfile::TempDir;
+use windlass_kv::{Durability, Namespace, Status, Store};
+
+const SHAPE: Shape = Shape { shards: 2, len: 30_000, skew: 0, pieces: 1 };
+/// Names the root of the store to a process that this file starts.
+const CHILD: &str = "WINDLASS_KV_TEST_CHILD";
+
+/// Another process with the store open. It does what it is told, a line at a time.
+struct Other {
+    child: Child,
+    say: ChildStdin,
+    hear: BufReader<ChildStdout>,
+}
+
+impl Other {
+    fn start(root: &TempDir, durability: Durability) -> Self {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "processes::child", "--nocapture", "--test-threads=1"])
+            .env(CHILD, format!("{}\n{durability}", root.path().display()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (say, hear) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let mut other = Self { child, say, hear };
+        other.answer();
+        other
+    }
+
+    fn tell(&mut self, line: &str) -> String {
+        writeln!(self.say, "{line}").unwrap();
+        self.answer()
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.hear.read_line(&mut line).unwrap() > 0, "the other process ended");
+            // What the test harness prints is none of ours.
+            if let Some((_, answer)) = line.split_once("answer: ") {
+                return answer.trim_end().to_owned();
+            }
+        }
+    }
+
+    /// As if the machine had no mercy: SIGKILL.
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The other process. As a test of its own it does nothing.
+#[test]
+fn child() {
+    let Ok(arguments) = env::var(CHILD) else { return };
+    let (root, durability) = arguments.split_once('\n').unwrap();
+    let mut options = windlass_kv::StoreOptions::new(format!("{root}/kv"));
+    options.capacity_bytes = Some(CAPACITY);
+    options.min_free_bytes = 0;
+    options.durability = durability.parse().unwrap();
+    let store = Store::open(options).unwrap();
+    let blocks = namespace(&store);
+    println!("answer: ready");
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let (verb, name) = line.split_once(' ').unwrap_or((&line, ""));
+        match verb {
+            "put" => {
+                put(&blocks, name, SHAPE);
+                println!("answer: stored");
+            }
+            "get" => println!("answer: {:?}", get_status(&blocks, name, SHAPE)),
+            "delete" => println!("answer: {}", blocks.delete(&[name]).unwrap()),
+            // As many as it can until it is killed.
+            "flood" => flood(&blocks, name),
+            other => panic!("{other}"),
+        }
+    }
+    std::process::exit(0);
+}
+
+fn flood(blocks: &Namespace, name: &str) {
+    for number in 0.. {
+        let _ = begin_store(blocks, &format!("{name} {number}"), SHAPE, 0..2).wait(LONG);
+        println!("answer: {number}");
+    }
+}
+
+#[test]
+fn processes_find_and_read_each_others_blocks() {
+    for durability in [Durability::None, Durability::Batched, Durability::Sync] {
+        let root = tempfile::tempdir().unwrap();
+        let mut options = options(&root);
+        options.durability = durability;
+        let store = Store::open(options).unwrap();
+        let blocks = namespace(&store);
+        let mut other = Other::start(&root, durability);
+        put(&blocks, "mine", SHAPE);
+        assert_eq!(other.tell("put theirs"), "stored");
+        eventually("theirs is found", || blocks.lookup(&["theirs"]).unwrap() == [true]);
+        assert_eq!(get_status(&blocks, "theirs", SHAPE), Status::Ok);
+        eventually("mine is found", || other.tell("get mine") == "Ok");
+        assert_eq!(blocks.delete(&["theirs"]).unwrap(), 0, "only who stored it may delete it");
+        assert_eq!(other.tell("delete theirs"), "1");
+        eventually("theirs is gone", || get_status(&blocks, "theirs", SHAPE) == Status::Miss);
+        assert_eq!(get_status(&blocks, "mine", SHAPE), Status::Ok);
+        assert_eq!(store.stats().unwrap().corrupt_blocks, 0);
+    }
+}
+
+#[test]
+fn two_processes_that_store_one_block_both_have_it() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::open(options(&root)).unwrap();
+    let blocks = namespace(&store);
+    let mut other = Other::start(&root, Durability::Batched);
+    for number in 0..20 {
+        let name = format!("both {number}");
+        let ticket = begin_store(&blocks, &name, SHAPE, 0..2);
+        let theirs = other.tell(&format!("get {name}"));
+        assert!(theirs == "Ok" || theirs == "Miss", "{theirs}");
+        assert!(end(&ticket).is_ok());
+        assert_eq!(get_status(&blocks, &name, SHAPE), Status::Ok);
+        eventually("the other finds it", || other.tell(&format!("get {name}")) == "Ok");
+    }
+}
+
+#[test]
+fn what_a_killed_process_had_acknowledged_is_there() {
+    for durability in [Durability::None, Durability::Batched, Durability::Sync] {
+        let root = tempfile::tempdir().unwrap();
+        let mut options = options(&root);
+        options.durability = durability;
+        for round in 0..6 {
+            let mut other = Other::start(&root, durability);
+            writeln!(other.say, "flood round {round}").unwrap();
+            let mut last = 0;
+            while last < 10 + round * 3 {
+                last = other.answer().parse().unwrap();
+            }
+            other.kill();
+            let store = Store::open(options.clone()).unwrap();
+            let blocks = namespace(&store);
+            for round in 0..=round {
+                for number in 0..=10 + round * 3 {
+                    let name = format!("round {round} {number}");
+                    // The system has what was written: only a power cut forgets that.
+                    assert_eq!(get_status(&blocks, &name, SHAPE), Status::Ok, "{name}, {durability}");
+                }
+            }
+            assert_eq!(store.stats().unwrap().corrupt_blocks, 0);
+            store.close(LONG).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_killed_writers_blocks_are_found_by_those_who_live_on() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::open(options(&root)).unwrap();
+    let blocks = namespace(&store);
+    let mut other = Other::start(&root, Durability::Batched);
+    assert_eq!(other.tell("put theirs"), "stored");
+    other.kill();
+    eventually("theirs is found", || blocks.lookup(&["theirs"]).unwrap() == [true]);
+    assert_eq!(get_status(&blocks, "theirs", SHAPE), Status::Ok);
+}
