@@ -134,6 +134,15 @@ impl Step {
         self.spans.iter().filter(bounced).map(|span| span.len).sum()
     }
 
+    /// The same bytes by way of our memory.
+    pub(super) fn bounced(&self) -> Self {
+        let mut step = Self::new(self.offset, false);
+        for span in &self.spans {
+            step.push(Span { place: Place::Bounced(0), ..*span });
+        }
+        step
+    }
+
     fn ends_bounced(&self) -> bool {
         matches!(self.spans.last(), Some(Span { place: Place::Bounced(_), .. }))
     }

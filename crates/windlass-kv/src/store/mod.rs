@@ -15,6 +15,7 @@ mod pin;
 mod placement;
 mod region;
 mod requests;
+mod scrub;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -104,6 +105,7 @@ impl Store {
         let options = StoreOptions { layout: Some(kind), ..options };
         let transfers = IoEngine::start(IoOptions {
             route: options.route,
+            direct: options.direct,
             threads: options.io_threads,
             #[cfg(feature = "fault-injection")]
             faults: options.faults.clone(),

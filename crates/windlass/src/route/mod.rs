@@ -23,6 +23,7 @@ pub(crate) use blocking::{BlockingLane, BlockingRead};
 pub(crate) use cached::CachedCopy;
 pub(crate) use filesystem::{FileSystem, FileSystemKind};
 pub(crate) use gds::CuFileRead;
+pub use gds::{DirectProof, plausible as direct_path_is_plausible};
 pub(crate) use outcome::{Outcome, is_refusal_of_direct, is_transient};
 pub(crate) use residency::Probe;
 pub(crate) use source::{SourceFile, open_direct};

@@ -4,6 +4,7 @@
 mod faults;
 mod model;
 mod order;
+mod speed;
 
 use super::*;
 use std::{path::Path, sync::mpsc, time::Duration};

@@ -51,6 +51,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use uuid::Uuid;
 use writer::{Writer, stride_of};
 
 /// The layout.
@@ -65,8 +66,13 @@ pub(crate) struct Segments {
     recovery: Duration,
 }
 
-/// The wall clock, in seconds since 1970. Only times of expiry are compared with it.
-type Clock = Box<dyn Fn() -> u32 + Send + Sync>;
+/// What differs from one process, or moment, to the next.
+struct Surroundings {
+    /// The wall clock, in seconds since 1970. Only times of expiry are compared with it.
+    clock: Box<dyn Fn() -> u32 + Send + Sync>,
+    /// Names of new writers.
+    new_id: Box<dyn Fn() -> Uuid + Send + Sync>,
+}
 
 /// What all parts of the layout use.
 struct Shared {
@@ -77,7 +83,7 @@ struct Shared {
     segments: RwLock<SegmentTable>,
     /// Bytes of the files of all processes, when that was last looked at.
     taken: AtomicU64,
-    clock: Clock,
+    surroundings: Surroundings,
 }
 
 /// What we know of a block that was found.
@@ -91,10 +97,12 @@ struct FoundToken {
 impl Segments {
     /// Opens a store at the root that the options name.
     pub(crate) fn open(options: &StoreOptions) -> Result<Self> {
-        Self::open_on(Arc::new(RealDisk), options, Box::new(format::now_seconds))
+        let surroundings =
+            Surroundings { clock: Box::new(format::now_seconds), new_id: Box::new(Uuid::new_v4) };
+        Self::open_on(Arc::new(RealDisk), options, surroundings)
     }
 
-    fn open_on(disk: Arc<dyn Disk>, options: &StoreOptions, clock: Clock) -> Result<Self> {
+    fn open_on(disk: Arc<dyn Disk>, options: &StoreOptions, surroundings: Surroundings) -> Result<Self> {
         let start = Instant::now();
         let writes = options.access == StoreAccess::ReadWrite;
         let writer_options = match (writes, options.capacity_bytes) {
@@ -121,7 +129,7 @@ impl Segments {
             namespaces: Namespaces::default(),
             segments: RwLock::default(),
             taken: AtomicU64::new(0),
-            clock,
+            surroundings,
         });
         // Our own blocks first: their namespaces keep the numbers that our logs give them.
         let opened = writer_options.map(|options| Writer::open(Arc::clone(&shared), &options)).transpose()?;
@@ -162,7 +170,7 @@ impl Layout for Segments {
         self.shared.namespaces.set_options(id, options);
         self.shared.index.set_quota(number, options.quota_bytes);
         match &self.writer {
-            Some(_) => namespaces::describe(&*self.shared.disk, &self.shared.root.path, id, description),
+            Some(_) => namespaces::describe(&*self.shared.disk, &self.shared.root, id, description),
             None => Ok(()),
         }
     }
@@ -359,7 +367,7 @@ impl Layout for Segments {
 
 impl Shared {
     fn now(&self) -> u32 {
-        (self.clock)()
+        (self.surroundings.clock)()
     }
 
     fn segment(&self, owner: u16, number: u32) -> Option<Arc<Segment>> {

@@ -9,6 +9,7 @@ use crate::{
     layout::Shard,
 };
 use std::collections::BTreeMap;
+use uuid::Uuid;
 
 const CAPACITY: u64 = 1 << 20;
 const NAMESPACES: u64 = 2;
@@ -111,13 +112,19 @@ impl Model {
         model
     }
 
-    fn open(&self) -> Result<Segments> {
+    fn open(&mut self) -> Result<Segments> {
+        self.dice.next();
         let mut options = StoreOptions::new("/store");
         options.capacity_bytes = Some(CAPACITY);
         options.min_free_bytes = 0;
         options.durability = self.durability;
         options.segment_bytes = Some(96 << 10);
-        let segments = Segments::open_on(Arc::new(self.disk.clone()), &options, Box::new(|| 1000))?;
+        let ids = Mutex::new(self.dice.clone());
+        let surroundings = Surroundings {
+            clock: Box::new(|| 1000),
+            new_id: Box::new(move || Uuid::from_u64_pair(lock(&ids).next(), lock(&ids).next())),
+        };
+        let segments = Segments::open_on(Arc::new(self.disk.clone()), &options, surroundings)?;
         for key in 0..NAMESPACES {
             segments.open_namespace(namespace(key), "{}", NamespaceOptions::default())?;
         }
@@ -366,9 +373,6 @@ impl Model {
         }
         let lost: u64 = (0..count).map(|number| self.process(number).usage().lost_on_recovery).sum();
         assert!(lost == 0 || self.durability == Durability::None, "lost {lost} {}", self.about());
-        for number in 0..count {
-            self.process(number).maintain().unwrap();
-        }
         for key in 0..KEYS {
             let found: Vec<Option<Version>> = (0..count).map(|number| self.load(number, key)).collect();
             if let Some(version) = before.get(&key) {

@@ -32,7 +32,6 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
-use uuid::Uuid;
 
 /// What a writer may do.
 #[derive(Clone, Copy, Debug)]
@@ -160,7 +159,7 @@ fn adopt(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>)> {
             return Ok((directory, lease));
         }
     }
-    let id = Uuid::new_v4();
+    let id = (shared.surroundings.new_id)();
     let path = shared.root.path.join(names::writer(id));
     shared.disk.create_directory(&path).map_err(failed("making", &path))?;
     let lease = shared.root.try_lease(&path, &locked)?;

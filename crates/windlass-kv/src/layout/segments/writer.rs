@@ -29,7 +29,7 @@ use crate::{
 };
 use std::{
     any::Any,
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
@@ -330,7 +330,7 @@ impl Writer {
 
     /// Namespaces of blocks that the log does not know yet.
     fn unlogged(&self, blocks: &[Ready]) -> Vec<(u16, Change)> {
-        let mut numbers: HashSet<u16> = blocks.iter().map(|block| block.record.namespace).collect();
+        let mut numbers: BTreeSet<u16> = blocks.iter().map(|block| block.record.namespace).collect();
         let logged = lock(&self.logged);
         numbers.retain(|number| !logged.contains(number));
         let named = numbers.into_iter();
