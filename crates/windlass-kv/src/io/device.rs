@@ -185,6 +185,15 @@ impl DeviceSide {
         proofs.iter().try_for_each(|proof| proof.check_kept())
     }
 
+    /// What shows that devices move bytes directly.
+    pub(super) fn proofs(&self) -> Vec<String> {
+        self.lock()
+            .proofs
+            .iter()
+            .map(|(ordinal, proof)| format!("cuda:{ordinal}: {}", proof.text()))
+            .collect()
+    }
+
     /// Pins the memory that bytes pass through, once for all devices.
     fn pin(&self, device: &Arc<Device>, pool: &BouncePool) -> windlass::Result<()> {
         let mut state = self.lock();
@@ -316,9 +325,10 @@ impl DeviceLane {
         let handle = file.cufile().map_err(Clone::clone)?;
         let mut offset = step.offset;
         for piece in pieces(step) {
-            let region = self.side.region_of(piece.ordinal, piece.address, piece.len).ok_or_else(|| {
-                failed(&"memory is not registered any more")
-            })?;
+            let region = self
+                .side
+                .region_of(piece.ordinal, piece.address, piece.len)
+                .ok_or_else(|| failed(&"memory is not registered any more"))?;
             let end = offset + piece.len;
             let mut at = piece.address - region.address();
             while offset < end {
@@ -366,9 +376,13 @@ struct DevicePiece {
 fn pieces(step: &Step) -> Vec<DevicePiece> {
     let mut pieces: Vec<DevicePiece> = Vec::new();
     for span in &step.spans {
-        let Content::Payload { address, device: DeviceId::Cuda(ordinal), .. } = span.content else { continue };
+        let Content::Payload { address, device: DeviceId::Cuda(ordinal), .. } = span.content else {
+            continue;
+        };
         match pieces.last_mut() {
-            Some(last) if last.ordinal == ordinal && last.address + last.len == address => last.len += span.len,
+            Some(last) if last.ordinal == ordinal && last.address + last.len == address => {
+                last.len += span.len
+            }
             _ => pieces.push(DevicePiece { ordinal, address, len: span.len }),
         }
     }
@@ -379,7 +393,9 @@ fn pieces(step: &Step) -> Vec<DevicePiece> {
 fn copies(step: &Step, lease: &Lease) -> Vec<(u32, Vec<HostCopy>)> {
     let mut all: Vec<(u32, Vec<HostCopy>)> = Vec::new();
     for span in &step.spans {
-        let Content::Payload { mut address, device: DeviceId::Cuda(ordinal), .. } = span.content else { continue };
+        let Content::Payload { mut address, device: DeviceId::Cuda(ordinal), .. } = span.content else {
+            continue;
+        };
         let Place::Bounced(at) = span.place else { continue };
         let place = all.iter().position(|(own, _)| *own == ordinal).unwrap_or_else(|| {
             all.push((ordinal, Vec::new()));

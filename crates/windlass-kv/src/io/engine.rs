@@ -88,6 +88,8 @@ pub(crate) struct IoReport {
     pub(crate) threads: usize,
     /// Bytes of memory for what is not aligned.
     pub(crate) bounce_bytes: u64,
+    /// What shows, for each device, that bytes go past the host's memory.
+    pub(crate) proofs: Vec<String>,
     /// What would have been better, and why it is not used.
     pub(crate) refused: Vec<Refusal>,
 }
@@ -232,7 +234,8 @@ impl IoEngine {
     }
 
     fn start_devices(&self) -> Result<Group> {
-        let failed = |source| Error::Io { doing: "getting memory for", path: self.options.root.clone(), source };
+        let failed =
+            |source| Error::Io { doing: "getting memory for", path: self.options.root.clone(), source };
         let pool = self.side.pool().map_err(failed)?;
         let workers = self.options.threads.unwrap_or(DEVICE_WORKERS).clamp(1, MAX_THREADS);
         Group::start(&self.options, self.route, workers, &pool, Some(&self.side), &self.refusals)
@@ -267,7 +270,8 @@ impl IoEngine {
     pub(crate) fn report(&self) -> IoReport {
         let refused = self.refusals.lock().clone();
         let threads = self.hosts.shared.workers;
-        IoReport { route: self.route, threads, bounce_bytes: self.bounce_bytes, refused }
+        let proofs = self.side.proofs();
+        IoReport { route: self.route, threads, bounce_bytes: self.bounce_bytes, proofs, refused }
     }
 
     /// Whether this is a copy in a child of fork, which has none of the threads.
@@ -320,8 +324,10 @@ impl Group {
             group.start_worker(options, route, number, pool, devices)?;
         }
         let shared = group.shared.clone();
-        let timer = thread::Builder::new().name("windlass-kv-time".into()).spawn(move || shared.queue.expire());
-        let failed = |source| Error::Io { doing: "starting a thread for", path: options.root.clone(), source };
+        let timer =
+            thread::Builder::new().name("windlass-kv-time".into()).spawn(move || shared.queue.expire());
+        let failed =
+            |source| Error::Io { doing: "starting a thread for", path: options.root.clone(), source };
         group.threads.push(timer.map_err(failed)?);
         Ok(group)
     }
@@ -334,7 +340,8 @@ impl Group {
         pool: &Arc<BouncePool>,
         devices: Option<DeviceLane>,
     ) -> Result<()> {
-        let failed = |source| Error::Io { doing: "starting a thread for", path: options.root.clone(), source };
+        let failed =
+            |source| Error::Io { doing: "starting a thread for", path: options.root.clone(), source };
         let wake = Arc::new(Wake::new().map_err(failed)?);
         let (shared, pool, own) = (self.shared.clone(), pool.clone(), wake.clone());
         #[cfg(feature = "fault-injection")]

@@ -50,7 +50,13 @@ impl DataFile {
             FileAccess::ReadWrite | FileAccess::CreateNew => FileUse::ReadWrite,
         };
         let direct = open_past_cache(&buffered, file_use);
-        Ok(Self { path: path.to_owned(), buffered, direct, direct_failed: OnceLock::new(), cufile: OnceLock::new() })
+        Ok(Self {
+            path: path.to_owned(),
+            buffered,
+            direct,
+            direct_failed: OnceLock::new(),
+            cufile: OnceLock::new(),
+        })
     }
 
     /// A file that has nothing but a name, for tests whose disk is simulated.

@@ -243,7 +243,8 @@ impl Worker {
     /// Waits for a job's event, if others than queues of copies are to touch its memory.
     fn wait_for_event(&self, job: &Job, steps: &VecDeque<Step>) -> windlass::Result<()> {
         let (Some(event), Some(devices)) = (job.wait_event, &self.devices) else { return Ok(()) };
-        let is_hosts = job.parts.iter().flat_map(|part| &part.pieces).any(|piece| piece.device == DeviceId::Cpu);
+        let is_hosts =
+            job.parts.iter().flat_map(|part| &part.pieces).any(|piece| piece.device == DeviceId::Cpu);
         if is_hosts || steps.iter().any(|step| step.is_devices) {
             // SAFETY: whoever submits a job vouches for its event.
             unsafe { devices.wait_for(job, event)? };

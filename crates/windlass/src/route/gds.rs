@@ -102,7 +102,10 @@ fn probe(device: &Arc<Device>, source: &SourceFile) -> Result<Verdict, Unavailab
 }
 
 fn failed(what: &str, error: &dyn fmt::Display) -> Unavailable {
-    Unavailable::new(format!("{what}: {error}"), "check gdscheck -p and cufile.log in the temporary directory")
+    Unavailable::new(
+        format!("{what}: {error}"),
+        "check gdscheck -p and cufile.log in the temporary directory",
+    )
 }
 
 /// Reads the first `len` bytes of a file by cuFile and plainly.
@@ -161,7 +164,8 @@ fn read_plainly(file: &File, len: u64) -> crate::Result<Vec<u8>> {
     let no_slot = || Error::Internal("there is no slot".into());
     let mut slot = slots.try_take().ok_or_else(no_slot)?;
     let bytes = slot.as_mut_slice();
-    let count = rustix::io::pread(file, &mut *bytes, 0).map_err(|error| Error::Internal(error.to_string()))?;
+    let count =
+        rustix::io::pread(file, &mut *bytes, 0).map_err(|error| Error::Internal(error.to_string()))?;
     Ok(bytes[..count.min(bytes.len())].to_vec())
 }
 
@@ -261,7 +265,8 @@ impl Scratch {
         // Killed while it was here, another process of this number may have left one.
         let _ = fs::remove_file(&path);
         let mut options = fs::OpenOptions::new();
-        let file = options.read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(refused)?;
+        let file =
+            options.read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(refused)?;
         Ok(Self { file, path })
     }
 }

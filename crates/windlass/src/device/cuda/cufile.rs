@@ -461,7 +461,8 @@ impl DirectBuffer {
         if bytes.len() as u64 > self.len() {
             return Err(Error::Internal(format!("{} bytes for a buffer of {}", bytes.len(), self.len())));
         }
-        let copy = HostCopy { host: bytes.as_ptr().expose_provenance(), device: self.address(), len: bytes.len() };
+        let copy =
+            HostCopy { host: bytes.as_ptr().expose_provenance(), device: self.address(), len: bytes.len() };
         let copies = HostCopies::new(self.device())?;
         // SAFETY: both sides are as long as the copy, and outlive it: the driver reads memory that is not pinned
         // before the call that queues the copy returns, so that also a failed wait leaves nothing that reads it.
@@ -565,7 +566,23 @@ mod tests {
         let words = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap());
         for before in [0, 78, 143] {
             let mut statistics = vec![7; before];
-            statistics.extend([words(&uuid[..8]), words(&uuid[8..]), 1, 2, 3, 4, 60, 10, 20, 30, 5, 0, 0, 0, 0]);
+            statistics.extend([
+                words(&uuid[..8]),
+                words(&uuid[8..]),
+                1,
+                2,
+                3,
+                4,
+                60,
+                10,
+                20,
+                30,
+                5,
+                0,
+                0,
+                0,
+                0,
+            ]);
             statistics.extend([1, 2, 3, 4, 150, 40, 50, 60, 5]);
             let found = Counters::of_reads(&statistics, &uuid);
             assert_eq!(found, Some(Counters { p2p: 10, nvfs: 20, posix: 30 }));

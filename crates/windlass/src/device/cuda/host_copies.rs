@@ -220,7 +220,11 @@ mod tests {
 
     #[test]
     fn pieces_at_one_distance_are_rows() {
-        let piece = |row: usize, pitch: u64| HostCopy { host: 1000 + row * 16, device: 5000 + row as u64 * pitch, len: 16 };
+        let piece = |row: usize, pitch: u64| HostCopy {
+            host: 1000 + row * 16,
+            device: 5000 + row as u64 * pitch,
+            len: 16,
+        };
         let pieces: Vec<HostCopy> = (0..5).map(|row| piece(row, 100)).collect();
         assert_eq!(rows(&pieces), Rows { count: 5, pitch: 100 });
         let mut broken = pieces.clone();
