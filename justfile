@@ -171,6 +171,20 @@ bench-3fs *arguments: setup
     '{{ bin }}/maturin' develop --quiet --release
     '{{ bin }}/python' bench/threefs.py "$@"
 
+# Cut the power under the KV store 300 times for each file system and durability, kill its writers 1,000 times, and use
+# it from 4 processes for 10 minutes. Needs root, loop devices and xfsprogs; takes an hour.
+torture-kv cuts="300" kills="1000" seconds="600": venv
+    cargo build --quiet --release --package kv-torture
+    '{{ bin }}/python' testkit/kv-torture/torture.py target/release/kv-torture --cuts {{ cuts }} --kills {{ kills }} \
+        --seconds {{ seconds }} --output bench/results/kv-torture.md
+
+# Measure the KV store beside those of vLLM and LMCache. Needs root; takes ten minutes.
+bench-kv *arguments: setup hosts
+    '{{ bin }}/pip' install --quiet -r bench/requirements.txt
+    '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
+    '{{ bin }}/python' bench/kv_peers.py bench/data/kv-peers '{{ hosts_at }}'
+    PYTHONPATH=bench/data/kv-peers/packages:'{{ hosts_at }}'/vllm:'{{ hosts_at }}'/packages '{{ bin }}/python' bench/kv.py "$@"
+
 # Measure how much of the wait for storage prefetching hides. Takes two minutes.
 bench-layers *arguments: venv
     '{{ bin }}/pip' install --quiet numpy
