@@ -72,10 +72,10 @@ impl KvStore {
                         unsafe { store.register_host(start, len) }
                     })
                 }
-                // SAFETY: as above.
-                DeviceId::Cuda(ordinal) => {
-                    py.detach(|| unsafe { store.register_device(ordinal, piece.address, piece.len) })
-                }
+                DeviceId::Cuda(ordinal) => py.detach(|| {
+                    // SAFETY: as above.
+                    unsafe { store.register_device(ordinal, piece.address, piece.len) }
+                }),
             };
             regions.push(region.into_python(py)?);
         }

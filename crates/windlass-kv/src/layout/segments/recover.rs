@@ -173,11 +173,11 @@ fn adopt(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>)> {
     Ok((WriterDirectory { id, path }, lease))
 }
 
+/// Segments by number, and how long each file was.
+type Segments = BTreeMap<u32, (Arc<Segment>, u64)>;
+
 /// Our segments, and the highest number of one. Those whose heads are damaged are removed: nothing in them is known.
-fn open_segments(
-    shared: &Shared,
-    directory: &WriterDirectory,
-) -> Result<(BTreeMap<u32, (Arc<Segment>, u64)>, u32)> {
+fn open_segments(shared: &Shared, directory: &WriterDirectory) -> Result<(Segments, u32)> {
     let (mut segments, mut highest) = (BTreeMap::new(), 0);
     for file in list(&*shared.disk, &directory.path)? {
         let WriterFile::Segment(number) = file else { continue };
