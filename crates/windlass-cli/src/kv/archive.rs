@@ -261,7 +261,10 @@ mod tests {
         (bytes, id)
     }
 
-    fn read_all(bytes: &[u8]) -> Result<Vec<(Vec<u8>, Vec<Vec<u8>>)>, Problem> {
+    /// A key, and its shards.
+    type Found = (Vec<u8>, Vec<Vec<u8>>);
+
+    fn read_all(bytes: &[u8]) -> Result<Vec<Found>, Problem> {
         let mut found = Vec::new();
         read(bytes, |part| {
             if let Part::Block(block, shards) = part {
