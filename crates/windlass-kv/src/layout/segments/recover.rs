@@ -5,7 +5,7 @@ use super::{
     Shared,
     checkpoint::Checkpoints,
     failed,
-    log::{Log, Start},
+    log::{JUMP, Log, Start},
     names::{self, WriterFile},
     replay::{Replayed, list, replay},
     root::{Limits, WriterDirectory},
@@ -70,7 +70,9 @@ impl Writer {
         let usual = (limits.capacity / 16).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
         let segment_bytes = options.segment_bytes.unwrap_or(usual);
         let largest = options.segment_bytes.unwrap_or(usual.max(limits.capacity / 4));
-        let start = Start { log: replayed.next_log, record: replayed.next_record };
+        // What is lost to us without a tombstone is lost to those who follow, too.
+        let jump = if lost > 0 { JUMP } else { 0 };
+        let start = Start { log: replayed.next_log, record: replayed.next_record.saturating_add(jump) };
         let ahead = limits.least_log().min(1 << 20);
         let log =
             Log::create(Arc::clone(&shared.disk), &directory.path, (directory.id, epoch), ahead, start)?;
@@ -107,7 +109,7 @@ impl Writer {
             counts: Counts::default(),
             shared,
         };
-        if replayed.lost > 0 {
+        if lost > 0 {
             // Else the next opening would find the same damage, and take newer blocks for its victims.
             let mut known = super::lock(&writer.checkpoints);
             writer.replace_log(&mut known)?;
@@ -144,6 +146,7 @@ impl Writer {
                 segment.sync().map_err(failed("syncing", segment.data.path()))?;
             }
         }
+        self.replace_log_in_doubt()?;
         self.collect()?;
         self.checkpoint()?;
         self.lease.unlock().map_err(failed("unlocking", &self.directory.join(names::LEASE)))
