@@ -275,6 +275,7 @@ impl Model {
             Lookup::Found(found) => found,
             Lookup::Miss => return,
             Lookup::Expired => panic!("nothing expires"),
+            Lookup::Failed(error) => panic!("{error}"),
         };
         let header = self.disk.read(found.place.file.path(), found.place.header.unwrap(), HEADER_LEN);
         if let Ok(header) = header {

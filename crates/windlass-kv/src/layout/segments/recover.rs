@@ -173,11 +173,11 @@ fn adopt(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>)> {
     Ok((WriterDirectory { id, path }, lease))
 }
 
-/// Segments by number, and how long each file was.
-type Segments = BTreeMap<u32, (Arc<Segment>, u64)>;
+/// Segments by number, with the lengths of their files.
+type OwnSegments = BTreeMap<u32, (Arc<Segment>, u64)>;
 
 /// Our segments, and the highest number of one. Those whose heads are damaged are removed: nothing in them is known.
-fn open_segments(shared: &Shared, directory: &WriterDirectory) -> Result<(Segments, u32)> {
+fn open_segments(shared: &Shared, directory: &WriterDirectory) -> Result<(OwnSegments, u32)> {
     let (mut segments, mut highest) = (BTreeMap::new(), 0);
     for file in list(&*shared.disk, &directory.path)? {
         let WriterFile::Segment(number) = file else { continue };
@@ -221,7 +221,7 @@ fn remove_leftovers(shared: &Shared, directory: &WriterDirectory, replayed: &Rep
 }
 
 /// Blocks that are where they say, newest first, and how many are not. Of two in one slot, the newer is there.
-fn sift(replayed: &Replayed, segments: &BTreeMap<u32, (Arc<Segment>, u64)>) -> (Vec<BlockRecord>, u64) {
+fn sift(replayed: &Replayed, segments: &OwnSegments) -> (Vec<BlockRecord>, u64) {
     let mut blocks: Vec<BlockRecord> = replayed.blocks.values().copied().collect();
     blocks.sort_unstable_by_key(|block| std::cmp::Reverse(block.sequence));
     let mut taken = HashSet::with_capacity(blocks.len());
@@ -248,12 +248,7 @@ fn fits(block: &BlockRecord, segment: &Segment, len: u64) -> bool {
 }
 
 /// Fills the index and the slots; whether there are blocks without checksums.
-fn take_in(
-    shared: &Shared,
-    slots: &mut Slots,
-    segments: BTreeMap<u32, (Arc<Segment>, u64)>,
-    blocks: &[BlockRecord],
-) -> bool {
+fn take_in(shared: &Shared, slots: &mut Slots, segments: OwnSegments, blocks: &[BlockRecord]) -> bool {
     let taken: HashSet<Slot> =
         blocks.iter().map(|block| Slot { segment: block.segment, slot: block.slot }).collect();
     for (number, (segment, _)) in segments {

@@ -178,7 +178,7 @@ impl Layout for Slots {
         Lookup::Found(Found {
             place,
             payload_len,
-            is_own: false,
+            is_held: false,
             token: Box::new((fingerprint, block.clone())),
         })
     }
