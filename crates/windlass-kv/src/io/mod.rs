@@ -23,8 +23,8 @@ mod transfers;
 mod wake;
 mod worker;
 
-pub(crate) use engine::{IoEngine, IoOptions, IoReport};
 pub(crate) use device::Region as DeviceRegion;
+pub(crate) use engine::{IoEngine, IoOptions, IoReport};
 pub(crate) use file::{DataFile, FileAccess};
 pub(crate) use transfers::Transfers;
 

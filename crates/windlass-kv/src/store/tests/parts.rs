@@ -349,7 +349,13 @@ impl Transfers for OneThread {
     }
 
     fn report(&self) -> IoReport {
-        IoReport { route: IoRoute::Threads, threads: 1, bounce_bytes: 0, proofs: Vec::new(), refused: Vec::new() }
+        IoReport {
+            route: IoRoute::Threads,
+            threads: 1,
+            bounce_bytes: 0,
+            proofs: Vec::new(),
+            refused: Vec::new(),
+        }
     }
 
     unsafe fn register_device(&self, _: u32, _: u64, _: u64) -> Result<DeviceRegion> {
