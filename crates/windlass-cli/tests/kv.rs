@@ -296,7 +296,7 @@ fn what_is_damaged_is_not_exported() {
     stored.damage(&bytes(0));
     let archive = stored.directory.path().join("blocks.tar");
     let said = stored.fails(4, "export", &["--output", archive.to_str().unwrap()]);
-    assert!(said.contains("block block 0") && said.contains("1 blocks are not in the archive"), "{said}");
+    assert!(said.contains("block block 0") && said.contains("1 block is not in the archive"), "{said}");
     let elsewhere = stored.directory.path().join("elsewhere");
     let import = ["--capacity", "256MiB", "--input", archive.to_str().unwrap()];
     let told = windlass("import", &elsewhere, &import).stdout;

@@ -225,10 +225,14 @@ fn bytes<R: Read>(
             described.len
         )));
     }
+    if entry.size() != described.len {
+        let told = format!("{path} is to have {} bytes, and has {}", described.len, entry.size());
+        return Err(Problem::Wrong(told));
+    }
     let mut bytes = Vec::new();
-    entry.take(described.len + 1).read_to_end(&mut bytes)?;
+    entry.take(described.len).read_to_end(&mut bytes)?;
     if bytes.len() as u64 != described.len {
-        return Err(Problem::Wrong(format!("{path} is to have {} bytes, and has others", described.len)));
+        return Err(wrong("the archive ends within a file: it is not whole"));
     }
     let found = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &bytes);
     if described.checksum.is_some_and(|checksum| u64::from(checksum) != found) {

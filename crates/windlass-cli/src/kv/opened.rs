@@ -73,7 +73,9 @@ pub(super) fn holdings(store: &Store) -> Result<BTreeMap<NamespaceId, Holding>> 
 /// A namespace's description in few words: what is not empty.
 pub(super) fn summary(description: Option<&Value>) -> String {
     let Some(Value::Object(fields)) = description else { return String::new() };
-    let shown = fields.iter().filter_map(|(name, value)| match value {
+    let first = ["model", "dtype"].into_iter().filter_map(|name| fields.get_key_value(name));
+    let others = fields.iter().filter(|(name, _)| *name != "model" && *name != "dtype");
+    let shown = first.chain(others).filter_map(|(name, value)| match value {
         Value::String(text) if text.is_empty() => None,
         Value::String(text) if name == "model" || name == "dtype" => Some(text.clone()),
         Value::String(_) if name == "salt" => Some("salted".into()),
