@@ -136,6 +136,8 @@ pub struct StoreReport {
     pub carriers: Vec<CarrierShare>,
     /// Bytes that went by way of memory of our own, because they were not aligned, or on a device.
     pub bounced_bytes: u64,
+    /// What shows, for each device, that bytes go past the host's memory.
+    pub proofs: Vec<String>,
     /// Ways that would have been better, and why they were not used.
     pub refused: Vec<Refusal>,
 }

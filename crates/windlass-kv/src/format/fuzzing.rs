@@ -7,7 +7,7 @@ use super::{
 };
 
 /// Parses bytes as everything that they might be. What is taken is written as it was read.
-pub fn parse_everything(bytes: &[u8]) {
+pub(crate) fn parse_everything(bytes: &[u8]) {
     if let Ok(record) = Record::parse(bytes) {
         assert_eq!(Record::parse(&record.to_bytes()), Ok(record));
     }
@@ -29,7 +29,7 @@ pub fn parse_everything(bytes: &[u8]) {
 }
 
 /// As [`parse_everything`], but with whatever checksum the bytes need, so that what they say is looked at.
-pub fn parse_everything_sealed(bytes: &[u8]) {
+pub(crate) fn parse_everything_sealed(bytes: &[u8]) {
     let mut bytes = bytes.to_vec();
     parse_everything(&bytes);
     if let Some((_, rest)) = bytes.split_at_checked(4) {

@@ -252,6 +252,7 @@ impl Store {
             bounce_bytes: transfers.bounce_bytes,
             carriers: core.metrics.carriers(),
             bounced_bytes: core.metrics.bounced_bytes(),
+            proofs: transfers.proofs,
             refused: transfers.refused,
         })
     }

@@ -98,7 +98,7 @@ impl Memory {
         let mut rest = self.bytes();
         let mut pieces = Vec::new();
         for number in (1..count).rev() {
-            let (head, tail) = rest.split_at((rest.len() / (number + 1) | 1).min(rest.len() - 1));
+            let (head, tail) = rest.split_at(((rest.len() / (number + 1)) | 1).min(rest.len() - 1));
             pieces.push(Piece::host(head.as_ptr(), head.len()));
             rest = tail;
         }

@@ -100,7 +100,7 @@ fn segments_that_are_cut_under_a_running_store_are_misses() {
     let (store, options) = filled(&root);
     let blocks = namespace(&store);
     for path in segments(&options) {
-        let (_, offset) = find(&[path.clone()], "block 0");
+        let (_, offset) = find(std::slice::from_ref(&path), "block 0");
         // In the middle of the payload of the block.
         File::options().write(true).open(path).unwrap().set_len(offset + 5000).unwrap();
     }

@@ -1,4 +1,5 @@
 //! The store as users see it, on a real file system.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 mod common;
 mod damage;

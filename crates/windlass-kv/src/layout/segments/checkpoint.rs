@@ -46,10 +46,7 @@ impl Writer {
         let before = lock(&self.checkpoints).bytes_before;
         let blocks = self.shared.index.totals(None).own_blocks;
         let enough = self.limits.least_log().max(blocks.saturating_mul(RECORD_LEN as u64));
-        if self.log.is_in_doubt() || before.saturating_add(self.log.len()) > enough {
-            self.checkpoint()?;
-        }
-        Ok(())
+        if before.saturating_add(self.log.len()) > enough { self.checkpoint() } else { Ok(()) }
     }
 
     /// Writes a checkpoint, and goes on in a new log.
@@ -70,6 +67,13 @@ impl Writer {
         let keep_from = known.log;
         *known = Checkpoints { generation, log: start.log, bytes_before: 0 };
         self.remove_logs(keep_from)
+    }
+
+    /// Replaces a log that takes no more records.
+    pub(super) fn replace_log_in_doubt(&self) -> Result<()> {
+        let mut known = lock(&self.checkpoints);
+        let _alone = self.publishing.write().unwrap_or_else(PoisonError::into_inner);
+        if self.log.is_in_doubt() { self.replace_log(&mut known) } else { Ok(()) }
     }
 
     /// Writes a checkpoint of what is certain, and forgets all logs and checkpoints before it: one of them is in doubt.

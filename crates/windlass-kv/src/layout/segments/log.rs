@@ -18,8 +18,8 @@ use uuid::Uuid;
 
 /// Records that are written at a time; far fewer than [`Record::before`] can tell.
 const GROUP: usize = 1 << 14;
-/// How far record numbers jump after a log in doubt, so that those who follow it do not go on as if nothing were.
-const JUMP: u64 = 1 << 20;
+/// How far record numbers jump after a log in doubt or damage, so that those who follow it begin anew.
+pub(super) const JUMP: u64 = 1 << 20;
 
 /// Whether records are on the disk before an append returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

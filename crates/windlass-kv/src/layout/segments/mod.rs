@@ -331,7 +331,7 @@ impl Layout for Segments {
         writer.check_open()?;
         let alive = writer.say_alive();
         // Before room is looked for: a log in doubt takes no tombstones.
-        let checkpoint = writer.checkpoint_if_long();
+        let checkpoint = writer.replace_log_in_doubt().and_then(|()| writer.checkpoint_if_long());
         let room = writer.maintain_room();
         followed.and(alive).and(checkpoint).and(room)
     }
@@ -346,11 +346,13 @@ impl Layout for Segments {
         let count = |count: fn(&writer::Counts) -> &AtomicU64| {
             self.writer.as_ref().map_or(0, |writer| count(&writer.counts).load(Ordering::Relaxed))
         };
+        let allocated_bytes = self.writer.as_ref().map_or(0, slots_of);
         Usage {
             blocks: totals.own_blocks + totals.foreign_blocks,
             payload_bytes: totals.own_payload_bytes + totals.foreign_payload_bytes,
-            allocated_bytes: self.writer.as_ref().map_or(0, slots_of),
-            root_bytes: self.shared.taken.load(Ordering::Relaxed),
+            allocated_bytes,
+            // Counted now and then; ours may have grown since.
+            root_bytes: self.shared.taken.load(Ordering::Relaxed).max(allocated_bytes),
             evicted_blocks: count(|counts| &counts.evicted),
             expired_blocks: count(|counts| &counts.expired),
             corrupt_blocks: self.corrupt.load(Ordering::Relaxed),

@@ -4,10 +4,11 @@
 use super::*;
 use crate::{
     Durability,
-    disk::simulated::{Dice, SimulatedDisk},
+    disk::simulated::{Dice, Effect, Fault, Operation, SimulatedDisk},
     format::checksum,
     layout::Shard,
 };
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
@@ -81,6 +82,8 @@ struct Model {
     durability: Durability,
     /// Out of how many blocks one has no checksums; 0: none.
     without_sums: u64,
+    /// Whether operations fail now and then.
+    has_faults: bool,
     processes: Vec<Option<Segments>>,
     writing: Vec<Writing>,
     reading: Vec<Reading>,
@@ -94,11 +97,13 @@ impl Model {
         let durability = Durability::ALL[dice.below(3) as usize];
         let without_sums = [0, 2, 1][dice.below(3) as usize];
         let processes = 1 + dice.below(2) as usize;
+        let has_faults = dice.one_in(3);
         let mut model = Self {
             seed,
             disk: SimulatedDisk::new(seed, 64 << 20),
             durability,
             without_sums,
+            has_faults,
             processes: Vec::new(),
             writing: Vec::new(),
             reading: Vec::new(),
@@ -122,7 +127,10 @@ impl Model {
         let ids = Mutex::new(self.dice.clone());
         let surroundings = Surroundings {
             clock: Box::new(|| 1000),
-            new_id: Box::new(move || Uuid::from_u64_pair(lock(&ids).next(), lock(&ids).next())),
+            new_id: Box::new(move || {
+                let mut ids = lock(&ids);
+                Uuid::from_u64_pair(ids.next(), ids.next())
+            }),
         };
         let segments = Segments::open_on(Arc::new(self.disk.clone()), &options, surroundings)?;
         for key in 0..NAMESPACES {
@@ -139,6 +147,9 @@ impl Model {
     fn step(&mut self) {
         let number = self.dice.below(self.processes.len() as u64) as usize;
         let key = self.dice.below(KEYS);
+        if self.has_faults && self.dice.one_in(12) {
+            self.fail_something();
+        }
         match self.dice.below(20) {
             0..=6 => self.begin_write(number, key),
             7..=9 => self.write_on(),
@@ -161,6 +172,29 @@ impl Model {
                 self.end_read();
             }
         }
+    }
+
+    /// Lets one of the next operations fail.
+    fn fail_something(&mut self) {
+        let operations = [
+            Operation::Write,
+            Operation::Sync,
+            Operation::Sync,
+            Operation::Allocate,
+            Operation::Create,
+            Operation::Rename,
+            Operation::Remove,
+            Operation::SyncDirectory,
+        ];
+        let operation = operations[self.dice.below(operations.len() as u64) as usize];
+        let name = ["idx-", "seg-", "CKPT", ""][self.dice.below(4) as usize];
+        let effect = match (operation, self.dice.below(3)) {
+            (Operation::Write, 0) => Effect::Cut(self.dice.below(200) as usize),
+            (_, 1) => Effect::Fail(Errno::NOSPC.raw_os_error()),
+            _ => Effect::Fail(Errno::IO.raw_os_error()),
+        };
+        let (skip, times) = (self.dice.below(4) as u32, 1 + self.dice.below(3) as u32);
+        self.disk.script(Fault { operation, name, skip, times, effect });
     }
 
     fn begin_write(&mut self, number: usize, key: u64) {
@@ -222,7 +256,8 @@ impl Model {
             if committed.is_ok() {
                 assert_eq!(self.load(number, version.key), Some(version), "{}", self.about());
             } else {
-                assert!(self.disk.is_without_power(), "{committed:?} {}", self.about());
+                let may_fail = self.has_faults || self.disk.is_without_power();
+                assert!(may_fail, "{committed:?} {}", self.about());
             }
         }
     }
@@ -240,6 +275,7 @@ impl Model {
             Lookup::Found(found) => found,
             Lookup::Miss => return,
             Lookup::Expired => panic!("nothing expires"),
+            Lookup::Failed(error) => panic!("{error}"),
         };
         let header = self.disk.read(found.place.file.path(), found.place.header.unwrap(), HEADER_LEN);
         if let Ok(header) = header {
@@ -321,6 +357,7 @@ impl Model {
     fn check_slots(&mut self, number: usize) {
         self.writing.retain(|writing| writing.process != number);
         self.reading.retain(|reading| reading.process != number);
+        self.disk.end_faults();
         let process = self.process(number);
         process.maintain().unwrap_or_else(|error| panic!("{error} {}", self.about()));
         let slots = lock(&process.writer.as_ref().unwrap().slots);
@@ -330,9 +367,10 @@ impl Model {
 
     fn about(&self) -> String {
         format!(
-            "(seed {}, {}, {} processes, without sums {}, {} operations)",
+            "(seed {}, {}, faults {}, {} processes, without sums {}, {} operations)",
             self.seed,
             self.durability,
+            self.has_faults,
             self.processes.len(),
             self.without_sums,
             self.disk.operations()
@@ -341,6 +379,7 @@ impl Model {
 
     /// A process dies, and another takes its place.
     fn kill(&mut self, number: usize) {
+        self.disk.end_faults();
         let before = self.own_blocks(number);
         self.writing.retain(|writing| writing.process != number);
         self.reading.retain(|reading| reading.process != number);

@@ -5,7 +5,7 @@ use super::{
     Shared,
     checkpoint::Checkpoints,
     failed,
-    log::{Log, Start},
+    log::{JUMP, Log, Start},
     names::{self, WriterFile},
     replay::{Replayed, list, replay},
     root::{Limits, WriterDirectory},
@@ -70,7 +70,9 @@ impl Writer {
         let usual = (limits.capacity / 16).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
         let segment_bytes = options.segment_bytes.unwrap_or(usual);
         let largest = options.segment_bytes.unwrap_or(usual.max(limits.capacity / 4));
-        let start = Start { log: replayed.next_log, record: replayed.next_record };
+        // What is lost to us without a tombstone is lost to those who follow, too.
+        let jump = if lost > 0 { JUMP } else { 0 };
+        let start = Start { log: replayed.next_log, record: replayed.next_record.saturating_add(jump) };
         let ahead = limits.least_log().min(1 << 20);
         let log =
             Log::create(Arc::clone(&shared.disk), &directory.path, (directory.id, epoch), ahead, start)?;
@@ -107,7 +109,7 @@ impl Writer {
             counts: Counts::default(),
             shared,
         };
-        if replayed.lost > 0 {
+        if lost > 0 {
             // Else the next opening would find the same damage, and take newer blocks for its victims.
             let mut known = super::lock(&writer.checkpoints);
             writer.replace_log(&mut known)?;
@@ -144,6 +146,7 @@ impl Writer {
                 segment.sync().map_err(failed("syncing", segment.data.path()))?;
             }
         }
+        self.replace_log_in_doubt()?;
         self.collect()?;
         self.checkpoint()?;
         self.lease.unlock().map_err(failed("unlocking", &self.directory.join(names::LEASE)))
@@ -170,11 +173,11 @@ fn adopt(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>)> {
     Ok((WriterDirectory { id, path }, lease))
 }
 
+/// Segments by number, with the lengths of their files.
+type OwnSegments = BTreeMap<u32, (Arc<Segment>, u64)>;
+
 /// Our segments, and the highest number of one. Those whose heads are damaged are removed: nothing in them is known.
-fn open_segments(
-    shared: &Shared,
-    directory: &WriterDirectory,
-) -> Result<(BTreeMap<u32, (Arc<Segment>, u64)>, u32)> {
+fn open_segments(shared: &Shared, directory: &WriterDirectory) -> Result<(OwnSegments, u32)> {
     let (mut segments, mut highest) = (BTreeMap::new(), 0);
     for file in list(&*shared.disk, &directory.path)? {
         let WriterFile::Segment(number) = file else { continue };
@@ -218,7 +221,7 @@ fn remove_leftovers(shared: &Shared, directory: &WriterDirectory, replayed: &Rep
 }
 
 /// Blocks that are where they say, newest first, and how many are not. Of two in one slot, the newer is there.
-fn sift(replayed: &Replayed, segments: &BTreeMap<u32, (Arc<Segment>, u64)>) -> (Vec<BlockRecord>, u64) {
+fn sift(replayed: &Replayed, segments: &OwnSegments) -> (Vec<BlockRecord>, u64) {
     let mut blocks: Vec<BlockRecord> = replayed.blocks.values().copied().collect();
     blocks.sort_unstable_by_key(|block| std::cmp::Reverse(block.sequence));
     let mut taken = HashSet::with_capacity(blocks.len());
@@ -245,12 +248,7 @@ fn fits(block: &BlockRecord, segment: &Segment, len: u64) -> bool {
 }
 
 /// Fills the index and the slots; whether there are blocks without checksums.
-fn take_in(
-    shared: &Shared,
-    slots: &mut Slots,
-    segments: BTreeMap<u32, (Arc<Segment>, u64)>,
-    blocks: &[BlockRecord],
-) -> bool {
+fn take_in(shared: &Shared, slots: &mut Slots, segments: OwnSegments, blocks: &[BlockRecord]) -> bool {
     let taken: HashSet<Slot> =
         blocks.iter().map(|block| Slot { segment: block.segment, slot: block.slot }).collect();
     for (number, (segment, _)) in segments {

@@ -180,6 +180,7 @@ impl Writer {
         self.next_segment.store(number + 1, Ordering::Release);
         match self.create_segment(head, len) {
             Ok(segment) => {
+                self.shared.taken.fetch_add(len, Ordering::Relaxed);
                 self.shared.know_segment(0, &segment);
                 lock(&self.slots).add(segment, class, |_| false);
                 Ok(true)

@@ -11,7 +11,10 @@ use crate::{
 use std::{
     io,
     path::Path,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 use uuid::Uuid;
 
@@ -22,12 +25,14 @@ pub(super) struct Segment {
     pub(super) file: Box<dyn DiskFile>,
     pub(super) data: Arc<DataFile>,
     /// How many syncs have failed. What was written before that may be lost, whatever later syncs say.
-    failures: Mutex<u64>,
+    failures: AtomicU64,
+    /// Held while the disk syncs.
+    syncing: Mutex<()>,
 }
 
 impl Segment {
     pub(super) fn new(head: SegmentHead, file: Box<dyn DiskFile>, data: Arc<DataFile>) -> Arc<Self> {
-        Arc::new(Self { head, file, data, failures: Mutex::new(0) })
+        Arc::new(Self { head, file, data, failures: AtomicU64::new(0), syncing: Mutex::default() })
     }
 
     /// Opens a segment; [`Invalid`] if it is damaged, or somebody else's.
@@ -51,14 +56,14 @@ impl Segment {
     }
 
     pub(super) fn failures(&self) -> u64 {
-        *lock(&self.failures)
+        self.failures.load(Ordering::Acquire)
     }
 
     /// Whatever was written is on the disk.
     pub(super) fn sync(&self) -> io::Result<()> {
-        // Held, so that nobody succeeds after a failure that is not counted yet.
-        let mut failures = lock(&self.failures);
-        self.file.sync_data().inspect_err(|_| *failures += 1)
+        // One at a time, so that nobody succeeds after a failure that is not counted yet.
+        let _syncing = lock(&self.syncing);
+        self.file.sync_data().inspect_err(|_| _ = self.failures.fetch_add(1, Ordering::AcqRel))
     }
 }
 

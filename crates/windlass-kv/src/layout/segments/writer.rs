@@ -165,10 +165,8 @@ impl Writer {
         if !self.shared.index.admit(&block.fingerprint, now) {
             return Ok(Reservation::Dropped(DropReason::NotAdmitted));
         }
-        if self.log.is_in_doubt()
-            && let Err(error) = self.checkpoint()
-        {
-            tracing::warn!(%error, "no blocks are stored until the index log can be written again");
+        if self.log.is_in_doubt() {
+            // Nothing could be committed; and places of blocks whose commit failed may not be used again yet.
             return Ok(Reservation::Dropped(DropReason::NoRoom));
         }
         let bytes = HEADER_LEN as u64 + shape.payload;

@@ -178,7 +178,7 @@ impl Layout for Slots {
         Lookup::Found(Found {
             place,
             payload_len,
-            is_own: false,
+            is_held: false,
             token: Box::new((fingerprint, block.clone())),
         })
     }
@@ -349,7 +349,13 @@ impl Transfers for OneThread {
     }
 
     fn report(&self) -> IoReport {
-        IoReport { route: IoRoute::Threads, threads: 1, bounce_bytes: 0, refused: Vec::new() }
+        IoReport {
+            route: IoRoute::Threads,
+            threads: 1,
+            bounce_bytes: 0,
+            proofs: Vec::new(),
+            refused: Vec::new(),
+        }
     }
 
     unsafe fn register_device(&self, _: u32, _: u64, _: u64) -> Result<DeviceRegion> {
