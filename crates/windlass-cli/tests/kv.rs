@@ -229,10 +229,16 @@ fn gc_evicts_down_to_a_size() {
     let stored = Stored::new();
     let value = stored.json("gc", &[]);
     assert_eq!(value["evicted_blocks"], 0);
-    assert_eq!(stored.json("stat", &[])["stats"]["blocks"], 5);
-    let output = stored.run("gc", &["--size", "0B", "--json"]);
-    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(stored.json("stat", &[])["stats"]["blocks"], 0);
+    let before = stored.json("stat", &[]);
+    assert_eq!(before["stats"]["blocks"], 5);
+    let taken = before["stats"]["root_bytes"].as_u64().unwrap();
+    assert!(taken > 16 << 20, "a segment: {before}");
+    let output = stored.run("gc", &["--size", "8MiB", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let after = stored.json("stat", &[]);
+    assert!(after["stats"]["root_bytes"].as_u64().unwrap() <= 8 << 20, "{after}");
+    assert_eq!(after["stats"]["blocks"], 0);
+    assert!(stored.fails(1, "gc", &["--size", "1B"]).contains("still take"));
 }
 
 #[test]
