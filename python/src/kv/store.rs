@@ -72,8 +72,8 @@ impl KvStore {
                         unsafe { store.register_host(start, len) }
                     })
                 }
-                // SAFETY: as above.
                 DeviceId::Cuda(ordinal) => {
+                    // SAFETY: as above.
                     py.detach(|| unsafe { store.register_device(ordinal, piece.address, piece.len) })
                 }
             };

@@ -265,7 +265,10 @@ mod tests {
         (bytes, id)
     }
 
-    fn read_all(bytes: &[u8]) -> Result<Vec<(Vec<u8>, Vec<Vec<u8>>)>, Problem> {
+    /// Keys and shards.
+    type Blocks = Vec<(Vec<u8>, Vec<Vec<u8>>)>;
+
+    fn read_all(bytes: &[u8]) -> Result<Blocks, Problem> {
         let mut found = Vec::new();
         read(bytes, |part| {
             if let Part::Block(block, shards) = part {

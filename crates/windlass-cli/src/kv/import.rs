@@ -95,7 +95,7 @@ impl Import {
         let (Some(namespace), Some(key)) = (&self.namespace, block.key()) else {
             return Err(Error::Internal("a block without a namespace or a key".into()).into());
         };
-        let ttl = match block.expires.map(|expires| left_until(expires)) {
+        let ttl = match block.expires.map(left_until) {
             Some(None) => {
                 self.done.expired += 1;
                 return Ok(());
@@ -118,7 +118,7 @@ impl Import {
     fn end_one(&mut self) -> Result<(), Failure> {
         let Some((key, transfer)) = self.under_way.pop_front() else { return Ok(()) };
         let (completion, _) = transfer.wait(None)?;
-        if completion.items.iter().any(|status| *status == Status::Exists) {
+        if completion.items.contains(&Status::Exists) {
             self.done.existed += 1;
         } else if let Some(status) = completion.items.iter().find(|status| !status.is_ok()) {
             self.done.refused.push(format!("block {key}: {status}"));
