@@ -72,10 +72,10 @@ impl KvStore {
                         unsafe { store.register_host(start, len) }
                     })
                 }
-                DeviceId::Cuda(ordinal) => py.detach(|| {
+                DeviceId::Cuda(ordinal) => {
                     // SAFETY: as above.
-                    unsafe { store.register_device(ordinal, piece.address, piece.len) }
-                }),
+                    py.detach(|| unsafe { store.register_device(ordinal, piece.address, piece.len) })
+                }
             };
             regions.push(region.into_python(py)?);
         }

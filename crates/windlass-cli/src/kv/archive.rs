@@ -225,10 +225,14 @@ fn bytes<R: Read>(
             described.len
         )));
     }
+    if entry.size() != described.len {
+        let told = format!("{path} is to have {} bytes, and has {}", described.len, entry.size());
+        return Err(Problem::Wrong(told));
+    }
     let mut bytes = Vec::new();
-    entry.take(described.len + 1).read_to_end(&mut bytes)?;
+    entry.take(described.len).read_to_end(&mut bytes)?;
     if bytes.len() as u64 != described.len {
-        return Err(Problem::Wrong(format!("{path} is to have {} bytes, and has others", described.len)));
+        return Err(wrong("the archive ends within a file: it is not whole"));
     }
     let found = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &bytes);
     if described.checksum.is_some_and(|checksum| u64::from(checksum) != found) {
@@ -261,10 +265,10 @@ mod tests {
         (bytes, id)
     }
 
-    /// A key, and its shards.
-    type Found = (Vec<u8>, Vec<Vec<u8>>);
+    /// Keys and shards.
+    type Blocks = Vec<(Vec<u8>, Vec<Vec<u8>>)>;
 
-    fn read_all(bytes: &[u8]) -> Result<Vec<Found>, Problem> {
+    fn read_all(bytes: &[u8]) -> Result<Blocks, Problem> {
         let mut found = Vec::new();
         read(bytes, |part| {
             if let Part::Block(block, shards) = part {

@@ -13,7 +13,7 @@ pub(crate) enum Kv {
     Ls(List),
     /// Read every block and compare its checksums
     Verify(Verify),
-    /// Collect what is not needed: expired blocks, files of processes that ended, and blocks above a size
+    /// Collect what is not needed: expired blocks, files of a process that ended, and segments above a size
     Gc(Collect),
     /// Remove blocks
     Rm(Remove),
@@ -73,7 +73,7 @@ pub(crate) struct Verify {
 pub(crate) struct Collect {
     #[command(flatten)]
     pub(super) root: Root,
-    /// Evict blocks, the coldest first, until all files take no more than this
+    /// Give up whole segments, the coldest first, until all files take no more than this
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) size: Option<u64>,
     /// Print JSON

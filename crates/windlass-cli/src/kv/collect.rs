@@ -4,6 +4,13 @@ use super::arguments;
 use crate::{failure::Failure, output};
 use bytesize::ByteSize;
 use serde::Serialize;
+use std::{thread, time::Duration};
+use windlass_kv::Store;
+
+/// Time between two looks at what is left.
+const ROUND: Duration = Duration::from_millis(20);
+/// Rounds without any change after which no more is expected: who reads a block may hold its segment for a moment.
+const PATIENCE: u32 = 50;
 
 /// What was done.
 #[derive(Debug, Serialize)]
@@ -16,13 +23,8 @@ struct Collected {
 
 pub(super) fn run(arguments: &arguments::Collect) -> Result<(), Failure> {
     let before = arguments.root.read()?.stats()?;
-    let store = arguments.root.tend()?;
-    store.maintain_now()?;
-    let stats = store.stats()?;
-    if let Some(excess) = arguments.size.and_then(|size| stats.root_bytes.checked_sub(size)) {
-        store.evict(excess)?;
-        store.maintain_now()?;
-    }
+    let store = arguments.root.tend(arguments.size)?;
+    shrink(&store, arguments.size.unwrap_or(u64::MAX))?;
     let after = store.stats()?;
     store.close(None)?;
     let collected = Collected {
@@ -39,12 +41,29 @@ pub(super) fn run(arguments: &arguments::Collect) -> Result<(), Failure> {
     match arguments.size {
         // Whoever stops reading early still gets the verdict.
         Some(size) if collected.after_bytes > size => {
-            let rest = "processes that run evict their own blocks; pinned ones stay";
+            let rest = "processes that run keep theirs, and each store has files of its own";
             let took = ByteSize(collected.after_bytes);
             Err(Failure::told(format!("the files still take {took}: {rest}"), 1))
         }
         _ => written,
     }
+}
+
+/// Gives up segments until the files take no more than `size`, or nothing goes any more.
+fn shrink(store: &Store, size: u64) -> Result<(), Failure> {
+    let mut least = u64::MAX;
+    let mut rounds_left = PATIENCE;
+    while rounds_left > 0 {
+        store.maintain_now()?;
+        let taken = store.stats()?.root_bytes;
+        if taken <= size {
+            return Ok(());
+        }
+        rounds_left = if taken < least { PATIENCE } else { rounds_left - 1 };
+        least = least.min(taken);
+        thread::sleep(ROUND);
+    }
+    Ok(())
 }
 
 impl Collected {

@@ -52,7 +52,9 @@ pub(super) fn run(arguments: &arguments::Export) -> Result<(), Failure> {
     if lost.is_empty() {
         return Ok(());
     }
-    lost.push(format!("{} blocks are not in the archive", lost.len()));
+    let count = lost.len();
+    let noun = if count == 1 { "block is" } else { "blocks are" };
+    lost.push(format!("{count} {noun} not in the archive"));
     Err(Failure::Different(lost))
 }
 

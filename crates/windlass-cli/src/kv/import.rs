@@ -74,8 +74,9 @@ fn opened(path: &Path) -> Result<Box<dyn Read>, Failure> {
 impl From<Problem> for Failure {
     fn from(problem: Problem) -> Self {
         match problem {
-            Problem::Unreadable(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                Self::told("the archive ends within a file: it is not whole", 4)
+            // What the system did not say is about the bytes.
+            Problem::Unreadable(error) if error.raw_os_error().is_none() => {
+                Self::told(format!("this is no archive, or it is not whole: {error}"), 4)
             }
             Problem::Unreadable(error) => Self::told(format!("reading the archive: {error}"), 5),
             Problem::Wrong(sentence) => Self::told(sentence, 4),

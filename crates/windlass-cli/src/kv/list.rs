@@ -9,8 +9,8 @@ use super::{
 use crate::{failure::Failure, output};
 use bytesize::ByteSize;
 use serde::Serialize;
-use std::{ops::ControlFlow, time::SystemTime};
-use windlass_kv::{BlockEntry, Namespace, NamespaceId, Owner, ShardInfo, Store};
+use std::{ops::ControlFlow, time::UNIX_EPOCH};
+use windlass_kv::{Fingerprint, Namespace, NamespaceId, ShardInfo, Store};
 
 pub(super) fn run(arguments: &arguments::List) -> Result<(), Failure> {
     let store = arguments.root.read()?;
@@ -40,8 +40,10 @@ fn namespaces(store: &Store, arguments: &arguments::List) -> Result<(), Failure>
 struct Shown {
     key: String,
     key_hex: String,
-    #[serde(flatten)]
-    entry: BlockEntry,
+    fingerprint: Fingerprint,
+    payload_bytes: u64,
+    /// In seconds since 1970.
+    expires: Option<f64>,
     /// With `--long`.
     #[serde(skip_serializing_if = "Option::is_none")]
     shards: Option<Vec<ShardInfo>>,
@@ -57,7 +59,15 @@ fn blocks(store: &Store, id: NamespaceId, arguments: &arguments::List) -> Result
         {
             let shards = if arguments.long { shards(&namespace, key.as_bytes())? } else { None };
             let key_hex = to_hex(key.as_bytes());
-            listed.push(Shown { key: key.to_string(), key_hex, entry, shards });
+            let since_1970 = entry.expires.and_then(|expires| expires.duration_since(UNIX_EPOCH).ok());
+            listed.push(Shown {
+                key: key.to_string(),
+                key_hex,
+                fingerprint: entry.fingerprint,
+                payload_bytes: entry.payload_bytes,
+                expires: since_1970.map(|duration| duration.as_secs_f64()),
+                shards,
+            });
         }
         Ok(ControlFlow::Continue(()))
     })?;
@@ -65,7 +75,7 @@ fn blocks(store: &Store, id: NamespaceId, arguments: &arguments::List) -> Result
     if arguments.json {
         return output::write_json(&listed);
     }
-    let now = SystemTime::now();
+    let now = UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
     let line = |shown: &Shown| if arguments.long { long(shown, now) } else { shown.key.clone() };
     output::write_text(&listed.iter().map(line).collect::<Vec<_>>().join("\n"))
 }
@@ -74,7 +84,7 @@ fn shards(namespace: &Namespace, key: &[u8]) -> windlass_kv::Result<Option<Vec<S
     Ok(namespace.block(key)?.map(|info| info.shards))
 }
 
-fn long(shown: &Shown, now: SystemTime) -> String {
+fn long(shown: &Shown, now: f64) -> String {
     let shards = shown.shards.as_deref().unwrap_or_default();
     let checked = shards.iter().filter(|shard| shard.checksum.is_some()).count();
     let of_shards = match (shards.len(), checked) {
@@ -82,15 +92,11 @@ fn long(shown: &Shown, now: SystemTime) -> String {
         (1, _) => "no checksum".to_owned(),
         (count, checked) => format!("{count} shards, {checked} checksums"),
     };
-    let owner = match shown.entry.owner {
-        Owner::This => "",
-        Owner::Other => ", of a process that runs",
-    };
-    let expires = match shown.entry.expires.map(|expires| expires.duration_since(now)) {
-        Some(Ok(left)) => format!(", expires in {} s", left.as_secs()),
-        Some(Err(_)) => ", expired".to_owned(),
+    let expires = match shown.expires.map(|expires| expires - now) {
+        Some(left) if left > 0.0 => format!(", expires in {left:.0} s"),
+        Some(_) => ", expired".to_owned(),
         None => String::new(),
     };
-    let size = ByteSize(shown.entry.payload_bytes).to_string();
-    format!("{size:>10}  {}  ({of_shards}{owner}{expires})", output::printable(&shown.key))
+    let size = ByteSize(shown.payload_bytes).to_string();
+    format!("{size:>10}  {}  ({of_shards}{expires})", output::printable(&shown.key))
 }

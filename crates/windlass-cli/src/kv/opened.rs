@@ -16,12 +16,15 @@ impl Root {
         Store::open(options)
     }
 
-    /// The store, to change what is there; nothing is added to it. Files of processes that ended are taken over.
-    pub(super) fn tend(&self) -> Result<Store> {
+    /// The store, to change what is there; nothing is added to it. Files of a process that ended are taken over.
+    /// Segments above `size` are given up.
+    pub(super) fn tend(&self, size: Option<u64>) -> Result<Store> {
         // Makes sure that there is a store: opening one for writing would make it.
         drop(self.read()?);
         let mut options = StoreOptions::new(&self.root);
-        options.capacity_bytes = Some(i64::MAX.unsigned_abs());
+        options.capacity_bytes = Some(size.unwrap_or(i64::MAX.unsigned_abs()));
+        // Nothing has to go because others have filled the disk.
+        options.min_free_bytes = 0;
         Store::open(options)
     }
 }
@@ -73,7 +76,9 @@ pub(super) fn holdings(store: &Store) -> Result<BTreeMap<NamespaceId, Holding>> 
 /// A namespace's description in few words: what is not empty.
 pub(super) fn summary(description: Option<&Value>) -> String {
     let Some(Value::Object(fields)) = description else { return String::new() };
-    let shown = fields.iter().filter_map(|(name, value)| match value {
+    let first = ["model", "dtype"].into_iter().filter_map(|name| fields.get_key_value(name));
+    let others = fields.iter().filter(|(name, _)| *name != "model" && *name != "dtype");
+    let shown = first.chain(others).filter_map(|(name, value)| match value {
         Value::String(text) if text.is_empty() => None,
         Value::String(text) if name == "model" || name == "dtype" => Some(text.clone()),
         Value::String(_) if name == "salt" => Some("salted".into()),

@@ -6,7 +6,7 @@ use windlass_kv::Error;
 
 pub(super) fn run(arguments: &arguments::Remove) -> Result<(), Failure> {
     let keys = arguments.keys.iter().map(|key| bytes_of(key, arguments)).collect::<Result<Vec<_>, _>>()?;
-    let store = arguments.root.tend()?;
+    let store = arguments.root.tend(None)?;
     let namespace = store.existing_namespace(arguments.namespace)?;
     let removed = if arguments.all { namespace.clear()? } else { namespace.delete(&keys)? };
     let left = if arguments.all { Vec::new() } else { namespace.lookup(&keys)? };
@@ -24,7 +24,7 @@ pub(super) fn run(arguments: &arguments::Remove) -> Result<(), Failure> {
         left if left.is_empty() => Ok(()),
         left => {
             let message = format!(
-                "{} stayed: a process that runs has stored that, and alone can remove it",
+                "{} stayed: another process has stored that, and alone can remove it",
                 left.join(", ")
             );
             Err(Failure::told(message, 1))

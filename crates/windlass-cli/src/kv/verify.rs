@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use windlass_kv::{Event, EventKind, Verified};
 
 pub(super) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
-    let store = if arguments.repair { arguments.root.tend()? } else { arguments.root.read()? };
+    let store = if arguments.repair { arguments.root.tend(None)? } else { arguments.root.read()? };
     let bar = output::progress_bar(store.stats()?.payload_bytes);
     let mut events = Vec::new();
     let verified = store.verify(|so_far| {

@@ -138,6 +138,11 @@ impl Segments {
         if let Err(error) = followed.follow(&shared, writer.as_ref().map(|writer| writer.id)) {
             tracing::warn!(%error, "not all blocks of other writers are found");
         }
+        if writer.is_none()
+            && let Err(error) = shared.count_taken()
+        {
+            tracing::warn!(%error, "it is not known how much room is taken");
+        }
         Ok(Self {
             shared,
             writer,
@@ -327,7 +332,7 @@ impl Layout for Segments {
     fn maintain(&self) -> Result<()> {
         let own = self.writer.as_ref().map(|writer| writer.id);
         let followed = lock(&self.followed).follow(&self.shared, own);
-        let Some(writer) = &self.writer else { return followed };
+        let Some(writer) = &self.writer else { return followed.and(self.shared.count_taken()) };
         writer.check_open()?;
         let alive = writer.say_alive();
         // Before room is looked for: a log in doubt takes no tombstones.
@@ -368,6 +373,13 @@ impl Layout for Segments {
 }
 
 impl Shared {
+    /// Counts the bytes that all files take, for who has no limits to keep.
+    fn count_taken(&self) -> Result<()> {
+        let charges = self.root.charges(&Limits { capacity: 0, min_free: 0 })?;
+        self.taken.store(charges.taken, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn now(&self) -> u32 {
         (self.surroundings.clock)()
     }
