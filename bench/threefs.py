@@ -1,7 +1,12 @@
 """Reads from a stand-in of 3FS: windlass beside fastsafetensor-3fs-reader, with the same memory, in turn.
 
 The stand-in is a daemon of this machine that reads a local directory. Its speed says nothing about any 3FS: what is
-measured is what the clients make of it, with a delay added to each read as a network would.
+measured is what the clients make of it.
+
+It models storage behind a network by two numbers. Each read takes a delay, whatever its length and however many others
+are under way; and the bytes of all reads together pass at a rate, one read after the other. The copy of the bytes to
+shared memory is real, and made by as many threads as there are processors, which the clients share. Memory has all its
+pages when it is registered, as InfiniBand demands, so no read waits for one. Both readers meet the same daemon.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -25,6 +31,8 @@ READERS = {"windlass": "windlass.compat.threefs", "fastsafetensor-3fs-reader": "
 OURS, PEER = READERS
 MIB = 1 << 20
 GOAL = 1.5
+# What the stand-in adds to its copies: microseconds to each read, and Gbit/s for all together (0 is no limit).
+NETWORKS = [(0, 0), (1000, 0), (3000, 0), (1000, 25), (3000, 25)]
 # Reads everything once, as loaders do: one call for each file, to memory that was touched before.
 READ = """
 import ctypes, hashlib, importlib, json, os, sys, time
@@ -72,8 +80,8 @@ def read(
 
 
 @contextmanager
-def daemon(root: Path, delay_us: int) -> Iterator[Path]:
-    """The stand-in over a directory, each of its reads so much later."""
+def daemon(root: Path, delay_us: int, gbits: int) -> Iterator[Path]:
+    """The stand-in over a directory, behind such a network."""
     with tempfile.TemporaryDirectory() as mount:
         command = [BUILT / "usrbiod", root, mount]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -82,7 +90,7 @@ def daemon(root: Path, delay_us: int) -> Iterator[Path]:
         try:
             if process.stdout.readline().strip() != "ready":
                 raise SystemExit("the stand-in cannot be mounted here: it needs /dev/fuse, and root")
-            process.stdin.write(f"behave delay_us={delay_us}\n")
+            process.stdin.write(f"behave delay_us={delay_us} bytes_per_second={gbits * 10**9 // 8}\n")
             process.stdin.flush()
             process.stdout.readline()
             yield Path(mount)
@@ -103,8 +111,8 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for file in files:
         digest.update(file.read_bytes())
     expected, cases = digest.hexdigest(), []
-    for delay_us in arguments.delays_us:
-        with daemon(data, delay_us) as mount:
+    for delay_us, gbits in arguments.networks:
+        with daemon(data, delay_us, gbits) as mount:
             paths = [mount / file.name for file in files]
             for kept in (False, True):
                 for buffer_mib in arguments.buffers_mib:
@@ -120,7 +128,13 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                                 digests.add(found["digest"])
                     if len(digests) != 1:
                         raise SystemExit("a reader delivered other bytes than the files hold")
-                    case = {"delay_us": delay_us, "kept": kept, "buffer_mib": buffer_mib, "seconds": seconds}
+                    case = {
+                        "delay_us": delay_us,
+                        "gbits": gbits,
+                        "kept": kept,
+                        "buffer_mib": buffer_mib,
+                        "seconds": seconds,
+                    }
                     print(case, file=sys.stderr)
                     cases.append(case)
     return cases
@@ -130,6 +144,18 @@ def ratio(case: dict[str, Any]) -> float:
     """How many times as fast ours is: the median over rounds, each reader's seconds beside those of the same round."""
     seconds = case["seconds"]
     return statistics.median(peer / ours for ours, peer in zip(seconds[OURS], seconds[PEER], strict=True))
+
+
+def bound(case: dict[str, Any]) -> float:
+    """GB/s that no reader can exceed: a full buffer each delay, and the network's rate."""
+    by_delay = case["buffer_mib"] * MIB / case["delay_us"] / 1e3 if case["delay_us"] else math.inf
+    return min(by_delay, case["gbits"] / 8 or math.inf)
+
+
+def network(case: dict[str, Any]) -> str:
+    """The network of a case, in words."""
+    delay = f"{case['delay_us'] / 1000:g} ms"
+    return f"{delay}, {case['gbits']} Gbit/s" if case["gbits"] else delay
 
 
 def table(document: dict[str, Any]) -> str:
@@ -142,43 +168,49 @@ def table(document: dict[str, Any]) -> str:
         }
         target = "host memory" if case["kept"] else "nowhere"
         reached = "reached" if ratio(case) >= GOAL else "missed"
+        limit = f"{bound(case):.2f}" if math.isfinite(bound(case)) else "-"
         rows.append(
-            f"| {case['delay_us'] / 1000:g} ms | {target} | {case['buffer_mib']} MiB | {rate[OURS]:.2f} | "
-            f"{rate[PEER]:.2f} | {ratio(case):.2f} ({reached}) |"
+            f"| {network(case)} | {target} | {case['buffer_mib']} MiB | {rate[OURS]:.2f} | "
+            f"{rate[PEER]:.2f} | {limit} | {ratio(case):.2f} ({reached}) |"
         )
     return f"""# Reading from a stand-in of 3FS
 
 **A stand-in, not 3FS**: a daemon on the same machine that reads {document["files"]} local files of together
-{document["bytes"] / (1 << 30):.1f} GiB out of the page cache, with `delay` added to each read. It has no network, and
-says nothing about the speed of any 3FS. What it shows is how many reads a client keeps in flight with the same memory.
+{document["bytes"] / (1 << 30):.1f} GiB out of the page cache. It says nothing about the speed of any 3FS. What it
+shows is what a client makes of the same memory.
+
+The network is two numbers. Each read takes the delay, whatever its length and however many others are under way. Where
+a rate is given, the bytes of all reads pass at it, one read after the other; else they come as fast as the daemon
+copies them. Those copies take the processors that the clients copy with, which those of a 3FS would not. "At most" is
+what no reader can exceed: a full buffer each delay, and the rate. Reads to nowhere are not copied by the client: with
+one long read in flight they take the network for all but its delay, so a large buffer leaves little to gain there.
 
 One process, one call of `read_chunked` for each file, `buffer_size` as given; GB/s, medians of {document["rounds"]}
 rounds in turn, a process each; {document["cores"]} cores. Both delivered the files' bytes. The goal is {GOAL} times the
 peer's speed. Made by `just bench-3fs`.
 
-| delay | to | buffer | windlass | fastsafetensor-3fs-reader {document["peer_version"]} | ratio |
-|---|---|---|---|---|---|
+| network | to | buffer | windlass | fastsafetensor-3fs-reader {document["peer_version"]} | at most | ratio |
+|---|---|---|---|---|---|---|
 {chr(10).join(rows)}
 """
 
 
 def chart(document: dict[str, Any], path: Path) -> None:
-    """Throughput to host memory against the buffer's size, a panel for each delay."""
+    """Throughput to host memory against the buffer's size, a panel for each network."""
     import matplotlib as mpl  # noqa: PLC0415
 
     mpl.use("svg")
     import matplotlib.pyplot as plt  # noqa: PLC0415
 
-    delays = sorted({case["delay_us"] for case in document["cases"]})
-    figure, panels = plt.subplots(1, len(delays), figsize=(5 * len(delays), 4), sharey=True, squeeze=False)
-    for delay_us, panel in zip(delays, panels[0], strict=True):
-        cases = [case for case in document["cases"] if case["delay_us"] == delay_us and case["kept"]]
+    networks = list(dict.fromkeys(network(case) for case in document["cases"]))
+    size = (4 * len(networks), 4)
+    figure, panels = plt.subplots(1, len(networks), figsize=size, sharey=True, squeeze=False)
+    for name_of_network, panel in zip(networks, panels[0], strict=True):
+        cases = [case for case in document["cases"] if network(case) == name_of_network and case["kept"]]
         for name, color in ((OURS, "#1f6feb"), (PEER, "#8c959f")):
             rates = [document["bytes"] / statistics.median(case["seconds"][name]) / 1e9 for case in cases]
             panel.plot([case["buffer_mib"] for case in cases], rates, "o-", color=color, label=name)
-        panel.set(
-            title=f"{delay_us / 1000:g} ms added to each read", xlabel="buffer, MiB", xscale="log", ylim=0
-        )
+        panel.set(title=name_of_network, xlabel="buffer, MiB", xscale="log", ylim=0)
     panels[0][0].set_ylabel("GB/s to host memory")
     panels[0][0].legend()
     figure.suptitle("A stand-in on the same machine, not 3FS")
@@ -193,7 +225,13 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=1 << 30)
     parser.add_argument("--files", type=int, default=4)
     parser.add_argument("--buffers-mib", type=int, nargs="+", default=[8, 32, 64, 128])
-    parser.add_argument("--delays-us", type=int, nargs="+", default=[0, 1000, 3000])
+    parser.add_argument(
+        "--networks",
+        type=lambda text: tuple(map(int, text.split(","))),
+        nargs="+",
+        default=NETWORKS,
+        metavar="DELAY_US,GBITS",
+    )
     parser.add_argument("--output", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
     for name in ("usrbiod", "libhf3fs_api_shared.so"):

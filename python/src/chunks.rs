@@ -24,10 +24,13 @@ use windlass::{
     route,
 };
 
-/// Longest single read. Longer ones keep no network busier.
+/// Longest single read, where as many may be in flight as the buffer has room for. Longer ones keep no network busier,
+/// and are copied from memory rather than from the processor's cache.
+const CHUNK_BYTES: u64 = 2 << 20;
+/// Longest single read where few may be in flight.
 const MAX_CHUNK_BYTES: u64 = 8 << 20;
 /// Reads that should be in flight, whatever the size of the buffer.
-const MIN_IN_FLIGHT: u64 = 4;
+const MIN_IN_FLIGHT: u64 = 8;
 const BLOCK_BYTES: u64 = 4096;
 
 /// Reads parts of files, those of one 3FS if there is a mount point. Threads may share it.
@@ -44,6 +47,8 @@ struct State {
     /// Made with the first read; anew after it was closed or its daemon was lost.
     reader: Option<Arc<Reader>>,
     files: HashMap<PathBuf, (ReadFile, Stamp)>,
+    /// The number of the mount that they belong to.
+    device: Option<u64>,
 }
 
 /// What changes if a path leads to another file, or the file was written.
@@ -173,6 +178,9 @@ impl ChunkReader {
                     let why = route::Unavailable { reason, fix: "make a reader for its mount".into() };
                     return Err(Error::RouteUnavailable { route: Route::Usrbio, path: path.to_owned(), why });
                 }
+                if self.mount.is_some() {
+                    self.keep_to(stat.dev());
+                }
                 let stamp = Stamp::of(&stat);
                 let known = self.state().files.get(path).filter(|(_, own)| *own == stamp).cloned();
                 match known {
@@ -200,6 +208,17 @@ impl ChunkReader {
             None => state.reader.insert(Arc::new(Reader::new(&self.options)?)).clone(),
         };
         Ok((reader, file))
+    }
+
+    /// Whatever belongs to a mount that was there before this one is forgotten.
+    fn keep_to(&self, device: u64) {
+        let mut state = self.state();
+        if state.device != Some(device) {
+            let forgotten =
+                std::mem::replace(&mut *state, State { device: Some(device), ..State::default() });
+            drop(state);
+            drop(forgotten);
+        }
     }
 
     /// After an error, which may be that of a daemon which is no more: the next read begins anew.
@@ -263,8 +282,8 @@ fn options(
         };
         return Err(Error::InvalidOption { option, value: value.to_string(), reason: reason.into() });
     }
-    let chunk_bytes =
-        (buffer_size / MIN_IN_FLIGHT / BLOCK_BYTES * BLOCK_BYTES).clamp(BLOCK_BYTES, MAX_CHUNK_BYTES);
+    let chunk_bytes = (buffer_size / MIN_IN_FLIGHT).min(CHUNK_BYTES.max(buffer_size / entries));
+    let chunk_bytes = (chunk_bytes / BLOCK_BYTES * BLOCK_BYTES).clamp(BLOCK_BYTES, MAX_CHUNK_BYTES);
     let most = ReaderOptions::MAX_IN_FLIGHT as u64;
     let in_flight = (buffer_size / chunk_bytes).min(entries).clamp(1, most) as usize;
     Ok(ReaderOptions {

@@ -141,7 +141,12 @@ pub(crate) fn unsupported_dtype(py: Python<'_>, message: &str, tensor: &str) -> 
     exception().unwrap_or_else(|broken| broken)
 }
 
-fn named(class: &str, py: Python<'_>, message: &str, fields: &Bound<'_, PyDict>) -> PyResult<PyErr> {
+pub(crate) fn named(
+    class: &str,
+    py: Python<'_>,
+    message: &str,
+    fields: &Bound<'_, PyDict>,
+) -> PyResult<PyErr> {
     let class = py.import("windlass.errors")?.getattr(class)?;
     Ok(PyErr::from_value(class.call((message,), Some(fields))?))
 }

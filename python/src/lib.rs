@@ -12,6 +12,7 @@ mod dlpack;
 mod error;
 mod filling;
 mod key_values;
+mod kv;
 mod loading;
 mod options;
 mod report;
@@ -45,6 +46,8 @@ mod _native {
     use super::filling::Filling;
     #[pymodule_export]
     use super::key_values::NativeArray;
+    #[pymodule_export]
+    use super::kv::{KvAddresses, KvCompletion, KvNamespace, KvPins, KvRegion, KvStore, KvTicket};
     #[pymodule_export]
     use super::loading::Loading;
     #[pymodule_export]

@@ -43,7 +43,7 @@ impl MemoryPool {
 }
 
 /// Bytes from an int or from text such as `8GiB`.
-fn bytes_of(option: &'static str, size: &Bound<'_, PyAny>) -> windlass::Result<u64> {
+pub(crate) fn bytes_of(option: &'static str, size: &Bound<'_, PyAny>) -> windlass::Result<u64> {
     let mut options = LoadOptions::default();
     let text = size.str().map(|text| text.to_string()).unwrap_or_default();
     options.set("memory_budget", &text).map_err(|error| match error {

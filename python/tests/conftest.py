@@ -12,10 +12,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from windlass import kv
 
 CORPUS = Path(__file__).parents[2] / "testkit" / "corpus"
 # The writer of GGUF files, their corpus and other parsers.
@@ -68,8 +69,12 @@ class Daemon:
     def __init__(self, root: Path, mount: Path) -> None:
         self.mount = mount
         self.root = root
+        self.start()
+
+    def start(self) -> None:
+        """Starts the daemon, which mounts: after it was killed, another one at the same place."""
         self._process = subprocess.Popen(
-            [DAEMON, root, mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [DAEMON, self.root, self.mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -89,6 +94,8 @@ class Daemon:
         """Kills the daemon, and takes the mount away."""
         self._process.kill()
         self._process.wait()
+        self._commands.close()
+        self._answers.close()
         subprocess.run(["umount", "--lazy", self.mount], check=True)
 
     def close(self) -> None:
@@ -123,6 +130,45 @@ def stand_in() -> Iterator[StandIn]:
     driver.library.fake_cuda_reset()
     gc.collect()
     assert driver.count("device_bytes") == driver.count("pinned_bytes") == driver.count("streams") == 0
+
+
+SMALL_STORE = {"capacity": "256MiB", "segment_bytes": "16MiB", "min_free": 0}
+"""Options of a KV store for a test."""
+
+OpenStore = Callable[..., kv.Store]
+
+
+@pytest.fixture
+def store_root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def open_store(store_root: Path) -> Iterator[OpenStore]:
+    """Opens the KV store of the test; all are closed after it."""
+    opened: list[kv.Store] = []
+
+    def open_store(**options: Any) -> kv.Store:
+        opened.append(kv.Store(store_root, **{**SMALL_STORE, **options}))
+        return opened[-1]
+
+    yield open_store
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> kv.Store:
+    return open_store()
+
+
+@pytest.fixture
+def blocks(store: kv.Store) -> kv.Namespace:
+    return store.namespace(model="test")
+
+
+def random_bytes(size: int) -> bytearray:
+    return bytearray(os.urandom(size))
 
 
 @pytest.fixture

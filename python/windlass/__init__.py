@@ -31,7 +31,7 @@ open = Checkpoint  # noqa: A001  (the name that people look for, as in gzip.open
 
 def __getattr__(name: str) -> Any:
     """Subpackages, once they are asked for: some of them need torch."""
-    if name in ("compat", "distributed", "plugins"):
+    if name in ("compat", "distributed", "kv", "plugins"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

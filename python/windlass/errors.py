@@ -129,7 +129,27 @@ class CancelledError(WindlassError):
 
 
 class ForkedError(WindlassError, RuntimeError):
-    """The load was started before this process was forked off."""
+    """The load was started, or the store was opened, before this process was forked off."""
+
+
+class RequestError(WindlassError, ValueError):
+    """A request to a KV store makes no sense: a key that no block can have, or memory that does not fit."""
+
+
+class StoreNotFoundError(WindlassError, FileNotFoundError):
+    """There is no KV store at this path, or what is there is none."""
+
+
+class StoreClosedError(WindlassError, RuntimeError):
+    """The KV store was closed."""
+
+
+class StoreReadOnlyError(WindlassError, PermissionError):
+    """The KV store was opened for reading only."""
+
+
+class WaitTimeoutError(WindlassError, TimeoutError):
+    """What was waited for did not end in time. It goes on."""
 
 
 class DistributedError(WindlassError, RuntimeError):

@@ -1,6 +1,7 @@
-"""Fetches the sources of vLLM and SGLang that the plug-ins are tested on, and the packages that those import.
+"""Fetches the sources of the hosts that plug-ins and adapters are tested on, and the packages that those import.
 
-Nothing of theirs is compiled: loaders, configurations and models are Python, and import without the compiled parts.
+Nothing of theirs is compiled: what is tested is Python, and imports without the compiled parts. Two modules that no
+test needs, but that LMCache and UCM import, are replaced by a few lines.
 """
 
 from __future__ import annotations
@@ -16,7 +17,27 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 HERE = Path(__file__).parent
-PACKAGES, VLLM, SGLANG = (HERE / name for name in ("requirements.txt", "vllm.txt", "sglang.txt"))
+PACKAGES = HERE / "requirements.txt"
+HOSTS = VLLM, SGLANG, LMCACHE, UCM = [HERE / f"{name}.txt" for name in ("vllm", "sglang", "lmcache", "ucm")]
+
+# What LMCache asks of numba when it is imported: a compiler of kernels that the tests do not run.
+NUMBA = """
+def njit(*arguments, **options):
+    return arguments[0] if arguments and callable(arguments[0]) else lambda function: function
+
+prange = range
+"""
+# What UCM asks of its logger, which is compiled for one version of Python.
+UCM_LOGGER = """
+from enum import IntEnum
+
+Level = IntEnum("Level", ["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], start=0)
+
+def setup(path, max_files, max_size): pass
+def flush(): pass
+def log(level, file, function, line, message): pass
+log_rate_limit = log
+"""
 
 
 def main(to: Path) -> None:
@@ -24,7 +45,7 @@ def main(to: Path) -> None:
     if sys.version_info < (3, 11):
         print("the hosts need Python 3.11; tests on them are skipped")
         return
-    inputs = b"".join(path.read_bytes() for path in (Path(__file__), PACKAGES, VLLM, SGLANG))
+    inputs = b"".join(path.read_bytes() for path in (Path(__file__), PACKAGES, *HOSTS))
     state = hashlib.sha256(inputs + sys.version.encode()).hexdigest()
     stamp = to / "stamp"
     if stamp.is_file() and stamp.read_text() == state:
@@ -34,6 +55,8 @@ def main(to: Path) -> None:
     pip("install", "--no-deps", "--target", packages, "--requirement", PACKAGES)
     unpack_vllm(download_vllm(downloads, packages), to / "vllm")
     unpack_sglang(download_sglang(downloads), to / "sglang")
+    unpack_lmcache(*download_lmcache(downloads, packages), to / "lmcache")
+    unpack_ucm(download_ucm(downloads), to / "ucm")
     shutil.rmtree(downloads)
     stamp.write_text(state)
 
@@ -84,6 +107,39 @@ def download_sglang(to: Path) -> Path:
     return next(to.glob("sglang-*.whl"))
 
 
+def download_lmcache(to: Path, packages: Path) -> tuple[Path, Path]:
+    """Of LMCache a wheel, for the one compiled module that its adapters need, and the sources, for its tests."""
+    pinned = ("--no-deps", "--dest", to, "--require-hashes", "--requirement", LMCACHE)
+    pip("download", "--only-binary=lmcache", *pinned)
+    # As with vLLM: the metadata are asked for, and nothing is compiled for them.
+    pip(
+        "download",
+        "--no-build-isolation",
+        "--no-binary=lmcache",
+        *pinned,
+        PYTHONPATH=str(packages),
+        NO_NATIVE_EXT="1",
+    )
+    return next(to.glob("lmcache-*.whl")), next(to.glob("lmcache-*.tar.gz"))
+
+
+def download_ucm(to: Path) -> Path:
+    """Of UCM a wheel: its releases have no sources, and the Python in all of them is the same."""
+    pip(
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--platform=manylinux_2_28_x86_64",
+        "--python-version=3.12",
+        "--dest",
+        to,
+        "--require-hashes",
+        "--requirement",
+        UCM,
+    )
+    return next(to.glob("uc_manager*.whl"))
+
+
 def version_in(requirements: Path) -> str:
     """The version that a file of one requirement pins."""
     found = re.search(r"==(\S+)", requirements.read_text())
@@ -110,6 +166,37 @@ def unpack_sglang(archive: Path, to: Path) -> None:
     """Unpacks all but the compiled modules."""
     with zipfile.ZipFile(archive) as wheel:
         wheel.extractall(to, [name for name in wheel.namelist() if not name.endswith(".so")])
+
+
+def unpack_lmcache(archive: Path, sources: Path, to: Path) -> None:
+    """Unpacks the Python and one compiled module, and the tests of what adapters plug into."""
+    with zipfile.ZipFile(archive) as wheel:
+        wheel.extractall(
+            to,
+            [
+                name
+                for name in wheel.namelist()
+                if not name.endswith(".so") or name.startswith("lmcache/lmcache_native.")
+            ],
+        )
+    (to / "numba.py").write_text(NUMBA)
+    folder = ("tests", "v1", "distributed")
+    names = ("__init__.py", "conftest.py", "test_native_connector_l2_adapter.py")
+    with tarfile.open(sources) as files:
+        for member in files.getmembers():
+            path = PurePosixPath(member.name)
+            if path.parts[1:-1] == folder and path.name in names:
+                member.name = str(PurePosixPath(*path.parts[1:]))
+                files.extract(member, to, filter="data")
+
+
+def unpack_ucm(archive: Path, to: Path) -> None:
+    """Unpacks the package without its compiled modules, and not its hook into every interpreter."""
+    with zipfile.ZipFile(archive) as wheel:
+        wheel.extractall(
+            to, [name for name in wheel.namelist() if name.startswith("ucm/") and not name.endswith(".so")]
+        )
+    (to / "ucm" / "shared" / "infra" / "ucmlogger.py").write_text(UCM_LOGGER)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 //! What can be typed.
 
-use crate::bench::Bench;
+use crate::{bench::Bench, kv::Kv};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use windlass::{Checkpoint, catalog::OpenOptions};
@@ -18,8 +18,8 @@ Exit codes:
   0  done
   1  something else failed
   2  the command line or an option makes no sense
-  3  a file, a tensor or a pattern's match does not exist
-  4  the data is wrong: invalid, truncated or changed file, different digest
+  3  a file, a store, a tensor or a pattern's match does not exist
+  4  the data is wrong: invalid, truncated or changed file, different digest, damaged block
   5  the system refused or failed an operation
   6  the named route or device cannot be used
   7  not enough memory
@@ -46,6 +46,12 @@ pub(crate) enum Command {
         /// What to measure
         #[command(subcommand)]
         what: Bench,
+    },
+    /// Look after a store of KV-cache blocks
+    Kv {
+        /// What to do
+        #[command(subcommand)]
+        what: Kv,
     },
     /// Print a completion script for a shell
     Completions {

@@ -13,6 +13,8 @@ use windlass::{Error, plan::PlanError};
 pub(crate) enum Failure {
     /// The library refused.
     Windlass(Error),
+    /// The KV store refused.
+    Kv(windlass_kv::Error),
     /// What was found is not what was expected: a line each.
     Different(Vec<String>),
     /// Something on this machine keeps loads from working; the details are printed already.
@@ -48,7 +50,18 @@ impl From<Error> for Failure {
     }
 }
 
+impl From<windlass_kv::Error> for Failure {
+    fn from(error: windlass_kv::Error) -> Self {
+        Self::Kv(error)
+    }
+}
+
 impl Failure {
+    /// What else a command has to say, with the exit code for that.
+    pub(crate) fn told(message: impl Into<String>, exit_code: u8) -> Self {
+        Self::Told(Told { message: message.into(), exit_code })
+    }
+
     pub(crate) fn output(error: impl Into<io::Error>) -> Self {
         Self::Output(error.into())
     }
@@ -64,6 +77,10 @@ impl Failure {
             Self::Told(Told { message, exit_code }) => (vec![message], exit_code),
             Self::Windlass(error) => {
                 let code = exit_code(&error);
+                (vec![error.to_string()], code)
+            }
+            Self::Kv(error) => {
+                let code = kv_exit_code(&error);
                 (vec![error.to_string()], code)
             }
         };
@@ -91,6 +108,19 @@ fn exit_code(error: &Error) -> u8 {
         Error::Io { .. } | Error::Device { .. } => 5,
         Error::RouteUnavailable { .. } | Error::DeviceUnavailable { .. } => 6,
         Error::MemoryBudget { .. } | Error::Allocation { .. } => 7,
+        _ => 1,
+    }
+}
+
+fn kv_exit_code(error: &windlass_kv::Error) -> u8 {
+    use windlass_kv::Error;
+    match error {
+        Error::InvalidKey { .. } | Error::InvalidOption { .. } | Error::InvalidRequest(_) => 2,
+        Error::NotAStore { .. } => 3,
+        Error::UnknownFormat { .. } => 4,
+        Error::Io { .. } | Error::ReadOnly { .. } => 5,
+        Error::RouteUnavailable { .. } => 6,
+        Error::Engine(error) => exit_code(error),
         _ => 1,
     }
 }

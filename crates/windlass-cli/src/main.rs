@@ -10,6 +10,7 @@ mod doctor;
 mod failure;
 mod inspect;
 mod key_values;
+mod kv;
 mod load;
 mod output;
 mod tree;
@@ -39,6 +40,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Warm(arguments) => warm::run(&arguments),
         Command::Bench { what } => bench::run(&what),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Kv { what } => kv::run(&what),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "windlass", &mut script);

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 /// What became of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -36,6 +36,28 @@ impl Status {
     /// Whether bytes were delivered, or are in the store.
     pub fn is_ok(self) -> bool {
         matches!(self, Self::Ok | Self::Exists)
+    }
+}
+
+/// As reports and other languages have it: `ok`, `dropped:no_room`, `io:5`.
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ok => "ok",
+            Self::Exists => "exists",
+            Self::Miss => "miss",
+            Self::Expired => "expired",
+            Self::Corrupt => "corrupt",
+            Self::Mismatch => "mismatch",
+            Self::Dropped(DropReason::NoRoom) => "dropped:no_room",
+            Self::Dropped(DropReason::Quota) => "dropped:quota",
+            Self::Dropped(DropReason::Busy) => "dropped:busy",
+            Self::Dropped(DropReason::NotAdmitted) => "dropped:not_admitted",
+            Self::Dropped(DropReason::TooLarge) => "dropped:too_large",
+            Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
+            Self::Io(errno) => return write!(f, "io:{errno}"),
+        })
     }
 }
 

@@ -78,6 +78,11 @@ impl Fingerprint {
     pub fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
+
+    /// 32 bits of it that tell most blocks apart.
+    pub(crate) fn tag(&self) -> u32 {
+        u32::from_le_bytes([self.0[4], self.0[5], self.0[6], self.0[7]])
+    }
 }
 
 impl fmt::Display for Fingerprint {

@@ -1,6 +1,7 @@
 //! A store of KV-cache blocks: they move from host or device memory to storage and back, and survive crashes.
 #![deny(missing_docs, unsafe_code)]
 #![allow(dead_code, reason = "PLACEHOLDER until the store uses its parts")]
+mod buffer;
 mod completion;
 mod disk;
 mod error;
@@ -19,6 +20,7 @@ mod store;
 mod sync;
 mod ticket;
 
+pub use buffer::{Buffer, BufferItem, Transfer, TransferOptions};
 /// Faults between the store and its disk, for tests.
 #[cfg(feature = "fault-injection")]
 pub mod fault {

@@ -32,6 +32,8 @@ type Level = Gauge<u64, AtomicU64>;
 pub(crate) struct Metrics {
     registry: Mutex<Registry>,
     levels: Levels,
+    capacity_bytes: Level,
+    recovery_seconds: Gauge<f64, AtomicU64>,
     namespaces: Mutex<BTreeMap<NamespaceId, Arc<NamespaceCounters>>>,
     by_namespace: NamespaceFamilies,
     dropped: Family<Reason, Counter>,
@@ -194,6 +196,8 @@ impl Metrics {
         let mut registry = Registry::with_prefix("windlass_kv");
         let metrics = Self {
             levels: Levels::default(),
+            capacity_bytes: Level::default(),
+            recovery_seconds: Gauge::default(),
             namespaces: Mutex::default(),
             by_namespace: NamespaceFamilies::default(),
             dropped: Family::default(),
@@ -210,6 +214,17 @@ impl Metrics {
         };
         metrics.levels.register(&mut registry);
         metrics.by_namespace.register(&mut registry);
+        registry.register(
+            "capacity_bytes",
+            "Most bytes that the files of all processes may take; 0 if this process may not write",
+            metrics.capacity_bytes.clone(),
+        );
+        registry.register_with_unit(
+            "recovery",
+            "Time that it took to open",
+            Unit::Seconds,
+            metrics.recovery_seconds.clone(),
+        );
         registry.register(
             "dropped",
             "Items that were to be stored, but were refused",
@@ -337,6 +352,8 @@ impl Metrics {
     /// As OpenMetrics text.
     pub(crate) fn encode(&self, stats: &Stats) -> Result<String> {
         self.levels.set(stats);
+        self.capacity_bytes.set(stats.capacity_bytes.unwrap_or(0));
+        self.recovery_seconds.set(stats.recovery.as_secs_f64());
         let mut text = String::new();
         text::encode(&mut text, &lock(&self.registry))
             .map_err(|error| crate::Error::Internal(error.to_string()))?;

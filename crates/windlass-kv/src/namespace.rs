@@ -63,9 +63,7 @@ impl NamespaceDescription {
     /// # Errors
     /// As [`NamespaceDescription::to_json`].
     pub fn id(&self) -> Result<NamespaceId> {
-        let mut id = [0; 16];
-        id.copy_from_slice(&blake3::hash(self.to_json()?.as_bytes()).as_bytes()[..16]);
-        Ok(NamespaceId(id))
+        Ok(NamespaceId::of_description(&self.to_json()?))
     }
 }
 
@@ -84,6 +82,13 @@ fn hashed<S: serde::Serializer>(salt: &str, serializer: S) -> Result<S::Ok, S::E
 pub struct NamespaceId(pub(crate) [u8; 16]);
 
 impl NamespaceId {
+    /// That of a description as it is written down.
+    pub(crate) fn of_description(json: &str) -> Self {
+        let mut id = [0; 16];
+        id.copy_from_slice(&blake3::hash(json.as_bytes()).as_bytes()[..16]);
+        Self(id)
+    }
+
     /// Its bytes.
     pub fn as_bytes(&self) -> &[u8; 16] {
         &self.0

@@ -4,10 +4,10 @@
 use crate::{
     Carrier, DirectPath, Durability, Fingerprint, IoRoute, Key, LayoutKind, NamespaceId, StoreAccess,
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::{
     path::PathBuf,
-    time::{Duration, SystemTime},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use windlass::Refusal;
 
@@ -28,6 +28,7 @@ pub struct Stats {
     /// Bytes of host memory that the index takes.
     pub index_bytes: u64,
     /// Time that it took to open.
+    #[serde(serialize_with = "seconds")]
     pub recovery: Duration,
     /// Blocks that were known when the store was opened, but were not whole.
     pub lost_on_recovery: u64,
@@ -155,6 +156,7 @@ pub struct CarrierShare {
 #[non_exhaustive]
 pub struct Event {
     /// When.
+    #[serde(serialize_with = "since_1970")]
     pub at: SystemTime,
     /// What.
     pub kind: EventKind,
@@ -198,6 +200,7 @@ pub struct BlockEntry {
     /// Who stored it.
     pub owner: Owner,
     /// After which it is not found any more.
+    #[serde(serialize_with = "may_be_since_1970")]
     pub expires: Option<SystemTime>,
 }
 
@@ -253,4 +256,20 @@ pub struct Verified {
     pub failed: u64,
     /// Blocks that went while they were to be read.
     pub gone: u64,
+}
+
+/// Times are numbers of seconds, as other languages have them.
+fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
+}
+
+fn since_1970<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    seconds(&time.duration_since(UNIX_EPOCH).unwrap_or_default(), serializer)
+}
+
+fn may_be_since_1970<S: Serializer>(time: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
+    match time {
+        Some(time) => since_1970(time, serializer),
+        None => serializer.serialize_none(),
+    }
 }

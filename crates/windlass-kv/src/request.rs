@@ -26,7 +26,8 @@ pub struct Request {
     /// How long the blocks are kept, at most; the namespace may say less. Stores only. The first request of a block
     /// decides.
     pub ttl: Option<Duration>,
-    /// A CUDA event, as a handle of the driver's, that work on the device must have reached before the memory is read.
+    /// A CUDA event, as a handle of the driver's, that work on the device must have reached before the memory is
+    /// read, or written.
     pub wait_event: Option<u64>,
     /// What keeps the memory from being freed.
     pub keep: KeepAlive,

@@ -202,6 +202,15 @@ impl Error {
         }
     }
 
+    /// Whether bytes of a transfer that ended with this may still be on their way: a storage server that was asked for
+    /// them can write to the transfer's memory after the daemon has given up on it. Then the memory is not to be used
+    /// again.
+    #[must_use]
+    pub fn leaves_memory_in_doubt(&self) -> bool {
+        // With these the daemon refuses before it asks anybody: it does not know the buffer or the file.
+        matches!(self, Self::Io { errno, .. } if !matches!(*errno, libc::EINVAL | libc::EACCES | libc::EBADF))
+    }
+
     /// The number of the system's error behind this one, if there is one.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {

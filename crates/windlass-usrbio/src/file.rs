@@ -9,6 +9,7 @@ use crate::{
 };
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use std::{
+    mem::ManuallyDrop,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{Arc, PoisonError, Weak},
@@ -25,7 +26,8 @@ pub(crate) type Identity = (u64, Direction);
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
-    handle: Handle,
+    /// Taken out by `drop`.
+    handle: ManuallyDrop<Handle>,
     inode: u64,
     chunk_bytes: u64,
     direction: Direction,
@@ -66,7 +68,7 @@ impl File {
         };
         let file = Arc::new(Self {
             path: path.to_owned(),
-            handle,
+            handle: ManuallyDrop::new(handle),
             inode: stat.st_ino,
             chunk_bytes: u64::try_from(stat.st_blksize).unwrap_or(0),
             direction,
@@ -115,10 +117,19 @@ impl File {
 
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.handle {
+        match &*self.handle {
             Handle::Plain(handle) => handle.as_fd(),
             Handle::Registered(handle) => handle.as_fd(),
         }
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here, and not used after.
+        let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
+        // A daemon that hangs would be waited for.
+        self.mount.later(move || drop(handle));
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::{
     Client, Error, Result,
+    copy::copy,
     key::Key,
     mount::{Inner, Registered},
     shm::SharedMemory,
@@ -176,7 +177,7 @@ impl IovSlot {
     pub fn copy_to(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let source = self.part(offset, bytes.len())?;
         // SAFETY: `part` is inside this slot; `bytes` cannot be memory of a slot, of which there are no slices.
-        unsafe { source.as_ptr().copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        unsafe { copy(source.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 

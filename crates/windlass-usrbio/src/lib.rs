@@ -61,6 +61,7 @@
 
 mod choose;
 mod control;
+mod copy;
 mod driver;
 mod error;
 mod file;

@@ -126,13 +126,33 @@ impl Mount {
         self.inner.control.run("asking the daemon", self.inner.daemon_check())?
     }
 
-    /// Waits until everything that was dropped is deregistered.
+    /// Waits until everything that was dropped is deregistered, and files that were are closed.
     ///
     /// # Errors
     /// [`Error::Timeout`] if the daemon hangs, [`Error::Forked`].
     pub fn settle(&self) -> Result<()> {
         self.inner.check_process()?;
         self.inner.control.run("deregistering memory", || ())
+    }
+
+    /// Asks something that the daemon answers, on the mount's own thread: about a file, for instance. Waits ten seconds
+    /// at most; an answer that comes later is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if there is no answer in time, [`Error::Forked`].
+    pub fn ask<T: Send + 'static>(
+        &self,
+        what: &str,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        self.inner.check_process()?;
+        self.inner.control.run(what, question)
+    }
+
+    /// Runs a task on the mount's own thread some time: to close a file, for instance, which is a word with the daemon
+    /// that nobody has to wait for. In a forked process, which has no such thread, the task is dropped.
+    pub fn later(&self, task: impl FnOnce() + Send + 'static) {
+        self.inner.later(task);
     }
 }
 
@@ -179,6 +199,13 @@ impl Inner {
 
     pub(crate) fn is_own_process(&self) -> bool {
         std::process::id() == self.pid
+    }
+
+    /// Runs a task on the control thread some time.
+    pub(crate) fn later(&self, task: impl FnOnce() + Send + 'static) {
+        if self.is_own_process() {
+            self.control.post(task);
+        }
     }
 
     /// Where the daemon's semaphore for submissions of this priority is.

@@ -76,7 +76,8 @@ pub struct Transfer {
     pub token: u64,
 }
 
-/// A transfer that has ended. The daemon no longer touches its slot.
+/// A transfer that has ended. Nobody writes to its slot any more, unless it failed with an error that
+/// [says otherwise](Error::leaves_memory_in_doubt).
 #[derive(Debug)]
 pub struct Completion {
     /// The transfer as it was pushed.

@@ -2,12 +2,18 @@
 #![allow(unsafe_code)]
 
 use crate::{Error, Result, mountinfo::c_path, shm};
+use rustix::time::{ClockId, clock_gettime};
 use std::{
+    ffi::{c_int, c_void},
     fs, io,
     path::{Path, PathBuf},
     ptr::NonNull,
+    sync::LazyLock,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
+
+/// `sem_clockwait`, as POSIX 2024 has it.
+type ClockWait = unsafe extern "C" fn(*mut libc::sem_t, libc::clockid_t, *const libc::timespec) -> c_int;
 
 /// The daemon's semaphore, by which it learns of submissions.
 #[derive(Debug)]
@@ -69,17 +75,41 @@ impl Drop for SubmitSemaphore {
 /// # Safety
 /// `semaphore` must lie in mapped memory. What it holds does not matter.
 pub unsafe fn wait(semaphore: *mut libc::sem_t, limit: Duration) {
-    let until = absolute(limit);
-    // SAFETY: the caller's promise. glibc treats the fields as numbers, whatever they are.
-    let _ = unsafe { libc::sem_timedwait(semaphore, &raw const until) };
+    // SAFETY: the caller's promise, here and below. The C library treats the fields as numbers, whatever they are.
+    let _ = match *CLOCK_WAIT {
+        Some(clock_wait) => {
+            let now = clock_gettime(ClockId::Monotonic);
+            let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32);
+            let until = timespec(now.saturating_add(limit));
+            // SAFETY: as above.
+            unsafe { clock_wait(semaphore, libc::CLOCK_MONOTONIC, &raw const until) }
+        }
+        // Somebody who sets the clock meanwhile makes the wait longer or shorter.
+        None => {
+            let until = absolute(limit);
+            // SAFETY: as above.
+            unsafe { libc::sem_timedwait(semaphore, &raw const until) }
+        }
+    };
 }
 
-/// The time in `limit` from now, on the clock that POSIX semaphores and the vendor's library know.
+/// The wait that nobody disturbs by setting the clock, where the C library has it: glibc since 2.30, musl not.
+static CLOCK_WAIT: LazyLock<Option<ClockWait>> = LazyLock::new(|| {
+    // SAFETY: the name ends in NUL.
+    let found = NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"sem_clockwait".as_ptr()) });
+    // SAFETY: by its name it is POSIX's function of this type. The C library stays as long as the process.
+    found.map(|function| unsafe { std::mem::transmute::<NonNull<c_void>, ClockWait>(function) })
+});
+
+/// The time in `limit` from now, on the clock that `sem_timedwait` and the vendor's library know.
 pub(crate) fn absolute(limit: Duration) -> libc::timespec {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let until = now.saturating_add(limit);
+    timespec(now.saturating_add(limit))
+}
+
+fn timespec(time: Duration) -> libc::timespec {
     libc::timespec {
-        tv_sec: libc::time_t::try_from(until.as_secs()).unwrap_or(libc::time_t::MAX),
-        tv_nsec: libc::c_long::from(until.subsec_nanos() as i32),
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(time.subsec_nanos() as i32),
     }
 }

@@ -10,7 +10,7 @@ import pytest
 import torch
 import windlass
 import windlass.compat.fastsafetensors as fst
-from conftest import run, same_bytes, write_model
+from conftest import Daemon, run, same_bytes, write_model
 from windlass import errors
 from windlass.compat.fastsafetensors import _copiers
 from windlass.compat.fastsafetensors._budget import bytes_in_flight
@@ -281,14 +281,30 @@ def test_settings_of_the_section_are_followed(
 def test_files_that_are_not_on_a_3fs_are_an_error(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = pytest.raises((errors.OptionError, errors.RouteUnavailableError), match="usrbio")
-    with refused:
-        list(parallel(files, copier_type="3fs").iterate_weights())
     path = tmp_path / "settings.json"
     path.write_text('{"loader": "3fs"}')
     monkeypatch.setenv("FASTSAFETENSORS_CONFIG", str(path))
-    with refused:
-        list(fst.AutoLoader(None, files).iterate_weights())
+    for loader in (parallel(files, copier_type="3fs"), fst.AutoLoader(None, files)):
+        with pytest.raises(errors.RouteUnavailableError, match="not on a 3FS"):
+            list(loader.iterate_weights())
+        loader.close()
+
+
+def test_files_that_are_on_a_3fs_come_by_usrbio(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {f"t{number}": ("F32", [number + 1, 300_000]) for number in range(3)}
+    expected = windlass.load_file(write_model(daemon.root / "model.safetensors", tensors))
+    files = [str(daemon.mount / "model.safetensors")]
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({"loader": "3fs", "3fs": {"mount_point": str(daemon.mount)}}))
+    monkeypatch.setenv("FASTSAFETENSORS_CONFIG", str(path))
+    for loader in (parallel(files, copier_type="3fs"), fst.AutoLoader(None, files)):
+        weights = dict(loader.iterate_weights())
+        assert {carrier.route for carrier in loader.report.carriers} == {"usrbio"}
+        assert weights.keys() == expected.keys()
+        assert all(same_bytes(tensor, expected[name]) for name, tensor in weights.items())
+        loader.close()
 
 
 def test_experts_are_those_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:

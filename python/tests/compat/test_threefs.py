@@ -261,6 +261,38 @@ def test_the_death_of_the_daemon_ends_every_read(daemon: Daemon, path) -> None:
     assert all(str(error.path) == path for error in failed)
 
 
+@pytest.mark.parametrize("client", ["native", "auto"])
+@pytest.mark.parametrize("is_reading", [True, False])
+def test_a_reader_goes_on_once_the_file_system_is_mounted_again(
+    daemon: Daemon, path, contents, client, is_reading
+) -> None:
+    memory = np.zeros(SIZE, np.uint8)
+    with threefs.ThreeFSFileReader(str(daemon.mount), client=client, buffer_size=BUFFER) as reader:
+        for _ in range(2):
+            memory[:] = 0
+            assert reader.read_chunked(path, address(memory), 0, SIZE) == SIZE
+            np.testing.assert_array_equal(memory, contents)
+            if is_reading:
+                daemon.behave("stall=1")
+                death = threading.Timer(0.1, daemon.kill)
+                death.start()
+                with pytest.raises(StorageError, match="dead"):
+                    reader.read_chunked(path, address(memory), 0, SIZE)
+                death.join()
+            else:
+                daemon.kill()
+            with pytest.raises(WindlassError):
+                reader.read_chunked(path, address(memory), 0, SIZE)
+            daemon.start()
+        assert reader.read_chunked(path, address(memory), 0, SIZE) == SIZE
+        # Also if it did not see the one daemon go and the other come.
+        daemon.kill()
+        daemon.start()
+        memory[:] = 0
+        assert reader.read_chunked(path, address(memory), 0, SIZE) == SIZE
+    np.testing.assert_array_equal(memory, contents)
+
+
 def test_without_a_3fs_there_is_no_reader(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
 ) -> None:

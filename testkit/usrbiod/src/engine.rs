@@ -3,6 +3,7 @@
 
 use crate::{
     faults::Faults,
+    jobs::{Job, Jobs, Link, Running, Stage},
     mapping::NamedSemaphore,
     nodes::Nodes,
     registry::Registry,
@@ -11,6 +12,7 @@ use crate::{
 use std::{
     collections::VecDeque,
     fs, io,
+    num::NonZero,
     os::fd::AsRawFd,
     path::PathBuf,
     sync::{
@@ -18,11 +20,15 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
-use windlass_usrbio::{Direction, Priority, proto::IoArgs};
+use windlass_usrbio::{
+    Direction, Priority,
+    proto::{IoArgs, Sqe},
+};
 
-const WORKERS: usize = 8;
+/// Threads that carry out transfers: more than there are processors would only take turns.
+const MOST_WORKERS: usize = 8;
 const MOST_BATCHES_OF_A_RING: usize = 32;
 const TICK: Duration = Duration::from_millis(50);
 /// The bit by which a ring asks for errors instead of zeros.
@@ -38,8 +44,9 @@ pub(crate) struct Engine {
     pub(crate) registry: Registry,
     faults: Mutex<Faults>,
     semaphores: Mutex<Vec<Arc<NamedSemaphore>>>,
-    batches: Mutex<VecDeque<Batch>>,
+    jobs: Mutex<Jobs>,
     changed: Condvar,
+    link: Link,
     transfers: AtomicU64,
     stopped: AtomicBool,
 }
@@ -51,7 +58,8 @@ impl Engine {
             registry: Registry::default(),
             faults: Mutex::default(),
             semaphores: Mutex::new(semaphores()?),
-            batches: Mutex::default(),
+            jobs: Mutex::default(),
+            link: Link::new(),
             changed: Condvar::new(),
             transfers: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
@@ -60,7 +68,8 @@ impl Engine {
             let watcher = engine.clone();
             thread::Builder::new().name("usrbiod-watch".into()).spawn(move || watcher.watch(position))?;
         }
-        for _ in 0..WORKERS {
+        let workers = thread::available_parallelism().map_or(1, NonZero::get).min(MOST_WORKERS);
+        for _ in 0..workers {
             let worker = engine.clone();
             thread::Builder::new().name("usrbiod-work".into()).spawn(move || worker.work())?;
         }
@@ -83,6 +92,20 @@ impl Engine {
         self.changed.notify_all();
     }
 
+    /// Calls `answer` once files are spoken of, at once if they are.
+    pub(crate) fn when_not_mute(self: &Arc<Self>, answer: impl FnOnce(&Self) + Send + 'static) {
+        if !self.faults().mute {
+            return answer(self);
+        }
+        let engine = self.clone();
+        thread::spawn(move || {
+            while engine.faults().mute && !engine.is_stopped() {
+                thread::sleep(TICK);
+            }
+            answer(&engine);
+        });
+    }
+
     /// How many transfers there were since the faults were set.
     pub(crate) fn transfers(&self) -> u64 {
         self.transfers.load(Ordering::Relaxed)
@@ -92,7 +115,7 @@ impl Engine {
     pub(crate) fn restart(&self) -> io::Result<()> {
         let fresh = semaphores()?;
         self.registry.clear();
-        lock(&self.batches).clear();
+        lock(&self.jobs).clear();
         *lock(&self.semaphores) = fresh;
         Ok(())
     }
@@ -108,6 +131,7 @@ impl Engine {
     }
 
     fn watch(&self, position: usize) {
+        wake_on_time();
         while !self.is_stopped() {
             let Some(semaphore) = lock(&self.semaphores).get(position).cloned() else { return };
             // Without a post there is no look, as in the original: a client that does not submit is to notice.
@@ -120,39 +144,90 @@ impl Engine {
                 else {
                     continue;
                 };
-                lock(&self.batches).extend(ring.take_batches(MOST_BATCHES_OF_A_RING));
-                self.changed.notify_all();
+                ring.take_batches(MOST_BATCHES_OF_A_RING).into_iter().for_each(|batch| self.admit(batch));
             }
         }
+    }
+
+    /// All transfers of a batch are under way from now on, or the first if they go one by one.
+    fn admit(&self, batch: Batch) {
+        let mut transfers: VecDeque<_> = batch.transfers().into();
+        let running = Arc::new(Running::new(batch, transfers.len()));
+        if self.faults().serial
+            && let Some(first) = transfers.pop_front()
+        {
+            *lock(&running.queued) = std::mem::replace(&mut transfers, [first].into());
+        }
+        for (sqe, args) in transfers {
+            self.begin(&running, sqe, args);
+        }
+    }
+
+    /// A transfer is on its way to where the bytes lie.
+    fn begin(&self, running: &Arc<Running>, sqe: Sqe, args: Option<IoArgs>) {
+        let number = self.transfers.fetch_add(1, Ordering::Relaxed) + 1;
+        let faults = self.faults();
+        let slow = Faults::hits(number, faults.slow_every);
+        let due = Instant::now() + faults.delay * if slow { SLOW_FACTOR } else { 1 };
+        self.push(Job { running: running.clone(), sqe, due, stage: Stage::Begin { number, args } });
+    }
+
+    fn push(&self, job: Job) {
+        lock(&self.jobs).push(job);
+        self.changed.notify_one();
     }
 
     fn work(&self) {
-        loop {
-            let Some(batch) = self.next_batch() else { return };
-            let ring = batch.ring.clone();
-            self.carry_out(batch);
-            let position = PRIORITIES.iter().position(|priority| *priority == ring.key().priority);
-            if let Some(semaphore) =
-                position.and_then(|position| lock(&self.semaphores).get(position).cloned())
-            {
-                semaphore.post();
+        wake_on_time();
+        while let Some(job) = self.next_job() {
+            let Job { running, sqe, stage, .. } = job;
+            match stage {
+                Stage::Begin { number, args } => {
+                    let (begun, ring) = (Instant::now(), &running.ring);
+                    let result = args.ok_or(libc::EINVAL).and_then(|args| self.transfer(ring, &args, number));
+                    let result = result.unwrap_or_else(|errno| -i64::from(errno));
+                    match (u64::try_from(result), self.faults().bytes_per_second) {
+                        (Ok(bytes), 1..) => {
+                            let due = self.link.pass(begun, bytes, self.faults().bytes_per_second);
+                            self.push(Job { running, sqe, due, stage: Stage::Finish(result) });
+                        }
+                        _ => self.finish(&running, sqe, result),
+                    }
+                }
+                Stage::Finish(result) => self.finish(&running, sqe, result),
             }
         }
     }
 
-    fn next_batch(&self) -> Option<Batch> {
-        let mut batches = lock(&self.batches);
+    fn finish(&self, running: &Arc<Running>, sqe: Sqe, result: i64) {
+        let next = lock(&running.queued).pop_front();
+        if running.finish(sqe, result) {
+            let position = PRIORITIES.iter().position(|one| *one == running.ring.key().priority);
+            let semaphore = position.and_then(|position| lock(&self.semaphores).get(position).cloned());
+            semaphore.inspect(|semaphore| semaphore.post());
+        }
+        if let Some((sqe, args)) = next {
+            self.begin(running, sqe, args);
+        }
+    }
+
+    fn next_job(&self) -> Option<Job> {
+        let mut jobs = lock(&self.jobs);
         while !self.is_stopped() {
             let Faults { stall, reorder, .. } = self.faults();
-            let next = match (stall, reorder) {
-                (true, _) => None,
-                (false, true) => batches.pop_back(),
-                (false, false) => batches.pop_front(),
-            };
-            if next.is_some() {
-                return next;
+            if !stall && let Some(job) = jobs.take_due(Instant::now(), reorder) {
+                // Somebody has to look after the others.
+                if !jobs.is_empty() {
+                    self.changed.notify_one();
+                }
+                return Some(job);
             }
-            batches = self.changed.wait_timeout(batches, TICK).unwrap_or_else(PoisonError::into_inner).0;
+            let watched = if stall { None } else { jobs.watch() };
+            let limit = watched.map_or(TICK, |due| due.saturating_duration_since(Instant::now()).min(TICK));
+            jobs = self.changed.wait_timeout(jobs, limit).unwrap_or_else(PoisonError::into_inner).0;
+            if let Some(due) = watched {
+                jobs.unwatch(due);
+            }
         }
         None
     }
@@ -161,32 +236,9 @@ impl Engine {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    fn carry_out(&self, batch: Batch) {
-        let transfers = batch.transfers();
-        let ring = &batch.ring;
-        let one = |args: Option<IoArgs>| match args {
-            Some(args) => self.transfer(ring, &args).unwrap_or_else(|errno| -i64::from(errno)),
-            None => -i64::from(libc::EINVAL),
-        };
-        let results: Vec<i64> = if self.faults().serial || transfers.len() == 1 {
-            transfers.iter().map(|(_, args)| one(*args)).collect()
-        } else {
-            thread::scope(|scope| {
-                let running: Vec<_> =
-                    transfers.iter().map(|(_, args)| scope.spawn(move || one(*args))).collect();
-                let eio = -i64::from(libc::EIO);
-                running.into_iter().map(|transfer| transfer.join().unwrap_or(eio)).collect()
-            })
-        };
-        batch.complete(transfers.into_iter().map(|(sqe, _)| sqe).zip(results));
-    }
-
     /// Carries out one transfer: bytes, or an error's number.
-    fn transfer(&self, ring: &ServedRing, args: &IoArgs) -> Result<i64, i32> {
-        let number = self.transfers.fetch_add(1, Ordering::Relaxed) + 1;
+    fn transfer(&self, ring: &ServedRing, args: &IoArgs, number: u64) -> Result<i64, i32> {
         let faults = self.faults();
-        let slow = Faults::hits(number, faults.slow_every);
-        thread::sleep(faults.delay * if slow { SLOW_FACTOR } else { 1 });
         if Faults::hits(number, faults.error_every) {
             return Err(if faults.errno == 0 { libc::EREMOTEIO } else { faults.errno });
         }
@@ -257,6 +309,12 @@ fn before_last_hole(file: &fs::File, offset: usize, len: usize) -> usize {
         }
     }
     (data_end - start) as usize
+}
+
+/// Has this thread's waits end when they should, rather than up to 50 microseconds later.
+fn wake_on_time() {
+    // Best effort: without it, delays are somewhat longer.
+    let _ = rustix::thread::set_current_timer_slack(NonZero::new(1));
 }
 
 fn semaphores() -> io::Result<Vec<Arc<NamedSemaphore>>> {

@@ -10,8 +10,10 @@ const NEVER: u64 = 0;
 /// As text it is words like `delay_us=500 error_every=7 stall=1`; what is not named is not at all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Each transfer takes this long.
+    /// Each transfer takes this long, however many are under way.
     pub delay: Duration,
+    /// Bytes of all transfers together that pass in a second, as over a network; 0 is no limit.
+    pub bytes_per_second: u64,
     /// Each so-manieth transfer takes ten times as long; 0 is none.
     pub slow_every: u64,
     /// Each so-manieth transfer fails; 0 is none.
@@ -24,6 +26,8 @@ pub struct Faults {
     pub holes: bool,
     /// No transfer begins.
     pub stall: bool,
+    /// Questions about files and their closing get no answer, until this is over.
+    pub mute: bool,
     /// What came last is carried out first.
     pub reorder: bool,
     /// Transfers of a batch are carried out one by one.
@@ -45,15 +49,18 @@ impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "delay_us={} slow_every={} error_every={} errno={} short_every={} holes={} stall={} reorder={} serial={} \
+            "delay_us={} bytes_per_second={} slow_every={} error_every={} errno={} short_every={} holes={} stall={} mute={} \
+             reorder={} serial={} \
              corrupt={} version_ahead={}",
             self.delay.as_micros(),
+            self.bytes_per_second,
             self.slow_every,
             self.error_every,
             self.errno,
             self.short_every,
             u8::from(self.holes),
             u8::from(self.stall),
+            u8::from(self.mute),
             u8::from(self.reorder),
             u8::from(self.serial),
             u8::from(self.corrupt),
@@ -72,12 +79,14 @@ impl FromStr for Faults {
             let number: u64 = value.parse().map_err(|_| format!("{word}: not a number"))?;
             match name {
                 "delay_us" => faults.delay = Duration::from_micros(number),
+                "bytes_per_second" => faults.bytes_per_second = number,
                 "slow_every" => faults.slow_every = number,
                 "error_every" => faults.error_every = number,
                 "errno" => faults.errno = i32::try_from(number).map_err(|_| format!("{word}: too large"))?,
                 "short_every" => faults.short_every = number,
                 "holes" => faults.holes = number != 0,
                 "stall" => faults.stall = number != 0,
+                "mute" => faults.mute = number != 0,
                 "reorder" => faults.reorder = number != 0,
                 "serial" => faults.serial = number != 0,
                 "corrupt" => faults.corrupt = number != 0,
@@ -97,8 +106,13 @@ mod tests {
 
     #[test]
     fn faults_survive_the_way_to_another_process() {
-        let faults =
-            Faults { delay: Duration::from_millis(3), error_every: 7, stall: true, ..Faults::default() };
+        let faults = Faults {
+            delay: Duration::from_millis(3),
+            bytes_per_second: 1 << 30,
+            error_every: 7,
+            mute: true,
+            ..Faults::default()
+        };
         assert_eq!(faults.to_string().parse(), Ok(faults));
         assert!("stal=1".parse::<Faults>().is_err());
     }

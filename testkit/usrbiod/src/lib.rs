@@ -7,6 +7,7 @@ mod control;
 mod engine;
 mod faults;
 mod fs;
+mod jobs;
 mod mapping;
 mod mounting;
 mod nodes;

@@ -33,7 +33,8 @@ impl Mapping {
                 std::ptr::null_mut(),
                 len,
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
+                // As registering memory with InfiniBand does: no transfer waits for a page.
+                MapFlags::SHARED | MapFlags::POPULATE,
                 &file,
                 0,
             )

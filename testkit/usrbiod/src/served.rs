@@ -29,6 +29,8 @@ struct Progress {
     taken: i32,
     /// How many transfers are in batches.
     processing: i32,
+    /// Whether there are submissions that found no room.
+    waiting: bool,
     /// The batches, in order: where each ends, and whether it is done.
     batches: VecDeque<(i32, bool)>,
 }
@@ -84,6 +86,7 @@ impl ServedRing {
             pending -= count;
             room -= count;
         }
+        progress.waiting = pending > 0;
         batches
     }
 
@@ -107,8 +110,8 @@ impl Batch {
             .collect()
     }
 
-    /// Tells the client of results.
-    pub(crate) fn complete(self, results: impl Iterator<Item = (Sqe, i64)>) {
+    /// Tells the client of results. Whether the ring has submissions that there may be room for now.
+    pub(crate) fn complete(self, results: impl Iterator<Item = (Sqe, i64)>) -> bool {
         let ring = &self.ring.layout;
         let end = (self.start + self.count) % ring.slots();
         let mut progress = self.ring.progress();
@@ -130,8 +133,10 @@ impl Batch {
             ring.cqe_head().store(ring.next(head), SeqCst);
         }
         progress.processing -= self.count;
+        let waiting = progress.waiting;
         drop(progress);
         // SAFETY: initialised by `new`, inside the mapping.
         unsafe { libc::sem_post(ring.semaphore()) };
+        waiting
     }
 }

@@ -4,9 +4,12 @@ use super::{Combination, worker::Reading};
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::{collections::BTreeMap, path::Path};
-use windlass::{Carrier, Route};
+use windlass::Route;
 
 const MEBIBYTE: f64 = (1 << 20) as f64;
+
+/// How many bytes came which way.
+type WayBytes = BTreeMap<String, u64>;
 
 /// What one process did in one iteration. Sizes are in MiB, times in seconds, throughput in 10^9 and 10^6 bytes a second.
 #[derive(Clone, Debug, Serialize)]
@@ -25,6 +28,8 @@ pub(super) struct Measurement {
     /// From the iteration's start to the end of its last process.
     round_wall_time: f64,
     carriers: String,
+    #[serde(skip)]
+    way_bytes: WayBytes,
     #[serde(skip)]
     combination: Combination,
 }
@@ -58,6 +63,11 @@ impl Measurement {
         round_seconds: f64,
     ) -> Self {
         let rate = if reading.seconds > 0.0 { reading.bytes as f64 / reading.seconds } else { 0.0 };
+        let mut way_bytes = WayBytes::new();
+        for carrier in &reading.carriers {
+            let way = format!("{} {}", carrier.route, carrier.access);
+            *way_bytes.entry(way).or_default() += carrier.tensor_bytes;
+        }
         Self {
             backend: route,
             buffer_size: combination.buffer_bytes as f64 / MEBIBYTE,
@@ -71,19 +81,20 @@ impl Measurement {
             throughput_mbps: rate / 1e6,
             throughput_gbps: rate / 1e9,
             round_wall_time: round_seconds,
-            carriers: ways(&reading.carriers),
+            carriers: ways([&way_bytes]),
+            way_bytes,
             combination,
         }
     }
 }
 
 /// The ways that bytes came, those of most bytes first.
-fn ways(carriers: &[Carrier]) -> String {
-    let mut bytes = BTreeMap::<String, u64>::new();
-    for carrier in carriers {
-        *bytes.entry(format!("{} {}", carrier.route, carrier.access)).or_default() += carrier.tensor_bytes;
+fn ways<'a>(counts: impl IntoIterator<Item = &'a WayBytes>) -> String {
+    let mut sums = BTreeMap::<&str, u64>::new();
+    for (way, bytes) in counts.into_iter().flatten() {
+        *sums.entry(way).or_default() += bytes;
     }
-    let mut ways: Vec<_> = bytes.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+    let mut ways: Vec<_> = sums.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
     ways.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     ways.into_iter().map(|(way, _)| way).collect::<Vec<_>>().join(", ")
 }
@@ -118,7 +129,7 @@ pub(super) fn summaries(measurements: &[Measurement]) -> Vec<Summary> {
                 wall_time_median: median(&seconds),
                 wall_time_mean: self::mean(&seconds),
                 num_iterations: rounds.len(),
-                carriers: first.carriers.clone(),
+                carriers: ways(own.iter().map(|one| &one.way_bytes)),
             })
         })
         .collect()
@@ -179,6 +190,7 @@ fn median(values: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use windlass::{Carrier, route::Access};
 
     #[test]
     fn a_round_is_as_long_as_its_slowest_process() {
@@ -193,5 +205,25 @@ mod tests {
         assert_eq!(summary.num_iterations, 2);
         assert_eq!((summary.throughput_gbps_min, summary.throughput_gbps_max), (0.25, 1.0));
         assert_eq!((summary.throughput_gbps_median, summary.wall_time_median), (0.625, 2.5));
+    }
+
+    #[test]
+    fn a_summary_has_the_carriers_of_every_process_and_iteration() {
+        let combination = Combination { buffer_bytes: 64 << 20, chunk_bytes: 8 << 20, processes: 2 };
+        let one = |rank, iteration, route, tensor_bytes| {
+            let (access, via) = (Access::Direct, None);
+            let carrier = Carrier { route, access, via, tensor_bytes, read_bytes: tensor_bytes, reads: 1 };
+            let reading = Reading { bytes: tensor_bytes, seconds: 1.0, carriers: vec![carrier] };
+            Measurement::new(Route::Auto, combination, rank, iteration, 1, reading, 1.0)
+        };
+        let measured = [
+            one(0, 0, Route::Cached, 10),
+            one(1, 0, Route::Threads, 20),
+            one(0, 1, Route::Usrbio, 15),
+            one(1, 1, Route::Cached, 20),
+        ];
+        assert_eq!(measured[1].carriers, "threads direct");
+        let [summary] = &summaries(&measured)[..] else { panic!("one combination has one summary") };
+        assert_eq!(summary.carriers, "cached direct, threads direct, usrbio direct");
     }
 }

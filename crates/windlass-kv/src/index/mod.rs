@@ -17,11 +17,11 @@ mod shard;
 #[cfg(test)]
 mod tests;
 
-#[allow(unused_imports, reason = "PLACEHOLDER until the layouts use all of it")]
+#[cfg_attr(not(test), allow(unused_imports, reason = "PLACEHOLDER until segments use all of it"))]
 pub(crate) use entry::{
-    Candidates, Enough, Entry, Existing, Inserted, Lookup, MAX_PAYLOAD_LEN, MAX_SLOT_BYTES, Removed, Reuse,
-    SegmentWorth, Slot, Totals, Want,
+    Candidates, Enough, Entry, Existing, Inserted, Lookup, MAX_SLOT_BYTES, Removed, Reuse, Slot, Totals, Want,
 };
+pub(crate) use recent::Recent;
 
 use crate::{Admission, Eviction, Fingerprint};
 use node::{Mark, NONE, NodeId};
@@ -137,6 +137,7 @@ impl Index {
                 *end += 1;
             }
             let mut start = 0;
+            let mut candidates = [NONE; BATCH];
             for (number, shard) in self.shared.shards.iter().enumerate() {
                 let part = &order[start..usize::from(ends[number])];
                 start += part.len();
@@ -144,13 +145,17 @@ impl Index {
                     continue;
                 }
                 let mut shard = lock(shard);
-                for &block in part {
-                    let fingerprint = fingerprint(&blocks[usize::from(block)]);
-                    let is_there = shard.contains(fingerprint, now);
+                let fingerprint = |block: &u16| fingerprint(&blocks[usize::from(*block)]);
+                for (candidate, block) in candidates.iter_mut().zip(part) {
+                    *candidate = shard.candidate(fingerprint(block));
+                }
+                for (candidate, block) in candidates.iter().zip(part) {
+                    let fingerprint = fingerprint(block);
+                    let is_there = shard.contains_candidate(*candidate, fingerprint, now);
                     if !is_there && self.shared.admission == Admission::SecondTouch {
                         shard.miss(fingerprint, now);
                     }
-                    if let Some(found) = found.get_mut(usize::from(block)) {
+                    if let Some(found) = found.get_mut(usize::from(*block)) {
                         *found = is_there;
                     }
                 }
@@ -186,6 +191,14 @@ impl Index {
     pub(crate) fn peek(&self, fingerprint: &Fingerprint) -> Option<Entry> {
         let shard = self.shared.lock_of(fingerprint);
         shard.find(fingerprint).map(|id| shard.entry(id))
+    }
+
+    /// Changes what the layout knows of a block: flags, slot, sequence and expiry. All else stays as it was. Whether the
+    /// block is there.
+    pub(crate) fn amend(&self, fingerprint: &Fingerprint, change: impl FnOnce(&mut Entry)) -> bool {
+        let mut shard = self.shared.lock_of(fingerprint);
+        let found = shard.find(fingerprint);
+        found.map(|id| shard.amend(id, change)).is_some()
     }
 
     /// Takes a block in. A batch that belongs together, such as a prefix, is best inserted from its tail to its head, as

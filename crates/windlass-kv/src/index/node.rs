@@ -106,6 +106,14 @@ impl Node {
         }
     }
 
+    /// Takes over what may change while the block is there.
+    pub(super) fn amend(&mut self, entry: &Entry) {
+        self.flags = entry.flags;
+        self.slot = entry.slot;
+        self.sequence = entry.sequence;
+        self.expires = entry.expires;
+    }
+
     pub(super) fn slot(&self) -> Slot {
         self.slot
     }
@@ -167,7 +175,7 @@ impl Node {
 }
 
 /// Nodes in an allocation.
-const CHUNK_NODES: usize = 128;
+const CHUNK_NODES: usize = 32;
 
 /// Nodes by number. They never move, and memory grows by a chunk at a time, so that none is wasted.
 #[derive(Debug)]

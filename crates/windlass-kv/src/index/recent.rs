@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 /// A set of fingerprints with a value each, cut to 32 bits to be small: one in thousands of strangers is mistaken for a
 /// member, which costs nothing but a worse guess. The oldest members make room for new ones.
 #[derive(Debug)]
-pub(super) struct Recent<V> {
+pub(crate) struct Recent<V> {
     order: VecDeque<u32>,
     members: HashTable<(u32, V)>,
 }
@@ -21,8 +21,8 @@ impl<V> Default for Recent<V> {
 
 impl<V: Copy> Recent<V> {
     /// Adds a member, or changes its value, and lets the oldest go where there are more than `most`.
-    pub(super) fn insert(&mut self, fingerprint: &Fingerprint, value: V, most: usize) {
-        let tag = tag(fingerprint);
+    pub(crate) fn insert(&mut self, fingerprint: &Fingerprint, value: V, most: usize) {
+        let tag = fingerprint.tag();
         if let Some(member) = self.members.find_mut(spread(tag), |member| member.0 == tag) {
             member.1 = value;
             return;
@@ -40,17 +40,17 @@ impl<V: Copy> Recent<V> {
     }
 
     /// Its value, if it is a member.
-    pub(super) fn get(&self, fingerprint: &Fingerprint) -> Option<V> {
-        let tag = tag(fingerprint);
+    pub(crate) fn get(&self, fingerprint: &Fingerprint) -> Option<V> {
+        let tag = fingerprint.tag();
         self.members.find(spread(tag), |member| member.0 == tag).map(|member| member.1)
     }
 
     /// Makes it a stranger; says whether it was a member. Its place in the order stays taken until its turn comes.
-    pub(super) fn remove(&mut self, fingerprint: &Fingerprint) -> bool {
-        self.remove_tag(tag(fingerprint))
+    pub(crate) fn remove(&mut self, fingerprint: &Fingerprint) -> bool {
+        self.remove_tag(fingerprint.tag())
     }
 
-    pub(super) fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         self.order.capacity() * size_of::<u32>() + self.members.allocation_size()
     }
 
@@ -63,11 +63,6 @@ impl<V: Copy> Recent<V> {
             Err(_) => false,
         }
     }
-}
-
-fn tag(fingerprint: &Fingerprint) -> u32 {
-    let bytes = fingerprint.as_bytes();
-    u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]])
 }
 
 /// A hash of a tag whose upper bits, which tables use too, differ.

@@ -30,14 +30,15 @@ impl Rules {
     }
 }
 
-/// Fewest evicted blocks, or missed ones, that are remembered.
+/// Fewest evicted blocks, or missed ones, that are remembered: of the former else half as many as there are blocks.
 const LEAST_REMEMBERED: usize = 64;
 
 /// Instead of a time: the block was not only asked for, but there to be stored.
 const OFFERED: u32 = 0;
 
 pub(super) struct Shard {
-    table: HashTable<NodeId>,
+    /// Nodes by fingerprint, with 32 bits of it, so that no node is fetched that is not meant.
+    table: HashTable<(NodeId, u32)>,
     pub(super) nodes: Nodes,
     pub(super) lanes: Lanes,
     /// How many read a node.
@@ -70,12 +71,30 @@ impl Shard {
     }
 
     pub(super) fn find(&self, fingerprint: &Fingerprint) -> Option<NodeId> {
-        let same = |id: &NodeId| self.nodes.get(*id).fingerprint == *fingerprint;
-        self.table.find(hash(fingerprint), same).copied()
+        let tag = fingerprint.tag();
+        let same =
+            |(id, other): &(NodeId, u32)| *other == tag && self.nodes.get(*id).fingerprint == *fingerprint;
+        self.table.find(hash(fingerprint), same).map(|(id, _)| *id)
     }
 
     pub(super) fn contains(&self, fingerprint: &Fingerprint, now: u32) -> bool {
         self.find(fingerprint).is_some_and(|id| !self.nodes.get(id).is_expired(now))
+    }
+
+    /// The only node that a fingerprint's may be, unless two have the same tag: [`Shard::contains_candidate`] sees to
+    /// that. To ask for all of a batch's first lets their nodes be fetched from memory at the same time.
+    pub(super) fn candidate(&self, fingerprint: &Fingerprint) -> NodeId {
+        let tag = fingerprint.tag();
+        self.table.find(hash(fingerprint), |(_, other)| *other == tag).map_or(NONE, |(id, _)| *id)
+    }
+
+    /// As [`Shard::contains`], with what [`Shard::candidate`] said.
+    pub(super) fn contains_candidate(&self, candidate: NodeId, fingerprint: &Fingerprint, now: u32) -> bool {
+        if candidate == NONE {
+            return false;
+        }
+        let node = self.nodes.get(candidate);
+        if node.fingerprint == *fingerprint { !node.is_expired(now) } else { self.contains(fingerprint, now) }
     }
 
     pub(super) fn entry(&self, id: NodeId) -> Entry {
@@ -112,7 +131,8 @@ impl Shard {
         let replaced = found.map(|id| self.remove(id));
         let id = self.nodes.insert(node);
         let nodes = &self.nodes;
-        self.table.insert_unique(hash(&fingerprint), id, |&id| hash(&nodes.get(id).fingerprint));
+        let rehash = |(id, _): &(NodeId, u32)| hash(&nodes.get(*id).fingerprint);
+        self.table.insert_unique(hash(&fingerprint), (id, fingerprint.tag()), rehash);
         if entry.expires != 0 {
             self.earliest = self.earliest.min(entry.expires);
         }
@@ -132,7 +152,7 @@ impl Shard {
     pub(super) fn remove(&mut self, id: NodeId) -> Removed {
         let entry = self.entry(id);
         let node = *self.nodes.get(id);
-        if let Ok(found) = self.table.find_entry(hash(&node.fingerprint), |other| *other == id) {
+        if let Ok(found) = self.table.find_entry(hash(&node.fingerprint), |(other, _)| *other == id) {
             found.remove();
         }
         self.lanes.unlink(&mut self.nodes, id);
@@ -145,6 +165,15 @@ impl Shard {
             Reuse::Now
         };
         Removed { fingerprint: node.fingerprint, entry, reuse }
+    }
+
+    pub(super) fn amend(&mut self, id: NodeId, change: impl FnOnce(&mut Entry)) {
+        let mut entry = self.entry(id);
+        change(&mut entry);
+        if entry.expires != 0 {
+            self.earliest = self.earliest.min(entry.expires);
+        }
+        self.nodes.get_mut(id).amend(&entry);
     }
 
     /// Counts a use of a block.
@@ -225,7 +254,7 @@ impl Shard {
             Fate::Evict => return Some(self.remove(id)),
             Fate::EvictAndRemember => {
                 let removed = self.remove(id);
-                let most = self.table.len().max(LEAST_REMEMBERED);
+                let most = (self.table.len() / 2).max(LEAST_REMEMBERED);
                 self.ghosts.insert(&removed.fingerprint, (), most);
                 return Some(removed);
             }

@@ -1,31 +1,32 @@
 //! The threads that move bytes, and what they share.
-#![forbid(unsafe_code)]
+#![allow(unsafe_code)]
 
 #[cfg(feature = "fault-injection")]
 use super::fault::{FaultScript, Filter};
 use super::{
     Failure, Job,
     bounce::BouncePool,
+    device::{DeviceLane, DeviceSide, Region},
     lane::Lane,
     queue::{Queue, Queued},
     ring::RingLane,
     wake::Wake,
     worker::Worker,
 };
-use crate::{Error, IoRoute, Result};
+use crate::{DirectPath, Error, IoRoute, Result};
 use std::{
     fs::File,
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
     thread::{self, JoinHandle},
 };
 use windlass::{
-    Refusal,
+    DeviceId, Refusal,
     route::{Unavailable, ring_refusal},
 };
 
@@ -38,6 +39,8 @@ const MAX_RINGS: usize = 4;
 /// Threads of route `threads` by default: each makes one request at a time.
 const DEFAULT_THREADS: usize = 8;
 const MAX_THREADS: usize = 256;
+/// Threads that serve devices by default: each has copies to wait for.
+const DEVICE_WORKERS: usize = 4;
 /// Requests that a ring holds.
 const RING_DEPTH: usize = 64;
 /// Bytes that one worker's ring has in flight before it takes another request on.
@@ -51,6 +54,8 @@ pub(crate) struct IoOptions {
     /// The directory below which the files will lie.
     pub(crate) root: PathBuf,
     pub(crate) route: IoRoute,
+    /// Whether devices are read from and written to directly.
+    pub(crate) direct: DirectPath,
     /// Threads that move bytes; by default as many as the route needs.
     pub(crate) threads: Option<usize>,
     /// Bytes of memory for what is not aligned.
@@ -66,6 +71,7 @@ impl IoOptions {
         Self {
             root: root.into(),
             route: IoRoute::Auto,
+            direct: DirectPath::Prefer,
             threads: None,
             bounce_bytes: DEFAULT_BOUNCE_BYTES,
             #[cfg(feature = "fault-injection")]
@@ -82,31 +88,41 @@ pub(crate) struct IoReport {
     pub(crate) threads: usize,
     /// Bytes of memory for what is not aligned.
     pub(crate) bounce_bytes: u64,
+    /// What shows, for each device, that bytes go past the host's memory.
+    pub(crate) proofs: Vec<String>,
     /// What would have been better, and why it is not used.
     pub(crate) refused: Vec<Refusal>,
 }
 
-/// What the workers share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) queue: Queue,
-    pub(super) workers: usize,
-    pub(super) window_bytes: u64,
-    pub(super) background: Background,
-    refused: Mutex<Vec<Refusal>>,
-}
+/// What would have been better, and why it is not used.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(Mutex<Vec<Refusal>>);
 
-impl Shared {
+impl Refusals {
     /// Notes that something better cannot be used for a file.
-    pub(super) fn refuse(&self, what: &str, path: &Path, why: &Unavailable) {
-        // Kept consistent by every statement, so a panic elsewhere does not spoil it.
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn add(&self, what: &str, path: &Path, why: &Unavailable) {
+        let mut refused = self.lock();
         let is_known = refused.iter().any(|own| own.what == what && own.why == *why);
         if !is_known && refused.len() < MAX_REFUSALS {
             tracing::warn!(what, path = %path.display(), %why, "refused");
             refused.push(Refusal { what: what.to_owned(), path: Some(path.to_owned()), why: why.clone() });
         }
     }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Refusal>> {
+        // Kept consistent by every statement, so a panic elsewhere does not spoil it.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the workers of a group share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) queue: Queue,
+    pub(super) workers: usize,
+    pub(super) window_bytes: u64,
+    pub(super) background: Background,
+    pub(super) refusals: Arc<Refusals>,
 }
 
 /// How many threads are busy with jobs that nobody waits for: some are kept free for the others.
@@ -141,11 +157,15 @@ impl Background {
 /// Moves bytes between memory and files, by threads of its own.
 #[derive(Debug)]
 pub(crate) struct IoEngine {
-    shared: Arc<Shared>,
+    hosts: Group,
+    /// Those that serve devices, once there was something to serve.
+    devices: Mutex<Option<Group>>,
+    side: Arc<DeviceSide>,
+    options: IoOptions,
+    /// The one that was chosen.
     route: IoRoute,
     bounce_bytes: u64,
-    threads: Vec<JoinHandle<()>>,
-    wakes: Vec<Arc<Wake>>,
+    refusals: Arc<Refusals>,
     process: u32,
 }
 
@@ -160,58 +180,173 @@ impl IoEngine {
             let path = options.root.clone();
             move |source| Error::Io { doing, path, source }
         };
-        let pool = BouncePool::new(options.bounce_bytes, SLOT_BYTES).map_err(failed("getting memory for"))?;
-        let (route, refused) = match options.route {
-            IoRoute::Threads => (IoRoute::Threads, None),
+        let refusals = Arc::new(Refusals::default());
+        let route = match options.route {
+            IoRoute::Threads => IoRoute::Threads,
             IoRoute::Auto | IoRoute::IoUring => match probe(&options.root).map_err(failed("asking"))? {
-                None => (IoRoute::IoUring, None),
-                Some(why) if options.route == IoRoute::Auto => (IoRoute::Threads, Some(why)),
+                None => IoRoute::IoUring,
+                Some(why) if options.route == IoRoute::Auto => {
+                    refusals.add("io_uring", &options.root, &why);
+                    IoRoute::Threads
+                }
                 Some(why) => {
                     let (route, path) = (IoRoute::IoUring.to_string(), options.root);
                     return Err(Error::RouteUnavailable { route, path, why });
                 }
             },
         };
+        let side = Arc::new(DeviceSide::new(options.direct, options.root.clone(), refusals.clone())?);
+        let pool = BouncePool::new(options.bounce_bytes, SLOT_BYTES).map_err(failed("getting memory for"))?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let default = if route == IoRoute::IoUring { cores.min(MAX_RINGS) } else { DEFAULT_THREADS };
         let workers = options.threads.unwrap_or(default).clamp(1, MAX_THREADS);
+        let bounce_bytes = pool.len();
+        let hosts = Group::start(&options, route, workers, &pool, None, &refusals)?;
+        let process = std::process::id();
+        let devices = Mutex::new(None);
+        Ok(Self { hosts, devices, side, options, route, bounce_bytes, refusals, process })
+    }
+
+    /// Queues jobs; each ends by its `done`, whatever happens.
+    pub(crate) fn submit(&self, jobs: Vec<Job>) {
+        if self.is_childs() {
+            let what = "this process was forked off the one that opened the store: open it anew";
+            return reject(jobs, || io::Error::other(what));
+        }
+        let (of_devices, of_hosts): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(concerns_devices);
+        self.hosts.push(of_hosts);
+        if of_devices.is_empty() {
+            return;
+        }
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if devices.is_none() {
+            match self.start_devices() {
+                Ok(group) => *devices = Some(group),
+                Err(error) => {
+                    drop(devices);
+                    return reject(of_devices, || io::Error::other(error.to_string()));
+                }
+            }
+        }
+        if let Some(group) = &*devices {
+            group.push(of_devices);
+        }
+    }
+
+    fn start_devices(&self) -> Result<Group> {
+        let failed =
+            |source| Error::Io { doing: "getting memory for", path: self.options.root.clone(), source };
+        let pool = self.side.pool().map_err(failed)?;
+        let workers = self.options.threads.unwrap_or(DEVICE_WORKERS).clamp(1, MAX_THREADS);
+        Group::start(&self.options, self.route, workers, &pool, Some(&self.side), &self.refusals)
+    }
+
+    /// Ends the jobs with this tag that have not begun, and says how many.
+    pub(crate) fn cancel(&self, tag: u64) -> usize {
+        if self.is_childs() {
+            return 0;
+        }
+        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_devices = devices.as_ref().map(|group| group.shared.clone());
+        drop(devices);
+        self.hosts.shared.queue.cancel(tag) + of_devices.map_or(0, |shared| shared.queue.cancel(tag))
+    }
+
+    /// Makes memory of a device known to the direct path, if `direct` of the options allows that and it is proven to
+    /// work; else the report says why not, and the memory's bytes go by way of the host.
+    ///
+    /// # Errors
+    /// [`Error::RouteUnavailable`] if the direct path is required, and cannot be had; [`Error::Engine`] if the device
+    /// cannot be used at all.
+    ///
+    /// # Safety
+    /// It must be memory of this device, and stay allocated until the result is dropped.
+    pub(crate) unsafe fn register_device(&self, ordinal: u32, address: u64, len: u64) -> Result<Region> {
+        // SAFETY: passed on.
+        unsafe { self.side.register(ordinal, address, len) }
+    }
+
+    /// How bytes are moved.
+    pub(crate) fn report(&self) -> IoReport {
+        let refused = self.refusals.lock().clone();
+        let threads = self.hosts.shared.workers;
+        let proofs = self.side.proofs();
+        IoReport { route: self.route, threads, bounce_bytes: self.bounce_bytes, proofs, refused }
+    }
+
+    /// Whether this is a copy in a child of fork, which has none of the threads.
+    fn is_childs(&self) -> bool {
+        self.process != std::process::id()
+    }
+}
+
+/// Whether a job needs workers that serve devices.
+fn concerns_devices(job: &Job) -> bool {
+    let mut pieces = job.parts.iter().flat_map(|part| &part.pieces);
+    job.wait_event.is_some() || pieces.any(|piece| piece.device != DeviceId::Cpu)
+}
+
+fn reject(jobs: Vec<Job>, error: impl Fn() -> io::Error) {
+    for job in jobs {
+        Queued { job, steps: None }.end(Failure::Io(error()));
+    }
+}
+
+/// Some workers, and their queue.
+#[derive(Debug)]
+struct Group {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    wakes: Vec<Arc<Wake>>,
+    process: u32,
+}
+
+impl Group {
+    fn start(
+        options: &IoOptions,
+        route: IoRoute,
+        workers: usize,
+        pool: &Arc<BouncePool>,
+        side: Option<&Arc<DeviceSide>>,
+        refusals: &Arc<Refusals>,
+    ) -> Result<Self> {
         let shared = Arc::new(Shared {
             queue: Queue::new(),
             workers,
             window_bytes: WINDOW_BYTES,
             background: Background::new(workers),
-            refused: Mutex::default(),
+            refusals: refusals.clone(),
         });
-        if let Some(why) = refused {
-            shared.refuse("io_uring", &options.root, &why);
-        }
-        let bounce_bytes = pool.len();
         // Threads that have started end when this is dropped, also by an error below.
-        let mut engine = Self {
-            shared,
-            route,
-            bounce_bytes,
-            threads: Vec::new(),
-            wakes: Vec::new(),
-            process: std::process::id(),
-        };
+        let mut group = Self { shared, threads: Vec::new(), wakes: Vec::new(), process: std::process::id() };
         for number in 0..workers {
-            engine.start_worker(number, &pool, &options)?;
+            let devices = side.map(|side| DeviceLane::new(side.clone(), pool.clone()));
+            group.start_worker(options, route, number, pool, devices)?;
         }
-        let shared = engine.shared.clone();
+        let shared = group.shared.clone();
         let timer =
             thread::Builder::new().name("windlass-kv-time".into()).spawn(move || shared.queue.expire());
-        engine.threads.push(timer.map_err(failed("starting a thread for"))?);
-        Ok(engine)
+        let failed =
+            |source| Error::Io { doing: "starting a thread for", path: options.root.clone(), source };
+        group.threads.push(timer.map_err(failed)?);
+        Ok(group)
     }
 
-    fn start_worker(&mut self, number: usize, pool: &Arc<BouncePool>, options: &IoOptions) -> Result<()> {
+    fn start_worker(
+        &mut self,
+        options: &IoOptions,
+        route: IoRoute,
+        number: usize,
+        pool: &Arc<BouncePool>,
+        devices: Option<DeviceLane>,
+    ) -> Result<()> {
         let failed =
             |source| Error::Io { doing: "starting a thread for", path: options.root.clone(), source };
         let wake = Arc::new(Wake::new().map_err(failed)?);
-        let (route, shared, pool, own) = (self.route, self.shared.clone(), pool.clone(), wake.clone());
+        let (shared, pool, own) = (self.shared.clone(), pool.clone(), wake.clone());
         #[cfg(feature = "fault-injection")]
         let faults = options.faults.clone();
+        let kind = if devices.is_some() { "dev" } else { "io" };
         let (started, result) = mpsc::channel();
         let work = move || {
             // A ring belongs to the thread that made it.
@@ -224,60 +359,36 @@ impl IoEngine {
                     #[cfg(feature = "fault-injection")]
                     let lane = lane.with_faults(faults.map(|script| Filter::new(script, own.clone())));
                     let _ = started.send(Ok(()));
-                    Worker::new(number, shared, pool, lane, own).run();
+                    Worker::new((number, own), shared, pool, lane, devices).run();
                 }
                 Err(why) => _ = started.send(Err(why)),
             }
         };
-        let thread =
-            thread::Builder::new().name(format!("windlass-kv-io{number}")).spawn(work).map_err(failed)?;
-        self.threads.push(thread);
+        let builder = thread::Builder::new().name(format!("windlass-kv-{kind}{number}"));
+        self.threads.push(builder.spawn(work).map_err(failed)?);
         self.wakes.push(wake);
         match result.recv() {
             Ok(Ok(())) => Ok(()),
             Ok(Err(why)) => {
-                let (route, path) = (self.route.to_string(), options.root.clone());
+                let (route, path) = (route.to_string(), options.root.clone());
                 Err(Error::RouteUnavailable { route, path, why })
             }
             Err(_) => Err(Error::Internal("a thread ended before it began".into())),
         }
     }
 
-    /// Queues jobs; each ends by its `done`, whatever happens.
-    pub(crate) fn submit(&self, jobs: Vec<Job>) {
-        let rejected = if self.is_childs() { Err(jobs) } else { self.shared.queue.push(jobs) };
-        for job in rejected.err().into_iter().flatten() {
-            let what = if self.is_childs() {
-                "this process was forked off the one that opened the store: open it anew"
-            } else {
-                "the threads that move bytes have ended"
-            };
-            Queued { job, steps: None }.end(Failure::Io(io::Error::other(what)));
+    fn push(&self, jobs: Vec<Job>) {
+        if let Err(jobs) = self.shared.queue.push(jobs) {
+            reject(jobs, || io::Error::other("the threads that move bytes have ended"));
         }
-    }
-
-    /// Ends the jobs with this tag that have not begun, and says how many.
-    pub(crate) fn cancel(&self, tag: u64) -> usize {
-        if self.is_childs() { 0 } else { self.shared.queue.cancel(tag) }
-    }
-
-    /// How bytes are moved.
-    pub(crate) fn report(&self) -> IoReport {
-        let refused = self.shared.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        IoReport { route: self.route, threads: self.shared.workers, bounce_bytes: self.bounce_bytes, refused }
-    }
-
-    /// Whether this is a copy in a child of fork, which has none of the threads.
-    fn is_childs(&self) -> bool {
-        self.process != std::process::id()
     }
 }
 
-impl Drop for IoEngine {
+impl Drop for Group {
     /// Jobs that wait are cancelled; those that have begun are waited for, however long that takes.
     fn drop(&mut self) {
-        if self.is_childs() {
-            // Locks may be held by threads that this process does not have.
+        if self.process != std::process::id() {
+            // A child of fork has none of the threads, and they may have held locks.
             std::mem::forget(self.shared.clone());
             return;
         }
@@ -309,8 +420,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         for route in [IoRoute::Auto, IoRoute::Threads] {
             let engine = IoEngine::start(IoOptions { route, ..IoOptions::new(directory.path()) }).unwrap();
-            let shared = Arc::downgrade(&engine.shared);
-            let wakes: Vec<_> = engine.wakes.iter().map(Arc::downgrade).collect();
+            let shared = Arc::downgrade(&engine.hosts.shared);
+            let wakes: Vec<_> = engine.hosts.wakes.iter().map(Arc::downgrade).collect();
             drop(engine);
             assert!(shared.upgrade().is_none(), "a thread lives on");
             assert!(wakes.iter().all(|wake| wake.upgrade().is_none()), "a descriptor is left");

@@ -5,10 +5,14 @@ use rustix::fs::{Mode, OFlags};
 use std::{
     fs::File,
     io,
+    os::fd::AsFd,
     path::{Path, PathBuf},
     sync::OnceLock,
 };
-use windlass::route::{Access, FileUse, PastCache, Unavailable, open_past_cache};
+use windlass::{
+    device::DirectFile,
+    route::{Access, FileUse, PastCache, Unavailable, open_past_cache},
+};
 
 /// Whether a file is only read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub(crate) struct DataFile {
     direct: Result<PastCache, Unavailable>,
     /// Set when a direct transfer was refused although opening was not.
     direct_failed: OnceLock<Unavailable>,
+    /// The file as cuFile knows it, for both directions, once it was asked for.
+    cufile: OnceLock<Result<DirectFile, Unavailable>>,
 }
 
 impl DataFile {
@@ -44,7 +50,13 @@ impl DataFile {
             FileAccess::ReadWrite | FileAccess::CreateNew => FileUse::ReadWrite,
         };
         let direct = open_past_cache(&buffered, file_use);
-        Ok(Self { path: path.to_owned(), buffered, direct, direct_failed: OnceLock::new() })
+        Ok(Self {
+            path: path.to_owned(),
+            buffered,
+            direct,
+            direct_failed: OnceLock::new(),
+            cufile: OnceLock::new(),
+        })
     }
 
     /// A file that has nothing but a name, for tests whose disk is simulated.
@@ -68,6 +80,15 @@ impl DataFile {
             Some(why) => Err(why),
             None => self.direct.as_ref(),
         }
+    }
+
+    /// The file as cuFile knows it, or why it does not take it.
+    pub(super) fn cufile(&self) -> Result<&DirectFile, &Unavailable> {
+        let register = || {
+            let direct = self.direct().map_err(Clone::clone)?;
+            DirectFile::register(direct.file.as_fd())
+        };
+        self.cufile.get_or_init(register).as_ref()
     }
 
     /// The descriptor for a transfer that was planned when `access` was allowed.

@@ -5,6 +5,7 @@
 mod blocking;
 mod bounce;
 mod checksum;
+mod device;
 mod engine;
 #[cfg(feature = "fault-injection")]
 pub(crate) mod fault;
@@ -18,11 +19,14 @@ mod ring;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod transfers;
 mod wake;
 mod worker;
 
+pub(crate) use device::Region as DeviceRegion;
 pub(crate) use engine::{IoEngine, IoOptions, IoReport};
 pub(crate) use file::{DataFile, FileAccess};
+pub(crate) use transfers::Transfers;
 
 use crate::{KeepAlive, Piece};
 use serde::Serialize;
@@ -107,7 +111,7 @@ pub(crate) struct Job {
     pub(crate) checksums: Checksums,
     /// If it has not begun by then, it does not.
     pub(crate) deadline: Option<Instant>,
-    /// A CUDA event, as a handle of the driver's, that work on the device must have reached before the memory is read.
+    /// A CUDA event, as a handle of the driver's, that work on the device must have reached before the memory is touched.
     pub(crate) wait_event: Option<u64>,
     /// Dropped after the memory was touched for the last time, before `done` is called.
     pub(crate) keep: KeepAlive,
@@ -146,8 +150,10 @@ pub enum Carrier {
     ThreadsDirect,
     /// By a thread, through the page cache.
     ThreadsBuffered,
-    /// Between a device and the drive.
+    /// Between a device and the drive, past the host's memory.
     Gds,
+    /// By cuFile, which went through host memory after all, or may have.
+    GdsCompat,
 }
 
 impl Carrier {
@@ -159,33 +165,8 @@ impl Carrier {
             Self::ThreadsDirect => "threads_direct",
             Self::ThreadsBuffered => "threads_buffered",
             Self::Gds => "gds",
+            Self::GdsCompat => "gds_compat",
         }
-    }
-}
-
-/// Moves bytes: the engine, or in tests what takes its place.
-pub(crate) trait Transfers: Send + Sync {
-    /// Begins transfers. Never blocks.
-    fn submit(&self, jobs: Vec<Job>);
-
-    /// Ends those of this tag that have not begun, as [`Failure::Cancelled`]. Says how many.
-    fn cancel(&self, tag: u64) -> usize;
-
-    /// How they are moved.
-    fn report(&self) -> IoReport;
-}
-
-impl Transfers for IoEngine {
-    fn submit(&self, jobs: Vec<Job>) {
-        Self::submit(self, jobs);
-    }
-
-    fn cancel(&self, tag: u64) -> usize {
-        Self::cancel(self, tag)
-    }
-
-    fn report(&self) -> IoReport {
-        Self::report(self)
     }
 }
 

@@ -134,6 +134,15 @@ impl Step {
         self.spans.iter().filter(bounced).map(|span| span.len).sum()
     }
 
+    /// The same bytes by way of our memory.
+    pub(super) fn bounced(&self) -> Self {
+        let mut step = Self::new(self.offset, false);
+        for span in &self.spans {
+            step.push(Span { place: Place::Bounced(0), ..*span });
+        }
+        step
+    }
+
     fn ends_bounced(&self) -> bool {
         matches!(self.spans.last(), Some(Span { place: Place::Bounced(_), .. }))
     }
@@ -322,14 +331,14 @@ impl Wanted<'_> {
 
     /// Bytes of a piece before the first that can go in place: all if none can.
     fn before_in_place(&self, offset: u64, piece: &crate::Piece) -> u64 {
-        let (memory, step) = match (piece.device, self.devices) {
-            (DeviceId::Cpu, _) => (self.grid.memory, self.grid.offset),
-            (DeviceId::Cuda(_), DevicePieces::Direct) => (BLOCK_LEN, BLOCK_LEN),
+        let memory = match (piece.device, self.devices) {
+            (DeviceId::Cpu, _) => self.grid.memory,
+            (DeviceId::Cuda(_), DevicePieces::Direct) => BLOCK_LEN,
             (DeviceId::Cuda(_), DevicePieces::Staged) => return piece.len,
         };
-        let skipped = offset.next_multiple_of(step) - offset;
+        let skipped = offset.next_multiple_of(self.unit()) - offset;
         let is_aligned = piece.address.checked_add(skipped).is_some_and(|address| address % memory == 0);
-        let is_long = piece.len.saturating_sub(skipped) >= SHORTEST_IN_PLACE.max(step);
+        let is_long = piece.len.saturating_sub(skipped) >= SHORTEST_IN_PLACE;
         if is_aligned && is_long { skipped } else { piece.len }
     }
 
@@ -338,9 +347,148 @@ impl Wanted<'_> {
         len / self.unit() * self.unit()
     }
 
-    /// What lengths in place are multiples of. Devices' pieces are on a grid of blocks; a coarser end costs others at
-    /// most a block that is copied.
+    /// What offsets and lengths in place are multiples of. Pieces of devices are on a grid of blocks, and so is all that
+    /// is moved with them.
     fn unit(&self) -> u64 {
         if self.devices == DevicePieces::Direct { BLOCK_LEN } else { self.grid.offset }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Piece;
+    use proptest::prelude::*;
+
+    const GRIDS: [Grid; 4] = [
+        Grid::BUFFERED,
+        Grid { memory: 4, offset: 512 },
+        Grid { memory: 512, offset: 512 },
+        Grid { memory: 4096, offset: 4096 },
+    ];
+
+    /// Parts after a header, with gaps of whole blocks; each piece somewhere else.
+    fn parts() -> impl Strategy<Value = Vec<Part>> {
+        let piece = (1u64..30_000, prop_oneof![Just(0u64), 0u64..4096], 0u32..4);
+        let part = (prop::collection::vec(piece, 0..20), 0u64..3);
+        prop::collection::vec(part, 0..5).prop_map(|shapes| {
+            let (mut offset, mut place) = (BLOCK_LEN, 1u64 << 20);
+            let mut parts = Vec::new();
+            for (pieces, gap) in shapes {
+                offset += gap * BLOCK_LEN;
+                let pieces: Vec<Piece> = pieces
+                    .into_iter()
+                    .map(|(len, skew, kind)| {
+                        let len = if kind > 1 { len / 4096 * 4096 + 4096 } else { len };
+                        place += 1 << 16;
+                        let device = if kind == 3 { DeviceId::Cuda(0) } else { DeviceId::Cpu };
+                        Piece { address: place + skew, len, device }
+                    })
+                    .collect();
+                let len = pieces.iter().map(|piece| piece.len).sum::<u64>();
+                parts.push(Part { offset, pieces, len });
+                offset += len.next_multiple_of(BLOCK_LEN);
+            }
+            parts
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn steps_have_every_byte_once_within_their_limits(
+            parts in parts(),
+            grid in prop::sample::select(&GRIDS[..]),
+            devices in prop_oneof![Just(DevicePieces::Staged), Just(DevicePieces::Direct)],
+            step_blocks in 1u64..40,
+            bounce_blocks in 1u64..10,
+            segments in 1usize..8,
+            has_header in any::<bool>(),
+        ) {
+            let limits =
+                Limits { step_bytes: step_blocks * BLOCK_LEN, segments, bounce_bytes: bounce_blocks * BLOCK_LEN };
+            let header = has_header.then_some(0);
+            let steps = Wanted { header, parts: &parts, grid, devices, limits }.steps().unwrap();
+
+            let mut reached = vec![0; parts.len()];
+            let (mut headers, mut end) = (0, 0);
+            for step in &steps {
+                prop_assert!(step.offset >= end && step.offset % grid.offset == 0);
+                end = step.offset + step.len;
+                prop_assert!(step.len <= limits.step_bytes && step.bounced <= limits.bounce_bytes);
+                prop_assert!(step.in_place + step.runs <= segments);
+                prop_assert_eq!(step.spans.iter().map(|span| span.len).sum::<u64>(), step.len);
+                let mut offset = step.offset;
+                let mut ours = 0u64;
+                let mut follows_bounced = false;
+                for span in &step.spans {
+                    match span.content {
+                        Content::Header => {
+                            prop_assert_eq!((offset, span.len), (0, BLOCK_LEN));
+                            headers += 1;
+                        }
+                        Content::Padding => {}
+                        Content::Payload { part, start, address, device } => {
+                            prop_assert_eq!(parts[part].offset + start, offset);
+                            prop_assert_eq!(reached[part], start);
+                            reached[part] += span.len;
+                            let mut left = start;
+                            let piece = parts[part].pieces.iter().find(|piece| {
+                                let is_here = left < piece.len;
+                                left = left.saturating_sub(if is_here { 0 } else { piece.len });
+                                is_here
+                            }).unwrap();
+                            prop_assert_eq!((piece.address + left, piece.device), (address, device));
+                            prop_assert!(left + span.len <= piece.len);
+                            if span.place == Place::InPlace {
+                                let (memory, unit) = match device {
+                                    DeviceId::Cpu => (grid.memory, grid.offset),
+                                    DeviceId::Cuda(_) => (BLOCK_LEN, BLOCK_LEN),
+                                };
+                                prop_assert!(address % memory == 0 && offset % unit == 0 && span.len % unit == 0);
+                                prop_assert_eq!(step.is_devices, device != DeviceId::Cpu);
+                                prop_assert!(device == DeviceId::Cpu || devices == DevicePieces::Direct);
+                            }
+                        }
+                    }
+                    if let Place::Bounced(at) = span.place {
+                        prop_assert!(!step.is_devices);
+                        let next = if follows_bounced { ours } else { ours.next_multiple_of(BLOCK_LEN) };
+                        prop_assert_eq!(at, next);
+                        ours = at + span.len;
+                    }
+                    follows_bounced = span.place != Place::InPlace;
+                    offset += span.len;
+                }
+                prop_assert_eq!(step.bounced, ours);
+            }
+            prop_assert_eq!(headers, usize::from(has_header));
+            prop_assert_eq!(reached, parts.iter().map(|part| part.len).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_whole_block_is_one_step() {
+        let piece = Piece { address: 1 << 20, len: 1 << 20, device: DeviceId::Cpu };
+        let parts =
+            [0u64, 1].map(|shard| Part { offset: 4096 + (shard << 20), pieces: vec![piece], len: 1 << 20 });
+        let limits = Limits { step_bytes: 8 << 20, segments: 512, bounce_bytes: 8 << 20 };
+        let grid = GRIDS[2];
+        let wanted = Wanted { header: Some(0), parts: &parts, grid, devices: DevicePieces::Staged, limits };
+        let steps = wanted.steps().unwrap();
+        assert_eq!(steps.len(), 1);
+        assert_eq!((steps[0].len, steps[0].bounced), (4096 + (2 << 20), 4096));
+    }
+
+    #[test]
+    fn the_whole_of_a_device_step_can_be_staged() {
+        let piece = Piece { address: 1 << 20, len: 1 << 20, device: DeviceId::Cuda(0) };
+        let parts = [Part { offset: 4096, pieces: vec![piece], len: 1 << 20 }];
+        let limits = Limits { step_bytes: 8 << 20, segments: 512, bounce_bytes: 8 << 20 };
+        let wanted =
+            Wanted { header: None, parts: &parts, grid: GRIDS[2], devices: DevicePieces::Direct, limits };
+        let steps = wanted.steps().unwrap();
+        assert!(steps.len() == 1 && steps[0].is_devices);
+        let staged = steps[0].bounced();
+        assert_eq!((staged.is_devices, staged.bounced, staged.bounced_payload()), (false, 1 << 20, 1 << 20));
     }
 }

@@ -62,6 +62,8 @@ struct State {
     jobs: HashMap<u64, Queued>,
     /// The jobs of each priority; some may have ended already.
     lines: [VecDeque<u64>; 3],
+    /// How many of each priority there are.
+    waiting: [usize; 3],
     deadlines: BTreeSet<(Instant, u64)>,
     /// Workers that have nothing to do, or could do more.
     parked: Vec<Parked>,
@@ -73,6 +75,7 @@ struct State {
 impl State {
     fn remove(&mut self, number: u64) -> Option<Queued> {
         let queued = self.jobs.remove(&number)?;
+        self.waiting[queued.job.priority as usize] -= 1;
         if let Some(deadline) = queued.job.deadline {
             self.deadlines.remove(&(deadline, number));
         }
@@ -95,6 +98,7 @@ impl State {
         if let Some(deadline) = queued.job.deadline {
             self.deadlines.insert((deadline, number));
         }
+        self.waiting[priority as usize] += 1;
         self.jobs.insert(number, queued);
         (number, priority)
     }
@@ -172,7 +176,7 @@ impl Queue {
         let mut state = self.lock();
         let is_work = match accept {
             Accept::Everything => !state.jobs.is_empty(),
-            Accept::Demand => state.jobs.values().any(|queued| queued.job.priority == Priority::Demand),
+            Accept::Demand => state.waiting[Priority::Demand as usize] > 0,
         };
         if is_work {
             return false;
@@ -209,7 +213,7 @@ impl Queue {
                 && deadline <= now
             {
                 state.deadlines.pop_first();
-                expired.extend(state.jobs.remove(&number));
+                expired.extend(state.remove(number));
             }
             if !expired.is_empty() {
                 drop(state);
@@ -237,6 +241,7 @@ impl Queue {
             let mut state = self.lock();
             state.is_closed = true;
             state.deadlines.clear();
+            state.waiting = [0; 3];
             self.changed.notify_all();
             state.jobs.drain().map(|(_, queued)| queued).collect()
         };

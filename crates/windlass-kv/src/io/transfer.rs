@@ -129,7 +129,10 @@ impl Transfer {
     /// Lets the memory go, and says how it went.
     pub(super) fn end(self) {
         let Self { keep, done, sums, lens, header, carried, bounced_bytes, failure, started, .. } = self;
-        drop(keep);
+        match failure {
+            Some(Failure::Lost(_)) => mem::forget(keep),
+            _ => drop(keep),
+        }
         let checksums = if sums.is_empty() || failure.is_some() {
             vec![None; lens.len()]
         } else {
@@ -145,10 +148,22 @@ impl Transfer {
         });
     }
 
-    /// Says that nobody knows what becomes of it. Its memory is never let go.
-    pub(super) fn lose(mut self, error: io::Error) {
-        mem::forget(self.keep.clone());
+    /// Notes that nobody knows what becomes of a step: its memory is never let go.
+    pub(super) fn lose(&mut self, error: io::Error) {
+        self.steps.clear();
         self.failure = Some(Failure::Lost(error));
-        self.end();
+    }
+
+    /// Notes that what cuFile moved went through host memory.
+    pub(super) fn was_not_direct(&mut self) {
+        for (carrier, _) in &mut self.carried {
+            if *carrier == Carrier::Gds {
+                *carrier = Carrier::GdsCompat;
+            }
+        }
+    }
+
+    pub(super) fn used_gds(&self) -> bool {
+        self.carried.iter().any(|(carrier, _)| *carrier == Carrier::Gds)
     }
 }

@@ -2,8 +2,9 @@
 #![allow(unsafe_code)]
 
 use super::{
-    Carrier, Direction, Failure,
+    Carrier, Direction, Failure, Job,
     bounce::{BouncePool, Lease},
+    device::DeviceLane,
     engine::Shared,
     lane::{Done, Lane, Op},
     memory,
@@ -13,8 +14,8 @@ use super::{
     transfer::{Transfer, plan},
     wake::Wake,
 };
-use std::{collections::VecDeque, io, sync::Arc};
-use windlass::route::Access;
+use std::{collections::VecDeque, io, mem, sync::Arc};
+use windlass::{DeviceId, device::CopyError, route::Access};
 
 /// Bytes of one step.
 const STEP_BYTES: u64 = 8 << 20;
@@ -27,6 +28,8 @@ pub(super) struct Worker {
     shared: Arc<Shared>,
     pool: Arc<BouncePool>,
     lane: Lane,
+    /// Of workers that serve devices.
+    devices: Option<DeviceLane>,
     wake: Arc<Wake>,
     /// Jobs that have begun, by the number that their operations carry.
     transfers: Vec<Option<Transfer>>,
@@ -43,17 +46,18 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new(
-        number: usize,
+        (number, wake): (usize, Arc<Wake>),
         shared: Arc<Shared>,
         pool: Arc<BouncePool>,
         lane: Lane,
-        wake: Arc<Wake>,
+        devices: Option<DeviceLane>,
     ) -> Self {
         Self {
             number,
             shared,
             pool,
             lane,
+            devices,
             wake,
             transfers: Vec::new(),
             free: Vec::new(),
@@ -126,8 +130,13 @@ impl Worker {
             };
             let Some(step) = transfer.steps.pop_front() else {
                 self.unfinished.pop_front();
+                self.end_if_over(number);
                 continue;
             };
+            if step.is_devices {
+                self.move_directly(number, &step);
+                continue;
+            }
             if !self.has_room() {
                 self.put_step_back(number, step);
                 return;
@@ -154,7 +163,7 @@ impl Worker {
         }
         let share = self.shared.queue.len().div_ceil(self.shared.workers).max(1);
         for _ in 0..share {
-            if !self.has_room() {
+            if !self.has_room() || !self.unfinished.is_empty() {
                 return;
             }
             let Some(queued) = self.shared.queue.take(self.accept()) else { return };
@@ -171,17 +180,13 @@ impl Worker {
             Queued { job, steps }.end(Failure::TimedOut);
             return true;
         }
-        if let Err(why) = job.file.direct() {
-            self.shared.refuse("direct transfers", job.file.path(), why);
-        }
         let planned = match steps {
             Some(steps) => Ok(steps),
-            None => plan(&job, self.limits(), DevicePieces::Staged),
+            None => self.plan(&job),
         };
         let mut steps = match planned {
             Ok(steps) => steps,
-            Err(what) => {
-                let failure = Failure::Io(io::Error::new(io::ErrorKind::InvalidInput, what));
+            Err(failure) => {
                 Queued { job, steps: None }.end(failure);
                 return true;
             }
@@ -189,6 +194,10 @@ impl Worker {
         // Without memory for its first step it has not begun: it can still be cancelled, or be too late.
         let first = match steps.pop_front() {
             None => None,
+            Some(step) if step.is_devices => {
+                steps.push_front(step);
+                None
+            }
             Some(step) => match self.pool.try_take(step.bounced, &self.wake) {
                 Some(lease) => Some((step, lease)),
                 None => {
@@ -203,22 +212,94 @@ impl Worker {
             self.transfers.push(None);
             self.transfers.len() - 1
         });
-        let transfer = Transfer::begin(job, steps);
+        let waited = self.wait_for_event(&job, &steps);
+        let mut transfer = Transfer::begin(job, steps);
+        if let Err(error) = waited {
+            transfer.fail(Failure::Device(error));
+        }
         self.shared.background.began(transfer.is_demand);
         self.transfers[number] = Some(transfer);
         if let Some((step, lease)) = first {
             self.begin(number, step, lease);
-            self.unfinished.push_back(number);
-            self.begin_steps();
         }
-        self.end_if_over(number);
+        self.unfinished.push_back(number);
+        self.begin_steps();
         true
+    }
+
+    /// The steps of a job, as things stand with its file and its memory.
+    fn plan(&self, job: &Job) -> Result<VecDeque<Step>, Failure> {
+        if let Err(why) = job.file.direct() {
+            self.shared.refusals.add("direct transfers", job.file.path(), why);
+        }
+        let pieces = match &self.devices {
+            Some(devices) => devices.side().pieces(job)?,
+            None => DevicePieces::Staged,
+        };
+        plan(job, self.limits(), pieces)
+            .map_err(|what| Failure::Io(io::Error::new(io::ErrorKind::InvalidInput, what)))
+    }
+
+    /// Waits for a job's event, if others than queues of copies are to touch its memory.
+    fn wait_for_event(&self, job: &Job, steps: &VecDeque<Step>) -> windlass::Result<()> {
+        let (Some(event), Some(devices)) = (job.wait_event, &self.devices) else { return Ok(()) };
+        let is_hosts =
+            job.parts.iter().flat_map(|part| &part.pieces).any(|piece| piece.device == DeviceId::Cpu);
+        if is_hosts || steps.iter().any(|step| step.is_devices) {
+            // SAFETY: whoever submits a job vouches for its event.
+            unsafe { devices.wait_for(job, event)? };
+        }
+        Ok(())
+    }
+
+    /// Has a device move a step; what it does not take goes by way of host memory, if it may.
+    fn move_directly(&mut self, number: usize, step: &Step) {
+        let (Some(devices), Some(transfer)) =
+            (&self.devices, self.transfers.get_mut(number).and_then(Option::as_mut))
+        else {
+            return;
+        };
+        match devices.move_directly(transfer.direction, step, &transfer.file) {
+            Ok(bytes) => transfer.account(Carrier::Gds, bytes),
+            Err(why) if devices.side().is_required() => {
+                transfer.fail(Failure::Io(io::Error::other(why.to_string())));
+            }
+            Err(why) => {
+                devices.side().give_up(&transfer.file, &why);
+                transfer.steps.push_front(step.bounced());
+            }
+        }
+    }
+
+    /// Looks whether what devices moved directly was.
+    fn check_direct(&self, transfer: &mut Transfer) {
+        let Some(devices) = &self.devices else { return };
+        if !transfer.used_gds() {
+            return;
+        }
+        if let Err(why) = devices.side().check_kept() {
+            transfer.was_not_direct();
+            devices.side().give_up(&transfer.file, &why);
+            if devices.side().is_required() {
+                transfer.fail(Failure::Io(io::Error::other(why.to_string())));
+            }
+        }
     }
 
     /// Hands a step to the lane.
     fn begin(&mut self, number: usize, step: Step, lease: Lease) {
         let Some(transfer) = self.transfers.get_mut(number).and_then(Option::as_mut) else { return };
+        if transfer.has_failed() {
+            return;
+        }
         if transfer.direction == Direction::Write {
+            if let Some(devices) = &mut self.devices {
+                // SAFETY: whoever submits a job vouches for its memory and its event; the lease is ours.
+                let copied = unsafe { devices.copy(Direction::Write, &step, &lease, transfer.wait_event) };
+                if let Err(failed) = copied {
+                    return fail_copy(transfer, failed, lease);
+                }
+            }
             // SAFETY: the caller's memory is left alone until `keep` of the job is dropped, and the lease is ours.
             unsafe { memory::gather(&step, &lease, &mut transfer.sums) };
             if step.spans.iter().any(|span| span.content == Content::Header) {
@@ -260,12 +341,12 @@ impl Worker {
         let Some(transfer) = self.transfers.get_mut(op.transfer).and_then(Option::as_mut) else { return };
         let before = op.filled;
         let moved = result.as_ref().map_or(0, |count| *count as u64);
-        let next = settle(&mut op, result);
-        match next {
+        let mut copied = Ok(());
+        match settle(&mut op, result) {
             Next::Again => {
                 transfer.account(carrier, op.filled - before);
                 if let (true, Err(why)) = (op.access == Access::Buffered, op.file.direct()) {
-                    self.shared.refuse("direct transfers", op.file.path(), why);
+                    self.shared.refusals.add("direct transfers", op.file.path(), why);
                 }
                 op.aim();
                 self.lane.push(op);
@@ -278,6 +359,11 @@ impl Worker {
                     // done with it and with the lease.
                     unsafe { memory::scatter(&op.step, &op.lease, &mut transfer.sums) };
                     memory::take_header(&op.step, &op.lease, &mut transfer.header);
+                    if let Some(devices) = &mut self.devices {
+                        let after = transfer.wait_event;
+                        // SAFETY: as above; whoever submits a job vouches for memory of devices, and for its event, too.
+                        copied = unsafe { devices.copy(Direction::Read, &op.step, &op.lease, after) };
+                    }
                 }
             }
             Next::Failed(failure) => transfer.fail(failure),
@@ -287,16 +373,20 @@ impl Worker {
         if !transfer.is_demand {
             self.background_bytes -= op.step.len;
         }
-        let number = op.transfer;
-        drop(op);
+        let Op { transfer: number, lease, .. } = op;
+        match copied {
+            Ok(()) => drop(lease),
+            Err(failed) => fail_copy(transfer, failed, lease),
+        }
         self.end_if_over(number);
     }
 
     fn end_if_over(&mut self, number: usize) {
         let Some(place) = self.transfers.get_mut(number) else { return };
-        if let Some(transfer) = place.take_if(|transfer| transfer.is_over()) {
+        if let Some(mut transfer) = place.take_if(|transfer| transfer.is_over()) {
             self.free.push(number);
             self.unfinished.retain(|own| *own != number);
+            self.check_direct(&mut transfer);
             self.shared.background.ended(transfer.is_demand);
             transfer.end();
         }
@@ -310,11 +400,22 @@ impl Worker {
                 transfer.lose(copy_of(error));
             } else {
                 transfer.fail(Failure::Io(copy_of(error)));
-                transfer.end();
             }
+            transfer.end();
         }
         self.pool.leave(&self.wake);
         self.shared.queue.close(|| Failure::Io(copy_of(error)));
+    }
+}
+
+/// A device failed to copy. If it may go on, nobody may use the memory again.
+fn fail_copy(transfer: &mut Transfer, failed: CopyError, lease: Lease) {
+    if failed.is_in_doubt {
+        tracing::error!(error = %failed.error, "memory is leaked, since nobody knows whether a device still copies it");
+        mem::forget(lease);
+        transfer.lose(io::Error::other(failed.error));
+    } else {
+        transfer.fail(Failure::Device(failed.error));
     }
 }
 

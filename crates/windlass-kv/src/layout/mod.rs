@@ -6,26 +6,47 @@
 //! [`Layout::check`] says whether they are the block's, with the checksums to compare.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod conformance;
+mod files;
 mod segments;
 
 use crate::{
     DropReason, Error, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result, StoreOptions,
+    format::{PAGE, superblock::Superblock},
     io::DataFile,
 };
-use std::{any::Any, sync::Arc, time::SystemTime};
+use std::{any::Any, fs::File, io, io::Read, sync::Arc, time::SystemTime};
 
 /// The layout that the options name, or that the store has.
 ///
 /// # Errors
 /// As [`Store::open`](crate::Store::open).
 pub(crate) fn open(options: &StoreOptions) -> Result<(LayoutKind, Arc<dyn Layout>)> {
-    match options.layout.unwrap_or_default() {
-        LayoutKind::Segments => Ok((LayoutKind::Segments, Arc::new(segments::Segments::open(options)?))),
-        LayoutKind::Files => Err(Error::Internal("PLACEHOLDER until the layout is there".into())),
+    let kind = match options.layout {
+        Some(kind) => kind,
+        None => existing(options)?.unwrap_or_default(),
+    };
+    let layout: Arc<dyn Layout> = match kind {
+        LayoutKind::Segments => Arc::new(segments::Segments::open(options)?),
+        LayoutKind::Files => Arc::new(files::Files::open(options)?),
+    };
+    Ok((kind, layout))
+}
+
+/// The layout of the store that is there, if there is one. Whatever is wrong with it is found when it is opened.
+fn existing(options: &StoreOptions) -> Result<Option<LayoutKind>> {
+    let path = options.root.join("STORE");
+    let mut bytes = Vec::new();
+    let read = File::open(&path).and_then(|file| file.take(PAGE as u64).read_to_end(&mut bytes));
+    match read {
+        Ok(_) => Ok(Superblock::parse(&bytes).ok().map(|superblock| superblock.layout)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::Io { doing: "reading", path, source }),
     }
 }
 
-/// Bytes before the payload of a block that describe it, in layouts that have headers.
+/// Bytes next to the payload of a block that describe it, in layouts that have headers.
 pub(crate) const HEADER_LEN: usize = 4096;
 /// What offsets and lengths of direct reads and writes are multiples of.
 pub(crate) const BLOCK_LEN: u64 = 4096;
@@ -57,8 +78,8 @@ impl NewBlock {
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) file: Arc<DataFile>,
-    /// Offset of the header, [`HEADER_LEN`] bytes; `None` if this layout has none. Where there is one, the payload
-    /// follows it.
+    /// Offset of the header, [`HEADER_LEN`] bytes; `None` if this layout has none. Where there is one, it is just before
+    /// the payload, or just behind the last shard.
     pub(crate) header: Option<u64>,
     /// Offset of shard 0.
     pub(crate) payload: u64,
@@ -112,8 +133,8 @@ pub(crate) struct Found {
     pub(crate) place: Place,
     /// Bytes of all its shards, as the index says; the header knows better.
     pub(crate) payload_len: u64,
-    /// Whether this process wrote it, so that its place is held for sure.
-    pub(crate) is_own: bool,
+    /// Whether its place cannot get other bytes as long as this lives, whatever other processes do.
+    pub(crate) is_held: bool,
     /// Holds the place; what the layout needs to know of it.
     pub(crate) token: Box<dyn Any + Send + Sync>,
 }
@@ -124,6 +145,8 @@ pub(crate) enum Lookup {
     Found(Found),
     Miss,
     Expired,
+    /// Whether it is there could not be found out. Layouts without an index of their own have to ask the disk.
+    Failed(io::Error),
 }
 
 /// The answer to [`Layout::check`].
@@ -172,7 +195,8 @@ pub(crate) struct Usage {
 
 /// A way for blocks to lie on storage. All methods may be called from several threads at once. None but
 /// [`Layout::reserve`], [`Layout::commit`], [`Layout::maintain`], [`Layout::delete`], [`Layout::clear`],
-/// [`Layout::evict`], [`Layout::key_of`] and [`Layout::close`] waits for the disk.
+/// [`Layout::evict`], [`Layout::key_of`] and [`Layout::close`] waits for the disk, where the layout has an index that
+/// knows of all blocks.
 pub(crate) trait Layout: Send + Sync {
     /// Makes a namespace known: its description is written down, its limits hold from now on.
     fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()>;

@@ -10,6 +10,7 @@ use crate::{
 };
 use crossbeam_channel::Receiver;
 use std::{
+    collections::HashSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -45,9 +46,13 @@ pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<CommitTask>>) {
     while let Ok(Message::Task(first)) = tasks.recv() {
         let end = Instant::now() + gathering;
         let mut bytes = len_bytes(&first);
+        let mut requests = HashSet::from([first.waiter.ticket.id]);
         let mut group = vec![first];
         let mut stops = false;
         while bytes < LARGEST_GROUP && !stops {
+            // Where no other store is under way, none will come that could share the sync.
+            let is_alone = core.requests.stores_under_way() <= requests.len();
+            let end = if is_alone { Instant::now() } else { end };
             let next = match end.saturating_duration_since(Instant::now()) {
                 Duration::ZERO => tasks.try_recv().ok(),
                 left => tasks.recv_timeout(left).ok(),
@@ -55,6 +60,7 @@ pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<CommitTask>>) {
             match next {
                 Some(Message::Task(task)) => {
                     bytes = bytes.saturating_add(len_bytes(&task));
+                    requests.insert(task.waiter.ticket.id);
                     group.push(task);
                 }
                 Some(Message::Stop) => stops = true,

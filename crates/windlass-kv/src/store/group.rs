@@ -30,6 +30,10 @@ impl Group {
         self.items.iter().fold(0, |sum, item| sum.saturating_add(item.len))
     }
 
+    fn has(&self, shard: u32) -> bool {
+        self.items.iter().any(|item| item.shard == shard)
+    }
+
     /// Ends all its items alike.
     pub(crate) fn settled(&self, status: Status) -> impl Iterator<Item = Settled> {
         self.items.iter().map(move |item| item.settled(status))
@@ -53,7 +57,7 @@ impl GroupItem {
     }
 }
 
-/// Items by block, in the order of the first item of each.
+/// Items by block, in the order of the first item of each. Who asks for a shard twice gets another group for that.
 ///
 /// # Errors
 /// [`Error::InvalidRequest`] if an item makes no sense.
@@ -63,13 +67,15 @@ pub(crate) fn group(namespace: NamespaceId, items: Vec<Item>) -> Result<Vec<Grou
     for (number, Item { key, shard, pieces }) in items.into_iter().enumerate() {
         let len = checked_len(number, &key, shard, &pieces)?;
         let item = GroupItem { item: number, shard, len, pieces };
-        if let Some(last) = groups.last_mut().filter(|last| last.key == key) {
+        if let Some(last) = groups.last_mut().filter(|last| last.key == key && !last.has(shard)) {
             last.items.push(item);
             continue;
         }
         let fingerprint = Fingerprint::of(namespace, key.as_bytes());
         match places.get(&fingerprint) {
-            Some(place) if groups[*place].key == key => groups[*place].items.push(item),
+            Some(place) if groups[*place].key == key && !groups[*place].has(shard) => {
+                groups[*place].items.push(item);
+            }
             _ => {
                 places.insert(fingerprint, groups.len());
                 groups.push(Group { key, fingerprint, items: vec![item] });

@@ -1,7 +1,7 @@
-//! What is done now and then: the layout's upkeep, blocks that never got all their shards, scrubbing.
+//! What is done now and then: the layout's upkeep, blocks that never got all their shards.
 #![forbid(unsafe_code)]
 
-use super::{Core, verify::Scrub};
+use super::Core;
 use crate::{EventKind, sync::lock};
 use std::{
     sync::{Arc, Condvar, Mutex, PoisonError},
@@ -27,7 +27,7 @@ impl Bell {
     }
 
     /// Whether it was rung within this time.
-    fn wait(&self, time: Duration) -> bool {
+    pub(crate) fn wait(&self, time: Duration) -> bool {
         let rung = lock(&self.rung);
         let (rung, _) = self
             .changed
@@ -39,7 +39,6 @@ impl Bell {
 
 /// Does its rounds until the bell is rung.
 pub(crate) fn run(core: &Arc<Core>, bell: &Bell) {
-    let mut scrub = Scrub::new(core.options.scrub_bytes_per_second);
     let mut partial = Instant::now();
     let mut failing = false;
     while !bell.wait(ROUND) {
@@ -56,7 +55,6 @@ pub(crate) fn run(core: &Arc<Core>, bell: &Bell) {
             partial = Instant::now();
             abandon(core);
         }
-        scrub.round(core);
     }
 }
 

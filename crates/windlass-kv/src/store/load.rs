@@ -20,6 +20,7 @@ pub(crate) struct LoadOptions<'a> {
     pub(crate) namespace: NamespaceId,
     pub(crate) counters: &'a Arc<NamespaceCounters>,
     pub(crate) priority: Priority,
+    pub(crate) wait_event: Option<u64>,
 }
 
 /// Begins to load the blocks of a request.
@@ -45,6 +46,11 @@ pub(crate) fn load(
             Lookup::Expired => {
                 options.counters.expired.inc_by(group.items.len() as u64);
                 settled.extend(group.settled(Status::Expired));
+            }
+            Lookup::Failed(error) => {
+                core.note_block(EventKind::LoadFailed, options.namespace, &group.key, error.to_string());
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                settled.extend(group.settled(Status::Io(errno)));
             }
         }
     }
@@ -102,7 +108,7 @@ fn job(
         parts,
         checksums: if core.options.verify { Checksums::Compute } else { Checksums::Skip },
         deadline: ticket.deadline,
-        wait_event: None,
+        wait_event: options.wait_event,
         keep: KeepAlive::new(lease),
         done: Box::new(move |outcome| {
             // First, so that who learns of the end finds room for more.
@@ -185,13 +191,13 @@ impl BlockLoad {
         self.items.iter().enumerate().map(judge).collect()
     }
 
-    /// The place of an own block is held. Of others, bytes that no checksum vouches for are the block's if its header has stayed what it was before they were read:
+    /// Some places stay the block's while they are held. In others, bytes that no checksum vouches for are the block's if its header has stayed what it was before they were read:
     /// whoever gives the place to another block writes that first. And bytes with another checksum are not damaged if
     /// that is what happened.
     fn conclude(self, judged: Vec<Judged>, table: ShardTable, started: Option<Instant>) {
         let is_settled = |judged: &Judged| matches!(judged, Judged::Is(_) | Judged::Proven);
         let offset = match self.found.place.header {
-            Some(offset) if !self.found.is_own && !judged.iter().all(is_settled) => offset,
+            Some(offset) if !self.found.is_held && !judged.iter().all(is_settled) => offset,
             _ => return self.settle(judged, None, started),
         };
         let core = self.core.clone();

@@ -3,6 +3,7 @@
 mod assembly;
 mod commit;
 mod core;
+mod described;
 mod events;
 mod gate;
 mod group;
@@ -15,6 +16,7 @@ mod pin;
 mod placement;
 mod region;
 mod requests;
+mod scrub;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -104,6 +106,7 @@ impl Store {
         let options = StoreOptions { layout: Some(kind), ..options };
         let transfers = IoEngine::start(IoOptions {
             route: options.route,
+            direct: options.direct,
             threads: options.io_threads,
             #[cfg(feature = "fault-injection")]
             faults: options.faults.clone(),
@@ -158,9 +161,17 @@ impl Store {
         description: &NamespaceDescription,
         options: NamespaceOptions,
     ) -> Result<Namespace> {
+        self.opened_namespace(description.id()?, &description.to_json()?, options)
+    }
+
+    fn opened_namespace(
+        &self,
+        id: NamespaceId,
+        description: &str,
+        options: NamespaceOptions,
+    ) -> Result<Namespace> {
         self.core().check_open()?;
-        let id = description.id()?;
-        self.core().layout.open_namespace(id, &description.to_json()?, options)?;
+        self.core().layout.open_namespace(id, description, options)?;
         let mut namespaces = lock(&self.inner.namespaces);
         let shared = namespaces.entry(id).or_default().clone();
         *lock(&shared) = options;

@@ -143,8 +143,9 @@ impl Namespace {
         let items = request.items.len();
         let groups = self.group(&mut request)?;
         let priority = request.priority.unwrap_or(Priority::Demand);
+        let wait_event = request.wait_event;
         let ticket = self.begin(request, items, Kind::Load)?;
-        let options = LoadOptions { namespace: self.id, counters: &self.counters, priority };
+        let options = LoadOptions { namespace: self.id, counters: &self.counters, priority, wait_event };
         load::load(self.core(), &options, groups, &ticket);
         Ok(Ticket::new(ticket))
     }

@@ -140,6 +140,8 @@ fn reserve(core: &Core, options: &StoreOptions, group: &Group) -> Result<Arc<Ass
 pub(crate) fn status_of(error: &Error) -> Status {
     match error {
         Error::Io { source, .. } => status_of_errno(source.raw_os_error().unwrap_or(libc::EIO)),
+        // It has more bytes than any layout can number.
+        Error::InvalidRequest(_) => Status::Dropped(DropReason::TooLarge),
         _ => Status::Io(libc::EIO),
     }
 }

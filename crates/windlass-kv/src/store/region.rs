@@ -1,24 +1,36 @@
-//! Memory of the caller's that is made known to the kernel or a device ahead.
+//! Memory of the caller's that is made known ahead.
 #![allow(unsafe_code, reason = "the caller answers for the memory of regions")]
 
 use super::Store;
-use crate::{Error, Result};
+use crate::{Result, io::DeviceRegion};
 
-/// Memory that was registered. It is unregistered when this is dropped, after the transfers that use it.
+/// Memory that was registered. It is known as long as this lives.
 #[derive(Debug)]
-pub struct Region {}
+pub struct Region {
+    /// `None` for host memory.
+    device: Option<DeviceRegion>,
+}
+
+impl Region {
+    /// Whether it is memory of a device whose bytes go past the host's memory. If they do not, [`Store::report`] says
+    /// why.
+    pub fn is_direct(&self) -> bool {
+        self.device.as_ref().is_some_and(DeviceRegion::is_direct)
+    }
+}
 
 impl Store {
-    /// Makes host memory known ahead, so that transfers from and to it cost less. Optional.
+    /// Makes host memory known, for callers that treat all memory alike: the system reads and writes host memory as it
+    /// is, so nothing is done with it.
     ///
     /// # Safety
     /// The memory stays valid until the region is dropped.
     ///
     /// # Errors
-    /// [`Error::Engine`], [`Error::Closed`].
-    pub unsafe fn register_host(&self, address: *mut u8, len: usize) -> Result<Region> {
-        let _ = (address, len);
-        Err(Error::Internal("not yet".into()))
+    /// [`Error::Closed`](crate::Error::Closed).
+    pub unsafe fn register_host(&self, _address: *mut u8, _len: usize) -> Result<Region> {
+        self.core().check_open()?;
+        Ok(Region { device: None })
     }
 
     /// Makes memory of the CUDA device `ordinal` known, so that storage can be read to it and written from it directly.
@@ -26,12 +38,18 @@ impl Store {
     /// [`DirectPath::Require`](crate::DirectPath::Require) was asked for.
     ///
     /// # Safety
-    /// The memory stays valid until the region is dropped.
+    /// It is memory of this device, and stays allocated until the region is dropped.
     ///
     /// # Errors
-    /// [`Error::Engine`], [`Error::Closed`].
+    /// [`Error::RouteUnavailable`](crate::Error::RouteUnavailable) if the direct path is required and cannot be had;
+    /// [`Error::Engine`](crate::Error::Engine) if the device cannot be used at all;
+    /// [`Error::Closed`](crate::Error::Closed).
     pub unsafe fn register_device(&self, ordinal: u32, address: u64, len: u64) -> Result<Region> {
-        let _ = (ordinal, address, len);
-        Err(Error::Internal("not yet".into()))
+        let core = self.core();
+        core.check_open()?;
+        let transfers = core.transfers().ok_or_else(|| core.closed())?;
+        // SAFETY: passed on.
+        let region = unsafe { transfers.register_device(ordinal, address, len)? };
+        Ok(Region { device: Some(region) })
     }
 }

@@ -7,10 +7,12 @@ use super::{
     core::Message,
     housekeeping::{self, Bell},
     placement::{self, StoreTask},
+    scrub,
 };
 use crate::{Error, Result, Status, io::Transfers, sync::lock};
 use crossbeam_channel::Receiver;
 use std::{
+    mem,
     sync::{Arc, PoisonError, atomic::Ordering},
     thread,
     time::{Duration, Instant},
@@ -24,6 +26,8 @@ pub(crate) struct Threads {
     commit: Thread,
     deadlines: Thread,
     housekeeping: Thread,
+    /// Only if blocks are to be scrubbed.
+    scrub: Option<Thread>,
     bell: Arc<Bell>,
 }
 
@@ -62,6 +66,10 @@ impl Threads {
             move || run(&core)
         };
         let (placing, committing, keeping) = (core.clone(), core.clone(), (core.clone(), bell.clone()));
+        let scrubbing = (core.options.scrub_bytes_per_second > 0).then(|| (core.clone(), bell.clone()));
+        let scrub = |(core, bell): (Arc<Core>, Arc<Bell>)| {
+            Thread::start("windlass-kv-scrub", move || scrub::run(&core, &bell))
+        };
         Ok(Self {
             placement: Thread::start("windlass-kv-place", move || placement::run(&placing, &places))?,
             commit: Thread::start("windlass-kv-commit", move || commit::run(&committing, &groups))?,
@@ -69,6 +77,7 @@ impl Threads {
             housekeeping: Thread::start("windlass-kv-house", move || {
                 housekeeping::run(&keeping.0, &keeping.1)
             })?,
+            scrub: scrubbing.map(scrub).transpose()?,
             bell,
         })
     }
@@ -107,7 +116,9 @@ impl Threads {
         // First who makes transfers, then who moves them, then who commits what was moved.
         let _ = core.placement.send(Message::Stop);
         self.bell.ring();
-        let mut ended = self.placement.ends_by(deadline) & self.housekeeping.ends_by(deadline);
+        // Its reads go by, one after the other, once the bell is rung.
+        let scrubbed = self.scrub.is_none_or(|scrub| scrub.ends_by(deadline));
+        let mut ended = self.placement.ends_by(deadline) & self.housekeeping.ends_by(deadline) & scrubbed;
         let transfers = core.transfers.write().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(transfers) = transfers {
             ended &= drop_by(transfers, deadline);
@@ -132,7 +143,10 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if self.core.is_forked() {
             // The threads are the parent's, and locks may be held by them: nothing here is touched, nor freed.
-            std::mem::forget(self.core.clone());
+            mem::forget(self.core.clone());
+            if let Ok(threads) = self.threads.get_mut() {
+                mem::forget(threads.take());
+            }
             return;
         }
         if let Err(error) = self.close(Some(Duration::ZERO)) {

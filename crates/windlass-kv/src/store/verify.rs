@@ -6,7 +6,7 @@ use crate::{
     BlockInfo, Error, EventKind, Fingerprint, KeepAlive, Key, NamespaceId, Piece, Priority, Result,
     ShardInfo, Verified,
     io::{Checksums, Direction, Failure, Header, Job, Outcome, Part},
-    layout::{Found, HEADER_LEN, Listed, Lookup, Shard, ShardTable, Verdict},
+    layout::{Found, Listed, Lookup, Shard, ShardTable, Verdict},
 };
 use std::{
     io,
@@ -16,7 +16,7 @@ use std::{
 };
 
 /// Blocks that are listed together.
-const PAGE: usize = 256;
+pub(super) const PAGE: usize = 256;
 /// Time that the system gets to read a block.
 const LONGEST_READ: Duration = Duration::from_secs(60);
 
@@ -33,6 +33,9 @@ pub(crate) fn block(core: &Arc<Core>, namespace: NamespaceId, key: &Key) -> Resu
     let found = match core.layout.find(namespace, key, Fingerprint::of(namespace, key.as_bytes())) {
         Lookup::Found(found) => found,
         Lookup::Miss | Lookup::Expired => return Ok(None),
+        Lookup::Failed(source) => {
+            return Err(Error::Io { doing: "looking for a block in", path: core.root.to_path_buf(), source });
+        }
     };
     match read(core, namespace, key, &found, Priority::Demand, &[]) {
         Seen::Good(table) => {
@@ -67,7 +70,7 @@ pub(crate) fn verify(
     Ok(verified)
 }
 
-fn verify_one(core: &Arc<Core>, block: &Listed, priority: Priority, verified: &mut Verified) {
+pub(super) fn verify_one(core: &Arc<Core>, block: &Listed, priority: Priority, verified: &mut Verified) {
     let key = match core.layout.key_of(block.fingerprint) {
         Ok(Some(key)) => key,
         Ok(None) => {
@@ -80,9 +83,17 @@ fn verify_one(core: &Arc<Core>, block: &Listed, priority: Priority, verified: &m
             return;
         }
     };
-    let Lookup::Found(found) = core.layout.find(block.namespace, &key, block.fingerprint) else {
-        verified.gone += 1;
-        return;
+    let found = match core.layout.find(block.namespace, &key, block.fingerprint) {
+        Lookup::Found(found) => found,
+        Lookup::Miss | Lookup::Expired => {
+            verified.gone += 1;
+            return;
+        }
+        Lookup::Failed(error) => {
+            core.note_block(EventKind::LoadFailed, block.namespace, &key, error.to_string());
+            verified.failed += 1;
+            return;
+        }
     };
     let header_only = read(core, block.namespace, &key, &found, priority, &[]);
     let seen = match header_only {
@@ -195,49 +206,4 @@ fn transfer(
     let outcome = receive.recv_timeout(LONGEST_READ).unwrap_or_else(|_| Outcome::failed(Failure::TimedOut));
     core.note_outcome(Direction::Read, &outcome);
     outcome
-}
-
-/// Reads blocks in the background, at most so many bytes a second.
-pub(crate) struct Scrub {
-    bytes_per_second: u64,
-    /// Bytes that may be read now.
-    credit: f64,
-    last: Instant,
-    page: Vec<Listed>,
-    next: u64,
-}
-
-impl Scrub {
-    pub(crate) fn new(bytes_per_second: u64) -> Self {
-        Self { bytes_per_second, credit: 0.0, last: Instant::now(), page: Vec::new(), next: 0 }
-    }
-
-    /// Reads what may be read since the last round.
-    pub(crate) fn round(&mut self, core: &Arc<Core>) {
-        if self.bytes_per_second == 0 {
-            return;
-        }
-        let rate = self.bytes_per_second as f64;
-        // What was not read for lack of blocks is not made up for.
-        self.credit = (self.credit + self.last.elapsed().as_secs_f64() * rate).min(rate);
-        self.last = Instant::now();
-        while self.credit > 0.0 {
-            let Some(block) = self.page.pop() else {
-                let cursor = self.next;
-                self.next = core.layout.list(cursor, PAGE, &mut self.page).unwrap_or(0);
-                if self.page.is_empty() && (cursor == 0 || self.next == 0) {
-                    return;
-                }
-                continue;
-            };
-            if core.check_open().is_err() {
-                return;
-            }
-            // Others look after their own blocks.
-            if block.is_own {
-                verify_one(core, &block, Priority::Idle, &mut Verified::default());
-                self.credit -= (block.payload_len + HEADER_LEN as u64) as f64;
-            }
-        }
-    }
 }

@@ -6,8 +6,8 @@ use std::{
 };
 use tempfile::TempDir;
 use windlass_kv::{
-    Completion, Durability, IoRoute, Item, KeepAlive, Key, Namespace, NamespaceDescription, NamespaceOptions,
-    Piece, Request, Status, Store, StoreOptions, Ticket,
+    Completion, Durability, IoRoute, Item, KeepAlive, Key, LayoutKind, Namespace, NamespaceDescription,
+    NamespaceOptions, Piece, Request, Status, Store, StoreOptions, Ticket,
 };
 
 /// Longer than anything takes that is going to happen at all.
@@ -22,17 +22,20 @@ pub(crate) fn options(root: &TempDir) -> StoreOptions {
     options
 }
 
-/// Every durability on every route.
+/// Every durability on every route; and a file for each block.
 pub(crate) fn each(test: impl Fn(&TempDir, StoreOptions)) {
+    let with = |change: &dyn Fn(&mut StoreOptions)| {
+        let root = tempfile::tempdir().unwrap();
+        let mut options = options(&root);
+        change(&mut options);
+        test(&root, options);
+    };
     for durability in [Durability::None, Durability::Batched, Durability::Sync] {
         for route in [IoRoute::Auto, IoRoute::Threads] {
-            let root = tempfile::tempdir().unwrap();
-            let mut options = options(&root);
-            options.durability = durability;
-            options.route = route;
-            test(&root, options);
+            with(&|options| (options.durability, options.route) = (durability, route));
         }
     }
+    with(&|options| options.layout = Some(LayoutKind::Files));
 }
 
 pub(crate) fn model(name: &str) -> NamespaceDescription {

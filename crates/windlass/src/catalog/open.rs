@@ -119,7 +119,17 @@ impl OpenFile {
         needed: ByteRange,
         tensor_at: impl FnOnce(u64) -> Option<String>,
     ) -> Result<()> {
-        let now = FileIdentity::of(&self.file).map_err(|source| self.io_error("stat", source))?;
+        self.check_identity(FileIdentity::of(&self.file), needed, tensor_at)
+    }
+
+    /// The same, of what somebody else has found out about it `now`.
+    pub(crate) fn check_identity(
+        &self,
+        now: io::Result<FileIdentity>,
+        needed: ByteRange,
+        tensor_at: impl FnOnce(u64) -> Option<String>,
+    ) -> Result<()> {
+        let now = now.map_err(|source| self.io_error("stat", source))?;
         let Some(change) = self.identity.change(&now) else { return Ok(()) };
         let (path, file_len) = (self.path.clone(), now.len());
         Err(if file_len < needed.end() {

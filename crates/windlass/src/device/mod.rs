@@ -10,10 +10,12 @@ pub use cuda::{
     Device, DeviceInfo, DriverError,
     cufile::{DirectBuffer, DirectFile, search_cufile_in},
     device_of, devices, driver_version,
+    host_copies::{CopyDirection, CopyError, HostCopies, HostCopy},
+    memory::Pinned,
 };
 pub(crate) use cuda::{
     copies::{CopyQueue, Source},
-    memory::{Allocation, Pinned},
+    memory::Allocation,
 };
 
 use serde::{Deserialize, Serialize};

@@ -155,7 +155,7 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
     let mut done = Vec::new();
     let mut refused = None;
     loop {
-        while refused.is_none() && lane.in_flight() < window.reads().min(lane.capacity()) {
+        while refused.is_none() && lane.in_flight() < window.reads().min(lane.allowed()) {
             let idle = lane.in_flight() == 0;
             let next = if idle { job.queue.next(line) } else { job.queue.try_next(line) };
             let Some(mut op) = next else { break };

@@ -268,7 +268,6 @@ impl Job {
         checked.map_err(|error| match error {
             Error::Io { operation, path, source, .. } => {
                 let tensor = self.tensor_name_at(extent, extent.read.start());
-                let source = op.source.explain(source);
                 Error::Io { operation, path, tensor, range: Some(extent.read), source }
             }
             other => other,

@@ -51,10 +51,14 @@ impl<T> Drop for Copying<T> {
 
 /// Whether copies may go on although they were waited for.
 pub(crate) fn may_be_under_way(waited: Result<()>) -> bool {
-    match waited {
-        Ok(()) => false,
-        Err(Error::Device { source, .. }) => !source.ends_context(),
+    waited.is_err_and(|error| leaves_doubt(&error))
+}
+
+/// Whether copies may go on although waiting for them ended with this error.
+pub(crate) fn leaves_doubt(error: &Error) -> bool {
+    match error {
+        Error::Device { source, .. } => !source.ends_context(),
         // A child of fork: its memory is a copy.
-        Err(_) => false,
+        _ => false,
     }
 }

@@ -76,6 +76,8 @@ enum Backing {
 #[derive(Debug)]
 struct Free {
     slots: Vec<usize>,
+    /// Slots that will not come back.
+    lost: usize,
     closed: bool,
 }
 
@@ -94,7 +96,7 @@ impl Slots {
             SlotKind::Host => Self::host_memory(bytes, None, None)?,
             SlotKind::Pinned(device, node) => Self::host_memory(bytes, Some((device, count)), node)?,
         };
-        let free = Mutex::new(Free { slots: (0..count).rev().collect(), closed: false });
+        let free = Mutex::new(Free { slots: (0..count).rev().collect(), lost: 0, closed: false });
         let (returned, waited) = (Condvar::new(), AtomicU64::new(0));
         Ok(Self { shared: Arc::new(Shared { memory, slot_bytes, count, free, returned, waited }) })
     }
@@ -192,6 +194,16 @@ impl Slots {
         self.shared.returned.notify_all();
     }
 
+    /// A slot was forgotten, for somebody may still use its memory. With the last one, nobody may wait for slots any more.
+    pub(crate) fn give_one_up(&self) {
+        self.shared.lose_one();
+    }
+
+    /// Whether all slots were given up.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.shared.free().lost == self.shared.count
+    }
+
     /// Bytes of all slots, if they are host memory.
     pub(crate) fn host_bytes(&self) -> u64 {
         match &self.shared.memory {
@@ -251,6 +263,14 @@ impl Backing {
 impl Shared {
     fn free(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lose_one(&self) {
+        let mut free = self.free();
+        free.lost += 1;
+        free.closed |= free.lost == self.count;
+        drop(free);
+        self.returned.notify_all();
     }
 }
 
@@ -381,7 +401,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         // What another process may still write to is never used again.
         if self.is_lost() {
-            return;
+            return self.shared.lose_one();
         }
         self.shared.free().slots.push(self.index);
         self.shared.returned.notify_one();

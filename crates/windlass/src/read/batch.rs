@@ -96,6 +96,8 @@ pub(super) struct ReadState {
     pub(super) packed: Option<Runs>,
     /// Pieces that have not ended.
     pub(super) pending: AtomicUsize,
+    /// Whether its file was unchanged when the first piece had come.
+    was_unchanged: OnceLock<bool>,
     /// Whether it was a prefetch that somebody waits for by now.
     is_urgent: AtomicBool,
     error: OnceLock<Error>,
@@ -323,8 +325,22 @@ impl ReadState {
     ) -> Self {
         let (pending, is_urgent, error) = (AtomicUsize::new(0), AtomicBool::new(false), OnceLock::new());
         let (block, on_end) = (Mutex::default(), Mutex::new(on_end));
-        let (counted, packed) = (None, None);
-        Self { file, range, name, fill, is_owned, counted, packed, pending, is_urgent, error, block, on_end }
+        let (counted, packed, was_unchanged) = (None, None, OnceLock::new());
+        Self {
+            file,
+            range,
+            name,
+            fill,
+            is_owned,
+            counted,
+            packed,
+            pending,
+            was_unchanged,
+            is_urgent,
+            error,
+            block,
+            on_end,
+        }
     }
 
     pub(super) fn is_urgent(&self) -> bool {
@@ -334,6 +350,12 @@ impl ReadState {
     /// A name for error messages.
     pub(super) fn name(&self) -> Option<String> {
         self.name.as_ref().map(|name| name.to_string())
+    }
+
+    /// Does `check` for the first piece that comes, and for others if it failed: nothing of a file that had changed before
+    /// counts as delivered. One that changes later is found out at the end of the read.
+    pub(super) fn check_first(&self, check: impl Fn() -> Result<()>) -> Result<()> {
+        if *self.was_unchanged.get_or_init(|| check().is_ok()) { Ok(()) } else { check() }
     }
 
     /// All bytes of a piece are in its region.
@@ -387,6 +409,12 @@ impl BatchState {
         }
         // What other lanes wrote of this read comes before its end.
         if state.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // Not for each piece: the daemon of a network's file system is asked, and takes its time.
+            if state.error.get().is_none()
+                && let Err(error) = state.file.0.check_unchanged(state.range, |_| state.name())
+            {
+                drop(state.error.set(error));
+            }
             self.end_read(read);
         }
     }

@@ -15,7 +15,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
@@ -32,7 +32,6 @@ pub(super) struct DeviceLine {
     queue: CopyQueue,
     /// Whether nobody knows if the copy that was waited for last has ended, so that its slot was given up.
     in_doubt: Arc<AtomicBool>,
-    slots_given_up: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -76,7 +75,6 @@ impl DeviceLine {
             slots,
             queue: CopyQueue::new(&device)?,
             in_doubt: Arc::default(),
-            slots_given_up: AtomicUsize::new(0),
         }))
     }
 
@@ -85,11 +83,11 @@ impl DeviceLine {
         let slot = if may_wait { self.slots.take() } else { self.slots.try_take() };
         match slot {
             Some(slot) => slot.pin().map(|()| Some(slot)),
-            None if self.slots_given_up.load(Ordering::Relaxed) < self.slots.count() => Ok(None),
+            None if !self.slots.is_exhausted() => Ok(None),
             None => Err(Error::DeviceUnavailable {
                 device: self.queue.device().name(),
                 why: Unavailable::new(
-                    "copies of which nobody knows whether they have ended hold all staging memory",
+                    "reads and copies of which nobody knows whether they have ended hold all staging memory",
                     "make a new reader",
                 ),
             }),
@@ -122,7 +120,7 @@ impl DeviceLine {
                 // Some of it may be under way, and reads the slot.
                 if may_be_under_way(self.queue.synchronize()) {
                     std::mem::forget(slot);
-                    self.give_slot_up();
+                    self.slots.give_one_up();
                 }
                 delivery.end(Err(error));
             }
@@ -146,16 +144,9 @@ impl DeviceLine {
             let result = copying.wait();
             drop(copying);
             if self.in_doubt.swap(false, Ordering::Relaxed) {
-                self.give_slot_up();
+                self.slots.give_one_up();
             }
             delivery.end(result);
-        }
-    }
-
-    /// With the last one, nobody may wait for slots any more.
-    fn give_slot_up(&self) {
-        if self.slots_given_up.fetch_add(1, Ordering::Relaxed) + 1 == self.slots.count() {
-            self.slots.close();
         }
     }
 

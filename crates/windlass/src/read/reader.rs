@@ -196,15 +196,21 @@ impl Reader {
             return Ok(path);
         }
         let (path, lanes) = UsrbioPath::open(source, &self.shared.options)?;
+        // Nobody may count on them before all are there: those that started wait for their rings, and end without.
+        let start = |lane| {
+            let (give, get) = mpsc::channel();
+            self.spawn("windlass-3fs", move |shared| {
+                if let Ok(lane) = get.recv() {
+                    Worker::run(shared, AnyLane::Usrbio(Box::new(lane)), Route::Usrbio);
+                }
+            })?;
+            Ok((give, lane))
+        };
+        let started: Vec<_> = lanes.into_iter().map(start).collect::<Result<_>>()?;
         let path = self.shared.usrbio.get_or_init(|| path);
-        for lane in lanes {
-            let started = self.spawn("windlass-3fs", |shared| {
-                Worker::run(shared, AnyLane::Usrbio(Box::new(lane)), Route::Usrbio);
-            });
-            if let Err(error) = started {
-                self.shared.lose_daemon(&error.to_string());
-                return Err(error);
-            }
+        for (give, lane) in started {
+            // They wait for nothing else.
+            let _ = give.send(lane);
         }
         Ok(path)
     }

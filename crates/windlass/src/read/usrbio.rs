@@ -51,7 +51,11 @@ impl UsrbioPath {
     /// [`Error::RouteUnavailable`].
     pub(super) fn add(&self, source: &Arc<SourceFile>) -> Result<()> {
         check_filesystem(source)?;
-        self.files.add(source, || self.mount.file(source)).map_err(|why| unavailable(source, why))
+        let open = || {
+            source.keep_mount(&self.mount);
+            self.mount.file(source)
+        };
+        self.files.add(source, open).map_err(|why| unavailable(source, why))
     }
 
     /// Where reads to host memory land, once [`make_host_slots`](Self::make_host_slots) was called.

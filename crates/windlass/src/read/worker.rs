@@ -69,7 +69,7 @@ impl<'a> Worker<'a> {
     fn drive(mut self, mut lane: AnyLane) {
         let mut done = Vec::new();
         loop {
-            while lane.in_flight() < lane.capacity() {
+            while lane.in_flight() < lane.allowed() {
                 let (queue, is_idle) = (&self.shared.queue, lane.in_flight() == 0);
                 let next = if is_idle { queue.next() } else { queue.try_next() };
                 let Some(taken) = next else { break };
@@ -110,7 +110,7 @@ impl<'a> Worker<'a> {
             return Begun::Ended;
         }
         let source = piece.of().file.0.clone();
-        if let Some(error) = self.shared.usrbio.get().and_then(|path| path.loss(piece)) {
+        if let Some(error) = self.loss(piece) {
             taken.end(Err(error));
             return Begun::Ended;
         }
@@ -128,7 +128,7 @@ impl<'a> Worker<'a> {
             Some(Place::Own(region)) => (Buffer::InPlace(region), blocks, true),
             Some(Place::Borrowed(region)) => (Buffer::InPlace(region), wanted, false),
             place => {
-                let slot = match self.slot(place.as_ref(), may_wait) {
+                let slot = match self.slot(place.as_ref(), &source, may_wait) {
                     Ok(slot) => slot,
                     Err(error) => {
                         taken.end(Err(error));
@@ -147,7 +147,7 @@ impl<'a> Worker<'a> {
             op.aim(range);
             op = match self.copy_cached(&mut reading, op) {
                 Some(op) if op.filled == range.len() => {
-                    complete(reading, op);
+                    complete(self.shared, reading, op);
                     return Begun::Ended;
                 }
                 Some(op) => op,
@@ -176,11 +176,18 @@ impl<'a> Worker<'a> {
                         && (self.route == Route::IoUring
                             || is_direct && !is_whole_blocks(region.address() as u64, wanted)) =>
             {
-                let slots = self.shared.host_slots();
-                let Some(slot) = (if may_wait { slots.take() } else { slots.try_take() }) else {
-                    let place = if is_own { Place::Own(region) } else { Place::Borrowed(region) };
-                    reading.taken.piece.place = Some(place);
-                    return Begun::NoRoom(reading.taken);
+                let slot = match self.host_slot(&op.source, may_wait) {
+                    Ok(Some(slot)) => slot,
+                    Ok(None) => {
+                        let place = if is_own { Place::Own(region) } else { Place::Borrowed(region) };
+                        reading.taken.piece.place = Some(place);
+                        return Begun::NoRoom(reading.taken);
+                    }
+                    Err(error) => {
+                        drop(region);
+                        reading.end(Err(error));
+                        return Begun::Ended;
+                    }
                 };
                 op.buffer = Buffer::Staged { slot: Some(slot), pieces: vec![region] };
                 if !is_shared {
@@ -234,11 +241,22 @@ impl<'a> Worker<'a> {
     }
 
     /// A slot to read a piece into that is not memory of the host. `None` if none is free.
-    fn slot(&self, place: Option<&Place>, may_wait: bool) -> Result<Option<Slot>> {
-        let slots = self.shared.host_slots();
+    fn slot(&self, place: Option<&Place>, source: &SourceFile, may_wait: bool) -> Result<Option<Slot>> {
         match place {
             Some(Place::Device(line, _)) => line.slot(may_wait),
-            _ => Ok(if may_wait { slots.take() } else { slots.try_take() }),
+            _ => self.host_slot(source, may_wait),
+        }
+    }
+
+    fn host_slot(&self, source: &SourceFile, may_wait: bool) -> Result<Option<Slot>> {
+        let slots = self.shared.host_slots();
+        match if may_wait { slots.take() } else { slots.try_take() } {
+            None if slots.is_exhausted() => {
+                let reason = "reads that failed may still arrive in any of its memory";
+                let why = Unavailable::new(reason, "make a new reader");
+                Err(Error::RouteUnavailable { route: self.route, path: source.path().to_owned(), why })
+            }
+            slot => Ok(slot),
         }
     }
 
@@ -279,6 +297,14 @@ impl<'a> Worker<'a> {
     /// What came of a read: `Some` if it must go on, `None` if its piece has ended.
     fn settle(&mut self, mut op: ReadOp, result: io::Result<usize>) -> Option<ReadOp> {
         let mut reading = self.reading.get_mut(op.extent)?.take()?;
+        if result.is_ok()
+            && let Some(error) = self.loss(&reading.taken.piece)
+        {
+            // What came cannot be asked about any more.
+            drop(op);
+            reading.end(Err(error));
+            return None;
+        }
         let (route, whole) = (self.route, reading.range.len());
         let outcome = op.outcome(whole, result, route, |op, count, filled| {
             reading.account(op, route, count, filled);
@@ -288,7 +314,7 @@ impl<'a> Worker<'a> {
             batch.note_short_read();
             if let Err(error) = check_unchanged(&reading.taken.piece) {
                 drop(op);
-                reading.end(Err(error));
+                fail(self.shared, reading, error);
                 return None;
             }
         }
@@ -300,7 +326,7 @@ impl<'a> Worker<'a> {
         };
         match outcome {
             Outcome::Complete => {
-                complete(reading, op);
+                complete(self.shared, reading, op);
                 return None;
             }
             Outcome::Short => {}
@@ -330,12 +356,9 @@ impl<'a> Worker<'a> {
                 op.access = Access::Buffered;
             }
             Outcome::Failed(error) => {
-                if is_daemon_lost(&error) {
-                    self.shared.lose_daemon(&error.to_string());
-                }
                 let error = read_error(&reading, &op, error);
                 drop(op);
-                reading.end(Err(error));
+                fail(self.shared, reading, error);
                 return None;
             }
         }
@@ -343,6 +366,11 @@ impl<'a> Worker<'a> {
         let number = op.extent;
         self.reading[number] = Some(reading);
         Some(op)
+    }
+
+    /// Why a piece cannot be read any more, if so.
+    fn loss(&self, piece: &Piece) -> Option<Error> {
+        self.shared.usrbio.get()?.loss(piece)
     }
 
     fn refused_direct(&self, op: &ReadOp, reason: String) -> Error {
@@ -382,11 +410,16 @@ impl Reading {
 }
 
 /// All bytes of a piece were read: they go where they belong.
-fn complete(mut reading: Reading, op: ReadOp) {
+fn complete(shared: &Shared, mut reading: Reading, op: ReadOp) {
     let piece = &mut reading.taken.piece;
-    if let Err(error) = check_unchanged(piece) {
+    let changed = match piece.place {
+        // It would have used the bytes by the end of the read.
+        Some(Place::Sink(_)) => check_unchanged(piece),
+        _ => piece.of().check_first(|| check_unchanged(piece)),
+    };
+    if let Err(error) = changed {
         drop(op);
-        reading.end(Err(error));
+        fail(shared, reading, error);
         return;
     }
     let wanted = piece.wanted;
@@ -499,6 +532,16 @@ fn blocks_of(wanted: ByteRange, file_len: u64) -> ByteRange {
 /// Whether `wanted` can be read directly to `address`, in blocks and with nothing around them.
 fn is_whole_blocks(address: u64, wanted: ByteRange) -> bool {
     [address, wanted.start(), wanted.end()].iter().all(|place| Alignment::BLOCK.divides(*place))
+}
+
+/// A piece ends with an error, and with it all others, if that says that the daemon of the 3FS is lost.
+fn fail(shared: &Shared, reading: Reading, error: Error) {
+    if let Error::Io { source, .. } = &error
+        && is_daemon_lost(source)
+    {
+        shared.lose_daemon(&source.to_string());
+    }
+    reading.end(Err(error));
 }
 
 fn check_unchanged(piece: &Piece) -> Result<()> {

@@ -65,6 +65,10 @@ impl Lane for FaultyLane {
         self.lane.capacity()
     }
 
+    fn allowed(&self) -> usize {
+        self.lane.allowed()
+    }
+
     fn in_flight(&self) -> usize {
         self.lane.in_flight()
     }

@@ -2,20 +2,26 @@
 //! take that path, without which they are `gds-compat`.
 #![forbid(unsafe_code)]
 
-use super::{BlockingRead, Buffer, ReadOp, SourceFile, Unavailable};
+use super::{BlockingRead, Buffer, FileUse, ReadOp, SourceFile, Unavailable, open_past_cache};
 use crate::{
-    Alignment,
+    Alignment, Error,
     device::{
-        Device, DirectBuffer,
+        Device, DirectBuffer, DirectFile,
         cuda::cufile::{Counters, CuFile, is_stand_in},
     },
     memory::{SlotKind, Slots},
 };
 use std::{
     collections::HashMap,
-    fs, io,
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    fmt,
+    fs::{self, File},
+    io,
+    os::{fd::AsFd, unix::fs::OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 /// Bytes of the read that proves the path.
@@ -23,9 +29,12 @@ const PROBE_BYTES: u64 = 1 << 20;
 /// Where nvidia-fs shows itself.
 const NVIDIA_FS: &str = "/proc/driver/nvidia-fs";
 
-/// Whether this machine may have a direct path at all. Asked before cuFile is opened unless the caller insists: opening
-/// costs time and memory of the device, and where nothing is prepared for it, some versions misbehave.
-pub(crate) fn plausible() -> Result<(), Unavailable> {
+/// Whether this machine may have a direct path to devices at all. Asked before cuFile is opened unless the caller
+/// insists: opening costs time and memory of the device, and where nothing is prepared for it, some versions misbehave.
+///
+/// # Errors
+/// What is missing.
+pub fn plausible() -> Result<(), Unavailable> {
     if Path::new(NVIDIA_FS).exists() || is_stand_in() {
         return Ok(());
     }
@@ -77,80 +86,219 @@ pub(crate) fn prove(device: &Arc<Device>, source: &SourceFile) -> Result<String,
     if source.len() >= PROBE_BYTES && !matches!(verdict, Verdict::Unknown(_)) {
         known.insert(key, verdict.clone());
     }
-    match verdict {
-        Verdict::Direct(proof) => Ok(proof),
-        Verdict::ThroughHost(why) | Verdict::Unknown(why) => Err(why),
-    }
+    verdict.proof()
 }
 
 /// Reads a little by cuFile, compares the bytes with a plain read, and asks the counters which way they came.
 fn probe(device: &Arc<Device>, source: &SourceFile) -> Result<Verdict, Unavailable> {
-    let cufile = CuFile::get()?;
-    if !cufile.has_direct_path() {
-        let reason = "cuFile runs in compatibility mode: it has neither nvidia-fs nor P2PDMA, and copies through \
-                      host memory";
-        return Err(Unavailable::new(
-            reason,
-            "load the module nvidia-fs, or set P2PDMA up: docs/gpu.md says how",
-        ));
-    }
+    let cufile = open_with_direct_path()?;
     let file = source.cufile()?;
     let len = Alignment::BLOCK.down(source.len().min(PROBE_BYTES));
     if len == 0 {
         return Err(Unavailable::new("the file is shorter than a block, which takes no direct read", ""));
     }
-    let failed = |what: &str, error: &dyn std::fmt::Display| {
-        Unavailable::new(
-            format!("{what}: {error}"),
-            "check gdscheck -p and cufile.log in the temporary directory",
-        )
-    };
+    let plain = source.direct_file().map_err(|error| failed("a trial read cannot be checked", &error))?;
+    trial_read(cufile, device, file, plain, len)
+}
+
+fn failed(what: &str, error: &dyn fmt::Display) -> Unavailable {
+    Unavailable::new(
+        format!("{what}: {error}"),
+        "check gdscheck -p and cufile.log in the temporary directory",
+    )
+}
+
+/// Reads the first `len` bytes of a file by cuFile and plainly.
+fn trial_read(
+    cufile: &CuFile,
+    device: &Arc<Device>,
+    file: &DirectFile,
+    plain: &File,
+    len: u64,
+) -> Result<Verdict, Unavailable> {
     let buffer =
         DirectBuffer::new(device, len).map_err(|error| failed("no buffer for a trial read", &error))?;
     let before = cufile.counters(device.uuid());
     let count =
         file.read_at(&buffer, 0, len as usize, 0).map_err(|error| failed("a trial read failed", &error))?;
     let after = cufile.counters(device.uuid());
-    let unchecked = |error: &dyn std::fmt::Display| failed("a trial read cannot be checked", error);
+    let unchecked = |error: &dyn fmt::Display| failed("a trial read cannot be checked", error);
     let mut bytes = vec![0; len as usize];
     buffer.read_back(&mut bytes).map_err(|error| unchecked(&error))?;
-    // Directly, so that the page cache stays as it is.
-    let slots = Slots::new(1, len as usize, SlotKind::Host).map_err(|error| unchecked(&error))?;
-    let mut slot = slots.try_take().ok_or_else(|| unchecked(&"there is no slot"))?;
-    let expected = slot.as_mut_slice();
-    let read = source.direct_file().and_then(|file| Ok(rustix::io::pread(file, &mut *expected, 0)?));
-    let read = read.map_err(|error| unchecked(&error))?;
-    if (count, read) != (len as usize, len as usize) || *bytes != *expected {
+    let expected = read_plainly(plain, len).map_err(|error| unchecked(&error))?;
+    if count != len as usize || bytes != expected {
         return Err(Unavailable::new(
             format!("a trial read gave {count} of {len} bytes, or others than the file's"),
             "",
         ));
     }
-    Ok(verdict(before, after))
+    Ok(verdict(before, after, "read"))
 }
 
-/// What a read between two counts took.
-fn verdict(before: Option<Counters>, after: Option<Counters>) -> Verdict {
+/// Writes the first `len` bytes of a file by cuFile, and reads them plainly.
+fn trial_write(
+    cufile: &CuFile,
+    device: &Arc<Device>,
+    file: &DirectFile,
+    plain: &File,
+    len: u64,
+) -> Result<Verdict, Unavailable> {
+    let failed = |error: &dyn fmt::Display| failed("a trial write failed", error);
+    let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8 ^ (at >> 12) as u8).collect();
+    let buffer = DirectBuffer::new(device, len).map_err(|error| failed(&error))?;
+    buffer.write(&bytes).map_err(|error| failed(&error))?;
+    let before = cufile.write_counters(device.uuid());
+    let count = file.write_at(&buffer, 0, len as usize, 0).map_err(|error| failed(&error))?;
+    let after = cufile.write_counters(device.uuid());
+    let written = read_plainly(plain, len).map_err(|error| failed(&error))?;
+    if count != len as usize || written != bytes {
+        let reason = format!("a trial write wrote {count} of {len} bytes, or others than it was given");
+        return Err(Unavailable::new(reason, ""));
+    }
+    Ok(verdict(before, after, "write"))
+}
+
+/// The first bytes of a file that was opened with `O_DIRECT`: the page cache stays as it is.
+fn read_plainly(file: &File, len: u64) -> crate::Result<Vec<u8>> {
+    let slots = Slots::new(1, len as usize, SlotKind::Host)?;
+    let no_slot = || Error::Internal("there is no slot".into());
+    let mut slot = slots.try_take().ok_or_else(no_slot)?;
+    let bytes = slot.as_mut_slice();
+    let count =
+        rustix::io::pread(file, &mut *bytes, 0).map_err(|error| Error::Internal(error.to_string()))?;
+    Ok(bytes[..count.min(bytes.len())].to_vec())
+}
+
+/// Proof that reads and writes between one device and the files of one file system go past the host's memory.
+#[derive(Debug)]
+pub struct DirectProof {
+    device: Arc<Device>,
+    text: String,
+    /// Reads and writes through host memory that cuFile had counted by then.
+    through_host: (u64, u64),
+}
+
+impl DirectProof {
+    /// Writes and reads a file of 1 MiB in `directory` by cuFile, compares the bytes, and asks the counters which way
+    /// they went. The file is removed.
+    ///
+    /// # Errors
+    /// Why there is no proof.
+    pub fn find(device: &Arc<Device>, directory: &Path) -> Result<Self, Unavailable> {
+        // One at a time: the counters are the process's.
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let cufile = open_with_direct_path()?;
+        let scratch = Scratch::new(directory)?;
+        let plain = open_past_cache(&scratch.file, FileUse::ReadWrite)?.file;
+        let file = DirectFile::register(plain.as_fd())?;
+        let written = trial_write(cufile, device, &file, &plain, PROBE_BYTES)?.proof()?;
+        let read = trial_read(cufile, device, &file, &plain, PROBE_BYTES)?.proof()?;
+        let through_host = count_through_host(device).ok_or_else(counters_stopped)?;
+        Ok(Self { device: device.clone(), text: format!("{written}; {read}"), through_host })
+    }
+
+    /// What it is, for people.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Fails if reads or writes between the device and files went through host memory since, or if nobody counted them.
+    ///
+    /// # Errors
+    /// How many, or that nobody knows.
+    pub fn check_kept(&self) -> Result<(), Unavailable> {
+        let (reads, writes) = self.through_host;
+        match count_through_host(&self.device) {
+            Some(now) if now == self.through_host => Ok(()),
+            Some((now_reads, now_writes)) if now_reads >= reads && now_writes >= writes => {
+                Err(Unavailable::new(
+                    format!(
+                        "cuFile made {} reads and {} writes through host memory meanwhile, of ours or of others in this \
+                         process",
+                        now_reads - reads,
+                        now_writes - writes
+                    ),
+                    "see what gdscheck -p says of this file system",
+                ))
+            }
+            _ => Err(counters_stopped()),
+        }
+    }
+}
+
+fn count_through_host(device: &Device) -> Option<(u64, u64)> {
+    let cufile = CuFile::get().ok()?;
+    let (reads, writes) = (cufile.counters(device.uuid())?, cufile.write_counters(device.uuid())?);
+    Some((reads.posix, writes.posix))
+}
+
+fn counters_stopped() -> Unavailable {
+    Unavailable::new("cuFile's counters were stopped or set back meanwhile", "")
+}
+
+/// cuFile, if it says that there is a direct path for some file systems.
+fn open_with_direct_path() -> Result<&'static CuFile, Unavailable> {
+    let cufile = CuFile::get()?;
+    if cufile.has_direct_path() {
+        return Ok(cufile);
+    }
+    let reason = "cuFile runs in compatibility mode: it has neither nvidia-fs nor P2PDMA, and copies through host memory";
+    Err(Unavailable::new(reason, "load the module nvidia-fs, or set P2PDMA up: docs/gpu.md says how"))
+}
+
+/// A file that is gone when this is dropped.
+struct Scratch {
+    file: File,
+    path: PathBuf,
+}
+
+impl Scratch {
+    fn new(directory: &Path) -> Result<Self, Unavailable> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = directory.join(format!(".windlass-trial-{}-{number}", std::process::id()));
+        let refused = |error: io::Error| {
+            let reason = format!("no file for a trial write can be made in {}: {error}", directory.display());
+            Unavailable::new(reason, "")
+        };
+        // Killed while it was here, another process of this number may have left one.
+        let _ = fs::remove_file(&path);
+        let mut options = fs::OpenOptions::new();
+        let file =
+            options.read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(refused)?;
+        Ok(Self { file, path })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Which way a trial `read` or `write` between two counts went.
+fn verdict(before: Option<Counters>, after: Option<Counters>, what: &str) -> Verdict {
     let (Some(before), Some(after)) = (before, after) else {
         return Verdict::Unknown(Unavailable::new(
-            "this cuFile does not count its reads by path, so that nothing proves the direct one",
+            format!("this cuFile does not count each {what} by path, so that nothing proves the direct one"),
             "install cuFile of CUDA 13: its package libcufile or, for Python, 'pip install nvidia-cufile'",
         ));
     };
     if after.posix > before.posix {
-        let reason = "cuFile read through host memory, as its counters show";
+        let reason = format!("a trial {what} of cuFile went through host memory, as its counters show");
         return Verdict::ThroughHost(Unavailable::new(
             reason,
             "see what gdscheck -p says of this file system",
         ));
     }
     if after.p2p > before.p2p {
-        return Verdict::Direct("cuFile counted a trial read as P2PDMA".into());
+        return Verdict::Direct(format!("cuFile counted a trial {what} as P2PDMA"));
     }
     if after.nvfs > before.nvfs {
-        return Verdict::Direct("cuFile counted a trial read as nvidia-fs".into());
+        return Verdict::Direct(format!("cuFile counted a trial {what} as nvidia-fs"));
     }
-    Verdict::Unknown(Unavailable::new("cuFile's counters do not show which way a read went", ""))
+    Verdict::Unknown(Unavailable::new(format!("cuFile's counters do not show which way a {what} went"), ""))
 }
 
 /// Which way a trial read went.
@@ -160,6 +308,15 @@ enum Verdict {
     ThroughHost(Unavailable),
     /// It failed, or nobody says: another attempt may tell more.
     Unknown(Unavailable),
+}
+
+impl Verdict {
+    fn proof(self) -> Result<String, Unavailable> {
+        match self {
+            Self::Direct(proof) => Ok(proof),
+            Self::ThroughHost(why) | Self::Unknown(why) => Err(why),
+        }
+    }
 }
 
 /// How many reads into a device have gone through host memory, if cuFile counts them.
@@ -193,14 +350,14 @@ mod tests {
         let counters = |p2p, nvfs, posix| Some(Counters { p2p, nvfs, posix });
         let before = counters(1, 1, 1);
         assert!(
-            matches!(verdict(before, counters(2, 1, 1)), Verdict::Direct(proof) if proof.contains("P2PDMA"))
+            matches!(verdict(before, counters(2, 1, 1), "read"), Verdict::Direct(proof) if proof.contains("P2PDMA"))
         );
         assert!(
-            matches!(verdict(before, counters(1, 2, 1)), Verdict::Direct(proof) if proof.contains("nvidia-fs"))
+            matches!(verdict(before, counters(1, 2, 1), "read"), Verdict::Direct(proof) if proof.contains("nvidia-fs"))
         );
-        assert!(matches!(verdict(before, counters(1, 1, 2)), Verdict::ThroughHost(_)));
-        assert!(matches!(verdict(before, counters(2, 1, 2)), Verdict::ThroughHost(_)), "part of it");
-        assert!(matches!(verdict(before, before), Verdict::Unknown(_)));
-        assert!(matches!(verdict(None, None), Verdict::Unknown(_)));
+        assert!(matches!(verdict(before, counters(1, 1, 2), "read"), Verdict::ThroughHost(_)));
+        assert!(matches!(verdict(before, counters(2, 1, 2), "read"), Verdict::ThroughHost(_)), "part of it");
+        assert!(matches!(verdict(before, before, "read"), Verdict::Unknown(_)));
+        assert!(matches!(verdict(None, None, "read"), Verdict::Unknown(_)));
     }
 }

@@ -1,15 +1,19 @@
 //! How bytes move from a file to memory.
 //!
 //! `source` opens files and finds out what each can do; `residency` says what the page cache holds. There is a file for
-//! each backend: `uring` and `usrbio` implement `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking` makes
-//! lanes of that. `storage` answers programs that move bytes themselves. `threefs` opens the mounts that `usrbio` reads from. `outcome` says what a completion means, once for all backends and for loads and readers.
+//! each backend: `uring` and `usrbio` implement `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking`
+//! makes lanes of that. `allowance` says how much of its memory `usrbio` uses; `threefs` is the mounts that it reads from,
+//! and `mounts` opens each once. `storage` answers programs that move bytes themselves. `outcome` says what a completion
+//! means, once for all backends and for loads and readers.
 
+mod allowance;
 mod blocking;
 mod cached;
 #[cfg(feature = "fault-injection")]
 pub mod fault;
 mod filesystem;
 pub(crate) mod gds;
+mod mounts;
 mod outcome;
 pub(crate) mod residency;
 mod source;
@@ -23,6 +27,7 @@ pub(crate) use blocking::{BlockingLane, BlockingRead};
 pub(crate) use cached::CachedCopy;
 pub(crate) use filesystem::{FileSystem, FileSystemKind};
 pub(crate) use gds::CuFileRead;
+pub use gds::{DirectProof, plausible as direct_path_is_plausible};
 pub(crate) use outcome::{Outcome, is_refusal_of_direct, is_transient};
 pub(crate) use residency::Probe;
 pub(crate) use source::{SourceFile, open_direct};
@@ -249,6 +254,11 @@ pub(crate) trait Lane {
     /// Reads that may be in flight at once.
     fn capacity(&self) -> usize;
 
+    /// Reads that should be in flight now, at most its capacity.
+    fn allowed(&self) -> usize {
+        self.capacity()
+    }
+
     /// Reads that were pushed and have not come back.
     fn in_flight(&self) -> usize;
 
@@ -280,6 +290,15 @@ impl Lane for AnyLane {
             Self::Gds(lane) => lane.capacity(),
             #[cfg(feature = "fault-injection")]
             Self::Faulty(lane) => lane.capacity(),
+        }
+    }
+
+    fn allowed(&self) -> usize {
+        match self {
+            Self::Usrbio(lane) => lane.allowed(),
+            #[cfg(feature = "fault-injection")]
+            Self::Faulty(lane) => lane.allowed(),
+            lane => lane.capacity(),
         }
     }
 

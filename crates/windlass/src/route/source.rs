@@ -6,7 +6,11 @@ use super::{
     filesystem::{FileSystem, FileSystemKind},
     residency::Probe,
 };
-use crate::{Alignment, ByteRange, Result, catalog::OpenFile, device::DirectFile};
+use crate::{
+    Alignment, ByteRange, Result,
+    catalog::{FileIdentity, OpenFile},
+    device::DirectFile,
+};
 use rustix::{
     fs::{AtFlags, Mode, OFlags, StatxFlags},
     io::Errno,
@@ -19,13 +23,15 @@ use std::{
         unix::fs::MetadataExt,
     },
     path::Path,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError, mpsc},
 };
 
 /// One open file of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct SourceFile {
     open: Arc<OpenFile>,
+    /// Dropped after `open` and before `mount`: tells who closes the file that its turn has come.
+    held: Option<mpsc::Sender<()>>,
     filesystem: FileSystem,
     direct: Result<File, Unavailable>,
     /// Set when a direct read was refused although opening was not.
@@ -48,6 +54,7 @@ impl SourceFile {
         let probe = Probe::find(&open.file);
         Ok(Self {
             open,
+            held: None,
             filesystem,
             direct,
             direct_failed: OnceLock::new(),
@@ -94,9 +101,8 @@ impl SourceFile {
     }
 
     /// What an error of the system means on a 3FS that the file was read from: that it has no daemon any more, if so.
-    pub(crate) fn explain(&self, error: io::Error) -> io::Error {
-        let mount = self.mount.lock().unwrap_or_else(PoisonError::into_inner);
-        match (&*mount, error.raw_os_error()) {
+    fn explain(&self, error: io::Error) -> io::Error {
+        match (self.mount(), error.raw_os_error()) {
             (Some(mount), Some(libc::ENOTCONN | libc::ECONNABORTED)) => mount.death(&error),
             _ => error,
         }
@@ -149,7 +155,35 @@ impl SourceFile {
         needed: ByteRange,
         tensor_at: impl FnOnce(u64) -> Option<String>,
     ) -> Result<()> {
-        self.open.check_unchanged(needed, tensor_at)
+        let now = match self.mount() {
+            Some(mount) => {
+                let open = self.open.clone();
+                let asked = mount.ask("asking about a file", move || FileIdentity::of(&open.file));
+                asked.and_then(|identity| identity)
+            }
+            None => FileIdentity::of(&self.open.file),
+        };
+        self.open.check_identity(now.map_err(|error| self.explain(error)), needed, tensor_at)
+    }
+
+    fn mount(&self) -> Option<Arc<OpenMount>> {
+        self.mount.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for SourceFile {
+    fn drop(&mut self) {
+        if let Some(mount) = self.mount() {
+            // A daemon that hangs would be waited for. So the other thread closes: once this file's own hold is gone.
+            let direct = std::mem::replace(&mut self.direct, Err(Unavailable::new("it is closed", "")));
+            let (held, gone) = mpsc::channel();
+            self.held = Some(held);
+            let open = self.open.clone();
+            mount.later(move || {
+                let _ = gone.recv();
+                drop((direct, open));
+            });
+        }
     }
 }
 

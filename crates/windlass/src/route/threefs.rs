@@ -1,18 +1,22 @@
 //! Mounts of 3FS that are open for USRBIO: proven by a read once, and shared by all loads that read from them.
 #![forbid(unsafe_code)]
 
-use super::{SourceFile, Unavailable, usrbio::Files};
+use super::{
+    SourceFile, Unavailable,
+    mounts::{self, Wanted},
+    usrbio::Files,
+};
 use crate::catalog::open_error;
 use serde::{Deserialize, Serialize};
 use std::{
     fmt, fs, io,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::Arc,
 };
 use windlass_usrbio::{
-    Chosen, Client, Error, File, Iov, IovOptions, Library, LibrarySearch, Mount, Preference, Priority, Ring,
-    RingOptions, choose, extract_mount_point, proto,
+    Client, Error, File, Iov, IovOptions, Library, LibrarySearch, Mount, Ring, RingOptions,
+    extract_mount_point,
 };
 
 /// Who speaks to the daemon of a 3FS.
@@ -48,33 +52,10 @@ impl fmt::Display for UsrbioClient {
 /// A mount whose client has read what `pread` reads.
 #[derive(Debug)]
 pub(crate) struct OpenMount {
-    mount: Mount,
-    wanted: Wanted,
-    reason: String,
-    process: u32,
-}
-
-/// What was asked for, and of which file system.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Wanted {
-    device: u64,
-    client: UsrbioClient,
-    directories: Vec<PathBuf>,
-}
-
-/// A client that was proven on the daemon with this semaphore. Another daemon has another.
-#[derive(Debug)]
-struct Proven {
-    wanted: Wanted,
-    daemon: PathBuf,
-    client: Client,
-    reason: String,
-}
-
-#[derive(Debug, Default)]
-struct Known {
-    open: Vec<Weak<OpenMount>>,
-    proven: Vec<Proven>,
+    pub(super) mount: Mount,
+    pub(super) wanted: Wanted,
+    pub(super) reason: String,
+    pub(super) process: u32,
 }
 
 impl OpenMount {
@@ -89,27 +70,8 @@ impl OpenMount {
         client: UsrbioClient,
         directories: &[PathBuf],
     ) -> Result<Arc<Self>, Unavailable> {
-        static KNOWN: Mutex<Known> = Mutex::new(Known { open: Vec::new(), proven: Vec::new() });
-        // Kept consistent by every statement, so a panic elsewhere does not spoil it. Held while a mount is opened: two
-        // loads at once need one.
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = Wanted { device, client, directories: directories.to_vec() };
-        known.open.retain(|mount| mount.strong_count() > 0);
-        let process = std::process::id();
-        let open = known.open.iter().filter_map(Weak::upgrade);
-        let open = open.into_iter().find(|open| open.process == process && open.wanted == wanted);
-        if let Some(open) = open
-            && open.mount.check().is_ok()
-        {
-            return Ok(open);
-        }
-        let (mount, reason) = known.open(path, &wanted).map_err(|error| unavailable(&error))?;
-        tracing::debug!(client = mount.client().name(), reason, "opened a mount of 3FS");
-        let open = Arc::new(Self { mount, wanted, reason, process });
-        // Those that came before it were opened with a daemon that is no more.
-        known.open.retain(|old| old.upgrade().is_some_and(|old| old.wanted != open.wanted));
-        known.open.push(Arc::downgrade(&open));
-        Ok(open)
+        mounts::open(path, wanted).map_err(|error| unavailable(&error))
     }
 
     /// Where it is mounted.
@@ -128,6 +90,28 @@ impl OpenMount {
     /// Why it is this client.
     pub(crate) fn reason(&self) -> &str {
         &self.reason
+    }
+
+    /// Asks something of a file that lies on it, which a daemon that hangs never answers: waited for so long and no longer.
+    ///
+    /// # Errors
+    /// That there was no answer.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        what: &str,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
+        if self.process == std::process::id() {
+            self.mount.ask(what, question).map_err(super::usrbio::failed)
+        } else {
+            // A child of `fork` has no thread that could be waited for.
+            Ok(question())
+        }
+    }
+
+    /// Runs a task some time, and does not wait for it. A child of `fork` drops it.
+    pub(crate) fn later(&self, task: impl FnOnce() + Send + 'static) {
+        self.mount.later(task);
     }
 
     /// The error of whoever asked the kernel and heard that nobody serves the mount.
@@ -222,31 +206,6 @@ pub fn probe_3fs(path: &Path, client: UsrbioClient, directories: &[PathBuf]) -> 
 fn refused(path: &Path, error: &Error) -> crate::Error {
     let (route, path) = (super::Route::Usrbio, path.to_owned());
     crate::Error::RouteUnavailable { route, path, why: unavailable(error) }
-}
-
-impl Known {
-    /// Opens the mount of `path`, with a probe unless its daemon and client have had one.
-    fn open(&mut self, path: &Path, wanted: &Wanted) -> Result<(Mount, String), Error> {
-        let point = extract_mount_point(path)?;
-        let daemon = fs::read_link(point.join(proto::IOVS).join(Priority::default().submit_link())).ok();
-        let proven = |own: &&Proven| own.wanted == *wanted && Some(&own.daemon) == daemon.as_ref();
-        if let Some(proven) = self.proven.iter().find(proven) {
-            return Ok((Mount::open(path, proven.client.clone())?, proven.reason.clone()));
-        }
-        let search = LibrarySearch { library: None, directories: wanted.directories.clone() };
-        let preference = match wanted.client {
-            UsrbioClient::Auto => Preference::Auto,
-            UsrbioClient::Native => Preference::Native,
-            UsrbioClient::Vendor => Preference::Vendor,
-        };
-        let Chosen { mount, reason } = choose(path, preference, &search)?;
-        if let Some(daemon) = daemon {
-            self.proven.retain(|own| own.wanted != *wanted);
-            let (wanted, client, reason) = (wanted.clone(), mount.client().clone(), reason.clone());
-            self.proven.push(Proven { wanted, daemon, client, reason });
-        }
-        Ok((mount, reason))
-    }
 }
 
 /// A client's error as the reason why there is no route. Its text says what to do, where that is not another option.

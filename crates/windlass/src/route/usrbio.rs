@@ -1,7 +1,7 @@
 //! `usrbio`: reads from a 3FS into memory shared with its daemon, many in flight from one thread.
 #![forbid(unsafe_code)]
 
-use super::{Buffer, Done, Lane, ReadOp, SourceFile, Unavailable};
+use super::{Buffer, Done, Lane, ReadOp, SourceFile, Unavailable, allowance::Allowance};
 use crate::{
     memory::Slot,
     parallel::{self, lock},
@@ -10,7 +10,7 @@ use std::{
     collections::{HashMap, VecDeque},
     fmt, io,
     sync::{Arc, Mutex, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use windlass_usrbio::{Completion, Error, File, Refused, Ring, Transfer};
 
@@ -68,12 +68,13 @@ pub(crate) struct UsrbioLane {
     files: Arc<Files>,
     /// The reads that the ring has, by the token of their transfer. Their slots' memory is lent to the transfers: should
     /// one never end, its memory is never used again.
-    reads: Vec<Option<ReadOp>>,
+    reads: Vec<Option<(ReadOp, Instant)>>,
+    allowance: Allowance,
     free: Vec<usize>,
     /// Transfers that the ring had no room for.
     waiting: VecDeque<Transfer>,
     /// Reads that ended and were not asked for yet.
-    ended: Vec<Done>,
+    ended: VecDeque<Done>,
     completions: Vec<Completion>,
 }
 
@@ -84,9 +85,10 @@ impl UsrbioLane {
             ring,
             files,
             reads: (0..depth).map(|_| None).collect(),
+            allowance: Allowance::up_to(depth),
             free: (0..depth).rev().collect(),
             waiting: VecDeque::new(),
-            ended: Vec::new(),
+            ended: VecDeque::new(),
             completions: Vec::new(),
         }
     }
@@ -110,15 +112,16 @@ impl UsrbioLane {
         }
     }
 
-    /// A transfer is over, whatever came of it: its memory is the slot's again.
+    /// A transfer is over: its memory is the slot's again, unless a server may still write to it.
     fn end(&mut self, transfer: Transfer, result: Result<usize, Error>) {
         let token = transfer.token as usize;
-        let Some(mut op) = self.reads.get_mut(token).and_then(Option::take) else { return };
+        let Some((mut op, _)) = self.reads.get_mut(token).and_then(Option::take) else { return };
         self.free.push(token);
-        if let Some(slot) = op.buffer.slot() {
+        let in_doubt = result.as_ref().is_err_and(Error::leaves_memory_in_doubt);
+        if let (Some(slot), false) = (op.buffer.slot(), in_doubt) {
             slot.give_back(transfer.slot);
         }
-        self.ended.push(Done { op, result: result.map_err(failed) });
+        self.ended.push_back(Done { op, result: result.map_err(failed) });
     }
 
     /// The ring has failed, and with it all that is in it. Nobody knows whether the daemon still writes.
@@ -127,9 +130,9 @@ impl UsrbioLane {
             self.end(transfer, Err(error.clone()));
         }
         for (token, op) in self.reads.iter_mut().enumerate() {
-            if let Some(op) = op.take() {
+            if let Some((op, _)) = op.take() {
                 self.free.push(token);
-                self.ended.push(Done { op, result: Err(failed(error.clone())) });
+                self.ended.push_back(Done { op, result: Err(failed(error.clone())) });
             }
         }
     }
@@ -140,6 +143,10 @@ impl Lane for UsrbioLane {
         self.reads.len()
     }
 
+    fn allowed(&self) -> usize {
+        self.allowance.reads()
+    }
+
     fn in_flight(&self) -> usize {
         self.reads.len() - self.free.len() + self.ended.len()
     }
@@ -147,36 +154,45 @@ impl Lane for UsrbioLane {
     fn push(&mut self, mut op: ReadOp) {
         let Some(token) = self.free.pop() else {
             let result = Err(io::Error::other("more reads were pushed than the ring holds"));
-            self.ended.push(Done { op, result });
+            self.ended.push_back(Done { op, result });
             return;
         };
         match self.transfer(token, &mut op) {
             Ok(transfer) => {
-                self.reads[token] = Some(op);
+                self.reads[token] = Some((op, Instant::now()));
                 self.offer(transfer);
             }
             Err(error) => {
                 self.free.push(token);
-                self.ended.push(Done { op, result: Err(error) });
+                self.ended.push_back(Done { op, result: Err(error) });
             }
         }
     }
 
-    /// May also return without a read after a while, so that a load that is over does not wait for a daemon that hangs.
+    /// Returns one read at a time: when its owner has copied it, the next one begins before the owner copies more. May also return without a read after a while, so that a load that is over does
+    /// not wait for a daemon that hangs.
     fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
         for transfer in std::mem::take(&mut self.waiting) {
             self.offer(transfer);
         }
-        if self.ended.is_empty() && self.in_flight() > 0 {
+        if !self.ended.is_empty() {
+            // A ring that has failed says so when it is waited for.
+            let _ = self.ring.submit();
+        } else if self.in_flight() > 0 {
             let waited = self.ring.wait(PATIENCE, &mut self.completions);
-            for Completion { transfer, result } in std::mem::take(&mut self.completions) {
+            let completions = std::mem::take(&mut self.completions);
+            let (now, others) = (Instant::now(), completions.len().saturating_sub(1));
+            for Completion { transfer, result } in completions {
+                if let Some(Some((_, begun))) = self.reads.get(transfer.token as usize) {
+                    self.allowance.came(transfer.len, now.saturating_duration_since(*begun), others);
+                }
                 self.end(transfer, result);
             }
             if let Err(error) = waited {
                 self.give_up(&error);
             }
         }
-        done.append(&mut self.ended);
+        done.extend(self.ended.pop_front());
         Ok(())
     }
 }
@@ -193,8 +209,11 @@ impl Buffer {
 
 /// A client's error as that of one read, of which the reader knows file and offset.
 pub(super) fn failed(error: Error) -> io::Error {
-    let kind = error.errno().map_or(io::ErrorKind::Other, |errno| io::Error::from_raw_os_error(errno).kind());
-    io::Error::new(kind, Failed(error))
+    let kind = error.errno().map(|errno| io::Error::from_raw_os_error(errno).kind());
+    // What the daemon gave up on is not repeated, though the same number of the kernel's asks for that.
+    let is_final =
+        |kind: &io::ErrorKind| !matches!(kind, io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
+    io::Error::new(kind.filter(is_final).unwrap_or(io::ErrorKind::Other), Failed(error))
 }
 
 /// The system's number behind an error of a read, also if the daemon has said it.

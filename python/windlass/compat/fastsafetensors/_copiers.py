@@ -86,7 +86,6 @@ def _route(copier_type: str, device: Device) -> str | None:
         "gds": "gds" if on_device else None,
         "nogds": "staged" if on_device else None,
         "unified": "unified",
-        # Where the engine has no such route, it says so.
         "3fs": "usrbio",
     }
     if copier_type in _REFUSED:

@@ -3,11 +3,13 @@
 use crate::{
     Model, by,
     common::{assert_is_file, assert_is_gguf, expected, mixed_gguf, tensor, write_model},
+    fixture::PATIENCE,
     ways,
 };
 use usrbiod::Options;
 use windlass::{
-    Checkpoint, DeviceId, Dtype, LoadOptions, Loaded, Route, UsrbioClient,
+    Checkpoint, DeviceId, Dtype, FillTarget, Filled, LoadOptions, Loaded, Order, Route, UsrbioClient,
+    device::{Device, DirectBuffer},
     plan::{Layout, Selection, TensorSlice},
     route::Access,
 };
@@ -96,6 +98,48 @@ fn slices_are_those_parts() {
                 })
                 .collect();
             assert!(*loaded.get("m").unwrap().bytes().unwrap() == *part, "{columns:?} by {:?}", way.route);
+        }
+    }
+}
+
+#[test]
+fn dense_slices_are_moved_together_in_shared_memory_and_copied_into_a_device() {
+    let Some(model) = Model::start() else { return };
+    let path = model.fixture.path("sliced.safetensors");
+    let file = write_model(
+        &model.fixture.behind("sliced.safetensors"),
+        &[tensor("m", Dtype::U16, &[512, 4096])],
+        0,
+        5,
+    );
+    let whole = expected(&file, "m");
+    let [_, device] = crate::common::devices();
+    for client in [UsrbioClient::Native, UsrbioClient::Vendor] {
+        for columns in [1024..1040u64, 1..4095] {
+            let checkpoint = Checkpoint::open(&[&path]).unwrap();
+            let slice = TensorSlice::new(vec![3..509, columns.clone()]);
+            let selection = Selection::all().select("m").slice("m", slice);
+            let request = selection.resolve(checkpoint.catalog()).unwrap().remove(0);
+            let rows = whole.chunks(8192).take(509).skip(3);
+            let part: Vec<u8> = rows
+                .flat_map(|row| &row[columns.start as usize * 2..columns.end as usize * 2])
+                .copied()
+                .collect();
+            let len_bytes = part.len() as u64;
+            let memory = DirectBuffer::new(&Device::open(0).unwrap(), len_bytes + 4096).unwrap();
+            let targets = [FillTarget { request, device, address: memory.address() + 7, len_bytes }];
+            // Several pieces, which are several rows each.
+            let options = LoadOptions { chunk_bytes: 64 << 10, ..by(Route::Usrbio, client, DeviceId::Cpu) };
+            // SAFETY: the memory outlives the load, and nobody else uses it.
+            #[allow(unsafe_code)]
+            let mut filling = unsafe { checkpoint.fill(&targets, &options, Order::Arrival) }.unwrap();
+            assert_eq!(filling.next_within(PATIENCE).unwrap(), Filled::Target(0));
+            let report = filling.report();
+            assert!(report.carriers.iter().all(|own| own.route == Route::Usrbio), "{report}");
+            assert_eq!(report.carriers.iter().map(|own| own.tensor_bytes).sum::<u64>(), len_bytes);
+            let mut all = vec![0; part.len() + 4096];
+            memory.read_back(&mut all).unwrap();
+            assert!(all[7..7 + part.len()] == part, "{columns:?} by the {client} client");
         }
     }
 }

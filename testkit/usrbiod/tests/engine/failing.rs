@@ -4,7 +4,7 @@ use crate::{
     Model, by,
     common::{Footprint, assert_is_file, assert_nothing_left, devices},
     fixture::{PATIENCE, eventually},
-    ways,
+    reading, ways,
 };
 use std::{
     collections::BTreeSet,
@@ -18,8 +18,9 @@ use std::{
 };
 use usrbiod::Faults;
 use windlass::{
-    Arrival, Checkpoint, Error, LoadOptions, Route, UsrbioClient,
+    Arrival, ByteRange, Checkpoint, DeviceId, Error, LoadOptions, Route, UsrbioClient,
     plan::Layout,
+    read::{Priority, ReadFile, ReadRequest, Reader, Target},
     route::fault::{Fault, FaultScript},
 };
 
@@ -218,6 +219,63 @@ fn cancelling_does_not_wait_for_a_daemon_that_hangs() {
             assert_shared_memory_is_gone(&before.1);
         }
     }
+}
+
+#[test]
+fn a_daemon_that_is_lost_is_not_asked_about_files() {
+    let Some(model) = Model::start() else { return };
+    for way in ways() {
+        model.fixture.daemon.behave(Faults::default()).unwrap();
+        let before = (footprint(&model, &way), shared_memory());
+        let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
+        drop(checkpoint.load(&way).unwrap());
+        model.fixture.daemon.behave(Faults { stall: true, ..Faults::default() }).unwrap();
+        let mut loading = checkpoint.start(&way).unwrap();
+        model.fixture.daemon.behave(Faults { stall: true, mute: true, ..Faults::default() }).unwrap();
+        model.fixture.daemon.restart().unwrap();
+        let error = loading.find_map(Result::err).expect("the load went on");
+        // Had it asked, it would say that there is no answer.
+        let Error::Io { source, .. } = &error else { panic!("{error:?}") };
+        assert!(source.to_string().contains("restarted"), "{error}");
+        // Nor does anybody wait for it to close them.
+        let since = Instant::now();
+        drop((loading, checkpoint));
+        assert!(since.elapsed() < PATIENCE / 2, "it took {:?}", since.elapsed());
+        model.fixture.daemon.behave(Faults::default()).unwrap();
+        assert_nothing_left(&before.0);
+        assert_shared_memory_is_gone(&before.1);
+    }
+}
+
+#[test]
+fn whoever_reads_what_the_daemon_says_nothing_about_is_told_in_time() {
+    let Some(model) = Model::start() else { return };
+    let options = by(Route::Usrbio, UsrbioClient::Native, DeviceId::Cpu);
+    let before = (Footprint::now(), shared_memory());
+    let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
+    drop(checkpoint.load(&options).unwrap());
+    let reader = Reader::new(&reading::options(UsrbioClient::Native)).unwrap();
+    let file = ReadFile::open(&model.path).unwrap();
+    let read = || {
+        let whole = ByteRange::at(0, file.len()).unwrap();
+        reader.submit([ReadRequest::new(&file, whole, Target::memory())], Priority::Demand).unwrap()
+    };
+    read().wait().unwrap();
+
+    model.fixture.daemon.behave(Faults { stall: true, ..Faults::default() }).unwrap();
+    let (mut loading, batch) = (checkpoint.start(&options).unwrap(), read());
+    model.fixture.daemon.behave(Faults { mute: true, ..Faults::default() }).unwrap();
+    let load = loading.find_map(Result::err).expect("the load went on");
+    let first = batch.wait_within(PATIENCE).expect("the read went on").unwrap_err().to_string();
+    for error in [load.to_string(), first, read().wait().unwrap_err().to_string()] {
+        assert!(error.contains("asking about a file") && error.contains("hangs"), "{error}");
+    }
+    let since = Instant::now();
+    drop((loading, checkpoint, batch, reader, file));
+    assert!(since.elapsed() < PATIENCE / 2, "it took {:?}", since.elapsed());
+    model.fixture.daemon.behave(Faults::default()).unwrap();
+    assert_nothing_left(&before.0);
+    assert_shared_memory_is_gone(&before.1);
 }
 
 #[test]

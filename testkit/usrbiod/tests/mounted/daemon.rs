@@ -1,18 +1,26 @@
 //! A daemon that dies, comes back, forgets or hangs is an error of that name, in time.
 
 use crate::fixture::{Fixture, PATIENCE, Session, clients, eventually, fails_within};
-use std::time::Duration;
+use std::{
+    fs::File,
+    path::Path,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 use usrbiod::Faults;
 use windlass_usrbio::{Client, Error, IovOptions, Mount, RingOptions};
 
 const STALL: Faults = Faults {
     stall: true,
     delay: Duration::ZERO,
+    bytes_per_second: 0,
     slow_every: 0,
     error_every: 0,
     errno: 0,
     short_every: 0,
     holes: false,
+    mute: false,
     reorder: false,
     serial: false,
     corrupt: false,
@@ -96,6 +104,55 @@ fn a_daemon_that_hangs_altogether_is_given_up_in_time() {
         fixture.daemon.resume().unwrap();
         assert!(matches!(error, Error::Timeout { limit: named, .. } if named == limit), "{error}");
     }
+}
+
+/// Whether this process has a file open.
+fn is_open(path: &Path) -> bool {
+    let handles = std::fs::read_dir("/proc/self/fd").unwrap();
+    handles.flatten().any(|handle| std::fs::read_link(handle.path()).is_ok_and(|target| target == path))
+}
+
+#[test]
+fn nobody_waits_for_a_daemon_that_hangs_to_close_a_file() {
+    let Some(fixture) = Fixture::start() else { return };
+    let path = fixture.write("file", 100_000);
+    for client in clients() {
+        let mount = fixture.mount(client);
+        let file = mount.open_file(&path).unwrap();
+        fixture.daemon.pause().unwrap();
+        let (dropped, hears) = mpsc::channel();
+        thread::spawn(move || {
+            drop(file);
+            dropped.send(())
+        });
+        let outcome = hears.recv_timeout(PATIENCE / 2);
+        fixture.daemon.resume().unwrap();
+        outcome.expect("dropping a file waits for the daemon");
+        mount.settle().unwrap();
+        assert!(!is_open(&path));
+    }
+}
+
+#[test]
+fn a_question_that_gets_no_answer_is_given_up() {
+    let Some(fixture) = Fixture::start() else { return };
+    let path = fixture.write("file", 100_000);
+    let mount = fixture.mount(Client::Native);
+    let file = Arc::new(File::open(&path).unwrap());
+    let ask = || {
+        let asked = file.clone();
+        mount.ask("asking about it", move || asked.metadata().map(drop))
+    };
+    ask().unwrap().unwrap();
+    fixture.daemon.behave(Faults { mute: true, ..Faults::default() }).unwrap();
+    // The kernel answers by itself at first, having asked just now.
+    let error = fails_within::<()>(PATIENCE, || {
+        loop {
+            let _ = ask()?;
+        }
+    });
+    fixture.daemon.behave(Faults::default()).unwrap();
+    assert!(matches!(&error, Error::Timeout { what, .. } if what == "asking about it"), "{error}");
 }
 
 #[test]

@@ -7,4 +7,5 @@ mod fixture;
 mod processes;
 mod reading;
 mod refusals;
+mod waiting;
 mod writing;

@@ -194,7 +194,7 @@ impl Model {
                 if queue == 0 {
                     let shard = self.shard(&fingerprint);
                     let left = self.blocks.keys().filter(|other| self.shard(other) == shard).count();
-                    self.ghosts[shard].insert(&fingerprint, (), left.max(64));
+                    self.ghosts[shard].insert(&fingerprint, (), (left / 2).max(64));
                 }
                 goes.push(fingerprint);
                 return Some(entry);

@@ -66,11 +66,7 @@ fn run(eviction: Eviction) {
                                 slots.give_back(removed.entry.slot);
                             }
                         }
-                        1 => {
-                            if index.pin(&fingerprint(key)) {
-                                index.unpin(&fingerprint(key));
-                            }
-                        }
+                        1 if index.pin(&fingerprint(key)) => index.unpin(&fingerprint(key)),
                         2 => index.touch(&[key, key / 2].map(fingerprint)),
                         3 => {
                             index.coldest_segment(|_| true);

@@ -1,6 +1,7 @@
 //! Transfers on both routes, past the page cache and through it, compared with what was written and with the file.
 #![allow(unsafe_code)]
 
+mod device;
 mod faults;
 mod model;
 mod order;

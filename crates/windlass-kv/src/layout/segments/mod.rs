@@ -170,7 +170,7 @@ impl Layout for Segments {
         self.shared.namespaces.set_options(id, options);
         self.shared.index.set_quota(number, options.quota_bytes);
         match &self.writer {
-            Some(_) => namespaces::describe(&*self.shared.disk, &self.shared.root.path, id, description),
+            Some(_) => namespaces::describe(&*self.shared.disk, &self.shared.root, id, description),
             None => Ok(()),
         }
     }
@@ -220,7 +220,7 @@ impl Layout for Segments {
             Some(place) => Lookup::Found(Found {
                 place,
                 payload_len: entry.payload_len,
-                is_own: entry.is_own(),
+                is_held: entry.is_own(),
                 token: Box::new(FoundToken { fingerprint, entry, _hold: hold }),
             }),
             None => Lookup::Miss,

@@ -1,7 +1,7 @@
 //! Namespaces: their descriptions on the disk, and the numbers that this process gives them.
 #![forbid(unsafe_code)]
 
-use super::{failed, names};
+use super::{failed, names, root::Root};
 use crate::{
     Error, NamespaceId, NamespaceOptions, Result,
     disk::{Disk, replace_file},
@@ -81,14 +81,21 @@ impl Namespaces {
 }
 
 /// Writes a description down, unless it is there.
-pub(super) fn describe(disk: &dyn Disk, root: &Path, id: NamespaceId, description: &str) -> Result<()> {
-    let all = root.join(names::NAMESPACES);
+pub(super) fn describe(disk: &dyn Disk, root: &Root, id: NamespaceId, description: &str) -> Result<()> {
+    let all = root.path.join(names::NAMESPACES);
     let directory = all.join(id.to_string());
     let path = directory.join(names::DESCRIPTION);
-    if disk.read_file(&path, MAX_DESCRIPTION).is_ok_and(|there| there == description.as_bytes()) {
+    let is_there =
+        || disk.read_file(&path, MAX_DESCRIPTION).is_ok_and(|there| there == description.as_bytes());
+    if is_there() {
         return Ok(());
     }
-    for (directory, parent) in [(&all, root), (&directory, &all)] {
+    // Other processes open the same one at the same moment.
+    let _locked = root.lock()?;
+    if is_there() {
+        return Ok(());
+    }
+    for (directory, parent) in [(&all, &root.path), (&directory, &all)] {
         disk.create_directory(directory).map_err(failed("making", directory))?;
         disk.sync_directory(parent).map_err(failed("syncing", parent))?;
     }

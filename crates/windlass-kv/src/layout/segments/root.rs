@@ -162,7 +162,11 @@ impl Root {
         for file in self.disk.list(&self.path).map_err(failed("listing", &self.path))? {
             if file.name.starts_with(names::SUPERBLOCK) && file.name.ends_with(TEMPORARY) {
                 let path = self.path.join(file.name);
-                self.disk.remove(&path).map_err(failed("removing", &path))?;
+                match self.disk.remove(&path) {
+                    // It was that of a process that is just opening the store, and is done with it.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    removed => removed.map_err(failed("removing", &path))?,
+                }
             }
         }
         Ok(())
@@ -277,13 +281,12 @@ fn create(disk: &dyn Disk, root: &Path, file: &Path) -> Result<()> {
         .and_then(|()| disk.rename_new(&temporary, file));
     match made {
         Ok(()) => {}
-        // Somebody else was faster.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            disk.remove(&temporary).map_err(failed("removing", &temporary))?;
-        }
         Err(error) => {
             let _ = disk.remove(&temporary);
-            return Err(failed("making", file)(error));
+            // Somebody else was faster, and may have swept our file away with what crashes left.
+            if !disk.read_file(file, PAGE).is_ok_and(|page| !page.is_empty()) {
+                return Err(failed("making", file)(error));
+            }
         }
     }
     let namespaces = root.join(names::NAMESPACES);

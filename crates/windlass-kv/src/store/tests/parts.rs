@@ -4,8 +4,8 @@
 use crate::{
     DropReason, Fingerprint, IoRoute, Key, NamespaceId, NamespaceOptions, Result,
     io::{
-        Carrier, Checksums, DataFile, Direction, Failure, FileAccess, Header, IoReport, Job, Outcome,
-        Transfers,
+        Carrier, Checksums, DataFile, DeviceRegion, Direction, Failure, FileAccess, Header, IoReport, Job,
+        Outcome, Transfers,
     },
     layout::{
         Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Place, Reservation, ShardTable, Usage,
@@ -350,6 +350,10 @@ impl Transfers for OneThread {
 
     fn report(&self) -> IoReport {
         IoReport { route: IoRoute::Threads, threads: 1, bounce_bytes: 0, refused: Vec::new() }
+    }
+
+    unsafe fn register_device(&self, _: u32, _: u64, _: u64) -> Result<DeviceRegion> {
+        Err(crate::Error::Internal("there are no devices here".into()))
     }
 }
 

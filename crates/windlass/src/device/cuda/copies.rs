@@ -118,6 +118,10 @@ impl CopyQueue {
         &self.device
     }
 
+    pub(super) fn stream_handle(&self) -> Handle {
+        self.stream.handle
+    }
+
     /// Memory for tensors: other devices, processes and network cards can be given it, which they cannot memory of a
     /// stream-ordered pool.
     pub(crate) fn allocate(&self, len: u64) -> Result<Allocation> {

@@ -12,6 +12,7 @@ use super::{
     Device,
     cufile_error::{CuFileError, check, explain, outcome},
     driver,
+    host_copies::{CopyDirection, HostCopies, HostCopy},
     library::{self, functions},
     memory::Allocation,
 };
@@ -220,19 +221,25 @@ impl CuFile {
     /// How many reads into a device went each way since the library was opened, by whoever uses it in this process;
     /// `None` if this version does not count.
     pub(crate) fn counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
+        Counters::of_reads(&self.statistics()?, uuid)
+    }
+
+    /// As [`CuFile::counters`], of writes from a device.
+    pub(crate) fn write_counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
+        Counters::of_writes(&self.statistics()?, uuid)
+    }
+
+    fn statistics(&self) -> Option<Vec<u64>> {
         const PLENTY: usize = 64 << 10;
         let get = self.functions.statistics?;
         let mut buffer = vec![0u64; PLENTY / 8];
         // SAFETY: `CUfileStatsLevel3_t` takes 5 KiB in the newest version, and is made of 64-bit numbers.
         let code = unsafe { get(buffer.as_mut_ptr().cast()) }.code;
-        if code != 0 {
-            return None;
-        }
-        Counters::find(&buffer, uuid)
+        (code == 0).then_some(buffer)
     }
 }
 
-/// Reads into one device, by path: a part of `CUfilePerGpuStats_t`.
+/// Reads into one device, or writes from it, by path: a part of `CUfilePerGpuStats_t`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counters {
     /// By PCI P2PDMA.
@@ -244,15 +251,28 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Finds a device by its UUID, since what stands before the devices grows from version to version.
-    fn find(statistics: &[u64], uuid: &[u8; 16]) -> Option<Self> {
+    /// After the UUID: bytes, rate, utilisation, duration and number of reads, then the numbers by path.
+    fn of_reads(statistics: &[u64], uuid: &[u8; 16]) -> Option<Self> {
+        Self::at(Self::of_device(statistics, uuid)?, 5)
+    }
+
+    /// After the reads: five numbers of theirs more, then the same of writes.
+    fn of_writes(statistics: &[u64], uuid: &[u8; 16]) -> Option<Self> {
+        Self::at(Self::of_device(statistics, uuid)?, 5 + 3 + 5 + 5)
+    }
+
+    fn at(numbers: &[u64], place: usize) -> Option<Self> {
+        let counters = numbers.get(place..place + 3)?;
+        Some(Self { p2p: counters[0], nvfs: counters[1], posix: counters[2] })
+    }
+
+    /// What follows the UUID of a device: what stands before the devices grows from version to version.
+    fn of_device<'a>(statistics: &'a [u64], uuid: &[u8; 16]) -> Option<&'a [u64]> {
         let (first, last) = uuid.split_at(8);
         let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).ok();
         let pair = [word(first)?, word(last)?];
         let place = statistics.windows(2).position(|words| words == pair)?;
-        // After the UUID: bytes, rate, utilisation, duration and number of reads, then the numbers by path.
-        let counters = statistics.get(place + 2 + 5..place + 2 + 8)?;
-        Some(Self { p2p: counters[0], nvfs: counters[1], posix: counters[2] })
+        statistics.get(place + 2..)
     }
 }
 
@@ -355,10 +375,11 @@ impl Drop for DirectFile {
 /// Memory of a device that cuFile reads into and writes from.
 #[derive(Debug)]
 pub struct DirectBuffer {
-    memory: Allocation,
-    /// Bytes before the first block of the memory: the driver promises less than a block's alignment.
-    skipped: u64,
+    device: Arc<Device>,
+    address: u64,
     len: u64,
+    /// What it lies in; `None` if that is somebody else's.
+    _memory: Option<Allocation>,
 }
 
 impl DirectBuffer {
@@ -368,24 +389,42 @@ impl DirectBuffer {
     /// [`Error::Device`] or [`Error::MemoryBudget`]; [`Error::RouteUnavailable`] is left to the caller, who knows the
     /// file: registration that fails is [`Error::DeviceUnavailable`].
     pub fn new(device: &Arc<Device>, len: u64) -> Result<Self> {
+        // Before anything is allocated.
+        CuFile::get().map_err(|why| Error::DeviceUnavailable { device: device.name(), why })?;
+        // Memory of a stream-ordered pool cannot be registered.
+        let memory = Allocation::plain(device, len.saturating_add(Alignment::BLOCK.bytes()))?;
+        // The driver promises less than a block's alignment.
+        let address = Alignment::BLOCK.up(memory.address()).unwrap_or(memory.address());
+        Self::register(device, address, len, Some(memory))
+    }
+
+    /// Memory that somebody else has allocated, registered.
+    ///
+    /// # Errors
+    /// As [`DirectBuffer::new`].
+    ///
+    /// # Safety
+    /// It must be memory of this device, and stay allocated until the result is dropped.
+    pub unsafe fn of_callers(device: &Arc<Device>, address: u64, len: u64) -> Result<Self> {
+        Self::register(device, address, len, None)
+    }
+
+    fn register(device: &Arc<Device>, address: u64, len: u64, memory: Option<Allocation>) -> Result<Self> {
         let unavailable = |why| Error::DeviceUnavailable { device: device.name(), why };
         let cufile = CuFile::get().map_err(unavailable)?;
         // cuFile keeps streams and buffers of its own in each context that it meets, and goes on using them.
         device.keep_context()?;
-        // Memory of a stream-ordered pool cannot be registered.
-        let memory = Allocation::plain(device, len.saturating_add(Alignment::BLOCK.bytes()))?;
         let _entered = device.enter()?;
-        let start = Alignment::BLOCK.up(memory.address()).unwrap_or(memory.address());
         let bytes = usize::try_from(len).unwrap_or(usize::MAX);
         // SAFETY: the memory is the device's and stays until it is deregistered.
-        let status = unsafe { (cufile.functions.register_buffer)(start, bytes, 0) };
+        let status = unsafe { (cufile.functions.register_buffer)(address, bytes, 0) };
         check("cuFileBufRegister", status).map_err(|error| unavailable(error.into_unavailable()))?;
-        Ok(Self { skipped: start - memory.address(), memory, len })
+        Ok(Self { device: device.clone(), address, len, _memory: memory })
     }
 
-    /// Address of the first byte, a multiple of 4096.
+    /// Address of the first byte, a multiple of 4096 unless it is somebody else's.
     pub fn address(&self) -> u64 {
-        self.memory.address() + self.skipped
+        self.address
     }
 
     /// Length in bytes.
@@ -400,7 +439,7 @@ impl DirectBuffer {
 
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
-        self.memory.device()
+        &self.device
     }
 
     /// A copy of its first bytes in host memory.
@@ -412,6 +451,23 @@ impl DirectBuffer {
             return Err(Error::Internal(format!("{} bytes of a buffer of {}", into.len(), self.len())));
         }
         super::copies::CopyQueue::new(self.device())?.read_back(self.address(), into)
+    }
+
+    /// Copies bytes of the host to its beginning.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn write(&self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() as u64 > self.len() {
+            return Err(Error::Internal(format!("{} bytes for a buffer of {}", bytes.len(), self.len())));
+        }
+        let copy =
+            HostCopy { host: bytes.as_ptr().expose_provenance(), device: self.address(), len: bytes.len() };
+        let copies = HostCopies::new(self.device())?;
+        // SAFETY: both sides are as long as the copy, and outlive it: the driver reads memory that is not pinned
+        // before the call that queues the copy returns, so that also a failed wait leaves nothing that reads it.
+        let copied = unsafe { copies.run(CopyDirection::ToDevice, &[copy], None) };
+        copied.map_err(|failed| failed.error)
     }
 
     /// Offsets as cuFile takes them, if the range lies inside the buffer.
@@ -510,11 +566,31 @@ mod tests {
         let words = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap());
         for before in [0, 78, 143] {
             let mut statistics = vec![7; before];
-            statistics.extend([words(&uuid[..8]), words(&uuid[8..]), 1, 2, 3, 4, 60, 10, 20, 30, 5]);
-            let found = Counters::find(&statistics, &uuid);
+            statistics.extend([
+                words(&uuid[..8]),
+                words(&uuid[8..]),
+                1,
+                2,
+                3,
+                4,
+                60,
+                10,
+                20,
+                30,
+                5,
+                0,
+                0,
+                0,
+                0,
+            ]);
+            statistics.extend([1, 2, 3, 4, 150, 40, 50, 60, 5]);
+            let found = Counters::of_reads(&statistics, &uuid);
             assert_eq!(found, Some(Counters { p2p: 10, nvfs: 20, posix: 30 }));
-            assert_eq!(Counters::find(&statistics[..before + 9], &uuid), None);
-            assert_eq!(Counters::find(&statistics, b"another device's"), None);
+            let found = Counters::of_writes(&statistics, &uuid);
+            assert_eq!(found, Some(Counters { p2p: 40, nvfs: 50, posix: 60 }));
+            assert_eq!(Counters::of_reads(&statistics[..before + 9], &uuid), None);
+            assert_eq!(Counters::of_writes(&statistics[..before + 22], &uuid), None);
+            assert_eq!(Counters::of_reads(&statistics, b"another device's"), None);
         }
     }
 }

@@ -105,7 +105,7 @@ impl Drop for Allocation {
 
 /// Host memory that a device copies from and to without the driver's help.
 #[derive(Debug)]
-pub(crate) struct Pinned {
+pub struct Pinned {
     device: Arc<Device>,
     address: usize,
 }
@@ -113,9 +113,12 @@ pub(crate) struct Pinned {
 impl Pinned {
     /// Pins memory, faulting it in.
     ///
+    /// # Errors
+    /// [`Error::Allocation`] if the system lets no more be pinned; [`Error::Device`].
+    ///
     /// # Safety
     /// `memory` must stay mapped until the result is dropped.
-    pub(crate) unsafe fn new(device: &Arc<Device>, memory: *mut u8, len: usize) -> Result<Self> {
+    pub unsafe fn new(device: &Arc<Device>, memory: *mut u8, len: usize) -> Result<Self> {
         let _entered = device.enter()?;
         let flags = driver::HOST_REGISTER_PORTABLE;
         // SAFETY: the caller keeps the memory mapped; pinning changes none of its bytes.

@@ -1,13 +1,14 @@
 //! CUDA devices through the driver: the only place that knows its types.
 //!
 //! `library` finds libraries, `driver` is the table of functions; this file has devices and their contexts; `memory` what they own; `copies` the
-//! queue that fills them; `kernels` what runs on them; `cufile` the library that reads into them past the host.
+//! queue that fills them, `host_copies` one for both ways; `kernels` what runs on them; `cufile` the library that reads into them past the host.
 #![allow(unsafe_code)]
 
 pub(crate) mod copies;
 pub(crate) mod cufile;
 mod cufile_error;
 mod driver;
+pub(crate) mod host_copies;
 mod kernels;
 mod library;
 pub(crate) mod memory;

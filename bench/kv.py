@@ -1,0 +1,146 @@
+"""The KV store beside those of others: blocks are stored, and loaded cold, by each in turn.
+
+Needs root, to drop the page cache, and the peers that `just bench-kv` fetches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from host import machine
+from kv_engines import ENGINES
+
+HERE = Path(__file__).resolve().parent
+OURS = "windlass"
+LIMITS = tuple(name for name in ENGINES if name.startswith("drive"))
+PEERS = tuple(name for name in ENGINES if not name.startswith(("windlass", "drive")))
+PHASES = ("store", "load")
+
+
+def run(engine: str, phase: str, root: Path, block_bytes: int, count: int) -> dict[str, Any]:
+    """One phase of one engine, in a fresh process."""
+    command = [sys.executable, str(HERE / "kv_engines.py"), engine, phase, str(root)]
+    command += ["--block-bytes", str(block_bytes), "--count", str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{engine}, {phase}: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def make_cold() -> None:
+    """Writes everything down and empties the page cache."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """All cases: for each the measurements of each engine, round by round."""
+    cases = []
+    for block_bytes, count in arguments.cases:
+        found: dict[str, dict[str, list[dict[str, Any]]]] = {
+            name: {phase: [] for phase in PHASES} for name in ENGINES
+        }
+        for number in range(arguments.rounds):
+            names = list(ENGINES)
+            # Another one begins each round.
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                root = arguments.data / "kv"
+                shutil.rmtree(root, ignore_errors=True)
+                for phase in PHASES:
+                    make_cold()
+                    result = run(name, phase, root, block_bytes, count)
+                    found[name][phase].append(result)
+                    rate = block_bytes * count / result["seconds"] / 1e9
+                    print(f"{block_bytes >> 10} KiB, {name}, {phase}: {rate:.2f} GB/s", file=sys.stderr)
+                shutil.rmtree(root)
+        cases.append({"block_bytes": block_bytes, "count": count, "engines": found})
+    return cases
+
+
+def rate(case: dict[str, Any], engine: str, phase: str) -> float:
+    """The median of an engine's rounds, in GB/s."""
+    seconds = statistics.median(result["seconds"] for result in case["engines"][engine][phase])
+    return case["block_bytes"] * case["count"] / seconds / 1e9
+
+
+def table(case: dict[str, Any]) -> str:
+    """A case as Markdown."""
+    lines = [
+        f"## {case['block_bytes'] >> 10} KiB × {case['count']}",
+        "",
+        "| | store, GB/s | load cold, GB/s | CPU s per GB stored | CPU s per GB loaded |",
+        "|---|---|---|---|---|",
+    ]
+    size = case["block_bytes"] * case["count"] / 1e9
+    for name, phases in case["engines"].items():
+        cells = []
+        for phase in PHASES:
+            rates = [size / result["seconds"] for result in phases[phase]]
+            cells.append(f"{rate(case, name, phase):.2f} ({min(rates):.2f}–{max(rates):.2f})")
+        for phase in PHASES:
+            cells.append(f"{statistics.median(result['cpu_seconds'] for result in phases[phase]) / size:.2f}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines.append("")
+    for phase in PHASES:
+        ours = rate(case, OURS, phase)
+        peers = [rate(case, name, phase) for name in PEERS]
+        limit = max(rate(case, name, phase) for name in LIMITS)
+        lines.append(
+            f"* {phase}: {ours / max(peers):.2f}× the best peer, {ours / statistics.median(peers):.2f}× the median "
+            f"peer, {ours / limit:.2f} of the drive's limit"
+        )
+    return "\n".join(lines)
+
+
+def document(cases: list[dict[str, Any]], host: dict[str, Any], rounds: int) -> str:
+    """The results as Markdown."""
+    tables = "\n\n".join(table(case) for case in cases)
+    return f"""# KV blocks, stored and loaded
+
+Medians of {rounds} rounds (and their range), each measurement a process; engines in turn, page cache dropped before
+each. Host memory that was touched, eight threads, past the page cache, every byte compared. `windlass` is at its
+defaults: checksums made and compared, stores on the disk, in groups, before they are found (`batched`);
+`windlass (none)` syncs nothing, as the peers, which make no checksums either. `drive` is plain reads and writes of one
+file, the writes synced. Made by `just bench-kv`.
+
+{host["processor"]}, {host["cores"]} cores, {host["memory_bytes"] >> 30} GiB; {host["kernel"]}, {host["file_system"]};
+virtual: {host["virtual_machine"]}; {host["date"]}, commit {host["commit"]}.
+
+{tables}
+"""
+
+
+def case_of(text: str) -> tuple[int, int]:
+    """A case such as 1024x512: KiB of a block, and how many."""
+    kib, count = text.split("x")
+    return int(kib) << 10, int(count)
+
+
+def main() -> None:
+    """Measures what the command line says, and writes results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cases", type=case_of, nargs="+", default=[(1 << 20, 512), (64 << 10, 4096)])
+    parser.add_argument("--data", type=Path, default=HERE / "data")
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    arguments = parser.parse_args()
+    arguments.data.mkdir(parents=True, exist_ok=True)
+    cases = measure(arguments)
+    host = machine(arguments.data, ("torch", "numpy"))
+    results = {"host": host, "rounds": arguments.rounds, "cases": cases}
+    (arguments.output / "kv.json").write_text(json.dumps(results, indent=1) + "\n")
+    text = document(cases, host, arguments.rounds)
+    (arguments.output / "kv.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+//! What can be typed after `windlass kv`.
+
+use bytesize::ByteSize;
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+use windlass_kv::{Durability, IoRoute, LayoutKind, NamespaceId};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Kv {
+    /// Show what a store holds: capacity, use, namespaces, and how it works
+    Stat(Stat),
+    /// List namespaces, or the blocks of one
+    Ls(List),
+    /// Read every block and compare its checksums
+    Verify(Verify),
+    /// Collect what is not needed: expired blocks, files of processes that ended, and blocks above a size
+    Gc(Collect),
+    /// Remove blocks
+    Rm(Remove),
+    /// Write blocks to a tar archive
+    Export(Export),
+    /// Store the blocks of an archive that 'windlass kv export' wrote
+    Import(Import),
+    /// Measure storing and loading beside what the drive can do
+    Bench(Box<Bench>),
+}
+
+/// A store that is looked at. No file is changed.
+#[derive(Debug, Args)]
+pub(super) struct Root {
+    /// Directory of the store
+    #[arg(value_name = "ROOT")]
+    pub(super) root: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Stat {
+    #[command(flatten)]
+    pub(super) root: Root,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    #[command(flatten)]
+    pub(super) root: Root,
+    /// List the blocks of this namespace
+    #[arg(long, value_name = "ID")]
+    pub(super) namespace: Option<NamespaceId>,
+    /// Of namespaces the whole description; of blocks sizes, checksums and when they expire, which reads their headers
+    #[arg(long)]
+    pub(super) long: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Verify {
+    #[command(flatten)]
+    pub(super) root: Root,
+    /// Forget damaged blocks for good, as far as they are not those of a process that runs
+    #[arg(long)]
+    pub(super) repair: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Collect {
+    #[command(flatten)]
+    pub(super) root: Root,
+    /// Evict blocks, the coldest first, until all files take no more than this
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(super) size: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Remove {
+    #[command(flatten)]
+    pub(super) root: Root,
+    /// The namespace of the blocks
+    #[arg(long, value_name = "ID")]
+    pub(super) namespace: NamespaceId,
+    /// Remove all its blocks
+    #[arg(long, conflicts_with = "keys", required_unless_present = "keys")]
+    pub(super) all: bool,
+    /// Keys are written in hexadecimal, as 'windlass kv ls' shows those that are no text
+    #[arg(long)]
+    pub(super) hex: bool,
+    /// Keys of the blocks
+    #[arg(value_name = "KEY")]
+    pub(super) keys: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = ARCHIVE)]
+pub(crate) struct Export {
+    #[command(flatten)]
+    pub(super) root: Root,
+    /// Only blocks of this namespace; may be repeated
+    #[arg(long, value_name = "ID")]
+    pub(super) namespace: Vec<NamespaceId>,
+    /// The archive; '-' is standard output
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    pub(super) output: PathBuf,
+}
+
+const ARCHIVE: &str = "\
+The archive is a tar file. For each namespace it has <namespace>/namespace.json, the description; for each block \
+<namespace>/<number>/block.json, the key and its shards with their checksums, and <namespace>/<number>/<shard>, the bytes. \
+At the end comes end.json, which says how many blocks there are: an archive without it is not whole.";
+
+#[derive(Debug, Args)]
+pub(crate) struct Import {
+    #[command(flatten)]
+    pub(super) root: Root,
+    /// Most bytes that the files of the store take, of all processes
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(super) capacity: u64,
+    /// The archive; '-' is standard input
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    pub(super) input: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = BENCH_NOTES)]
+pub(crate) struct Bench {
+    /// Directory to measure in. A store is made below it, and removed afterwards
+    #[arg(value_name = "DIR")]
+    pub(super) directory: PathBuf,
+    /// Sizes of blocks
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "64KiB,1MiB", value_parser = size)]
+    pub(super) block_sizes: Vec<u64>,
+    /// Threads that store and load at once
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(super) threads: Vec<u16>,
+    /// Blocks in each request
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(super) batch: u32,
+    /// Bytes that are stored and loaded for each combination
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size)]
+    pub(super) bytes: u64,
+    /// How often to measure each combination
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) iterations: u32,
+    /// How blocks lie in files: segments (in slots of large files) or files (one each)
+    #[arg(long, value_name = "LAYOUT", default_value_t)]
+    pub(super) layout: LayoutKind,
+    /// What a completed store means: none, batched (it is on the disk, in groups of a few milliseconds) or sync (without
+    /// that wait)
+    #[arg(long, value_name = "WHAT", default_value_t)]
+    pub(super) durability: Durability,
+    /// How bytes move: auto, io_uring or threads
+    #[arg(long, value_name = "ROUTE", default_value_t)]
+    pub(super) route: IoRoute,
+    /// Do not compare checksums of blocks that are loaded
+    #[arg(long)]
+    pub(super) no_verify: bool,
+    /// Write kv_raw.csv and kv_summary.csv into this directory
+    #[arg(long, value_name = "DIR")]
+    pub(super) output_dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+const BENCH_NOTES: &str = "\
+Throughput is the bytes of one iteration by its time, in GB/s (10^9 bytes). Cold loads follow a dropping of the store's \
+files from the page cache, warm ones a load. 'limit' is what 16 threads read from and write to one file past the page \
+cache, in pieces of the same size, right before and after: nothing is kept of blocks, checksums or an index there.";
+
+/// Bytes from text such as `64MiB`.
+fn size(text: &str) -> Result<u64, String> {
+    text.parse::<ByteSize>().map(|size| size.as_u64())
+}

@@ -1,0 +1,187 @@
+//! What was measured, as tables: CSV for programs, text for people.
+
+use super::Combination;
+use bytesize::ByteSize;
+use serde::Serialize;
+use std::path::Path;
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Operation {
+    Store,
+    LoadCold,
+    LoadWarm,
+}
+
+impl Operation {
+    const ALL: [Self; 3] = [Self::Store, Self::LoadCold, Self::LoadWarm];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::LoadCold => "load, cold",
+            Self::LoadWarm => "load, warm",
+        }
+    }
+}
+
+/// One iteration. Throughput is in 10^9 bytes a second.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Measurement {
+    operation: Operation,
+    block_bytes: u64,
+    threads: u16,
+    batch: u32,
+    iteration: u32,
+    bytes: u64,
+    seconds: f64,
+    throughput_gbps: f64,
+    limit_gbps: f64,
+    #[serde(skip)]
+    combination: Combination,
+}
+
+/// All iterations of one operation and combination.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Summary {
+    operation: Operation,
+    block_bytes: u64,
+    threads: u16,
+    batch: u32,
+    throughput_gbps_median: f64,
+    throughput_gbps_min: f64,
+    throughput_gbps_max: f64,
+    blocks_per_second_median: f64,
+    limit_gbps_median: f64,
+    /// Throughput by limit.
+    share_of_limit: f64,
+    num_iterations: usize,
+}
+
+impl Measurement {
+    pub(super) fn new(
+        operation: Operation,
+        combination: Combination,
+        iteration: u32,
+        bytes: u64,
+        seconds: f64,
+        limit: f64,
+    ) -> Self {
+        Self {
+            operation,
+            block_bytes: combination.block_bytes,
+            threads: combination.threads,
+            batch: combination.batch,
+            iteration,
+            bytes,
+            seconds,
+            throughput_gbps: if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 },
+            limit_gbps: limit / 1e9,
+            combination,
+        }
+    }
+}
+
+/// Summaries of the combinations, in the order in which they were measured.
+pub(super) fn summaries(measurements: &[Measurement]) -> Vec<Summary> {
+    let combinations = measurements.chunk_by(|one, other| one.combination == other.combination);
+    let of_operation = |own: &[Measurement], operation| {
+        let own: Vec<&Measurement> = own.iter().filter(|own| own.operation == operation).collect();
+        let first = own.first()?;
+        let rates: Vec<f64> = own.iter().map(|own| own.throughput_gbps).collect();
+        let limits: Vec<f64> = own.iter().map(|own| own.limit_gbps).collect();
+        let (rate, limit) = (median(&rates), median(&limits));
+        Some(Summary {
+            operation,
+            block_bytes: first.block_bytes,
+            threads: first.threads,
+            batch: first.batch,
+            throughput_gbps_median: rate,
+            throughput_gbps_min: rates.iter().copied().fold(f64::INFINITY, f64::min),
+            throughput_gbps_max: rates.iter().copied().fold(0.0, f64::max),
+            blocks_per_second_median: rate * 1e9 / first.block_bytes.max(1) as f64,
+            limit_gbps_median: limit,
+            share_of_limit: if limit > 0.0 { rate / limit } else { 0.0 },
+            num_iterations: own.len(),
+        })
+    };
+    combinations
+        .flat_map(|own| Operation::ALL.into_iter().filter_map(move |operation| of_operation(own, operation)))
+        .collect()
+}
+
+impl Summary {
+    /// Lines for people.
+    pub(super) fn table(summaries: &[Self]) -> String {
+        let mut lines = vec![format!(
+            "{:<12} {:>10} {:>8} {:>14} {:>18} {:>10} {:>9}",
+            "", "block", "threads", "GB/s (median)", "least to most", "limit", "of limit"
+        )];
+        for own in summaries {
+            lines.push(format!(
+                "{:<12} {:>10} {:>8} {:>14.2} {:>18} {:>10.2} {:>8.0}%",
+                own.operation.name(),
+                ByteSize(own.block_bytes).to_string(),
+                own.threads,
+                own.throughput_gbps_median,
+                format!("{:.2} to {:.2}", own.throughput_gbps_min, own.throughput_gbps_max),
+                own.limit_gbps_median,
+                own.share_of_limit * 100.0,
+            ));
+        }
+        lines.join("\n")
+    }
+}
+
+/// Writes both tables.
+pub(super) fn write(
+    directory: &Path,
+    measurements: &[Measurement],
+    summaries: &[Summary],
+) -> Result<(), csv::Error> {
+    write_rows(&directory.join("kv_raw.csv"), measurements)?;
+    write_rows(&directory.join("kv_summary.csv"), summaries)
+}
+
+fn write_rows(path: &Path, rows: &[impl Serialize]) -> Result<(), csv::Error> {
+    let mut table = csv::Writer::from_path(path)?;
+    for row in rows {
+        table.serialize(row)?;
+    }
+    Ok(table.flush()?)
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    if sorted.len().is_multiple_of(2) { (sorted[middle - 1] + sorted[middle]) / 2.0 } else { sorted[middle] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_are_compared_with_the_limit_of_their_own_direction() {
+        let combination = Combination { block_bytes: 1 << 20, threads: 8, batch: 4, blocks: 1000 };
+        let one = |operation, iteration, seconds, limit| {
+            Measurement::new(operation, combination, iteration, 1_000_000_000, seconds, limit)
+        };
+        let measured = [
+            one(Operation::Store, 0, 1.0, 2e9),
+            one(Operation::LoadCold, 0, 0.5, 4e9),
+            one(Operation::Store, 1, 4.0, 2e9),
+            one(Operation::LoadCold, 1, 0.25, 4e9),
+        ];
+        let summaries = summaries(&measured);
+        let [store, load] = &summaries[..] else { panic!("{summaries:?}") };
+        assert_eq!((store.throughput_gbps_median, store.share_of_limit), (0.625, 0.3125));
+        assert_eq!((load.throughput_gbps_median, load.share_of_limit), (3.0, 0.75));
+        assert_eq!(
+            (store.throughput_gbps_min, store.throughput_gbps_max, store.num_iterations),
+            (0.25, 1.0, 2)
+        );
+    }
+}

@@ -1,0 +1,32 @@
+//! `windlass kv`: a look at, and care for, a store of KV-cache blocks.
+//!
+//! `opened` opens stores as these commands need them; `archive` is the format of `export` and `import`.
+
+mod archive;
+mod arguments;
+mod bench;
+mod collect;
+mod export;
+mod import;
+mod list;
+mod opened;
+mod remove;
+mod stat;
+mod verify;
+
+pub(crate) use arguments::Kv;
+
+use crate::failure::Failure;
+
+pub(crate) fn run(kv: &Kv) -> Result<(), Failure> {
+    match kv {
+        Kv::Stat(arguments) => stat::run(arguments),
+        Kv::Ls(arguments) => list::run(arguments),
+        Kv::Verify(arguments) => verify::run(arguments),
+        Kv::Gc(arguments) => collect::run(arguments),
+        Kv::Rm(arguments) => remove::run(arguments),
+        Kv::Export(arguments) => export::run(arguments),
+        Kv::Import(arguments) => import::run(arguments),
+        Kv::Bench(arguments) => bench::run(arguments),
+    }
+}

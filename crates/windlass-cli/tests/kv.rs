@@ -1,0 +1,359 @@
+//! `windlass kv`: what it shows, removes, repairs and carries, and what it says when it cannot.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use serde_json::Value;
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
+use windlass_kv::{
+    Buffer, BufferItem, Key, Namespace, NamespaceDescription, NamespaceId, NamespaceOptions, Store,
+    StoreOptions, TransferOptions,
+};
+
+const LEN: usize = 10_000;
+
+/// A store of five blocks in two namespaces, that nobody has open.
+struct Stored {
+    directory: tempfile::TempDir,
+    root: PathBuf,
+    first: NamespaceId,
+    second: NamespaceId,
+}
+
+fn options(root: &Path) -> StoreOptions {
+    let mut options = StoreOptions::new(root);
+    options.capacity_bytes = Some(256 << 20);
+    options.min_free_bytes = 0;
+    options
+}
+
+fn description(model: &str) -> NamespaceDescription {
+    NamespaceDescription {
+        model: model.into(),
+        block_tokens: 16,
+        salt: "secret".into(),
+        ..Default::default()
+    }
+}
+
+fn put(namespace: &Namespace, key: &[u8], shards: &[&[u8]], ttl: Option<Duration>) {
+    let items = (0..).zip(shards).map(|(shard, bytes)| {
+        let mut buffer = Buffer::zeroed(bytes.len());
+        buffer.copy_from_slice(bytes);
+        BufferItem { key: Key::new(key).unwrap(), shard, buffer }
+    });
+    let mut options = TransferOptions::default();
+    (options.shards, options.ttl) = (shards.len() as u32, ttl);
+    let (completion, _) = namespace.store_buffers(items.collect(), &options).unwrap().wait(None).unwrap();
+    assert!(completion.is_ok(), "{completion:?}");
+}
+
+fn get(namespace: &Namespace, key: &[u8], lens: &[usize]) -> Option<Vec<Vec<u8>>> {
+    let items = (0..).zip(lens).map(|(shard, len)| BufferItem {
+        key: Key::new(key).unwrap(),
+        shard,
+        buffer: Buffer::zeroed(*len),
+    });
+    let transfer = namespace.load_buffers(items.collect(), &TransferOptions::default()).unwrap();
+    let (completion, buffers) = transfer.wait(None).unwrap();
+    completion.is_ok().then(|| buffers.iter().map(|buffer| buffer.to_vec()).collect())
+}
+
+fn bytes(number: u8) -> Vec<u8> {
+    (0..LEN).map(|position| (position % 249) as u8 ^ number).collect()
+}
+
+impl Stored {
+    fn new() -> Self {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let root = directory.path().join("store");
+        let store = Store::open(options(&root)).unwrap();
+        let first = store.namespace(&description("llama"), NamespaceOptions::default()).unwrap();
+        let second = store.namespace(&description("qwen"), NamespaceOptions::default()).unwrap();
+        for number in 0..3 {
+            put(&first, format!("block {number}").as_bytes(), &[&bytes(number)], None);
+        }
+        put(&second, &[0xff, 0x00, 0x1b], &[&bytes(7), b"short"], None);
+        put(&second, b"for a while", &[&bytes(8)], Some(Duration::from_secs(3600)));
+        store.close(None).unwrap();
+        Self { root, first: first.id(), second: second.id(), directory }
+    }
+
+    /// Changes a byte of a block on the disk.
+    fn damage(&self, block: &[u8]) {
+        for path in files(&self.root) {
+            let mut file = fs::read(&path).unwrap();
+            if let Some(position) = file.windows(64).position(|window| window == &block[..64]) {
+                file[position + 500] ^= 1;
+                fs::write(&path, file).unwrap();
+                return;
+            }
+        }
+        panic!("the block is in no file");
+    }
+
+    fn run(&self, command: &str, arguments: &[&str]) -> Output {
+        windlass(command, &self.root, arguments)
+    }
+
+    fn ok(&self, command: &str, arguments: &[&str]) -> String {
+        let output = self.run(command, arguments);
+        let complaints = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{command} {arguments:?}: {complaints}");
+        assert_eq!(complaints, "", "{command} {arguments:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn json(&self, command: &str, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(command, &[arguments, &["--json"]].concat())).unwrap()
+    }
+
+    fn fails(&self, code: i32, command: &str, arguments: &[&str]) -> String {
+        failed(code, &self.run(command, arguments))
+    }
+
+    fn keys(&self, namespace: NamespaceId) -> Vec<String> {
+        let listed = self.json("ls", &["--namespace", &namespace.to_string()]);
+        listed.as_array().unwrap().iter().map(|block| block["key_hex"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+fn windlass(command: &str, root: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .args(["kv", command])
+        .arg(root)
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn failed(code: i32, output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    assert!(said.lines().all(|line| line.starts_with("windlass: ")), "{said}");
+    said
+}
+
+#[test]
+fn stat_says_what_a_store_holds_and_changes_nothing() {
+    let stored = Stored::new();
+    let before = files(&stored.root).len();
+    let text = stored.ok("stat", &[]);
+    assert!(text.contains("5 blocks") && text.contains("layout segments"), "{text}");
+    let line = text.lines().find(|line| line.starts_with(&stored.first.to_string())).unwrap();
+    assert!(line.contains(" 3 ") && line.contains("llama, block_tokens 16, salted"), "{line}");
+    let value = stored.json("stat", &[]);
+    assert_eq!(value["stats"]["blocks"], 5);
+    assert_eq!(value["report"]["layout"], "segments");
+    assert_eq!(value["namespaces"][stored.second.to_string()]["payload_bytes"], 2 * LEN + 5);
+    assert!(!value.to_string().contains("secret"));
+    assert_eq!(files(&stored.root).len(), before);
+}
+
+#[test]
+fn ls_lists_namespaces_and_blocks() {
+    let stored = Stored::new();
+    let text = stored.ok("ls", &[]);
+    assert!(text.contains(&stored.first.to_string()) && text.contains(&stored.second.to_string()), "{text}");
+    assert!(stored.ok("ls", &["--long"]).contains(r#""model":"qwen""#));
+    let text = stored.ok("ls", &["--namespace", &stored.first.to_string()]);
+    assert_eq!(text, "block 0\nblock 1\nblock 2\n");
+    let long = stored.ok("ls", &["--namespace", &stored.second.to_string(), "--long"]);
+    let shown: Vec<&str> = long.lines().collect();
+    assert!(shown[0].contains("for a while  (checksum, expires in 3"), "{long}");
+    assert!(shown[1].contains("ff001b  (2 shards, 2 checksums)"), "{long}");
+    assert!(!long.contains('\u{1b}'), "{long:?}");
+    assert_eq!(
+        stored.keys(stored.second),
+        [b"for a while".map(|byte| format!("{byte:02x}")).concat(), "ff001b".into()]
+    );
+    let said = stored.fails(2, "ls", &["--namespace", &"0".repeat(32)]);
+    assert!(said.contains("has no namespace 0000") && said.contains("windlass kv ls"), "{said}");
+    assert_eq!(stored.run("ls", &["--namespace", "x"]).status.code(), Some(2));
+}
+
+#[test]
+fn verify_finds_damage_and_repair_forgets_it() {
+    let stored = Stored::new();
+    assert!(stored.ok("verify", &[]).starts_with("5 blocks read"));
+    stored.damage(&bytes(1));
+    let said = stored.fails(4, "verify", &[]);
+    assert!(said.contains("block block 1 of namespace") && said.contains("1 block damaged"), "{said}");
+    assert_eq!(stored.keys(stored.first).len(), 3, "it was only looked at");
+    let said = stored.fails(4, "verify", &["--repair"]);
+    assert!(said.contains("1 block forgotten"), "{said}");
+    assert_eq!(stored.keys(stored.first), ["626c6f636b2030", "626c6f636b2032"]);
+    let value = stored.json("verify", &[]);
+    assert_eq!((&value["verified"]["blocks"], &value["verified"]["corrupt"]), (&4.into(), &0.into()));
+}
+
+#[test]
+fn rm_removes_blocks_by_key_and_all_of_a_namespace() {
+    let stored = Stored::new();
+    let (first, second) = (stored.first.to_string(), stored.second.to_string());
+    assert_eq!(stored.ok("rm", &["--namespace", &first, "block 1", "missing"]), "1 block removed\n");
+    assert_eq!(stored.keys(stored.first).len(), 2);
+    assert_eq!(stored.ok("rm", &["--namespace", &second, "--hex", "FF001b"]), "1 block removed\n");
+    assert_eq!(stored.ok("rm", &["--namespace", &first, "--all"]), "2 blocks removed\n");
+    assert!(stored.keys(stored.first).is_empty());
+    assert_eq!(stored.keys(stored.second).len(), 1);
+    let said = stored.fails(2, "rm", &["--namespace", &second, "--hex", "xyz"]);
+    assert!(said.contains("hexadecimal"), "{said}");
+    assert_eq!(stored.run("rm", &["--namespace", &second]).status.code(), Some(2), "neither keys nor --all");
+}
+
+#[test]
+fn blocks_of_a_process_that_runs_stay_its_own() {
+    let stored = Stored::new();
+    let store = Store::open(options(&stored.root)).unwrap();
+    let namespace = store.namespace(&description("llama"), NamespaceOptions::default()).unwrap();
+    put(&namespace, b"mine", &[b"bytes"], None);
+    let first = stored.first.to_string();
+    assert!(stored.ok("ls", &["--namespace", &first]).contains("mine"));
+    let said = stored.fails(1, "rm", &["--namespace", &first, "mine"]);
+    assert!(said.contains("mine stayed"), "{said}");
+    assert_eq!(get(&namespace, b"mine", &[5]), Some(vec![b"bytes".to_vec()]));
+}
+
+#[test]
+fn gc_evicts_down_to_a_size() {
+    let stored = Stored::new();
+    let value = stored.json("gc", &[]);
+    assert_eq!(value["evicted_blocks"], 0);
+    assert_eq!(stored.json("stat", &[])["stats"]["blocks"], 5);
+    let output = stored.run("gc", &["--size", "0B", "--json"]);
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(stored.json("stat", &[])["stats"]["blocks"], 0);
+}
+
+#[test]
+fn an_export_is_imported_elsewhere_byte_by_byte() {
+    let stored = Stored::new();
+    let archive = stored.directory.path().join("blocks.tar");
+    stored.ok("export", &["--output", archive.to_str().unwrap()]);
+    let elsewhere = stored.directory.path().join("elsewhere");
+    let import = ["--capacity", "256MiB", "--input", archive.to_str().unwrap(), "--json"];
+    let output = windlass("import", &elsewhere, &import);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let done: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&done["blocks"], &done["existed"]), (&5.into(), &0.into()));
+
+    let again: Value = serde_json::from_slice(&windlass("import", &elsewhere, &import).stdout).unwrap();
+    assert_eq!((&again["blocks"], &again["existed"]), (&0.into(), &5.into()));
+
+    // The salt is in the archive by its digest alone, and still whoever has it finds the blocks.
+    let store = Store::open(options(&elsewhere)).unwrap();
+    let first = store.namespace(&description("llama"), NamespaceOptions::default()).unwrap();
+    let second = store.namespace(&description("qwen"), NamespaceOptions::default()).unwrap();
+    assert_eq!((first.id(), second.id()), (stored.first, stored.second));
+    for number in 0..3 {
+        let found = get(&first, format!("block {number}").as_bytes(), &[LEN]);
+        assert_eq!(found, Some(vec![bytes(number)]));
+    }
+    assert_eq!(get(&second, &[0xff, 0x00, 0x1b], &[LEN, 5]), Some(vec![bytes(7), b"short".to_vec()]));
+    drop((first, second, store));
+    let long = windlass("ls", &elsewhere, &["--namespace", &stored.second.to_string(), "--long"]);
+    assert!(String::from_utf8(long.stdout).unwrap().contains("for a while  (checksum, expires in 3"));
+}
+
+#[test]
+fn an_export_of_one_namespace_goes_through_pipes() {
+    let stored = Stored::new();
+    let output = stored.run("export", &["--namespace", &stored.first.to_string()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let elsewhere = stored.directory.path().join("elsewhere");
+    let import = |archive: &[u8]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_windlass"));
+        command.args(["kv", "import", "--capacity", "256MiB"]).arg(&elsewhere);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // It may end before it has read everything.
+        let _ = child.stdin.take().unwrap().write_all(archive);
+        child.wait_with_output().unwrap()
+    };
+    assert_eq!(import(&output.stdout).stdout, b"3 blocks stored, 29.3 KiB\n");
+    let cut = &output.stdout[..output.stdout.len() / 2];
+    assert!(failed(4, &import(cut)).contains("not whole"));
+    let mut changed = output.stdout.clone();
+    let position = changed.windows(64).position(|window| window == &bytes(2)[..64]).unwrap();
+    changed[position + 99] ^= 1;
+    assert!(failed(4, &import(&changed)).contains("checksum differs"));
+    assert!(failed(4, &import(b"no archive at all, but some text")).contains("not whole"));
+}
+
+#[test]
+fn what_is_damaged_is_not_exported() {
+    let stored = Stored::new();
+    stored.damage(&bytes(0));
+    let archive = stored.directory.path().join("blocks.tar");
+    let said = stored.fails(4, "export", &["--output", archive.to_str().unwrap()]);
+    assert!(said.contains("block block 0") && said.contains("1 blocks are not in the archive"), "{said}");
+    let elsewhere = stored.directory.path().join("elsewhere");
+    let import = ["--capacity", "256MiB", "--input", archive.to_str().unwrap()];
+    let told = windlass("import", &elsewhere, &import).stdout;
+    assert!(String::from_utf8(told).unwrap().starts_with("4 blocks stored"));
+}
+
+#[test]
+fn where_there_is_no_store_none_is_made() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let missing = directory.path().join("missing");
+    let id = "0".repeat(32);
+    for (command, arguments) in [
+        ("stat", &[][..]),
+        ("ls", &[]),
+        ("verify", &[]),
+        ("verify", &["--repair"]),
+        ("gc", &[]),
+        ("rm", &["--namespace", &id, "--all"]),
+        ("export", &["--output", "/dev/null"]),
+    ] {
+        let said = failed(3, &windlass(command, &missing, arguments));
+        assert!(said.contains("is no KV store"), "{command}: {said}");
+        assert!(!missing.exists(), "{command}");
+    }
+}
+
+#[test]
+fn bench_measures_beside_the_limit_and_leaves_nothing() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (here, results) = (directory.path().join("here"), directory.path().join("results"));
+    let arguments = [
+        "--block-sizes=64KiB,1000000B",
+        "--threads=1,3",
+        "--batch=2",
+        "--bytes=4MiB",
+        "--iterations=2",
+        "--json",
+        "--output-dir",
+        results.to_str().unwrap(),
+    ];
+    let output = windlass("bench", &here, &arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let summary = found["summary"].as_array().unwrap();
+    assert_eq!(summary.len(), 2 * 2 * 3);
+    for own in summary {
+        assert!(own["throughput_gbps_median"].as_f64().unwrap() > 0.0, "{own}");
+        assert!(own["limit_gbps_median"].as_f64().unwrap() > 0.0, "{own}");
+        assert_eq!(own["num_iterations"], 2);
+    }
+    assert_eq!(found["measurements"].as_array().unwrap().len(), 2 * 2 * 3 * 2);
+    let raw = fs::read_to_string(results.join("kv_raw.csv")).unwrap();
+    assert!(raw.starts_with(
+        "operation,block_bytes,threads,batch,iteration,bytes,seconds,throughput_gbps,limit_gbps\n"
+    ));
+    assert_eq!(raw.lines().count(), 1 + 24);
+    assert_eq!(fs::read_dir(&here).unwrap().count(), 0);
+    let said = failed(2, &windlass("bench", &here, &["--block-sizes=2GiB", "--bytes=1GiB"]));
+    assert!(said.contains("block-sizes"), "{said}");
+}

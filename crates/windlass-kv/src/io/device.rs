@@ -1,0 +1,417 @@
+//! Bytes in the memory of devices: by way of pinned host memory, or by cuFile where that is proven to go past the host.
+#![allow(unsafe_code)]
+
+use super::{
+    Direction, Failure, Job,
+    bounce::{BouncePool, Lease},
+    engine::Refusals,
+    file::DataFile,
+    plan::{Content, DevicePieces, Place, Step},
+};
+use crate::{DirectPath, Error, Result};
+use std::{
+    collections::HashMap,
+    io, mem,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use windlass::{
+    DeviceId,
+    device::{CopyDirection, CopyError, Device, DirectBuffer, HostCopies, HostCopy, Pinned},
+    route::{DirectProof, Unavailable, direct_path_is_plausible},
+};
+
+/// Host memory that bytes of devices pass through.
+const STAGING_BYTES: u64 = 64 << 20;
+/// What it is given out in: a copy of less costs nearly as much time.
+const STAGING_SLOT_BYTES: usize = 1 << 20;
+/// What refusals and errors call the direct path.
+const GDS: &str = "gds";
+
+/// What all workers that serve devices share.
+#[derive(Debug)]
+pub(super) struct DeviceSide {
+    direct: DirectPath,
+    root: PathBuf,
+    refusals: Arc<Refusals>,
+    state: Mutex<State>,
+    // Unpinned before it is unmapped: after `state`.
+    pool: Mutex<Option<Arc<BouncePool>>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pinned: Option<Pinned>,
+    /// Memory that devices move directly.
+    regions: Vec<Arc<DirectBuffer>>,
+    /// What shows, for each device, that they do.
+    proofs: HashMap<u32, Arc<DirectProof>>,
+}
+
+impl DeviceSide {
+    /// # Errors
+    /// [`Error::RouteUnavailable`] if the direct path is required, and this machine cannot have it.
+    pub(super) fn new(direct: DirectPath, root: PathBuf, refusals: Arc<Refusals>) -> Result<Self> {
+        if direct == DirectPath::Require
+            && let Err(why) = direct_path_is_plausible()
+        {
+            return Err(Error::RouteUnavailable { route: GDS.into(), path: root, why });
+        }
+        Ok(Self { direct, root, refusals, state: Mutex::default(), pool: Mutex::new(None) })
+    }
+
+    /// The memory that bytes pass through; not pinned yet.
+    pub(super) fn pool(&self) -> io::Result<Arc<BouncePool>> {
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = &*pool {
+            return Ok(pool.clone());
+        }
+        let made = BouncePool::new(STAGING_BYTES, STAGING_SLOT_BYTES)?;
+        Ok(pool.insert(made).clone())
+    }
+
+    /// Makes memory of a device known to the direct path, if it may take that. Otherwise the report says why not.
+    ///
+    /// # Errors
+    /// [`Error::RouteUnavailable`] if the direct path is required, and there is none; the device's error if it cannot be
+    /// used at all.
+    ///
+    /// # Safety
+    /// It must be memory of this device, and stay allocated until the result is dropped.
+    pub(super) unsafe fn register(self: &Arc<Self>, ordinal: u32, address: u64, len: u64) -> Result<Region> {
+        let device = Device::open(ordinal)?;
+        // SAFETY: passed on.
+        let buffer = unsafe { self.register_directly(&device, address, len) };
+        let buffer = match buffer {
+            Ok(buffer) => Some(Arc::new(buffer)),
+            Err(why) if self.direct == DirectPath::Require => return Err(self.unavailable(why)),
+            Err(why) => {
+                self.refusals.add(GDS, &self.root, &why);
+                None
+            }
+        };
+        self.lock().regions.extend(buffer.clone());
+        Ok(Region { side: self.clone(), buffer })
+    }
+
+    /// # Safety
+    /// As for [`DeviceSide::register`].
+    unsafe fn register_directly(
+        &self,
+        device: &Arc<Device>,
+        address: u64,
+        len: u64,
+    ) -> std::result::Result<DirectBuffer, Unavailable> {
+        if self.direct == DirectPath::Off {
+            let reason = "switched off by the option direct=off".into();
+            return Err(Unavailable { reason, fix: String::new() });
+        }
+        direct_path_is_plausible()?;
+        let ordinal = device.info().ordinal;
+        if !self.lock().proofs.contains_key(&ordinal) {
+            let proof = Arc::new(DirectProof::find(device, &self.root)?);
+            tracing::info!(device = device.name(), proof = proof.text(), "the direct path is proven");
+            self.lock().proofs.insert(ordinal, proof);
+        }
+        // SAFETY: passed on.
+        let buffer = unsafe { DirectBuffer::of_callers(device, address, len) };
+        buffer.map_err(|error| Unavailable { reason: error.to_string(), fix: String::new() })
+    }
+
+    fn unavailable(&self, why: Unavailable) -> Error {
+        Error::RouteUnavailable { route: GDS.into(), path: self.root.clone(), why }
+    }
+
+    /// The region that has all these bytes.
+    fn region_of(&self, ordinal: u32, address: u64, len: u64) -> Option<Arc<DirectBuffer>> {
+        let has = |region: &&Arc<DirectBuffer>| {
+            region.device().info().ordinal == ordinal
+                && region.address() <= address
+                && address.checked_add(len).is_some_and(|end| end <= region.address() + region.len())
+        };
+        self.lock().regions.iter().find(has).cloned()
+    }
+
+    /// How a job's pieces on devices are moved.
+    ///
+    /// # Errors
+    /// If they must be moved directly, and cannot.
+    pub(super) fn pieces(&self, job: &Job) -> std::result::Result<DevicePieces, Failure> {
+        let direct = match self.direct {
+            DirectPath::Off => return Ok(DevicePieces::Staged),
+            DirectPath::Prefer | DirectPath::Require => self.can_move(job),
+        };
+        match direct {
+            Ok(()) => Ok(DevicePieces::Direct),
+            Err(why) if self.direct == DirectPath::Require => Err(failure(&self.unavailable(why))),
+            Err(why) => {
+                self.refusals.add(GDS, job.file.path(), &why);
+                Ok(DevicePieces::Staged)
+            }
+        }
+    }
+
+    fn can_move(&self, job: &Job) -> std::result::Result<(), Unavailable> {
+        for piece in job.parts.iter().flat_map(|part| &part.pieces) {
+            if let DeviceId::Cuda(ordinal) = piece.device
+                && self.region_of(ordinal, piece.address, piece.len).is_none()
+            {
+                return Err(Unavailable {
+                    reason: "memory of a device was not registered, or the direct path was given up".into(),
+                    fix: "register it with the store (register_device)".into(),
+                });
+            }
+        }
+        job.file.cufile().map(|_| ()).map_err(Clone::clone)
+    }
+
+    /// The direct path is not taken any more.
+    pub(super) fn give_up(&self, file: &DataFile, why: &Unavailable) {
+        self.refusals.add(GDS, file.path(), why);
+        if self.direct != DirectPath::Require {
+            let regions = mem::take(&mut self.lock().regions);
+            drop(regions);
+        }
+    }
+
+    /// Whether bytes must be moved directly or not at all.
+    pub(super) fn is_required(&self) -> bool {
+        self.direct == DirectPath::Require
+    }
+
+    /// Fails if what was moved directly since the proof was not.
+    pub(super) fn check_kept(&self) -> std::result::Result<(), Unavailable> {
+        let proofs: Vec<Arc<DirectProof>> = self.lock().proofs.values().cloned().collect();
+        proofs.iter().try_for_each(|proof| proof.check_kept())
+    }
+
+    /// What shows that devices move bytes directly.
+    pub(super) fn proofs(&self) -> Vec<String> {
+        self.lock()
+            .proofs
+            .iter()
+            .map(|(ordinal, proof)| format!("cuda:{ordinal}: {}", proof.text()))
+            .collect()
+    }
+
+    /// Pins the memory that bytes pass through, once for all devices.
+    fn pin(&self, device: &Arc<Device>, pool: &BouncePool) -> windlass::Result<()> {
+        let mut state = self.lock();
+        if state.pinned.is_none() {
+            let (memory, len) = pool.memory();
+            // SAFETY: this has the pool, which stays mapped until it is dropped, after `state`.
+            state.pinned = Some(unsafe { Pinned::new(device, memory.as_ptr(), len)? });
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Kept consistent by every statement, so a panic elsewhere does not spoil it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Memory of a device that is known to the direct path as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Region {
+    side: Arc<DeviceSide>,
+    buffer: Option<Arc<DirectBuffer>>,
+}
+
+impl Region {
+    /// Whether its bytes go past the host's memory.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.buffer.is_some()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Some(buffer) = &self.buffer {
+            self.side.lock().regions.retain(|own| !Arc::ptr_eq(own, buffer));
+        }
+    }
+}
+
+/// One worker's queues of copies.
+#[derive(Debug)]
+pub(super) struct DeviceLane {
+    side: Arc<DeviceSide>,
+    pool: Arc<BouncePool>,
+    queues: HashMap<u32, HostCopies>,
+}
+
+impl DeviceLane {
+    pub(super) fn new(side: Arc<DeviceSide>, pool: Arc<BouncePool>) -> Self {
+        Self { side, pool, queues: HashMap::new() }
+    }
+
+    pub(super) fn side(&self) -> &DeviceSide {
+        &self.side
+    }
+
+    /// Copies the bounced pieces of a step that are on devices, from them before a write, to them after a read, and
+    /// waits for that. `after` is an event to be reached before.
+    ///
+    /// # Errors
+    /// The device's. If nobody knows whether copies go on, the lease must never be given back.
+    ///
+    /// # Safety
+    /// The pieces must be allocated on their devices, and nobody may use them, or the lease, in a way that copies forbid.
+    /// `after` must be a live event.
+    pub(super) unsafe fn copy(
+        &mut self,
+        direction: Direction,
+        step: &Step,
+        lease: &Lease,
+        after: Option<u64>,
+    ) -> std::result::Result<(), CopyError> {
+        let direction = match direction {
+            Direction::Read => CopyDirection::ToDevice,
+            Direction::Write => CopyDirection::ToHost,
+        };
+        for (ordinal, copies) in copies(step, lease) {
+            let sure = |error| CopyError { error, is_in_doubt: false };
+            let queue = self.queue(ordinal).map_err(sure)?;
+            // SAFETY: the caller vouches for the pieces; the lease is pinned memory, and ours.
+            if let Err(failed) = unsafe { queue.run(direction, &copies, after) } {
+                if failed.is_in_doubt {
+                    // The memory stays pinned, and mapped.
+                    mem::forget(self.side.clone());
+                }
+                return Err(failed);
+            }
+        }
+        Ok(())
+    }
+
+    fn queue(&mut self, ordinal: u32) -> windlass::Result<&HostCopies> {
+        if !self.queues.contains_key(&ordinal) {
+            let device = Device::open(ordinal)?;
+            self.side.pin(&device, &self.pool)?;
+            self.queues.insert(ordinal, HostCopies::new(&device)?);
+        }
+        self.queues.get(&ordinal).ok_or_else(|| windlass::Error::Internal("a queue is gone".into()))
+    }
+
+    /// Waits for an event on behalf of the host.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Safety
+    /// It must be a live event.
+    pub(super) unsafe fn wait_for(&self, job: &Job, event: u64) -> windlass::Result<()> {
+        let devices = job.parts.iter().flat_map(|part| &part.pieces).map(|piece| piece.device);
+        let ordinal = devices.filter_map(|device| match device {
+            DeviceId::Cuda(ordinal) => Some(ordinal),
+            DeviceId::Cpu => None,
+        });
+        let device = Device::open(ordinal.min().unwrap_or(0))?;
+        // SAFETY: passed on.
+        unsafe { device.wait_for_event(event) }
+    }
+
+    /// Has cuFile move a step, and says how many bytes that was.
+    ///
+    /// # Errors
+    /// Why it did not move all of them.
+    pub(super) fn move_directly(
+        &self,
+        direction: Direction,
+        step: &Step,
+        file: &DataFile,
+    ) -> std::result::Result<u64, Unavailable> {
+        let handle = file.cufile().map_err(Clone::clone)?;
+        let mut offset = step.offset;
+        for piece in pieces(step) {
+            let region = self
+                .side
+                .region_of(piece.ordinal, piece.address, piece.len)
+                .ok_or_else(|| failed(&"memory is not registered any more"))?;
+            let end = offset + piece.len;
+            let mut at = piece.address - region.address();
+            while offset < end {
+                let len = (end - offset) as usize;
+                let moved = match direction {
+                    Direction::Read => handle.read_at(&region, at, len, offset),
+                    Direction::Write => handle.write_at(&region, at, len, offset),
+                };
+                match moved {
+                    Ok(0) => return Err(failed(&"nothing was moved")),
+                    Ok(count) => {
+                        let count = (count as u64).min(end - offset);
+                        (offset, at) = (offset + count, at + count);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(failed(&error)),
+                }
+            }
+        }
+        Ok(step.len)
+    }
+}
+
+fn failed(why: &dyn std::fmt::Display) -> Unavailable {
+    Unavailable {
+        reason: format!("cuFile did not move all bytes: {why}"),
+        fix: "check gdscheck -p and cufile.log in the temporary directory".into(),
+    }
+}
+
+/// An error of the store's as one of a transfer.
+pub(super) fn failure(error: &Error) -> Failure {
+    Failure::Io(io::Error::new(io::ErrorKind::Unsupported, error.to_string()))
+}
+
+/// Memory of a device in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DevicePiece {
+    ordinal: u32,
+    address: u64,
+    len: u64,
+}
+
+/// The pieces of a step that a device moves, neighbours together.
+fn pieces(step: &Step) -> Vec<DevicePiece> {
+    let mut pieces: Vec<DevicePiece> = Vec::new();
+    for span in &step.spans {
+        let Content::Payload { address, device: DeviceId::Cuda(ordinal), .. } = span.content else {
+            continue;
+        };
+        match pieces.last_mut() {
+            Some(last) if last.ordinal == ordinal && last.address + last.len == address => {
+                last.len += span.len
+            }
+            _ => pieces.push(DevicePiece { ordinal, address, len: span.len }),
+        }
+    }
+    pieces
+}
+
+/// The copies that a step needs, by device, in the order of the file; neighbours together.
+fn copies(step: &Step, lease: &Lease) -> Vec<(u32, Vec<HostCopy>)> {
+    let mut all: Vec<(u32, Vec<HostCopy>)> = Vec::new();
+    for span in &step.spans {
+        let Content::Payload { mut address, device: DeviceId::Cuda(ordinal), .. } = span.content else {
+            continue;
+        };
+        let Place::Bounced(at) = span.place else { continue };
+        let place = all.iter().position(|(own, _)| *own == ordinal).unwrap_or_else(|| {
+            all.push((ordinal, Vec::new()));
+            all.len() - 1
+        });
+        let copies = &mut all[place].1;
+        for (host, len) in lease.runs(at, span.len) {
+            let host = host.expose_provenance();
+            match copies.last_mut() {
+                Some(last) if last.host + last.len == host && last.device + last.len as u64 == address => {
+                    last.len += len;
+                }
+                _ => copies.push(HostCopy { host, device: address, len }),
+            }
+            address += len as u64;
+        }
+    }
+    all
+}

@@ -1,0 +1,459 @@
+//! Transfers from and to devices, on the stand-in driver and its cuFile.
+
+#[path = "../../../../windlass/tests/common/stand_in.rs"]
+#[allow(unreachable_pub, dead_code, unused_qualifications, missing_docs)]
+mod stand_in;
+
+use super::*;
+use crate::{DirectPath, IoRoute};
+use stand_in::{STAND_IN, StandIn};
+use std::{
+    ffi::c_void,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+use windlass::{
+    DeviceId,
+    device::{CopyDirection, Device, HostCopies, HostCopy},
+};
+
+/// The stand-in, to oneself: its settings are the process's.
+struct Turn {
+    _turn: MutexGuard<'static, ()>,
+    /// What others have left: memory in doubt stays pinned.
+    before: Vec<(&'static str, u64)>,
+}
+
+impl Turn {
+    fn take() -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        STAND_IN.reset();
+        Self { _turn: turn, before: STAND_IN.leftovers() }
+    }
+
+    fn assert_nothing_left(&self, of: &str) {
+        assert_eq!(STAND_IN.leftovers(), self.before, "{of}");
+    }
+}
+
+impl std::ops::Deref for Turn {
+    type Target = StandIn;
+
+    fn deref(&self) -> &StandIn {
+        &STAND_IN
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        STAND_IN.reset();
+    }
+}
+
+type Code = i32;
+
+/// Memory of a device, allocated by the driver, as a framework would. It begins at a multiple of 4096.
+struct DeviceMemory {
+    device: Arc<Device>,
+    allocated: u64,
+    address: u64,
+    len: usize,
+}
+
+/// Calls the driver with the device's context current.
+fn in_context<T>(ordinal: u32, call: impl FnOnce() -> T) -> T {
+    // SAFETY: of these signatures in the driver; the context is released after what was pushed is popped.
+    unsafe {
+        let retain: unsafe extern "C" fn(*mut *mut c_void, i32) -> Code =
+            STAND_IN.function("cuDevicePrimaryCtxRetain");
+        let release: unsafe extern "C" fn(i32) -> Code = STAND_IN.function("cuDevicePrimaryCtxRelease_v2");
+        let push: unsafe extern "C" fn(*mut c_void) -> Code = STAND_IN.function("cuCtxPushCurrent_v2");
+        let pop: unsafe extern "C" fn(*mut *mut c_void) -> Code = STAND_IN.function("cuCtxPopCurrent_v2");
+        let mut context = std::ptr::null_mut();
+        assert_eq!(retain(&mut context, ordinal as i32), 0);
+        assert_eq!(push(context), 0);
+        let result = call();
+        pop(&mut context);
+        release(ordinal as i32);
+        result
+    }
+}
+
+impl DeviceMemory {
+    fn new(ordinal: u32, len: usize) -> Self {
+        let device = Device::open(ordinal).unwrap();
+        let allocate: unsafe extern "C" fn(*mut u64, usize) -> Code = STAND_IN.function("cuMemAlloc_v2");
+        let mut allocated = 0;
+        // SAFETY: of this signature in the driver.
+        assert_eq!(in_context(ordinal, || unsafe { allocate(&mut allocated, len + 4096) }), 0);
+        Self { device, allocated, address: allocated.next_multiple_of(4096), len }
+    }
+
+    fn of(ordinal: u32, bytes: &[u8]) -> Self {
+        let memory = Self::new(ordinal, bytes.len());
+        memory.copy(CopyDirection::ToDevice, bytes.as_ptr().expose_provenance());
+        memory
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0u8; self.len];
+        self.copy(CopyDirection::ToHost, bytes.as_mut_ptr().expose_provenance());
+        bytes
+    }
+
+    fn copy(&self, direction: CopyDirection, host: usize) {
+        let copy = HostCopy { host, device: self.address, len: self.len };
+        let copies = HostCopies::new(&self.device).unwrap();
+        // SAFETY: both sides live until this returns.
+        unsafe { copies.run(direction, &[copy], None) }.unwrap();
+    }
+
+    fn piece(&self, start: usize, len: usize) -> Piece {
+        assert!(start + len <= self.len);
+        let device = DeviceId::Cuda(self.device.info().ordinal);
+        Piece { address: self.address + start as u64, len: len as u64, device }
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        let free: unsafe extern "C" fn(u64) -> Code = STAND_IN.function("cuMemFree_v2");
+        // SAFETY: allocated once, freed once.
+        in_context(self.device.info().ordinal, || unsafe { free(self.allocated) });
+    }
+}
+
+fn parts_of(pieces: Vec<Piece>) -> Vec<Part> {
+    let len = pieces.iter().map(|piece| piece.len).sum();
+    vec![Part { offset: 4096, pieces, len }]
+}
+
+fn direct(root: &Path, route: IoRoute, direct: DirectPath) -> IoOptions {
+    IoOptions { direct, ..options(root, route) }
+}
+
+fn carried(outcome: &Outcome, carrier: Carrier) -> u64 {
+    outcome.carried.iter().filter(|(own, _)| *own == carrier).map(|(_, bytes)| bytes).sum()
+}
+
+#[test]
+fn bytes_of_devices_pass_through_pinned_memory() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    for route in ROUTES {
+        let Some(engine) = start(direct(directory.path(), route, DirectPath::Off)) else { continue };
+        let file = new_file(directory.path(), route.name());
+        // Pieces at one distance, as of a paged cache; neighbours; any length; of two devices; of the host.
+        let content = pattern(30 << 20, 5);
+        let (first, second) = (DeviceMemory::of(0, &content), DeviceMemory::of(1, &content[..100_000]));
+        let mut host = Memory::of(&content[..5000], 3);
+        let rows = (0..64).map(|row| (row * 100_000, 3000));
+        let shapes: Vec<(usize, usize)> =
+            rows.chain([(0, 4096), (4096, 4096), (77, 1), (10_000, 9 << 20), (1 << 20, 20 << 20)]).collect();
+        let pieces = |first: &DeviceMemory, second: &DeviceMemory, host: &mut Memory| {
+            let mut pieces: Vec<Piece> = shapes.iter().map(|&(start, len)| first.piece(start, len)).collect();
+            pieces.insert(3, second.piece(100, 50_000));
+            pieces.insert(66, host.piece());
+            pieces
+        };
+        let mut expected: Vec<Vec<u8>> =
+            shapes.iter().map(|&(start, len)| content[start..start + len].to_vec()).collect();
+        expected.insert(3, content[100..50_100].to_vec());
+        expected.insert(66, content[..5000].to_vec());
+        let expected = expected.concat();
+
+        let parts = parts_of(pieces(&first, &second, &mut host));
+        let written = run(&engine, |done| job(Direction::Write, &file, parts, done));
+        written.result.unwrap();
+        assert_eq!(written.checksums, [Some(crc_fast::crc32_iscsi(&expected))]);
+        assert!(std::fs::read(file.path()).unwrap()[4096..][..expected.len()] == expected);
+
+        // To places that do not overlap.
+        let target = DeviceMemory::of(0, &vec![0xEE; expected.len() + 64]);
+        let mut start = 64;
+        let pieces: Vec<Piece> = [1usize, 4095, 70_000, 1 << 20]
+            .into_iter()
+            .chain([expected.len() - 1 - 4095 - 70_000 - (1 << 20)])
+            .map(|len| {
+                start += len;
+                target.piece(start - len, len)
+            })
+            .collect();
+        let read = run(&engine, |done| job(Direction::Read, &file, parts_of(pieces), done));
+        read.result.unwrap();
+        assert_eq!(read.checksums, written.checksums);
+        assert_eq!(read.bounced_bytes, expected.len() as u64);
+        let bytes = target.bytes();
+        assert!(bytes[64..] == expected && bytes[..64] == [0xEE; 64]);
+        drop((engine, first, second, target));
+        stand_in.assert_nothing_left(route.name());
+    }
+}
+
+#[test]
+fn an_event_is_waited_for_before_memory_is_read() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let create_stream: unsafe extern "C" fn(*mut *mut c_void, u32) -> Code =
+        stand_in.function("cuStreamCreate");
+    let destroy_stream: unsafe extern "C" fn(*mut c_void) -> Code = stand_in.function("cuStreamDestroy_v2");
+    let create_event: unsafe extern "C" fn(*mut *mut c_void, u32) -> Code =
+        stand_in.function("cuEventCreate");
+    let record: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Code = stand_in.function("cuEventRecord");
+    let destroy_event: unsafe extern "C" fn(*mut c_void) -> Code = stand_in.function("cuEventDestroy_v2");
+    let copy: unsafe extern "C" fn(u64, *const c_void, usize, *mut c_void) -> Code =
+        stand_in.function("cuMemcpyHtoDAsync_v2");
+    for registered in [false, true] {
+        let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Prefer)).unwrap();
+        let file = new_file(directory.path(), if registered { "direct" } else { "staged" });
+        let memory = DeviceMemory::of(0, &vec![1; 1 << 20]);
+        // SAFETY: the memory outlives the region.
+        let region =
+            registered.then(|| unsafe { engine.register_device(0, memory.address, 1 << 20) }.unwrap());
+        let content = pattern(1 << 20, 3);
+        let (mut stream, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
+        stand_in.set("COPY_LATENCY_US=100000");
+        // SAFETY: of these signatures in the driver. The copy is waited for below, by the event.
+        in_context(0, || unsafe {
+            assert_eq!(create_stream(&mut stream, 1), 0);
+            assert_eq!(create_event(&mut event, 2), 0);
+            assert_eq!(copy(memory.address, content.as_ptr().cast(), content.len(), stream), 0);
+            assert_eq!(record(event, stream), 0);
+        });
+        let parts = parts_of(vec![memory.piece(0, 1 << 20)]);
+        let wait_event = Some(event.expose_provenance() as u64);
+        let written = run(&engine, |done| Job { wait_event, ..job(Direction::Write, &file, parts, done) });
+        written.result.unwrap();
+        stand_in.set("COPY_LATENCY_US=0");
+        assert!(std::fs::read(file.path()).unwrap()[4096..] == content, "registered: {registered}");
+        // SAFETY: made above, destroyed once.
+        in_context(0, || unsafe { (destroy_event(event), destroy_stream(stream)) });
+        drop((region, engine));
+    }
+}
+
+#[test]
+fn registered_memory_goes_past_the_host() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    for route in ROUTES {
+        let Some(engine) = start(direct(directory.path(), route, DirectPath::Require)) else { continue };
+        let file = new_file(directory.path(), route.name());
+        if file.direct().is_err() {
+            return;
+        }
+        let content = pattern(12 << 20, 9);
+        let memory = DeviceMemory::of(1, &content);
+        // SAFETY: the memory outlives the region.
+        let region = unsafe { engine.register_device(1, memory.address, memory.len as u64) }.unwrap();
+        assert!(region.is_direct());
+        assert!(engine.report().proofs[0].starts_with("cuda:1: cuFile counted a trial write"));
+        let sizes = [10 << 20, 5000, 100];
+        let mut parts = Vec::new();
+        let (mut offset, mut start) = (4096, 0);
+        for len in sizes {
+            parts.push(Part { offset, pieces: vec![memory.piece(start, len)], len: len as u64 });
+            offset += (len as u64).next_multiple_of(4096);
+            start += len.next_multiple_of(4096);
+        }
+        let header = Header::Write { offset: 0, make: Box::new(|_| vec![7; 4096]) };
+        let written =
+            run(&engine, |done| Job { header, ..job(Direction::Write, &file, parts.clone(), done) });
+        written.result.as_ref().unwrap();
+        // What is less than a block does not.
+        assert_eq!(carried(&written, Carrier::Gds), (10 << 20) + 4096);
+        assert_eq!(
+            written.checksums,
+            [None, None, Some(crc_fast::crc32_iscsi(&content[(10 << 20) + 8192..][..100]))]
+        );
+        let on_disk = std::fs::read(file.path()).unwrap();
+        assert!(on_disk[..4096] == [7; 4096] && on_disk[4096..][..10 << 20] == content[..10 << 20]);
+
+        memory.copy(CopyDirection::ToDevice, vec![0u8; 12 << 20].as_ptr().expose_provenance());
+        let header = Header::Read { offset: 0 };
+        let read = run(&engine, |done| Job { header, ..job(Direction::Read, &file, parts, done) });
+        read.result.as_ref().unwrap();
+        assert_eq!(read.header, [7; 4096]);
+        assert_eq!(carried(&read, Carrier::Gds), (10 << 20) + 4096);
+        let bytes = memory.bytes();
+        let mut start = 0;
+        for len in sizes {
+            assert!(bytes[start..start + len] == content[start..start + len]);
+            start += len.next_multiple_of(4096);
+        }
+        let names: Vec<_> =
+            std::fs::read_dir(directory.path()).unwrap().map(|own| own.unwrap().file_name()).collect();
+        assert!(names.iter().all(|name| !name.to_string_lossy().contains("trial")), "{names:?}");
+        drop((region, engine, file, memory));
+        stand_in.assert_nothing_left(route.name());
+    }
+}
+
+#[test]
+fn what_is_not_proven_direct_is_staged_or_refused() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let content = pattern(1 << 20, 2);
+    stand_in.set("CUFILE_THROUGH_HOST=1");
+    let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Prefer)).unwrap();
+    let file = new_file(directory.path(), "data");
+    let memory = DeviceMemory::of(0, &content);
+    // SAFETY: the memory outlives the region.
+    let region = unsafe { engine.register_device(0, memory.address, 1 << 20) }.unwrap();
+    assert!(!region.is_direct());
+    let parts = parts_of(vec![memory.piece(0, 1 << 20)]);
+    let written = run(&engine, |done| job(Direction::Write, &file, parts.clone(), done));
+    written.result.as_ref().unwrap();
+    assert_eq!(carried(&written, Carrier::Gds), 0);
+    assert_eq!(written.checksums, [Some(crc_fast::crc32_iscsi(&content))]);
+    let refused = engine.report().refused;
+    if file.direct().is_ok() {
+        assert!(
+            refused.iter().any(|own| own.what == "gds" && own.why.reason.contains("through host")),
+            "{refused:?}"
+        );
+    }
+    let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Require)).unwrap();
+    // SAFETY: as above.
+    let error = unsafe { engine.register_device(0, memory.address, 1 << 20) }.unwrap_err();
+    assert!(matches!(error, crate::Error::RouteUnavailable { .. }), "{error}");
+    let outcome = run(&engine, |done| job(Direction::Write, &file, parts, done));
+    assert!(matches!(outcome.result, Err(Failure::Io(_))), "memory that is not registered: {outcome:?}");
+}
+
+/// An engine with memory that is registered, and a file that was written from it.
+fn on_the_direct_path(
+    root: &Path,
+    way: DirectPath,
+    content: &[u8],
+    check: impl FnOnce(&IoEngine, &DeviceMemory, &Arc<DataFile>),
+) {
+    let engine = start(direct(root, IoRoute::Auto, way)).unwrap();
+    let file = new_file(root, way.name());
+    if file.direct().is_err() {
+        return;
+    }
+    let memory = DeviceMemory::of(0, content);
+    // SAFETY: the memory outlives the region.
+    let region = unsafe { engine.register_device(0, memory.address, memory.len as u64) }.unwrap();
+    let parts = parts_of(vec![memory.piece(0, memory.len)]);
+    run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
+    memory.copy(CopyDirection::ToDevice, vec![0u8; content.len()].as_ptr().expose_provenance());
+    check(&engine, &memory, &file);
+    drop(region);
+}
+
+#[test]
+fn what_turns_out_to_go_through_the_host_is_not_called_direct() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let content = pattern(1 << 20, 2);
+    for way in [DirectPath::Prefer, DirectPath::Require] {
+        on_the_direct_path(directory.path(), way, &content, |engine, memory, file| {
+            stand_in.set("CUFILE_THROUGH_HOST=1");
+            let parts = parts_of(vec![memory.piece(0, memory.len)]);
+            let read = run(engine, |done| job(Direction::Read, file, parts.clone(), done));
+            assert_eq!(carried(&read, Carrier::Gds), 0);
+            if way == DirectPath::Require {
+                assert!(matches!(read.result, Err(Failure::Io(_))), "{read:?}");
+            } else {
+                read.result.as_ref().unwrap();
+                assert_eq!(carried(&read, Carrier::GdsCompat), 1 << 20);
+                assert!(memory.bytes() == content);
+                assert!(engine.report().refused.iter().any(|own| own.what == "gds"));
+                let read = run(engine, |done| job(Direction::Read, file, parts, done));
+                assert_eq!(carried(&read, Carrier::GdsCompat), 0, "it is given up");
+                assert_eq!(read.checksums, [Some(crc_fast::crc32_iscsi(&content))]);
+            }
+            stand_in.set("CUFILE_THROUGH_HOST=0");
+        });
+    }
+}
+
+#[test]
+fn what_cufile_fails_goes_by_way_of_the_host_if_it_may() {
+    let stand_in = Turn::take();
+    let content = pattern(1 << 20, 2);
+    for fault in ["*=-5", "*=-5011", "*=short:0"] {
+        for way in [DirectPath::Prefer, DirectPath::Require] {
+            let directory = disk();
+            on_the_direct_path(directory.path(), way, &content, |engine, memory, file| {
+                stand_in.set(&format!("CUFILE_READ_FAULTS={fault}"));
+                let parts = parts_of(vec![memory.piece(0, memory.len)]);
+                let read = run(engine, |done| job(Direction::Read, file, parts, done));
+                if way == DirectPath::Require {
+                    assert!(matches!(read.result, Err(Failure::Io(_))), "{fault}: {read:?}");
+                } else {
+                    read.result.unwrap();
+                    assert!(memory.bytes() == content, "{fault}");
+                }
+                stand_in.set("CUFILE_READ_FAULTS=");
+            });
+        }
+    }
+    // What comes short is gone on with.
+    let directory = disk();
+    on_the_direct_path(directory.path(), DirectPath::Require, &content, |engine, memory, file| {
+        stand_in.set("CUFILE_READ_FAULTS=1=short:4096,2=short:8192");
+        let parts = parts_of(vec![memory.piece(0, memory.len)]);
+        let read = run(engine, |done| job(Direction::Read, file, parts, done));
+        read.result.unwrap();
+        assert!(memory.bytes() == content);
+    });
+}
+
+#[test]
+fn faults_of_the_driver_fail_the_transfer_and_leave_nothing() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let content = pattern(3 << 20, 2);
+    let faults = [
+        "cuMemHostRegister_v2:1=2",
+        "cuStreamCreate:1=2",
+        "cuMemcpyDtoHAsync_v2:1=1",
+        "cuEventCreate:1=2",
+        "cuEventSynchronize:1=1",
+        "copy:1=700",
+    ];
+    for (number, fault) in faults.into_iter().enumerate() {
+        let memory = DeviceMemory::of(0, &content);
+        let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Off)).unwrap();
+        let file = new_file(directory.path(), &number.to_string());
+        let parts = parts_of(vec![memory.piece(0, memory.len)]);
+        stand_in.set(&format!("FAULTS={fault}"));
+        let written = run(&engine, |done| job(Direction::Write, &file, parts.clone(), done));
+        stand_in.reset();
+        // An event that cannot be made or waited for is no error: the stream can be waited for too.
+        if fault.starts_with("cuEvent") {
+            written.result.unwrap();
+        } else {
+            assert!(matches!(written.result, Err(Failure::Device(_))), "{fault}: {written:?}");
+        }
+        run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
+        assert!(std::fs::read(file.path()).unwrap()[4096..] == content);
+        drop((engine, file, memory));
+        stand_in.assert_nothing_left(fault);
+    }
+}
+
+/// If nobody can know whether copies have ended, their memory is never used again.
+#[test]
+fn memory_in_doubt_is_lost() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let memory = DeviceMemory::of(0, &pattern(3 << 20, 2));
+    let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Off)).unwrap();
+    let file = new_file(directory.path(), "data");
+    let parts = parts_of(vec![memory.piece(0, memory.len)]);
+    let owner: Arc<dyn std::any::Any + Send + Sync> = Arc::new(());
+    let held = Arc::downgrade(&owner);
+    stand_in.set("FAULTS=cuEventSynchronize:1=1,cuStreamSynchronize:1=1");
+    let keep = KeepAlive::new(owner);
+    let written = run(&engine, |done| Job { keep, ..job(Direction::Write, &file, parts.clone(), done) });
+    stand_in.reset();
+    assert!(matches!(written.result, Err(Failure::Lost(_))), "{written:?}");
+    assert!(held.upgrade().is_some(), "the caller's memory is never let go");
+    run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
+    drop(engine);
+    assert!(stand_in.count("pinned_bytes") > 0, "it stays pinned");
+}

@@ -1,0 +1,212 @@
+//! Places for new blocks: files that have no name of their own yet.
+#![forbid(unsafe_code)]
+
+use super::{Shared, lock, namespaces::Namespace, writer::Writer};
+use crate::{
+    DropReason, Durability, Error, Result,
+    disk::{Disk, Extend},
+    format::{PAGE, expiry_seconds, header::BlockHeader, header::MAX_SHARD_LEN, now_seconds},
+    index::MAX_SLOT_BYTES,
+    io::FileAccess,
+    layout::{Claim, HEADER_LEN, MAX_SHARDS, NewBlock, Place, Reservation, ShardTable},
+};
+use rustix::io::Errno;
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+/// A file that a block is written to.
+#[derive(Debug)]
+pub(super) struct FileClaim {
+    shared: Arc<Shared>,
+    pub(super) namespace: Arc<Namespace>,
+    fingerprint: crate::Fingerprint,
+    /// The file that is being written, as soon as there is one.
+    pub(super) temporary: Option<PathBuf>,
+    /// The name that it will have.
+    pub(super) path: PathBuf,
+    /// Bytes of the file.
+    pub(super) file_len: u64,
+    /// Bytes that are taken for it, as it is not in the index: 0 before and afterwards.
+    pub(super) reserved: AtomicU64,
+    writer: uuid::Uuid,
+    sequence: u64,
+    /// Whether the temporary name is another's, or nobody's, by now.
+    pub(super) is_published: AtomicBool,
+}
+
+impl Drop for FileClaim {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary
+            && !self.is_published.load(Ordering::Acquire)
+            && let Err(error) = self.shared.disk.remove(temporary)
+        {
+            tracing::debug!(path = %temporary.display(), %error, "a file that was given up cannot be removed");
+        }
+        self.shared.room.give_back(self.reserved.load(Ordering::Acquire));
+        lock(&self.shared.in_flight).remove(&self.fingerprint);
+    }
+}
+
+impl Shared {
+    pub(super) fn reserve(self: &Arc<Self>, block: NewBlock) -> Result<Reservation> {
+        let writer = self.writer()?;
+        let namespace = self.namespaces.get(block.namespace).ok_or_else(|| {
+            Error::InvalidRequest(format!("the namespace {} was not opened", block.namespace))
+        })?;
+        let is_bare = namespace.tree.is_bare();
+        let path = namespace.path(block.fingerprint, Some(block.key.as_bytes()));
+        let Some(path) = path.filter(|_| !is_bare || block.shards == 1) else {
+            return Err(Error::InvalidRequest(format!(
+                "a block {} of {} shards: files as vLLM writes them have one shard, and are named by a hash of 3 to 120 \
+                 bytes and the number of a group, in 4 bytes",
+                block.key, block.shards
+            )));
+        };
+        let Some((stride, payload_len, file_len)) = lengths(&block, is_bare) else {
+            return Ok(Reservation::Dropped(DropReason::TooLarge));
+        };
+        let now = now_seconds();
+        if self.index.contains(&block.fingerprint, now) || self.is_there(&namespace, &block, &path)? {
+            return Ok(Reservation::Exists);
+        }
+        if !lock(&self.in_flight).insert(block.fingerprint) {
+            return Ok(Reservation::InFlight);
+        }
+        // From here on, whatever happens is undone by dropping it.
+        let mut claim = FileClaim {
+            shared: Arc::clone(self),
+            namespace,
+            fingerprint: block.fingerprint,
+            temporary: None,
+            path,
+            file_len,
+            reserved: AtomicU64::new(0),
+            writer: writer.id,
+            sequence: self.number(),
+            is_published: AtomicBool::new(false),
+        };
+        if block.expires.is_some() {
+            claim.namespace.mark_expiring(&self.disk, writer)?;
+        }
+        if !self.index.admit(&block.fingerprint, now) {
+            return Ok(Reservation::Dropped(DropReason::NotAdmitted));
+        }
+        if let Err(reason) = self.take_room(claim.namespace.number, file_len) {
+            return Ok(Reservation::Dropped(reason));
+        }
+        claim.reserved.store(file_len, Ordering::Release);
+        let Some(file) = self.create(writer, &mut claim, file_len)? else {
+            return Ok(Reservation::Dropped(DropReason::NoRoom));
+        };
+        let header = (!is_bare).then_some(payload_len);
+        let place = Place { file, header, payload: 0, stride };
+        Ok(Reservation::Claimed(Claim { block, place, token: Box::new(claim) }))
+    }
+
+    /// Whether another process has written it. One whose time is over goes, so that it can be written anew.
+    fn is_there(&self, namespace: &Arc<Namespace>, block: &NewBlock, path: &Path) -> Result<bool> {
+        match path.symlink_metadata() {
+            Ok(metadata) => {
+                let Some(entry) =
+                    self.adopt(namespace, block.fingerprint, block.key.as_bytes(), &metadata, path)
+                else {
+                    return Ok(false);
+                };
+                if !entry.is_expired(now_seconds()) {
+                    return Ok(true);
+                }
+                let removed = self.index.remove_if(&block.fingerprint, |_, is_pinned| !is_pinned);
+                if let Some(removed) = removed
+                    && self.unlink(&removed)
+                {
+                    self.counters.expired.fetch_add(1, Ordering::Relaxed);
+                    return Ok(false);
+                }
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(super::failed("asking for", path)(error)),
+        }
+    }
+
+    /// Makes the file, with all the room that it needs. `None` if there is not enough.
+    fn create(
+        &self,
+        writer: &Writer,
+        claim: &mut FileClaim,
+        file_len: u64,
+    ) -> Result<Option<Arc<crate::io::DataFile>>> {
+        let temporary = writer.temporary();
+        let made = self.disk.open_data(&temporary, FileAccess::CreateNew);
+        let (file, data) = match made {
+            Ok(made) => made,
+            Err(error) if is_full(&error) => return Ok(None),
+            Err(error) => return Err(super::failed("making", &temporary)(error)),
+        };
+        claim.temporary = Some(temporary.clone());
+        let mut allocated = file.allocate(file_len, Extend::Yes);
+        if allocated.as_ref().is_err_and(is_full) && self.make_room(file_len) > 0 {
+            allocated = file.allocate(file_len, Extend::Yes);
+        }
+        match allocated {
+            Ok(()) => Ok(Some(data)),
+            Err(error) if is_full(&error) => Ok(None),
+            Err(error) => Err(super::failed("allocating", &temporary)(error)),
+        }
+    }
+
+    /// Makes the directories that a file is in, so that they are there after a power cut if the file has to be.
+    pub(super) fn make_directories(&self, namespace: &Namespace, path: &Path) -> io::Result<()> {
+        let mut missing: Vec<&Path> = path.ancestors().skip(1).take(namespace.tree.depth() + 1).collect();
+        while let Some(directory) = missing.pop() {
+            if directory.exists() {
+                continue;
+            }
+            self.disk.create_directory(directory)?;
+            self.room.add_directory(namespace);
+            if self.durability != Durability::None {
+                self.disk.sync_directory(directory.parent().unwrap_or(&self.root))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    [Errno::NOSPC, Errno::DQUOT].iter().any(|full| error.raw_os_error() == Some(full.raw_os_error()))
+}
+
+/// Bytes between shards, of all shards, and of the file while it is written.
+fn lengths(block: &NewBlock, is_bare: bool) -> Option<(u64, u64, u64)> {
+    if block.shards == 0 || block.shards > MAX_SHARDS || block.shard_len > MAX_SHARD_LEN {
+        return None;
+    }
+    let stride = block.stride()?;
+    let payload_len = stride.checked_mul(block.shards.into())?;
+    let file_len = if is_bare { payload_len } else { payload_len.checked_add(PAGE as u64)? };
+    (file_len <= MAX_SLOT_BYTES && i64::try_from(file_len).is_ok()).then_some((stride, payload_len, file_len))
+}
+
+/// The page behind the shards.
+pub(super) fn header(claim: &Claim, table: &ShardTable) -> Vec<u8> {
+    let Some(token) = claim.token.downcast_ref::<FileClaim>() else { return vec![0; HEADER_LEN] };
+    let header = BlockHeader {
+        fingerprint: claim.block.fingerprint,
+        namespace: claim.block.namespace,
+        key: claim.block.key.clone(),
+        writer: token.writer,
+        sequence: token.sequence,
+        created: now_seconds().into(),
+        expires: expiry_seconds(claim.block.expires),
+        stride: claim.place.stride,
+        table: table.clone(),
+    };
+    // What cannot be described is never taken for a block.
+    header.to_bytes().unwrap_or_else(|_| vec![0; HEADER_LEN])
+}

@@ -1,0 +1,180 @@
+//! Blocks that are whole take their names.
+#![forbid(unsafe_code)]
+
+use super::{
+    Shared,
+    claim::FileClaim,
+    failed, lock,
+    sums::{Sum, Sync},
+};
+use crate::{
+    Durability, Error, Result,
+    disk::Disk,
+    format::expiry_seconds,
+    index::{Existing, Slot},
+    layout::Written,
+};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+/// Threads that wait for the disk at the same time.
+const SYNC_THREADS: usize = 16;
+
+impl Shared {
+    /// Data is on the disk before a block has its name, and names before it is told that they are.
+    pub(super) fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
+        let mut results = in_parallel(&blocks, |block| self.finish(block));
+        let mut directories = BTreeMap::<PathBuf, Vec<usize>>::new();
+        for (number, (block, result)) in blocks.iter().zip(&mut results).enumerate() {
+            if result.is_err() {
+                continue;
+            }
+            match self.publish(block) {
+                Ok(directory) => directories.entry(directory).or_default().push(number),
+                Err(error) => *result = Err(error),
+            }
+        }
+        if self.durability != Durability::None {
+            let directories: Vec<_> = directories.into_iter().collect();
+            let synced = in_parallel(&directories, |(directory, _)| {
+                self.disk.sync_directory(directory).map_err(failed("syncing", directory))
+            });
+            for ((directory, numbers), synced) in directories.iter().zip(synced) {
+                let Err(error) = synced else { continue };
+                for &number in numbers {
+                    // Whether it would survive is not known, so nobody may count on it.
+                    if let Some(claim) = blocks[number].claim.token.downcast_ref::<FileClaim>()
+                        && claim.is_published.load(Ordering::Acquire)
+                    {
+                        let _ = self.disk.remove(&claim.path);
+                    }
+                    results[number] = Err(Error::Io {
+                        doing: "syncing",
+                        path: directory.clone(),
+                        source: io::Error::other(error.to_string()),
+                    });
+                }
+            }
+        }
+        let mut sums = Vec::new();
+        // From the last to the first: of a prefix, the tail goes first.
+        for (block, result) in blocks.iter().zip(&mut results).rev() {
+            if result.is_ok() {
+                self.take_in(block, &mut sums);
+            }
+        }
+        if let Some(writer) = &self.writer {
+            let sync = if self.durability == Durability::None { Sync::No } else { Sync::Yes };
+            // Without its checksum a block is there, and is not compared.
+            if let Err(error) = self.sums.append(&self.disk, writer, &sums, sync) {
+                tracing::warn!(%error, "checksums cannot be written down");
+            }
+        }
+        results
+    }
+
+    /// Gives a file its length, and has its bytes on the disk if somebody relies on that: by the option, or as there would
+    /// be nothing to tell by that they are not those that were written.
+    fn finish(&self, block: &Written) -> Result<()> {
+        let claim = claim_of(block)?;
+        let path = block.claim.place.file.path();
+        let file = block.claim.place.file.buffered();
+        let is_bare = claim.namespace.tree.is_bare();
+        if let ([shard], true) = (block.table.0.as_slice(), is_bare)
+            && shard.len < claim.file_len
+        {
+            file.set_len(shard.len).map_err(failed("setting the length of", path))?;
+        }
+        let is_unproven = is_bare || block.table.0.iter().any(|shard| shard.checksum.is_none());
+        if self.durability != Durability::None || is_unproven {
+            file.sync_data().map_err(failed("syncing", path))?;
+        }
+        Ok(())
+    }
+
+    /// Gives a file its name; says in which directory. If another process was faster, its block is as good.
+    fn publish(&self, block: &Written) -> Result<PathBuf> {
+        let claim = claim_of(block)?;
+        let temporary = block.claim.place.file.path();
+        let mut renamed = self.disk.rename_new(temporary, &claim.path);
+        if renamed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            renamed = self
+                .make_directories(&claim.namespace, &claim.path)
+                .and_then(|()| self.disk.rename_new(temporary, &claim.path));
+        }
+        match renamed {
+            Ok(()) => claim.is_published.store(true, Ordering::Release),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(failed("giving its name to", &claim.path)(error)),
+        }
+        Ok(claim.path.parent().unwrap_or(Path::new(".")).to_owned())
+    }
+
+    /// From now on the block is found.
+    fn take_in(&self, block: &Written, sums: &mut Vec<(crate::Fingerprint, Sum)>) {
+        let Ok(claim) = claim_of(block) else { return };
+        let fingerprint = block.claim.block.fingerprint;
+        lock(&self.absent).remove(&fingerprint);
+        if !claim.is_published.load(Ordering::Acquire) {
+            return;
+        }
+        lock(&self.condemned).remove(&fingerprint);
+        claim.namespace.note_key(fingerprint, block.claim.block.key.as_bytes());
+        if claim.namespace.tree.is_bare()
+            && let [shard] = block.table.0.as_slice()
+            && let Some(checksum) = shard.checksum
+            && let Ok(metadata) = block.claim.place.file.buffered().metadata()
+        {
+            sums.push((fingerprint, Sum::new(&metadata, checksum)));
+        }
+        let payload_len = block.table.0.iter().fold(0, |sum: u64, shard| sum.saturating_add(shard.len));
+        let mut entry =
+            self.entry_of(&claim.namespace, claim.file_len, expiry_seconds(block.claim.block.expires));
+        entry.payload_len = payload_len;
+        entry.slot = Slot { segment: block.table.0.len() as u32, slot: 0 };
+        let mut reserved = self.room.lock();
+        self.index.insert(fingerprint, &entry, Existing::Replace);
+        *reserved = reserved.saturating_sub(claim.reserved.swap(0, Ordering::AcqRel));
+    }
+}
+
+fn claim_of(block: &Written) -> Result<&FileClaim> {
+    let claim = block.claim.token.downcast_ref::<FileClaim>();
+    claim.ok_or_else(|| Error::Internal("a claim of another layout".into()))
+}
+
+/// Answers in the order of the items.
+fn in_parallel<T: std::marker::Sync>(
+    items: &[T],
+    work: impl Fn(&T) -> Result<()> + std::marker::Sync,
+) -> Vec<Result<()>> {
+    if items.len() < 2 {
+        return items.iter().map(work).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let run = || {
+        let mut done = Vec::new();
+        while let Some((number, item)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|number| Some((number, items.get(number)?)))
+        {
+            done.push((number, work(item)));
+        }
+        done
+    };
+    let mut results: Vec<Result<()>> =
+        items.iter().map(|_| Err(Error::Internal("a thread has ended".into()))).collect();
+    std::thread::scope(|scope| {
+        let others = items.len().min(SYNC_THREADS) - 1;
+        let threads: Vec<_> = (0..others).map(|_| scope.spawn(run)).collect();
+        let own = run();
+        let theirs = threads.into_iter().filter_map(|thread| thread.join().ok()).flatten();
+        for (number, result) in own.into_iter().chain(theirs) {
+            results[number] = result;
+        }
+    });
+    results
+}

@@ -1,0 +1,271 @@
+//! Blocks that are looked for, and whether what is there is what was stored.
+#![forbid(unsafe_code)]
+
+use super::{MOST_ABSENT, Shared, lock, names::Tree, namespaces::Namespace};
+use crate::{
+    Fingerprint, Key, NamespaceId, Result,
+    disk::Disk,
+    format::{Invalid, PAGE, expiry_seconds, header::BlockHeader, now_seconds},
+    index::{self, Entry, Existing, Inserted, ReadHold, Slot},
+    io::{DataFile, FileAccess},
+    layout::{BLOCK_LEN, Found, HEADER_LEN, Lookup, Place, Shard, ShardTable, Verdict},
+};
+use std::{
+    fs::{File, Metadata},
+    io,
+    os::unix::fs::{FileExt, MetadataExt},
+    path::Path,
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
+
+/// In an entry's slot is how many shards its block has. 0: nobody has looked yet.
+pub(super) const UNKNOWN_SHARDS: Slot = Slot { segment: 0, slot: 0 };
+
+/// A block that is being read.
+#[derive(Debug)]
+struct FileFound {
+    namespace: Arc<Namespace>,
+    fingerprint: Fingerprint,
+    inode: u64,
+    file_len: u64,
+    /// Of a block without a page that describes it.
+    checksum: Option<u32>,
+    /// Blocks that are being read are evicted last.
+    _hold: Option<ReadHold>,
+}
+
+impl Shared {
+    pub(super) fn find(&self, namespace: NamespaceId, key: &Key, fingerprint: Fingerprint) -> Lookup {
+        let Some(namespace) = self.namespaces.get(namespace) else { return Lookup::Miss };
+        let now = now_seconds();
+        let (known, hold) = match self.index.get(&fingerprint, now) {
+            index::Lookup::Found(entry, hold) => (Some(entry), Some(hold)),
+            index::Lookup::Expired => return Lookup::Expired,
+            index::Lookup::Miss => (None, None),
+        };
+        let Some(path) = namespace.path(fingerprint, Some(key.as_bytes())) else { return Lookup::Miss };
+        let opened = DataFile::open(&path, FileAccess::Read)
+            .and_then(|file| file.buffered().metadata().map(|metadata| (file, metadata)));
+        let (file, metadata) = match opened {
+            Ok(opened) => opened,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.vanished(&namespace, &fingerprint);
+                return Lookup::Miss;
+            }
+            Err(error) => return Lookup::Failed(error),
+        };
+        let entry = match known {
+            Some(entry) => entry,
+            None => match self.adopt(&namespace, fingerprint, key.as_bytes(), &metadata, &path) {
+                Some(entry) if entry.is_expired(now) => return Lookup::Expired,
+                Some(entry) => entry,
+                None => return Lookup::Miss,
+            },
+        };
+        match self.place(&namespace, fingerprint, entry, file, &metadata) {
+            Ok(place) => {
+                let token = FileFound {
+                    fingerprint,
+                    inode: metadata.ino(),
+                    file_len: metadata.len(),
+                    checksum: self.sums.get(&fingerprint, &metadata).filter(|_| namespace.tree.is_bare()),
+                    namespace,
+                    _hold: hold,
+                };
+                Lookup::Found(Found {
+                    place,
+                    payload_len: entry.payload_len,
+                    is_held: true,
+                    token: Box::new(token),
+                })
+            }
+            Err(error) => Lookup::Failed(error),
+        }
+    }
+
+    /// Where header and shards are, if the file is what it should be. Where it is not, reading there shows it.
+    fn place(
+        &self,
+        namespace: &Namespace,
+        fingerprint: Fingerprint,
+        entry: Entry,
+        file: DataFile,
+        metadata: &Metadata,
+    ) -> io::Result<Place> {
+        let len = metadata.len();
+        if namespace.tree.is_bare() {
+            let stride = len.checked_next_multiple_of(BLOCK_LEN).unwrap_or(len);
+            return Ok(Place { file: Arc::new(file), header: None, payload: 0, stride });
+        }
+        // A file that was cut short has no page there, or another one.
+        let header = (len / BLOCK_LEN * BLOCK_LEN).saturating_sub(if len.is_multiple_of(BLOCK_LEN) {
+            HEADER_LEN as u64
+        } else {
+            0
+        });
+        let mut shards = u64::from(entry.slot.segment);
+        if shards == 0 {
+            shards = read_shards(file.buffered(), header)?;
+            self.index.amend(&fingerprint, |entry| entry.slot.segment = shards as u32);
+        }
+        let stride = (header / shards.max(1)) / BLOCK_LEN * BLOCK_LEN;
+        Ok(Place { file: Arc::new(file), header: Some(header), payload: 0, stride })
+    }
+
+    pub(super) fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
+        let Some(token) = found.token.downcast_ref::<FileFound>() else {
+            return Verdict::Moved;
+        };
+        if token.namespace.tree.is_bare() {
+            return Verdict::Good(ShardTable(vec![Shard { len: token.file_len, checksum: token.checksum }]));
+        }
+        let corrupt = |why: String| Verdict::Corrupt(format!("{}: {why}", found.place.file.path().display()));
+        let header = match BlockHeader::parse(header) {
+            Ok(header) => header,
+            // Another version's. It is none of ours, but nothing is wrong with it.
+            Err(Invalid::Version { .. }) => return Verdict::Moved,
+            Err(why) => return corrupt(why.to_string()),
+        };
+        let payload_len = header.stride.checked_mul(header.table.0.len() as u64);
+        if header.fingerprint != token.fingerprint || payload_len != found.place.header {
+            return corrupt("it is another block's file, or has another length".into());
+        }
+        if header.key != *key || header.namespace != token.namespace.id {
+            return Verdict::Moved;
+        }
+        if header.expires != 0 && header.expires <= now_seconds() {
+            self.index.amend(&token.fingerprint, |entry| entry.expires = header.expires);
+            return Verdict::Moved;
+        }
+        if header.stride != found.place.stride {
+            // What the index knew was about an earlier file.
+            let shards = header.table.0.len() as u32;
+            self.index.amend(&token.fingerprint, |entry| entry.slot.segment = shards);
+            return Verdict::Moved;
+        }
+        Verdict::Good(header.table)
+    }
+
+    /// Removes the very file that is damaged. Else nobody could ever store the block again.
+    pub(super) fn condemn(&self, found: &Found) {
+        let Some(token) = found.token.downcast_ref::<FileFound>() else { return };
+        self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
+        self.index.remove(&token.fingerprint);
+        self.sums.forget(&token.fingerprint);
+        let path = found.place.file.path();
+        let is_same = path.symlink_metadata().is_ok_and(|metadata| metadata.ino() == token.inode);
+        if !is_same {
+            return;
+        }
+        let removed = match &self.writer {
+            Some(_) => self.disk.remove(path),
+            None => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
+        };
+        if let Err(error) = removed {
+            tracing::debug!(path = %path.display(), %error, "a damaged block is left where it is");
+            lock(&self.condemned).insert(token.fingerprint, token.inode);
+        }
+    }
+
+    /// Whether a block that is not in the index is there all the same.
+    pub(super) fn asks(&self, namespace: &Arc<Namespace>, fingerprint: Fingerprint, key: &[u8]) -> bool {
+        if self.index.peek(&fingerprint).is_some() {
+            // It is known, and its time is over.
+            return false;
+        }
+        let absent = lock(&self.absent).get(&fingerprint);
+        if absent.is_some_and(|since| since.elapsed() < self.timing.absence) {
+            return false;
+        }
+        let Some(path) = namespace.path(fingerprint, Some(key)) else { return false };
+        match path.symlink_metadata() {
+            Ok(metadata) => {
+                let entry = self.adopt(namespace, fingerprint, key, &metadata, &path);
+                entry.is_some_and(|entry| !entry.is_expired(now_seconds()))
+            }
+            Err(_) => {
+                lock(&self.absent).insert(&fingerprint, Instant::now(), MOST_ABSENT);
+                false
+            }
+        }
+    }
+
+    /// Takes in a file that is there. `None` if it is none, or is known to be damaged.
+    pub(super) fn adopt(
+        &self,
+        namespace: &Arc<Namespace>,
+        fingerprint: Fingerprint,
+        key: &[u8],
+        metadata: &Metadata,
+        path: &Path,
+    ) -> Option<Entry> {
+        let is_condemned = lock(&self.condemned).get(&fingerprint) == Some(&metadata.ino());
+        if !metadata.is_file() || is_condemned {
+            return None;
+        }
+        if let Some(known) = self.index.peek(&fingerprint) {
+            return Some(known);
+        }
+        let modified = metadata.modified().ok()?;
+        let mut expires = expiry_seconds(namespace.expires(modified));
+        if namespace.has_expiring()
+            && let Some(header) = read_page(path).ok().and_then(|page| BlockHeader::parse(&page).ok())
+            && header.expires != 0
+        {
+            expires = if expires == 0 { header.expires } else { expires.min(header.expires) };
+        }
+        let entry = self.entry_of(namespace, metadata.len(), expires);
+        namespace.note_key(fingerprint, key);
+        match self.index.insert(fingerprint, &entry, Existing::Keep) {
+            Inserted::Kept(known) => Some(known),
+            _ => Some(entry),
+        }
+    }
+
+    /// Another process has removed it.
+    fn vanished(&self, namespace: &Namespace, fingerprint: &Fingerprint) {
+        if self.index.remove(fingerprint).is_some() {
+            namespace.forget_key(fingerprint);
+            self.sums.forget(fingerprint);
+        }
+    }
+
+    pub(super) fn key_of(&self, fingerprint: Fingerprint) -> Result<Option<Key>> {
+        let Some(entry) = self.index.peek(&fingerprint) else { return Ok(None) };
+        let Some(namespace) = self.namespaces.numbered(entry.namespace) else { return Ok(None) };
+        if let Tree::Bare(_) = namespace.tree {
+            return Ok(namespace.key_of(&fingerprint).and_then(|key| Key::new(&key).ok()));
+        }
+        let Some(path) = namespace.path(fingerprint, None) else { return Ok(None) };
+        match read_page(&path) {
+            Ok(page) => {
+                let header = BlockHeader::parse(&page).ok();
+                Ok(header.filter(|header| header.fingerprint == fingerprint).map(|header| header.key))
+            }
+            Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::UnexpectedEof].contains(&error.kind()) => {
+                Ok(None)
+            }
+            Err(error) => Err(super::failed("reading", &path)(error)),
+        }
+    }
+}
+
+/// The page that describes a block.
+fn read_page(path: &Path) -> io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    let mut page = vec![0; PAGE];
+    let len = file.metadata()?.len();
+    file.read_exact_at(&mut page, len.saturating_sub(PAGE as u64))?;
+    Ok(page)
+}
+
+/// How many shards a block has by its own account; 1 if it does not say.
+fn read_shards(file: &File, header: u64) -> io::Result<u64> {
+    let mut page = vec![0; PAGE];
+    match file.read_exact_at(&mut page, header) {
+        Ok(()) => Ok(BlockHeader::parse(&page).map_or(1, |header| header.table.0.len() as u64)),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(1),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,418 @@
+//! A file for each block: slower than segments, but on a file system that many hosts share everybody can read, write and
+//! remove the same blocks, and vLLM's tier `fs` can be one of them.
+//!
+//! A block is written under a name of its writer's, and takes its own name, which nothing is ever replaced under, when it
+//! is whole. From then on its file stays as it is until it is removed, so whoever has opened it can read it to the end.
+//! What this process knows of blocks is in its index; what it does not, it asks the file system. All blocks below the root
+//! are anybody's to evict.
+#![forbid(unsafe_code)]
+
+mod claim;
+mod commit;
+mod find;
+mod names;
+mod namespaces;
+mod remove;
+mod room;
+mod scan;
+mod sums;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use super::{
+    Claim, Found, Layout, Listed, Lookup, NewBlock, Reservation, ShardTable, Usage, Verdict, Written,
+};
+use crate::{
+    Durability, Error, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result, StoreAccess,
+    StoreOptions,
+    disk::{Disk, RealDisk},
+    format::{Invalid, PAGE, VERSION, expiry_time, now_seconds, superblock::Superblock},
+    index::{Entry, Index, IndexOptions, Recent},
+};
+use namespaces::{Namespace, Namespaces};
+use room::Room;
+use scan::Scan;
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use sums::Sums;
+use uuid::Uuid;
+use writer::Writer;
+
+/// How often things are done, and how long others are believed.
+#[derive(Clone, Copy, Debug)]
+struct Timing {
+    /// Between two looks at all files.
+    rescan: Duration,
+    /// Between two signs of life.
+    heartbeat: Duration,
+    /// Between two looks at other writers.
+    follow: Duration,
+    /// Silence after which a writer is gone, if its lease is not locked either.
+    silence: Duration,
+    /// That a block is not there is believed for so long.
+    absence: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            rescan: Duration::from_secs(60),
+            heartbeat: Duration::from_secs(20),
+            follow: Duration::from_secs(1),
+            silence: Duration::from_secs(600),
+            absence: Duration::from_millis(200),
+        }
+    }
+}
+
+/// Most blocks of which it is remembered that they are not there.
+const MOST_ABSENT: usize = 64 << 10;
+
+/// The layout.
+#[derive(Debug)]
+pub(crate) struct Files {
+    shared: Arc<Shared>,
+}
+
+/// What claims, and blocks that are being read, hold on to.
+#[derive(Debug)]
+struct Shared {
+    root: PathBuf,
+    disk: RealDisk,
+    durability: Durability,
+    timing: Timing,
+    index: Index,
+    namespaces: Namespaces,
+    /// `None` if the store is only read.
+    writer: Option<Writer>,
+    room: Room,
+    sums: Sums,
+    /// Blocks that are being written by this process.
+    in_flight: Mutex<HashSet<Fingerprint>>,
+    /// Blocks that were not there, and when.
+    absent: Mutex<Recent<Instant>>,
+    /// Files that are damaged, and cannot be removed: their inodes.
+    condemned: Mutex<HashMap<Fingerprint, u64>>,
+    scan: Mutex<Scan>,
+    followed: Mutex<Option<Instant>>,
+    counters: Counters,
+    /// Numbers of what this process has learned of, or written.
+    next: AtomicU64,
+    recovery: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    evicted: AtomicU64,
+    expired: AtomicU64,
+    corrupt: AtomicU64,
+}
+
+impl Files {
+    /// Opens a store, and makes it if it is not there and may be written.
+    pub(crate) fn open(options: &StoreOptions) -> Result<Self> {
+        Self::open_timed(options, Timing::default())
+    }
+
+    fn open_timed(options: &StoreOptions, timing: Timing) -> Result<Self> {
+        let started = Instant::now();
+        let (disk, root) = (RealDisk, options.root.clone());
+        let writer = match options.access {
+            StoreAccess::Read => {
+                read_superblock(&disk, &root)?;
+                None
+            }
+            StoreAccess::ReadWrite => Some(open_to_write(&disk, &root)?),
+        };
+        let room = Room::new(options, writer.is_some())?;
+        let index = Index::new(IndexOptions { eviction: options.eviction, admission: options.admission });
+        let namespaces = Namespaces::default();
+        namespaces.read(&disk, &root)?;
+        let mut shared = Shared {
+            root,
+            disk,
+            durability: options.durability,
+            timing,
+            index,
+            namespaces,
+            writer,
+            room,
+            sums: Sums::default(),
+            in_flight: Mutex::default(),
+            absent: Mutex::default(),
+            condemned: Mutex::default(),
+            scan: Mutex::default(),
+            followed: Mutex::default(),
+            counters: Counters::default(),
+            next: AtomicU64::new(1),
+            recovery: Duration::ZERO,
+        };
+        shared.scan_all()?;
+        shared.follow()?;
+        shared.recovery = started.elapsed();
+        Ok(Self { shared: Arc::new(shared) })
+    }
+}
+
+impl Layout for Files {
+    fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()> {
+        let shared = &self.shared;
+        let is_new = shared.namespaces.get(id).is_none();
+        let namespace = shared.namespaces.add(&shared.root, id, description)?;
+        namespace.set_ttl(options.ttl);
+        shared.index.set_quota(namespace.number, options.quota_bytes);
+        if let Some(writer) = &shared.writer {
+            namespaces::write_down(&shared.disk, writer, &shared.root, id, description)?;
+        }
+        if is_new || options.ttl.is_some() { shared.scan_namespace(&namespace) } else { Ok(()) }
+    }
+
+    fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
+        self.shared.namespaces.read(&self.shared.disk, &self.shared.root)?;
+        Ok(self.shared.namespaces.described())
+    }
+
+    /// Asks the file system for blocks that are not known, as others write them too.
+    fn contains(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)], found: &mut [bool]) {
+        let now = now_seconds();
+        self.shared.index.contains_many(blocks, |(_, fingerprint)| fingerprint, now, found);
+        let Some(namespace) = self.shared.namespaces.get(namespace) else { return };
+        for ((key, fingerprint), found) in blocks.iter().zip(found) {
+            if !*found {
+                *found = self.shared.asks(&namespace, *fingerprint, key);
+            }
+        }
+    }
+
+    fn reserve(&self, block: NewBlock) -> Result<Reservation> {
+        self.shared.reserve(block)
+    }
+
+    fn header(&self, claim: &Claim, table: &ShardTable) -> Vec<u8> {
+        claim::header(claim, table)
+    }
+
+    fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
+        self.shared.commit(blocks)
+    }
+
+    fn find(&self, namespace: NamespaceId, key: &Key, fingerprint: Fingerprint) -> Lookup {
+        self.shared.find(namespace, key, fingerprint)
+    }
+
+    fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
+        self.shared.check(found, key, header)
+    }
+
+    fn condemn(&self, found: &Found) {
+        self.shared.condemn(found);
+    }
+
+    fn touch(&self, blocks: &[Fingerprint]) {
+        self.shared.index.touch(blocks);
+    }
+
+    fn pin(&self, block: Fingerprint) -> bool {
+        self.shared.index.pin(&block)
+    }
+
+    fn unpin(&self, block: Fingerprint) {
+        self.shared.index.unpin(&block);
+    }
+
+    fn delete(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize> {
+        self.shared.delete(namespace, blocks)
+    }
+
+    fn clear(&self, namespace: NamespaceId) -> Result<usize> {
+        self.shared.clear(namespace)
+    }
+
+    fn evict(&self, bytes: u64) -> Result<u64> {
+        self.shared.writer()?;
+        Ok(self.shared.make_room(bytes))
+    }
+
+    fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64> {
+        let mut entries = Vec::new();
+        let next = self.shared.index.list(cursor, most, &mut entries);
+        into.extend(entries.into_iter().filter_map(|(fingerprint, entry)| {
+            Some(Listed {
+                namespace: self.shared.namespaces.numbered(entry.namespace)?.id,
+                fingerprint,
+                payload_len: entry.payload_len,
+                is_own: true,
+                expires: expiry_time(entry.expires),
+            })
+        }));
+        next
+    }
+
+    fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
+        self.shared.key_of(block)
+    }
+
+    fn maintain(&self) -> Result<()> {
+        self.shared.maintain()
+    }
+
+    fn usage(&self) -> Usage {
+        let totals = self.shared.index.totals(None);
+        let allocated_bytes = totals.own_slot_bytes + self.shared.room.besides();
+        Usage {
+            blocks: totals.own_blocks,
+            payload_bytes: totals.own_payload_bytes,
+            allocated_bytes,
+            root_bytes: allocated_bytes,
+            evicted_blocks: self.shared.counters.evicted.load(Ordering::Relaxed),
+            expired_blocks: self.shared.counters.expired.load(Ordering::Relaxed),
+            corrupt_blocks: self.shared.counters.corrupt.load(Ordering::Relaxed),
+            lost_on_recovery: 0,
+            recovery: self.shared.recovery,
+            index_bytes: self.shared.index.heap_bytes(),
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// This process's directory, if it may write.
+    fn writer(&self) -> Result<&Writer> {
+        self.writer.as_ref().ok_or_else(|| Error::ReadOnly { path: self.root.clone() })
+    }
+
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// What is known of a file.
+    fn entry_of(&self, namespace: &Namespace, file_len: u64, expires: u32) -> Entry {
+        let payload_len =
+            if namespace.tree.is_bare() { file_len } else { file_len.saturating_sub(PAGE as u64) };
+        Entry {
+            owner: 0,
+            namespace: namespace.number,
+            class: 0,
+            flags: lock(&self.scan).generation(),
+            slot: find::UNKNOWN_SHARDS,
+            slot_bytes: file_len.saturating_add(PAGE as u64 - 1) & !(PAGE as u64 - 1),
+            payload_len,
+            sequence: self.number(),
+            expires,
+        }
+    }
+
+    fn maintain(&self) -> Result<()> {
+        if let Some(writer) = &self.writer {
+            writer.beat(self.timing.heartbeat)?;
+            self.expire();
+            self.make_room_ahead();
+        }
+        self.scan_some();
+        self.follow()
+    }
+
+    /// Reads what other writers have said, and tidies up behind those that are gone.
+    fn follow(&self) -> Result<()> {
+        let mut followed = lock(&self.followed);
+        if followed.is_some_and(|last| last.elapsed() < self.timing.follow) {
+            return Ok(());
+        }
+        *followed = Some(Instant::now());
+        let others = writer::others(&self.disk, &self.root, self.writer.as_ref())?;
+        self.sums.follow(&self.disk, &others);
+        let Some(own) = &self.writer else { return Ok(()) };
+        let is_needed = |fingerprint: &Fingerprint| self.index.peek(fingerprint).is_some();
+        for directory in others {
+            if let Some(lease) = writer::dead(&self.disk, &directory, self.timing.silence) {
+                self.sums.adopt(&self.disk, own, &directory, is_needed)?;
+                writer::remove_directory(&self.disk, &directory);
+                drop(lease);
+            }
+        }
+        self.sums.tidy(&self.disk, own, is_needed)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(writer) = &self.writer
+            && !self.sums.are_own()
+        {
+            writer.end(&self.disk);
+        }
+    }
+}
+
+/// Makes the store if it is not there.
+fn open_to_write(disk: &RealDisk, root: &Path) -> Result<Writer> {
+    use std::os::unix::fs::DirBuilderExt;
+    let mut directories = std::fs::DirBuilder::new();
+    let made = directories.recursive(true).mode(0o700).create(root);
+    made.map_err(failed("making", root))?;
+    let path = root.join(names::SUPERBLOCK);
+    if !path.exists() {
+        let superblock =
+            Superblock { store: Uuid::new_v4(), layout: LayoutKind::Files, created: now_seconds().into() };
+        let temporary = root.join(format!("{}-{}.tmp", names::SUPERBLOCK, superblock.store));
+        let made = disk.open(&temporary, crate::io::FileAccess::CreateNew).and_then(|file| {
+            crate::disk::write_full(&*file, &superblock.to_bytes(), 0)?;
+            file.sync_data()?;
+            disk.rename_new(&temporary, &path)
+        });
+        if let Err(error) = made {
+            let _ = disk.remove(&temporary);
+            // Somebody else may have been faster.
+            if error.kind() != io::ErrorKind::AlreadyExists {
+                return Err(failed("making", &path)(error));
+            }
+        }
+    }
+    read_superblock(disk, root)?;
+    let all = root.join(names::NAMESPACES);
+    disk.create_directory(&all).map_err(failed("making", &all))?;
+    disk.sync_directory(root).map_err(failed("syncing", root))?;
+    Writer::start(disk, root)
+}
+
+/// Whether this is a store of this layout.
+fn read_superblock(disk: &RealDisk, root: &Path) -> Result<()> {
+    let path = root.join(names::SUPERBLOCK);
+    let no_store = |reason: String| Error::NotAStore { path: root.to_owned(), reason };
+    let bytes = disk.read_file(&path, PAGE).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => no_store("it has no file STORE".into()),
+        _ => failed("reading", &path)(error),
+    })?;
+    match Superblock::parse(&bytes) {
+        Ok(Superblock { layout: LayoutKind::Files, .. }) => Ok(()),
+        Ok(Superblock { layout, .. }) => Err(Error::InvalidOption {
+            option: "layout",
+            value: LayoutKind::Files.name().into(),
+            reason: format!("{} was made with layout {layout}", root.display()),
+        }),
+        Err(Invalid::Version { found }) => Err(Error::UnknownFormat { path, found, known: VERSION }),
+        Err(why) => Err(no_store(format!("its file STORE cannot be read: {why}"))),
+    }
+}
+
+/// An error of the system's, with what was being done.
+fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
+    let path = path.to_owned();
+    move |source| Error::Io { doing, path, source }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,65 @@
+//! Blocks that somebody wants to be gone.
+#![forbid(unsafe_code)]
+
+use super::{Shared, failed, namespaces::Namespace, scan};
+use crate::{Durability, Error, Fingerprint, NamespaceId, Result, disk::Disk};
+use std::{collections::BTreeSet, io, path::Path, sync::Arc};
+
+impl Shared {
+    pub(super) fn delete(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize> {
+        self.writer()?;
+        let Some(namespace) = self.namespaces.get(namespace) else { return Ok(0) };
+        let mut directories = BTreeSet::new();
+        let mut deleted = 0;
+        for (key, fingerprint) in blocks {
+            let Some(path) = namespace.path(*fingerprint, Some(key)) else { continue };
+            if self.delete_file(&namespace, *fingerprint, &path)? {
+                deleted += 1;
+                directories.extend(path.parent().map(Path::to_owned));
+            }
+        }
+        self.sync_directories(&directories)?;
+        Ok(deleted)
+    }
+
+    pub(super) fn clear(&self, namespace: NamespaceId) -> Result<usize> {
+        self.writer()?;
+        let Some(namespace) = self.namespaces.get(namespace) else { return Ok(0) };
+        let mut directories = BTreeSet::new();
+        let mut deleted = 0;
+        for directory in scan::directories(&namespace.tree)? {
+            for file in scan::files(&namespace, &directory)? {
+                if self.delete_file(&namespace, file.fingerprint, &file.path)? {
+                    deleted += 1;
+                    directories.insert(directory.clone());
+                }
+            }
+        }
+        self.sync_directories(&directories)?;
+        Ok(deleted)
+    }
+
+    /// Whether it was there, and nobody has pinned it.
+    fn delete_file(&self, namespace: &Arc<Namespace>, fingerprint: Fingerprint, path: &Path) -> Result<bool> {
+        let removed = self.index.remove_if(&fingerprint, |_, is_pinned| !is_pinned);
+        if removed.is_none() && self.index.peek(&fingerprint).is_some() {
+            return Ok(false);
+        }
+        namespace.forget_key(&fingerprint);
+        self.sums.forget(&fingerprint);
+        match self.disk.remove(path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(failed("removing", path)(error)),
+        }
+    }
+
+    fn sync_directories(&self, directories: &BTreeSet<std::path::PathBuf>) -> Result<(), Error> {
+        if self.durability == Durability::None {
+            return Ok(());
+        }
+        directories
+            .iter()
+            .try_for_each(|path| self.disk.sync_directory(path).map_err(failed("syncing", path)))
+    }
+}

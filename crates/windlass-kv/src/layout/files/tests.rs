@@ -1,0 +1,320 @@
+//! What layout `files` does beyond what all layouts do.
+#![forbid(unsafe_code)]
+
+use super::{Files, Timing, names};
+use crate::{
+    Durability, Fingerprint, Key, NamespaceDescription, NamespaceId, NamespaceOptions, StoreOptions,
+    layout::{
+        Layout, Lookup, Reservation,
+        conformance::{
+            Bench, Loaded, Stored, block, bytes, conformance, contains, eventually, load, open_namespace,
+            store,
+        },
+    },
+};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+conformance!(|options| Ok(Box::new(Files::open(options)?)));
+
+fn bench() -> Bench {
+    Bench::new(|options| Ok(Box::new(Files::open(options)?)))
+}
+
+/// Looks often, and believes nobody for long.
+const HASTY: Timing = Timing {
+    rescan: Duration::ZERO,
+    heartbeat: Duration::ZERO,
+    follow: Duration::ZERO,
+    silence: Duration::ZERO,
+    absence: Duration::ZERO,
+};
+
+fn hasty(options: &StoreOptions) -> Files {
+    let layout = Files::open_timed(options, HASTY).unwrap();
+    open_namespace(&layout, "model", NamespaceOptions::default());
+    layout
+}
+
+/// All files below a directory.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { found.extend(files(&path)) } else { found.push(path) }
+    }
+    found
+}
+
+fn file_of(bench: &Bench, key: &str) -> PathBuf {
+    let name = format!("{:?}.kvb", Fingerprint::of(bench.namespace, key.as_bytes()));
+    files(&bench.options.root).into_iter().find(|path| path.ends_with(&name)).unwrap()
+}
+
+#[test]
+fn files_are_for_their_owner_alone() {
+    let bench = bench();
+    assert_eq!(bench.store("a", &[bytes("a", 5000)]), Stored::Committed);
+    let path = file_of(&bench, "a");
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    for directory in path.ancestors().skip(1).take(4) {
+        assert_eq!(directory.metadata().unwrap().permissions().mode() & 0o777, 0o700, "{directory:?}");
+    }
+    assert_eq!(path.metadata().unwrap().len(), 8192 + 4096);
+}
+
+#[test]
+fn a_file_that_was_cut_short_or_is_longer_is_no_block() {
+    for len in [0, 1, 4095, 4096, 8192, 9000, 12288, 16384, 20480] {
+        let bench = bench();
+        assert_eq!(bench.store("a", &[bytes("a", 5000), bytes("b", 10)]), Stored::Committed);
+        let path = file_of(&bench, "a");
+        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 20480);
+        if len == 20480 {
+            file.set_len(24576).unwrap();
+        } else {
+            file.set_len(len).unwrap();
+        }
+        assert_eq!(bench.load("a"), Loaded::Corrupt, "{len} bytes");
+        assert!(!path.exists());
+        assert_eq!(bench.load("a"), Loaded::Miss);
+        assert_eq!(bench.store("a", &[bytes("a", 5000)]), Stored::Committed);
+    }
+}
+
+#[test]
+fn files_that_were_cut_short_are_removed_when_a_store_is_opened() {
+    let bench = bench();
+    assert_eq!(bench.store("a", &[bytes("a", 5000)]), Stored::Committed);
+    let path = file_of(&bench, "a");
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(0).unwrap();
+    let again = Files::open(&bench.options).unwrap();
+    assert!(!path.exists());
+    assert_eq!((again.usage().blocks, again.usage().corrupt_blocks), (0, 1));
+}
+
+#[test]
+fn a_file_that_is_gone_is_a_miss_and_can_be_stored_again() {
+    let bench = bench();
+    assert_eq!(bench.store("a", &[bytes("a", 5000)]), Stored::Committed);
+    fs::remove_file(file_of(&bench, "a")).unwrap();
+    assert_eq!(bench.load("a"), Loaded::Miss);
+    assert!(!bench.contains("a"));
+    assert_eq!(bench.layout().usage().corrupt_blocks, 0);
+    assert_eq!(bench.store("a", &[bytes("a", 5000)]), Stored::Committed);
+    assert_eq!(bench.load("a"), Loaded::Shards(vec![bytes("a", 5000)]));
+}
+
+#[test]
+fn a_file_with_another_name_is_not_another_block() {
+    let bench = bench();
+    assert_eq!(bench.store("a", &[bytes("a", 5000)]), Stored::Committed);
+    assert_eq!(bench.store("b", &[bytes("b", 5000)]), Stored::Committed);
+    fs::rename(file_of(&bench, "a"), file_of(&bench, "b")).unwrap();
+    assert_eq!(bench.load("b"), Loaded::Corrupt);
+    assert_eq!(bench.load("a"), Loaded::Miss);
+}
+
+#[test]
+fn the_first_of_two_writers_wins() {
+    let bench = bench();
+    let second = hasty(&bench.options);
+    let (first_shards, second_shards) = ([bytes("first", 5000)], [bytes("second", 5000)]);
+    let first_claim = bench.layout().reserve(block(bench.namespace, "a", &first_shards)).unwrap();
+    assert!(matches!(first_claim, Reservation::Claimed(_)));
+    assert_eq!(
+        store(&second, &block(bench.namespace, "a", &second_shards), &second_shards),
+        Stored::Committed
+    );
+    let Reservation::Claimed(claim) = first_claim else { return };
+    let written = crate::layout::conformance::write(bench.layout(), claim, &first_shards);
+    bench.layout().commit(vec![written]).pop().unwrap().unwrap();
+    for layout in [bench.layout(), &second] {
+        assert_eq!(load(layout, bench.namespace, "a"), Loaded::Shards(second_shards.to_vec()));
+    }
+    let temporary = files(&bench.options.root)
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|end| end == "tmp"));
+    assert_eq!(temporary.count(), 0);
+}
+
+#[test]
+fn what_others_remove_is_forgotten_without_being_asked_for() {
+    let bench = bench();
+    for key in ["a", "b", "c"] {
+        assert_eq!(bench.store(key, &[bytes(key, 5000)]), Stored::Committed);
+    }
+    let second = hasty(&bench.options);
+    assert_eq!(second.usage().blocks, 3);
+    fs::remove_file(file_of(&bench, "b")).unwrap();
+    eventually(&second, "the end of a block", || second.usage().blocks == 2);
+    assert_eq!(bench.store("d", &[bytes("d", 5000)]), Stored::Committed);
+    eventually(&second, "a new block", || second.usage().blocks == 3);
+    assert_eq!(load(&second, bench.namespace, "d"), Loaded::Shards(vec![bytes("d", 5000)]));
+}
+
+#[test]
+fn what_dead_writers_left_is_swept_and_what_living_ones_write_is_not() {
+    let bench = bench();
+    let shards = [bytes("a", 5000)];
+    let Reservation::Claimed(claim) = bench.layout().reserve(block(bench.namespace, "a", &shards)).unwrap()
+    else {
+        panic!("there is room")
+    };
+    let living = claim.place.file.path().to_owned();
+    let dead = bench.options.root.join(format!("{}{}", names::WRITER_PREFIX, uuid::Uuid::new_v4()));
+    fs::create_dir(&dead).unwrap();
+    fs::write(dead.join("1.tmp"), "half a bl").unwrap();
+    let second = hasty(&bench.options);
+    second.maintain().unwrap();
+    assert!(!dead.exists());
+    assert!(living.exists());
+    drop(claim);
+    assert!(!living.exists());
+}
+
+#[test]
+fn a_writer_that_is_closed_leaves_nothing_but_blocks() {
+    let bench = bench();
+    let second = hasty(&bench.options);
+    assert_eq!(store(&second, &block(bench.namespace, "a", &[vec![1]]), &[vec![1]]), Stored::Committed);
+    let writers = || {
+        let entries = fs::read_dir(&bench.options.root).unwrap();
+        entries
+            .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("w-"))
+            .count()
+    };
+    assert_eq!(writers(), 2);
+    second.close().unwrap();
+    drop(second);
+    assert_eq!(writers(), 1);
+    assert!(bench.load("a") == Loaded::Shards(vec![vec![1]]));
+}
+
+#[test]
+fn a_ttl_holds_for_what_others_have_written() {
+    let bench = bench();
+    assert_eq!(bench.store("a", &[bytes("a", 100)]), Stored::Committed);
+    let old = std::time::SystemTime::now() - Duration::from_secs(100);
+    fs::File::open(file_of(&bench, "a")).unwrap().set_modified(old).unwrap();
+    let second = Files::open_timed(&bench.options, HASTY).unwrap();
+    let ttl = NamespaceOptions { ttl: Some(Duration::from_secs(50)), quota_bytes: None };
+    open_namespace(&second, "model", ttl);
+    assert!(!contains(&second, bench.namespace, "a"));
+    assert!(bench.contains("a"), "each process says for itself");
+}
+
+/// A namespace whose files are those of vLLM.
+fn bare(layout: &dyn Layout) -> NamespaceId {
+    let description = NamespaceDescription {
+        other: [(names::VLLM_DIRECTORY.into(), "org_model_0123456789ab_r0".into())].into(),
+        ..Default::default()
+    };
+    let id = description.id().unwrap();
+    layout.open_namespace(id, &description.to_json().unwrap(), NamespaceOptions::default()).unwrap();
+    id
+}
+
+/// A key of vLLM's: a hash, and a group.
+fn vllm_key(seed: u8) -> String {
+    String::from_utf8([vec![seed; 32], vec![0, 0, 0, 2]].concat()).unwrap()
+}
+
+const VLLM_FILE: &str = "org_model_0123456789ab_r0/616/16_g2/6161616161616161616161616161616161616161616161616161616161616161.bin";
+
+#[test]
+fn vllm_reads_what_was_stored() {
+    let bench = bench();
+    let (namespace, key) = (bare(bench.layout()), vllm_key(b'a'));
+    for shards in [[bytes("a", 12345)], [bytes("b", 8192)]] {
+        assert_eq!(store(bench.layout(), &block(namespace, &key, &shards), &shards), Stored::Committed);
+        assert!(fs::read(bench.options.root.join(VLLM_FILE)).unwrap() == shards[0]);
+        assert_eq!(load(bench.layout(), namespace, &key), Loaded::Shards(shards.to_vec()));
+        let name = Fingerprint::of(namespace, key.as_bytes());
+        assert_eq!(bench.layout().key_of(name).unwrap().unwrap().as_bytes(), key.as_bytes());
+        assert_eq!(bench.layout().delete(namespace, &[(key.as_bytes(), name)]).unwrap(), 1);
+    }
+}
+
+#[test]
+fn what_vllm_has_stored_is_loaded() {
+    let bench = bench();
+    let (namespace, key) = (bare(bench.layout()), vllm_key(b'a'));
+    let path = bench.options.root.join(VLLM_FILE);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, bytes("vllm", 8192)).unwrap();
+    assert!(contains(bench.layout(), namespace, &key));
+    assert_eq!(load(bench.layout(), namespace, &key), Loaded::Shards(vec![bytes("vllm", 8192)]));
+    assert_eq!(store(bench.layout(), &block(namespace, &key, &[vec![1]]), &[vec![1]]), Stored::Exists);
+
+    // One that was there before the store was opened is evicted like any other.
+    let second = Files::open(&bench.options).unwrap();
+    assert_eq!(second.usage().blocks, 1);
+    assert_eq!(second.evict(1).unwrap(), 8192);
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_flipped_bit_is_found_by_the_checksums_beside_the_files() {
+    for durability in Durability::ALL {
+        let bench = Bench::with(
+            |options| Ok(Box::new(Files::open(options)?)),
+            |options| {
+                options.durability = *durability;
+            },
+        );
+        let (namespace, key) = (bare(bench.layout()), vllm_key(b'a'));
+        let shards = [bytes("a", 12345)];
+        assert_eq!(store(bench.layout(), &block(namespace, &key, &shards), &shards), Stored::Committed);
+        let second = hasty(&bench.options);
+        second.maintain().unwrap();
+        let path = bench.options.root.join(VLLM_FILE);
+        let modified = path.metadata().unwrap().modified().unwrap();
+        let mut damaged = shards[0].clone();
+        damaged[777] ^= 1;
+        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &damaged, 0).unwrap();
+        file.set_modified(modified).unwrap();
+        // Another process, which has read the checksum, finds it too.
+        assert_eq!(load(&second, namespace, &key), Loaded::Corrupt);
+        assert_eq!(load(bench.layout(), namespace, &key), Loaded::Miss);
+    }
+}
+
+#[test]
+fn checksums_outlive_their_writer() {
+    let bench = bench();
+    let (namespace, key) = (bare(bench.layout()), vllm_key(b'a'));
+    let fingerprint = Fingerprint::of(namespace, key.as_bytes());
+    let shards = [bytes("a", 12345)];
+    let writer = hasty(&bench.options);
+    bare(&writer);
+    assert_eq!(store(&writer, &block(namespace, &key, &shards), &shards), Stored::Committed);
+    drop(writer);
+    // Adopted by the first, removed with the directory, read by the next.
+    let first = hasty(&bench.options);
+    first.maintain().unwrap();
+    let second = hasty(&bench.options);
+    let metadata = bench.options.root.join(VLLM_FILE).metadata().unwrap();
+    assert!(second.shared.sums.get(&fingerprint, &metadata).is_some());
+}
+
+#[test]
+fn keys_that_vllm_has_none_of_are_refused() {
+    let bench = bench();
+    let namespace = bare(bench.layout());
+    for (key, shards) in [("abc", 1), (&*vllm_key(b'a'), 2)] {
+        let shards: Vec<_> = (0..shards).map(|_| vec![1]).collect();
+        let refused = bench.layout().reserve(block(namespace, key, &shards));
+        assert!(matches!(refused, Err(crate::Error::InvalidRequest(_))), "{refused:?}");
+    }
+    let key = Key::new(b"abc").unwrap();
+    let found = bench.layout().find(namespace, &key, Fingerprint::of(namespace, b"abc"));
+    assert!(matches!(found, Lookup::Miss));
+    assert!(!contains(bench.layout(), namespace, "abc"));
+}

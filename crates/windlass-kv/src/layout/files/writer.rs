@@ -1,0 +1,158 @@
+//! A writing process: its directory, with files that are not whole yet, and the lease that says that it lives.
+#![forbid(unsafe_code)]
+
+use super::{failed, lock, names};
+use crate::{
+    Result,
+    disk::{Disk, DiskFile, RealDisk, write_full},
+    format::{
+        lease::{LEASE_LEN, Lease},
+        now_seconds,
+    },
+    io::FileAccess,
+};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use uuid::Uuid;
+
+/// How a writer's files are named that are not whole.
+const TEMPORARY: &str = ".tmp";
+
+/// This process.
+#[derive(Debug)]
+pub(super) struct Writer {
+    pub(super) id: Uuid,
+    pub(super) directory: PathBuf,
+    lease: Box<dyn DiskFile>,
+    /// Number of the next temporary file.
+    next: AtomicU64,
+    written: Mutex<Instant>,
+}
+
+impl Writer {
+    pub(super) fn start(disk: &RealDisk, root: &Path) -> Result<Self> {
+        let id = Uuid::new_v4();
+        let directory = root.join(format!("{}{id}", names::WRITER_PREFIX));
+        disk.create_directory(&directory).map_err(failed("making", &directory))?;
+        let path = directory.join(names::LEASE);
+        let lease = disk.open(&path, FileAccess::CreateNew).map_err(failed("making", &path))?;
+        // Where files cannot be locked, others go by the age of the lease.
+        if let Err(error) = lease.try_lock() {
+            tracing::debug!(path = %path.display(), %error, "the lease cannot be locked");
+        }
+        let writer =
+            Self { id, directory, lease, next: AtomicU64::new(1), written: Mutex::new(Instant::now()) };
+        writer.write_lease()?;
+        Ok(writer)
+    }
+
+    /// A name for a file that is not whole yet.
+    pub(super) fn temporary(&self) -> PathBuf {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.directory.join(format!("{number}{TEMPORARY}"))
+    }
+
+    /// Writes a small file that is there whole, and on the disk, or as it was before.
+    pub(super) fn write_file(&self, disk: &RealDisk, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let temporary = self.temporary();
+        let written = disk.open(&temporary, FileAccess::CreateNew).and_then(|file| {
+            write_full(&*file, bytes, 0)?;
+            file.sync_data()?;
+            disk.rename(&temporary, path)?;
+            disk.sync_directory(path.parent().unwrap_or(Path::new(".")))
+        });
+        if written.is_err() {
+            let _ = disk.remove(&temporary);
+        }
+        written
+    }
+
+    /// Says that it lives, if it has not lately.
+    pub(super) fn beat(&self, every: Duration) -> Result<()> {
+        let mut written = lock(&self.written);
+        if written.elapsed() >= every {
+            self.write_lease()?;
+            *written = Instant::now();
+        }
+        Ok(())
+    }
+
+    fn write_lease(&self) -> Result<()> {
+        let lease = Lease {
+            writer: self.id,
+            epoch: 1,
+            process: std::process::id(),
+            heartbeat: now_seconds().into(),
+            wanted_bytes: 0,
+        };
+        let path = self.directory.join(names::LEASE);
+        write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))
+    }
+
+    /// Leaves nothing. What is being written is lost.
+    pub(super) fn end(&self, disk: &RealDisk) {
+        remove_directory(disk, &self.directory);
+    }
+}
+
+/// Other writers' directories.
+pub(super) fn others(disk: &RealDisk, root: &Path, own: Option<&Writer>) -> Result<Vec<PathBuf>> {
+    let listing = disk.list(root).map_err(failed("listing", root))?;
+    let is_other = |name: &str| {
+        let id = name.strip_prefix(names::WRITER_PREFIX).and_then(|id| Uuid::parse_str(id).ok());
+        id.is_some_and(|id| own.is_none_or(|own| own.id != id))
+    };
+    let writers = listing.into_iter().filter(|entry| entry.is_directory && is_other(&entry.name));
+    Ok(writers.map(|entry| root.join(entry.name)).collect())
+}
+
+/// Whether a writer is gone: nobody holds its lease, and it has said nothing for so long. As its lock may mean nothing on
+/// the file system of another host, one is not enough. Holds the lease while the answer is in use.
+pub(super) fn dead(disk: &RealDisk, directory: &Path, silent_for: Duration) -> Option<Box<dyn DiskFile>> {
+    let path = directory.join(names::LEASE);
+    let lease = match disk.open(&path, FileAccess::ReadWrite) {
+        // It was being made, or removed, when its writer ended.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if age(directory)? < silent_for {
+                return None;
+            }
+            disk.open(&path, FileAccess::CreateNew).ok()?
+        }
+        opened => opened.ok()?,
+    };
+    if age(&path)? < silent_for || !lease.try_lock().unwrap_or(true) {
+        return None;
+    }
+    // Written by a clock that may be another one than the file system's.
+    let bytes = disk.read_file(&path, LEASE_LEN).ok()?;
+    let heartbeat = Lease::parse(&bytes).map_or(0, |lease| lease.heartbeat);
+    (u64::from(now_seconds()).saturating_sub(heartbeat) >= silent_for.as_secs()).then_some(lease)
+}
+
+fn age(path: &Path) -> Option<Duration> {
+    Some(path.metadata().ok()?.modified().ok()?.elapsed().unwrap_or_default())
+}
+
+/// Removes a writer's directory. What cannot be removed is left to the next who tries.
+pub(super) fn remove_directory(disk: &RealDisk, directory: &Path) {
+    let result = disk.list(directory).and_then(|listing| {
+        let (lease, others): (Vec<_>, Vec<_>) =
+            listing.into_iter().partition(|entry| entry.name == names::LEASE);
+        for entry in others.into_iter().chain(lease) {
+            disk.remove(&directory.join(entry.name))?;
+        }
+        disk.remove_directory(directory)
+    });
+    if let Err(error) = result
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %directory.display(), %error, "the directory of a writer that has ended cannot be removed");
+    }
+}

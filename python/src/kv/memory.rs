@@ -1,0 +1,190 @@
+//! The memory of a request: pieces of buffers, tensors and addresses, and what keeps them.
+#![forbid(unsafe_code)]
+
+use super::{
+    addresses::KvAddresses,
+    exported::{Access, bytes_of, is_buffer},
+};
+use crate::tensor::Tensor;
+use pyo3::{
+    exceptions::{PyBufferError, PyTypeError, PyValueError},
+    intern,
+    prelude::*,
+    sync::PyOnceLock,
+    types::{PyDict, PyList, PyTuple, PyType},
+};
+use std::{collections::BTreeSet, sync::Arc};
+use windlass::DeviceId;
+use windlass_kv::{KeepAlive, Piece};
+
+/// The memory of a request.
+pub(super) struct Memory {
+    /// The pieces of each item.
+    pub(super) items: Vec<Vec<Piece>>,
+    owners: Vec<Py<PyAny>>,
+    /// Devices of torch's that have tensors of it: work on them may be under way.
+    torch_devices: BTreeSet<u32>,
+}
+
+/// What keeps memory of Python's. An I/O thread that lets it go never waits for the interpreter: `Py` leaves the
+/// decrement to the next thread that holds it in a call of this module.
+struct Owners {
+    _objects: Vec<Py<PyAny>>,
+}
+
+impl Memory {
+    /// The memory of `count` items.
+    pub(super) fn of(buffers: &Bound<'_, PyAny>, count: usize, access: Access) -> PyResult<Self> {
+        let mut memory =
+            Self { items: Vec::with_capacity(count), owners: Vec::new(), torch_devices: BTreeSet::new() };
+        if let Ok(addresses) = buffers.cast::<KvAddresses>() {
+            memory.items.extend(addresses.get().blocks());
+            memory.owners.push(buffers.clone().unbind());
+        } else {
+            let finder = Finder { torch: torch_tensor(buffers.py())?, access };
+            for (number, buffer) in buffers.try_iter()?.enumerate() {
+                let buffer = buffer?;
+                let mut pieces = Vec::with_capacity(1);
+                let found = if buffer.is_instance_of::<PyList>() || buffer.is_instance_of::<PyTuple>() {
+                    buffer.try_iter()?.try_for_each(|piece| finder.add(&piece?, &mut pieces, &mut memory))
+                } else {
+                    finder.add(&buffer, &mut pieces, &mut memory)
+                };
+                found.map_err(|error| at(buffers.py(), number, error))?;
+                memory.items.push(pieces);
+            }
+        }
+        if memory.items.len() != count {
+            let message = format!("there are {count} keys, and memory for {} of them", memory.items.len());
+            return Err(PyValueError::new_err(message));
+        }
+        Ok(memory)
+    }
+
+    /// Devices whose streams torch may still have work on, for this memory.
+    pub(super) fn torch_devices(&self) -> &BTreeSet<u32> {
+        &self.torch_devices
+    }
+
+    /// Keeps something else as long as the memory.
+    pub(super) fn keep_also(&mut self, owner: Py<PyAny>) {
+        self.owners.push(owner);
+    }
+
+    /// The pieces of each item, and what keeps them.
+    pub(super) fn into_parts(self) -> (Vec<Vec<Piece>>, KeepAlive) {
+        (self.items, KeepAlive::new(Arc::new(Owners { _objects: self.owners })))
+    }
+}
+
+/// Finds where bytes are.
+struct Finder<'py> {
+    /// The class of torch's tensors, if somebody has imported torch: else there are none.
+    torch: Option<Bound<'py, PyAny>>,
+    access: Access,
+}
+
+impl Finder<'_> {
+    fn add(&self, object: &Bound<'_, PyAny>, pieces: &mut Vec<Piece>, memory: &mut Memory) -> PyResult<()> {
+        let (piece, owner) =
+            if self.torch.as_ref().is_some_and(|class| object.is_instance(class).unwrap_or(false)) {
+                let (piece, owner) = torch_memory(object)?;
+                if let DeviceId::Cuda(ordinal) = piece.device {
+                    memory.torch_devices.insert(ordinal);
+                }
+                (piece, owner)
+            } else if is_buffer(object) {
+                let (address, len, owner) = bytes_of(object, self.access)?;
+                (Piece { address, len, device: DeviceId::Cpu }, owner)
+            } else if let Ok(tensor) = object.cast::<Tensor>() {
+                if self.access == Access::Write {
+                    return Err(PyBufferError::new_err("a tensor of windlass's own is read-only"));
+                }
+                let tensor = &tensor.get().tensor;
+                let piece =
+                    Piece { address: tensor.address(), len: tensor.len_bytes(), device: tensor.device() };
+                (piece, object.clone().unbind())
+            } else if let Some(interface) = object.getattr_opt("__cuda_array_interface__")? {
+                (self.cuda_array(object, &interface)?, object.clone().unbind())
+            } else {
+                let kind = object.get_type().qualname()?;
+                let message = format!("an object of type {kind} is neither a buffer nor a tensor");
+                return Err(PyTypeError::new_err(message));
+            };
+        if piece.len > 0 && piece.address == 0 {
+            let kind = object.get_type().qualname()?;
+            return Err(PyValueError::new_err(format!("a {kind} has no memory that holds its values")));
+        }
+        pieces.push(piece);
+        memory.owners.push(owner);
+        Ok(())
+    }
+
+    /// Memory of a device, as CuPy and others describe it.
+    fn cuda_array(&self, object: &Bound<'_, PyAny>, interface: &Bound<'_, PyAny>) -> PyResult<Piece> {
+        let interface = interface.cast::<PyDict>()?;
+        let field = |name: &str| {
+            interface.get_item(name)?.ok_or_else(|| {
+                PyTypeError::new_err(format!("its __cuda_array_interface__ has no field '{name}'"))
+            })
+        };
+        if interface.get_item("strides")?.is_some_and(|strides| !strides.is_none()) {
+            return Err(PyBufferError::new_err("it is not contiguous"));
+        }
+        let (address, is_read_only): (u64, bool) = field("data")?.extract()?;
+        if is_read_only && self.access == Access::Write {
+            return Err(PyBufferError::new_err("it is read-only"));
+        }
+        let shape: Vec<u64> = field("shape")?.extract()?;
+        let typestr: String = field("typestr")?.extract()?;
+        let item_len = typestr.get(2..).and_then(|digits| digits.parse::<u64>().ok());
+        let len = item_len
+            .and_then(|item_len| shape.iter().try_fold(item_len, |product, &size| product.checked_mul(size)))
+            .ok_or_else(|| PyTypeError::new_err("its __cuda_array_interface__ has no size in bytes"))?;
+        let Some(device) = object.getattr_opt("__dlpack_device__")? else {
+            return Err(PyTypeError::new_err("it does not say by __dlpack_device__ on which device it is"));
+        };
+        let (_, ordinal): (i64, u32) = device.call0()?.extract()?;
+        Ok(Piece { address, len, device: DeviceId::Cuda(ordinal) })
+    }
+}
+
+/// A tensor of torch's and its storage, so that nobody who sets other memory for the tensor takes this away.
+fn torch_memory(tensor: &Bound<'_, PyAny>) -> PyResult<(Piece, Py<PyAny>)> {
+    let py = tensor.py();
+    let device = tensor.getattr(intern!(py, "device"))?;
+    let kind: String = device.getattr(intern!(py, "type"))?.extract()?;
+    let is_so = |question| -> PyResult<bool> { tensor.call_method0(question)?.extract() };
+    if tensor.getattr(intern!(py, "layout"))?.str()?.to_str()? != "torch.strided"
+        || !is_so("is_contiguous")?
+        || is_so("is_conj")?
+        || is_so("is_neg")?
+    {
+        return Err(PyBufferError::new_err("the tensor is not contiguous"));
+    }
+    let owner = tensor.call_method0(intern!(py, "untyped_storage"))?;
+    let device = match kind.as_str() {
+        "cpu" => DeviceId::Cpu,
+        "cuda" => DeviceId::Cuda(device.getattr(intern!(py, "index"))?.extract()?),
+        _ => return Err(PyBufferError::new_err(format!("the tensor is on device {device}"))),
+    };
+    let len = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
+    let address = if len == 0 { 0 } else { tensor.call_method0(intern!(py, "data_ptr"))?.extract()? };
+    Ok((Piece { address, len, device }, owner.unbind()))
+}
+
+fn torch_tensor(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    static MODULES: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let modules =
+        MODULES.get_or_try_init(py, || Ok::<_, PyErr>(py.import("sys")?.getattr("modules")?.unbind()))?;
+    let torch = modules.bind(py).call_method1(intern!(py, "get"), (intern!(py, "torch"),))?;
+    // Half imported, it has no class of tensors yet.
+    torch.getattr_opt(intern!(py, "Tensor"))
+}
+
+/// The same error with the number of the buffer in it.
+fn at(py: Python<'_>, number: usize, error: PyErr) -> PyErr {
+    let class: Bound<'_, PyType> = error.get_type(py);
+    let message = format!("buffer {number}: {}", error.value(py));
+    PyErr::from_type(class, message)
+}

@@ -1,0 +1,20 @@
+//! The store of KV-cache blocks, for `windlass.kv`.
+//!
+//! `store` opens it, `namespace` asks it, `ticket` waits for what was asked. `memory` finds the bytes of buffers,
+//! tensors and addresses, with `exported` for the buffer protocol, and keeps them; `keys` and `options` read the rest.
+
+mod addresses;
+mod error;
+mod exported;
+mod keys;
+mod memory;
+mod namespace;
+mod options;
+mod process;
+mod store;
+mod ticket;
+
+pub(crate) use addresses::KvAddresses;
+pub(crate) use namespace::{KvNamespace, KvPins};
+pub(crate) use store::{KvRegion, KvStore};
+pub(crate) use ticket::{KvCompletion, KvTicket};

@@ -1,0 +1,278 @@
+//! What is asked of a namespace.
+#![allow(unsafe_code)]
+
+use super::{
+    exported::Access,
+    keys::{KeyBytes, keys},
+    memory::Memory,
+    options::seconds,
+    process::{Owned, patiently},
+    ticket::KvTicket,
+};
+use crate::error::IntoPython;
+use pyo3::{
+    exceptions::{PyTypeError, PyValueError},
+    intern,
+    prelude::*,
+};
+use std::sync::{Mutex, PoisonError};
+use windlass_kv::{Error, Item, Key, Namespace, Notify, PinGuard, Priority, Request};
+
+/// A namespace of an open store. `windlass.kv.Namespace` shows it.
+#[pyclass(frozen, module = "windlass._native")]
+pub(crate) struct KvNamespace {
+    namespace: Owned<Namespace>,
+}
+
+impl KvNamespace {
+    pub(super) fn new(namespace: Namespace) -> Self {
+        Self { namespace: Owned::new(namespace) }
+    }
+
+    fn asked<T: Send>(
+        &self,
+        py: Python<'_>,
+        names: &Bound<'_, PyAny>,
+        ask: impl FnOnce(&Namespace, &[KeyBytes]) -> windlass_kv::Result<T> + Send,
+    ) -> PyResult<T> {
+        let namespace = self.namespace.get(py)?;
+        let keys = keys(names)?;
+        py.detach(|| ask(namespace, &keys)).into_python(py)
+    }
+}
+
+#[pymethods]
+impl KvNamespace {
+    /// Its identity.
+    #[getter]
+    fn id(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.namespace.get(py)?.id().to_string())
+    }
+
+    /// Whether blocks are there.
+    fn lookup(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
+        self.asked(py, keys, |namespace, keys| namespace.lookup(keys))
+    }
+
+    /// How many of them, from the first on, are there without a gap.
+    fn lookup_prefix(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
+        self.asked(py, keys, |namespace, keys| namespace.lookup_prefix(keys))
+    }
+
+    /// The last that is there, by its place.
+    fn lookup_reverse(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+        self.asked(py, keys, |namespace, keys| namespace.lookup_reverse(keys))
+    }
+
+    /// Notes that blocks were used.
+    fn touch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.asked(py, keys, |namespace, keys| namespace.touch(keys))
+    }
+
+    /// Keeps blocks until the pins are released.
+    fn pin(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<KvPins> {
+        let guard = self.asked(py, keys, |namespace, keys| namespace.pin(keys))?;
+        let pinned = guard.pinned().to_vec();
+        Ok(KvPins { guard: Owned::new(Mutex::new(Some(guard))), pinned })
+    }
+
+    /// Removes blocks.
+    fn delete(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
+        self.asked(py, keys, |namespace, keys| namespace.delete(keys))
+    }
+
+    /// Removes all blocks.
+    fn clear(&self, py: Python<'_>) -> PyResult<usize> {
+        let namespace = self.namespace.get(py)?.clone();
+        patiently(py, move || namespace.clear())?.into_python(py)
+    }
+
+    /// Stores shards of blocks.
+    #[pyo3(signature = (keys, buffers, *, shard=None, shards=1, shard_bytes=None, timeout=None, ttl=None, wait_event=None, priority=None, notify=false))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn store(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        buffers: &Bound<'_, PyAny>,
+        shard: Option<&Bound<'_, PyAny>>,
+        shards: u32,
+        shard_bytes: Option<u64>,
+        timeout: Option<f64>,
+        ttl: Option<f64>,
+        wait_event: Option<&Bound<'_, PyAny>>,
+        priority: Option<&str>,
+        notify: bool,
+    ) -> PyResult<KvTicket> {
+        let namespace = self.namespace.get(py)?;
+        let mut request = request(keys, buffers, shard, wait_event, Access::Read)?;
+        request.shards = shards;
+        request.shard_len = shard_bytes;
+        request.ttl = ttl.map(|ttl| seconds("ttl", ttl)).transpose().into_python(py)?;
+        let request = with_manner(py, request, timeout, priority, notify)?;
+        // SAFETY: the request keeps what the memory belongs to; callers are told to leave it alone.
+        let ticket = py.detach(|| unsafe { namespace.store(request) }).into_python(py)?;
+        Ok(KvTicket::new(ticket))
+    }
+
+    /// Loads shards of blocks.
+    #[pyo3(signature = (keys, buffers, *, shard=None, timeout=None, wait_event=None, priority=None, notify=false))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn load(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        buffers: &Bound<'_, PyAny>,
+        shard: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+        wait_event: Option<&Bound<'_, PyAny>>,
+        priority: Option<&str>,
+        notify: bool,
+    ) -> PyResult<KvTicket> {
+        let namespace = self.namespace.get(py)?;
+        let request = request(keys, buffers, shard, wait_event, Access::Write)?;
+        let request = with_manner(py, request, timeout, priority, notify)?;
+        // SAFETY: as in `store`; buffers that are read-only were refused.
+        let ticket = py.detach(|| unsafe { namespace.load(request) }).into_python(py)?;
+        Ok(KvTicket::new(ticket))
+    }
+}
+
+/// The items of a request, and the event to wait for.
+fn request(
+    names: &Bound<'_, PyAny>,
+    buffers: &Bound<'_, PyAny>,
+    shard: Option<&Bound<'_, PyAny>>,
+    wait_event: Option<&Bound<'_, PyAny>>,
+    access: Access,
+) -> PyResult<Request> {
+    let py = names.py();
+    let keys = keys(names)?;
+    let shards = shards(shard, keys.len())?;
+    let mut memory = Memory::of(buffers, keys.len(), access)?;
+    let event = event(py, wait_event, &mut memory)?;
+    let (pieces, keep) = memory.into_parts();
+    let items = keys.iter().zip(pieces).enumerate().map(|(number, (key, pieces))| {
+        Ok(Item { key: Key::new(key.as_ref())?, shard: shards.of(number), pieces })
+    });
+    let items = items.collect::<windlass_kv::Result<_>>().into_python(py)?;
+    let mut request = Request::new(items, keep);
+    request.wait_event = event;
+    Ok(request)
+}
+
+fn with_manner(
+    py: Python<'_>,
+    mut request: Request,
+    timeout: Option<f64>,
+    priority: Option<&str>,
+    notify: bool,
+) -> PyResult<Request> {
+    request.timeout = timeout.map(|own| seconds("timeout", own)).transpose().into_python(py)?;
+    request.priority = priority.map(priority_of).transpose().into_python(py)?;
+    request.notify = if notify { Notify::EventFd } else { Notify::Ticket };
+    Ok(request)
+}
+
+fn priority_of(name: &str) -> windlass_kv::Result<Priority> {
+    match name {
+        "demand" => Ok(Priority::Demand),
+        "background" => Ok(Priority::Background),
+        "idle" => Ok(Priority::Idle),
+        _ => Err(Error::InvalidOption {
+            option: "priority",
+            value: name.to_owned(),
+            reason: "it is one of demand, background, idle".into(),
+        }),
+    }
+}
+
+/// Which shards the items are.
+enum Shards {
+    Same(u32),
+    Each(Vec<u32>),
+}
+
+impl Shards {
+    fn of(&self, item: usize) -> u32 {
+        match self {
+            Self::Same(shard) => *shard,
+            Self::Each(shards) => shards[item],
+        }
+    }
+}
+
+fn shards(shard: Option<&Bound<'_, PyAny>>, count: usize) -> PyResult<Shards> {
+    let Some(shard) = shard else { return Ok(Shards::Same(0)) };
+    if let Ok(shard) = shard.extract::<u32>() {
+        return Ok(Shards::Same(shard));
+    }
+    let shards: Vec<u32> = shard.extract().map_err(|_| {
+        PyTypeError::new_err("shard is the number of a shard, or a list of them: one for each key")
+    })?;
+    if shards.len() != count {
+        let message = format!("there are {count} keys, and shards for {} of them", shards.len());
+        return Err(PyValueError::new_err(message));
+    }
+    Ok(Shards::Each(shards))
+}
+
+/// The event that was given, or one that says when torch's work on the memory is done.
+fn event(py: Python<'_>, given: Option<&Bound<'_, PyAny>>, memory: &mut Memory) -> PyResult<Option<u64>> {
+    if let Some(event) = given {
+        if let Ok(handle) = event.extract::<u64>() {
+            return Ok(Some(handle));
+        }
+        let handle = event.getattr(intern!(py, "cuda_event"))?.extract()?;
+        memory.keep_also(event.clone().unbind());
+        return Ok(Some(handle));
+    }
+    let devices: Vec<u32> = memory.torch_devices().iter().copied().collect();
+    if devices.is_empty() {
+        return Ok(None);
+    }
+    let cuda = py.import("torch")?.getattr("cuda")?;
+    let stream_of = |device: u32| cuda.call_method1("current_stream", (device,));
+    if let [device] = devices[..] {
+        let event = stream_of(device)?.call_method0("record_event")?;
+        let handle = event.getattr(intern!(py, "cuda_event"))?.extract()?;
+        memory.keep_also(event.unbind());
+        return Ok(Some(handle));
+    }
+    for device in devices {
+        stream_of(device)?.call_method0("synchronize")?;
+    }
+    Ok(None)
+}
+
+/// Blocks that are neither evicted nor deleted until this is released.
+#[pyclass(frozen, module = "windlass.kv", name = "Pins")]
+pub(crate) struct KvPins {
+    guard: Owned<Mutex<Option<PinGuard>>>,
+    pinned: Vec<bool>,
+}
+
+#[pymethods]
+impl KvPins {
+    /// Which of the keys are pinned: those of blocks that were there.
+    #[getter]
+    fn pinned(&self) -> Vec<bool> {
+        self.pinned.clone()
+    }
+
+    /// Lets the blocks go. Doing it again does nothing.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        let guard = self.guard.get(py)?;
+        py.detach(|| drop(guard.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        Ok(())
+    }
+
+    fn __enter__(own: Py<Self>) -> Py<Self> {
+        own
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.release(py)
+    }
+}

@@ -1,0 +1,69 @@
+//! What is tied to the process that opened a store, and may take a while to end.
+#![forbid(unsafe_code)]
+
+use crate::error::named;
+use pyo3::{prelude::*, types::PyDict};
+use std::{
+    process,
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+};
+
+/// A part of a store, which a child of `fork` cannot use. Whoever drops the last one does not hold the interpreter
+/// meanwhile: threads and transfers may have to end.
+pub(super) struct Owned<T: Send> {
+    process: u32,
+    /// `None` in `drop` alone.
+    part: Option<T>,
+}
+
+impl<T: Send> Owned<T> {
+    pub(super) fn new(part: T) -> Self {
+        Self { process: process::id(), part: Some(part) }
+    }
+
+    /// The part, in the process that it belongs to.
+    pub(super) fn get(&self, py: Python<'_>) -> PyResult<&T> {
+        self.part
+            .as_ref()
+            .filter(|_| self.process == process::id())
+            .ok_or_else(|| forked(py).unwrap_or_else(|broken| broken))
+    }
+}
+
+impl<T: Send> Drop for Owned<T> {
+    fn drop(&mut self) {
+        let part = self.part.take();
+        Python::attach(|py| py.detach(|| drop(part)));
+    }
+}
+
+fn forked(py: Python<'_>) -> PyResult<PyErr> {
+    let message = "the store was opened before this process was forked off: open it again in this one";
+    named("ForkedError", py, message, &PyDict::new(py))
+}
+
+/// Waits for what cannot be broken off, on a thread of its own, and looks for Ctrl-C: after one, the work goes on.
+pub(super) fn patiently<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> windlass_kv::Result<T> + Send + 'static,
+) -> PyResult<windlass_kv::Result<T>> {
+    let (sender, mut receiver) = mpsc::sync_channel(1);
+    // Nobody receives it any more after an interrupt.
+    thread::spawn(move || sender.send(work()));
+    loop {
+        // Receivers cannot be shared, so this one is lent to the waits one by one.
+        let (lent, received) = py.detach(move || {
+            let received = receiver.recv_timeout(crate::TICK);
+            (receiver, received)
+        });
+        receiver = lent;
+        match received {
+            Ok(result) => return Ok(result),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Ok(Err(windlass_kv::Error::Internal("the work panicked".into())));
+            }
+        }
+    }
+}

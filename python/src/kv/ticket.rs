@@ -1,0 +1,141 @@
+//! Requests under way, and how they ended.
+#![forbid(unsafe_code)]
+
+use super::{options::seconds, process::Owned};
+use crate::{TICK, error::IntoPython};
+use pyo3::prelude::*;
+use std::time::Instant;
+use windlass_kv::{Completion, Error, Ticket};
+
+/// A request under way. `windlass.kv.Ticket` shows it.
+#[pyclass(frozen, module = "windlass._native")]
+pub(crate) struct KvTicket {
+    ticket: Owned<Ticket>,
+}
+
+impl KvTicket {
+    pub(super) fn new(ticket: Ticket) -> Self {
+        Self { ticket: Owned::new(ticket) }
+    }
+}
+
+#[pymethods]
+impl KvTicket {
+    /// Its number.
+    #[getter]
+    fn id(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.ticket.get(py)?.id())
+    }
+
+    /// How it ended; `None` if it has not.
+    fn poll(&self, py: Python<'_>) -> PyResult<Option<KvCompletion>> {
+        let ticket = self.ticket.get(py)?;
+        Ok(py.detach(|| ticket.poll()).map(KvCompletion::from))
+    }
+
+    /// Whether nothing reads or writes the memory any more.
+    fn released(&self, py: Python<'_>) -> PyResult<bool> {
+        let ticket = self.ticket.get(py)?;
+        Ok(py.detach(|| ticket.is_released()))
+    }
+
+    /// Ends it now. Whether it had not ended before.
+    fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
+        let ticket = self.ticket.get(py)?;
+        Ok(py.detach(|| ticket.cancel()))
+    }
+
+    /// Waits for its end.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<KvCompletion> {
+        let ticket = self.ticket.get(py)?;
+        let timeout = timeout.map(|own| seconds("timeout", own)).transpose().into_python(py)?;
+        let start = Instant::now();
+        loop {
+            let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
+            let tick = left.map_or(TICK, |left| left.min(TICK));
+            match py.detach(|| ticket.wait(Some(tick))) {
+                Ok(completion) => return Ok(completion.into()),
+                Err(Error::TimedOut { what, .. }) => {
+                    py.check_signals()?;
+                    if left.is_some_and(|left| left <= TICK) {
+                        let waited_ms = start.elapsed().as_millis();
+                        return Err(Error::TimedOut { what, waited_ms }).into_python(py);
+                    }
+                }
+                Err(error) => return Err(error).into_python(py),
+            }
+        }
+    }
+}
+
+/// How a request ended.
+#[pyclass(frozen, module = "windlass.kv", name = "Completion")]
+pub(crate) struct KvCompletion {
+    completion: Completion,
+}
+
+impl From<Completion> for KvCompletion {
+    fn from(completion: Completion) -> Self {
+        Self { completion }
+    }
+}
+
+#[pymethods]
+impl KvCompletion {
+    /// The number of the ticket.
+    #[getter]
+    fn ticket(&self) -> u64 {
+        self.completion.ticket
+    }
+
+    /// What became of each item, by name.
+    #[getter]
+    fn statuses(&self) -> Vec<String> {
+        self.completion.items.iter().map(ToString::to_string).collect()
+    }
+
+    /// Whether each item was delivered, or is in the store.
+    #[getter]
+    fn succeeded(&self) -> Vec<bool> {
+        self.completion.items.iter().map(|status| status.is_ok()).collect()
+    }
+
+    /// Whether all were.
+    #[getter]
+    fn ok(&self) -> bool {
+        self.completion.is_ok()
+    }
+
+    /// Bytes that were delivered or stored.
+    #[getter]
+    fn bytes(&self) -> u64 {
+        self.completion.bytes
+    }
+
+    /// Seconds before the first byte moved.
+    #[getter]
+    fn queued(&self) -> f64 {
+        self.completion.queued.as_secs_f64()
+    }
+
+    /// Seconds from then on.
+    #[getter]
+    fn moving(&self) -> f64 {
+        self.completion.moving.as_secs_f64()
+    }
+
+    fn __repr__(&self) -> String {
+        let Completion { ticket, items, bytes, .. } = &self.completion;
+        let succeeded = items.iter().filter(|status| status.is_ok()).count();
+        let count = items.len();
+        match items.iter().find(|status| !status.is_ok()) {
+            None => format!("Completion(ticket {ticket}: {count} ok, {bytes} bytes)"),
+            Some(status) => {
+                format!(
+                    "Completion(ticket {ticket}: {succeeded} of {count} ok, the first other {status}, {bytes} bytes)"
+                )
+            }
+        }
+    }
+}

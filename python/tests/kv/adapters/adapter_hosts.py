@@ -1,0 +1,80 @@
+"""What the tests of adapters share: examples of the documentation, and damage to the files of a store."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# What plug-ins and the store have for their tests serves those of adapters.
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "plugins")]
+
+from plugin_hosts import ROOT
+
+# Where the examples of the documentation have their stores.
+DOCUMENTED_ROOT = "/mnt/nvme/kv"
+# Small, so that segments are too; and nothing is asked of the drive that tests do not need.
+SMALL = {"capacity": "64MiB", "min_free": 0, "durability": "none"}
+
+
+def examples(page: str, root: Path, language: str = "json") -> list[Any]:
+    """The examples of a page of docs/kv, with their stores in a directory of the test's."""
+    text = (ROOT / "docs" / "kv" / f"{page}.md").read_text()
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert blocks, f"{page} has no examples"
+    # None of the capacity is taken in advance, but the examples' is more than what a drive for tests has.
+    return [
+        json.loads(re.sub(r'"\d+[TG]iB"', '"64MiB"', block.replace(DOCUMENTED_ROOT, str(root))))
+        for block in blocks
+    ]
+
+
+def wait_until(is_so: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Waits for something, and returns it."""
+    end = time.monotonic() + seconds
+    while not (found := is_so()):
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.005)
+    return found
+
+
+def flip_bit(root: Path, content: bytes) -> None:
+    """Changes a bit of the block that has this content."""
+    for path, offset in _places(root, content):
+        with path.open("r+b") as file:
+            file.seek(offset + len(content) // 2)
+            byte = file.read(1)[0]
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 1]))
+        return
+    raise AssertionError("no file has the block")
+
+
+def truncate(root: Path, content: bytes) -> None:
+    """Cuts the file of the block that has this content, in the middle of the block."""
+    for path, offset in _places(root, content):
+        with path.open("r+b") as file:
+            file.truncate(offset + len(content) // 2)
+        return
+    raise AssertionError("no file has the block")
+
+
+def _places(root: Path, content: bytes) -> Iterator[tuple[Path, int]]:
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and path.stat().st_size >= len(content):
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+                offset = data.find(content)
+            if offset >= 0:
+                yield path, offset
+
+
+def random_bytes(size: int, seed: int) -> bytes:
+    """Bytes that are nowhere else."""
+    return np.random.default_rng(seed).bytes(size)

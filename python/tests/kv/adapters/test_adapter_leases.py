@@ -1,0 +1,107 @@
+"""Requests that ran out of time while the kernel has their memory: engines must not have it back before. No host is
+needed for these.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from adapter_hosts import SMALL
+from windlass.kv.adapters import _tickets
+from windlass.kv.adapters.lmcache import Client
+
+
+class Held:
+    """A ticket whose memory a test holds on to."""
+
+    def __init__(self, *statuses: str, released: bool = False) -> None:
+        succeeded = [status in ("ok", "exists") for status in statuses]
+        self.id = 1 << 60
+        self.completion = SimpleNamespace(
+            ticket=self.id,
+            statuses=list(statuses),
+            succeeded=succeeded,
+            ok=all(succeeded),
+            bytes=0,
+            moving=0.0,
+        )
+        self.is_done, self.is_released = True, released
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def released(self) -> bool:
+        return self.is_released
+
+    def cancel(self) -> bool:
+        return False
+
+    def wait(self, timeout: float | None = None) -> Any:
+        assert self.is_done
+        return self.completion
+
+
+@pytest.mark.parametrize("status", ["timed_out", "cancelled"])
+def test_memory_of_an_interrupted_request_is_free_when_it_is_released(status):
+    ticket = Held("ok", status)
+    assert _tickets.outcome(ticket) is None
+    ticket.is_released = True
+    assert _tickets.outcome(ticket) is ticket.completion
+
+
+@pytest.mark.parametrize("status", ["ok", "miss", "corrupt", "io:5", "dropped:no_room"])
+def test_memory_of_other_requests_is_free_when_they_end(status):
+    ticket = Held(status)
+    assert _tickets.outcome(ticket) is ticket.completion
+    ticket.is_done = False
+    assert _tickets.outcome(ticket) is None
+
+
+def test_settling_waits_for_the_release(monkeypatch):
+    ticket, pauses = Held("timed_out"), []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        ticket.is_released = len(pauses) == 20
+
+    monkeypatch.setattr(_tickets.time, "sleep", sleep)
+    assert _tickets.settle(ticket) is ticket.completion
+    assert len(pauses) == 20
+    assert pauses == sorted(pauses)
+
+
+def test_lmcache_is_told_when_its_memory_is_free(tmp_path: Path, monkeypatch):
+    client = Client(str(tmp_path / "kv"), **SMALL)
+    ticket = Held("ok", "timed_out")
+    monkeypatch.setattr(client._blocks.__class__, "load", lambda *_, **__: ticket)
+    store = client._store
+    drained = [[ticket.completion]]
+    monkeypatch.setattr(store, "drain_completions", lambda: drained.pop() if drained else [])
+    number = client.submit_batch_get(["a", "b"], [memoryview(bytearray(100))] * 2)
+    assert client.drain_completions() == []
+    ticket.is_released = True
+    # The descriptor tells, though nothing else ends.
+    poll = select.poll()
+    poll.register(client.event_fd(), select.POLLIN)
+    assert poll.poll(20_000)
+    assert client.drain_completions() == [(number, False, "1 ok, 1 timed_out", [True, False])]
+    client.close()
+
+
+def test_closing_lmcaches_client_waits_for_memory(tmp_path: Path, monkeypatch):
+    client = Client(str(tmp_path / "kv"), **SMALL)
+    ticket = Held("cancelled")
+    monkeypatch.setattr(client._blocks.__class__, "load", lambda *_, **__: ticket)
+    client.submit_batch_get(["a"], [memoryview(bytearray(100))])
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    ticket.is_released = True
+    closing.join(20)
+    assert not closing.is_alive()

@@ -1,0 +1,85 @@
+//! Stores blocks, several requests at a time, until it is ended.
+#![allow(unsafe_code)]
+
+use crate::blocks::{Filled, Shape, mix};
+use anyhow::{Context, ensure};
+use std::{
+    collections::VecDeque,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
+use windlass_kv::{
+    Durability, Namespace, NamespaceDescription, NamespaceOptions, Status, Store, StoreOptions, Ticket,
+};
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Directory of the store.
+    pub(crate) root: PathBuf,
+    /// What acknowledgement means.
+    #[arg(long, default_value = "sync")]
+    pub(crate) durability: Durability,
+    /// Most bytes of the store.
+    #[arg(long, default_value_t = 4 << 30)]
+    pub(crate) capacity: u64,
+    /// Number of the first block.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) first: u64,
+    /// Requests under way at once.
+    #[arg(long, default_value_t = 8)]
+    pub(crate) depth: usize,
+    /// Of so many blocks one is deleted again; 0: none.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) delete_one_in: u64,
+    #[command(flatten)]
+    pub(crate) shape: Shape,
+}
+
+/// The store of a trial, and its namespace.
+pub(crate) fn open(
+    root: &Path,
+    capacity: u64,
+    durability: Durability,
+) -> windlass_kv::Result<(Store, Namespace)> {
+    let mut options = StoreOptions::new(root);
+    options.capacity_bytes = Some(capacity);
+    options.min_free_bytes = 0;
+    options.durability = durability;
+    let store = Store::open(options)?;
+    let description = NamespaceDescription { model: "torture".into(), ..Default::default() };
+    let namespace = store.namespace(&description, NamespaceOptions::default())?;
+    Ok((store, namespace))
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let (store, namespace) = open(&arguments.root, arguments.capacity, arguments.durability)?;
+    let recovery = store.stats()?.recovery;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "ready {}", recovery.as_micros())?;
+    out.flush()?;
+    let mut waiting: VecDeque<(u64, Ticket)> = VecDeque::new();
+    for number in arguments.first.. {
+        let (request, _) = arguments.shape.request(number, Filled::WithContents)?;
+        // SAFETY: the request keeps its memory, which nobody writes to.
+        waiting.push_back((number, unsafe { namespace.store(request)? }));
+        if waiting.len() < arguments.depth {
+            continue;
+        }
+        let (number, ticket) = waiting.pop_front().context("nothing is under way")?;
+        let completion = ticket.wait(None)?;
+        ensure!(
+            completion.items.iter().all(|status| matches!(status, Status::Ok | Status::Exists)),
+            "block {number}: {:?}",
+            completion.items
+        );
+        // One line each, in one write: whoever reads it knows that the store said so.
+        out.write_all(format!("ack {number}\n").as_bytes())?;
+        out.flush()?;
+        if arguments.delete_one_in != 0 && mix(number ^ 0xde1).is_multiple_of(arguments.delete_one_in) {
+            out.write_all(format!("deleting {number}\n").as_bytes())?;
+            out.flush()?;
+            namespace.delete(&[crate::blocks::name(number)])?;
+        }
+    }
+    Ok(())
+}

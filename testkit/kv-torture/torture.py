@@ -1,0 +1,118 @@
+"""Mistreats the KV store in every way that `kv-torture` knows, and writes down what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from powercut import cut_power
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+from host import machine
+
+
+def run(arguments: argparse.Namespace, command: str, *options: object) -> dict[str, Any]:
+    """One trial of the program, in a fresh directory."""
+    root = arguments.directory / command
+    shutil.rmtree(root, ignore_errors=True)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    parts = [str(part) for part in (arguments.program, command, root, *options)]
+    done = subprocess.run(parts, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(parts)} failed: {done.stdout}")
+    shutil.rmtree(root)
+    return json.loads(done.stdout)
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    host = results["host"]
+    lines = [
+        "# The KV store, mistreated",
+        "",
+        f"{host['processor']}, {host['cores']} cores; {host['kernel']}; {host['date']}, commit {host['commit']}.",
+        "Made by `just torture-kv`.",
+    ]
+    if results["cuts"]:
+        lines += [
+            "",
+            "## Power cuts",
+            "A writer stores and deletes blocks of 1 byte to 128 KiB with up to 3 shards, 8 requests at a time, while",
+            "its disk is cloned at random moments. *Wrong*: delivered with other bytes than were stored. *Lost*:",
+            "acknowledged before the cut, and not there after it, which `none` permits. *Damaged*: found, and refused",
+            "when it was loaded. A clone has all that was written to the disk: this says nothing of drives that lose",
+            "their cache.",
+            "",
+            "| file system | durability | cuts | acknowledged | whole | wrong | lost | damaged | slowest opening |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {cut['file_system']} | {cut['durability']} | {cut['cuts']} | {cut['acknowledged']} | {cut['whole']} | "
+            f"{cut['wrong']} | {cut['lost']} | {cut['damaged']} | {cut['slowest_recovery_ms']:.1f} ms |"
+            for cut in results["cuts"]
+        ]
+    if results["kill"]:
+        kill = results["kill"]
+        lines += [
+            "",
+            "## Kills",
+            f"{kill['rounds']} writers in one directory, each killed (SIGKILL) within 60 ms: {kill['acknowledged']}",
+            f"blocks acknowledged, of the last 64 before each kill {kill['wrong']} wrong and {kill['lost']} lost.",
+            f"Slowest opening {kill['slowest_recovery_ms']:.1f} ms; at most {kill['most_files']} files and",
+            f"{kill['most_bytes'] / (1 << 20):.0f} MiB of {kill['capacity'] / (1 << 20):.0f} MiB.",
+        ]
+    if results["soak"]:
+        soak, all_of = results["soak"], results["soak"]["all"]
+        lines += [
+            "",
+            "## Soak",
+            f"{soak['processes']} processes for {soak['seconds']} s on one store: {all_of['stored']} shards stored,",
+            f"{all_of['delivered']} blocks delivered, {all_of['wrong']} of them wrong; {all_of['corrupt']} refused as",
+            f"damaged, {all_of['failed']} failed, {all_of['dropped']} shards dropped, {all_of['evicted']} blocks",
+            f"evicted. At most {soak['most_bytes'] / (1 << 20):.1f} MiB of {soak['capacity'] / (1 << 20):.0f} MiB were",
+            f"taken, in {soak['samples']} looks.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Exits with 1 if a block was wrong, or lost although it was synced."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program", type=Path)
+    parser.add_argument("--cuts", type=int, default=300, help="of each file system and durability")
+    parser.add_argument("--file-systems", nargs="+", default=["ext4", "xfs"])
+    parser.add_argument("--durabilities", nargs="+", default=["sync", "batched", "none"])
+    parser.add_argument("--capacity", type=int, default=2 << 30)
+    parser.add_argument("--block-bytes", type=int, default=128 << 10)
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--seconds", type=int, default=600, help="of the soak")
+    parser.add_argument("--seed", default="windlass")
+    parser.add_argument("--directory", type=Path, default=Path("target/torture"))
+    parser.add_argument(
+        "--output", type=Path, help="where to write the results as Markdown, and as JSON beside it"
+    )
+    arguments = parser.parse_args()
+    arguments.program = arguments.program.resolve()
+    results: dict[str, Any] = {
+        "host": machine(Path(), ()),
+        "cuts": cut_power(arguments) if arguments.cuts else [],
+        "kill": run(arguments, "kill", "--rounds", arguments.kills) if arguments.kills else None,
+        "soak": run(arguments, "soak", "--seconds", arguments.seconds) if arguments.seconds else None,
+    }
+    text = table(results)
+    print(text)
+    if arguments.output:
+        arguments.output.write_text(text)
+        arguments.output.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    if any(cut["wrong"] or (cut["durability"] != "none" and cut["lost"]) for cut in results["cuts"]):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
