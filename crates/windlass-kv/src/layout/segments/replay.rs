@@ -15,7 +15,7 @@ use crate::{
     format::{
         Invalid, VERSION,
         checkpoint::{CheckpointHead, HEAD_LEN},
-        record::{BlockRecord, Change, RECORD_LEN, Record, Sums},
+        record::{Begin, BlockRecord, Change, RECORD_LEN, Record, Sums},
     },
     io::FileAccess,
 };
@@ -61,6 +61,8 @@ pub(super) struct Replayed {
     pub(super) next_segment: u32,
     /// Records that were there once, and cannot be read any more.
     pub(super) lost: u64,
+    /// Logs of which not all may be on the disk although it can be read: the last one, and those that were in doubt.
+    pub(super) uncertain: Vec<u32>,
     /// The end of the last log; `None` if there is none.
     pub(super) end: Option<Position>,
 }
@@ -114,6 +116,11 @@ pub(super) fn replay(disk: &dyn Disk, directory: &Path, writer: Uuid) -> Result<
         is_damaged |= read.lost > 0;
         replayed.lost += read.lost;
         replayed.log_bytes += read.len;
+        if read.begin == Begin::Next {
+            // It was made after all of the one before it had been synced.
+            replayed.uncertain.pop();
+        }
+        replayed.uncertain.push(number);
         if is_last {
             let (offset, next_record) = read.first_bad;
             replayed.end = Some(Position { log: number, file, offset, next_record });
@@ -160,6 +167,7 @@ impl Replayed {
 struct LogRead {
     len: u64,
     lost: u64,
+    begin: Begin,
     /// Offset and number of the first record that is not there, or not whole.
     first_bad: (u64, u64),
 }
@@ -176,6 +184,7 @@ fn read_log(
     let mut chunk = vec![0; CHUNK.min(usize::try_from(len).unwrap_or(CHUNK)).max(RECORD_LEN)];
     // The first record says which number the log begins with; should it be damaged, any other one does.
     let mut base = None;
+    let mut begin = Begin::Anew;
     let mut first_bad = None;
     let mut bad: Vec<u64> = Vec::new();
     let mut lost = 0;
@@ -202,6 +211,9 @@ fn read_log(
             };
             let begins = record.number - position;
             base = Some(begins);
+            if let Change::Head { begin: how, .. } = record.change {
+                begin = how;
+            }
             // Those were synced before this one was written.
             let proven = record.number.saturating_sub(record.before.into());
             if !bad.is_empty() {
@@ -219,12 +231,12 @@ fn read_log(
     }
     let begins = base.unwrap_or(expected);
     // Records at the end of the log before this one that went with the file's end.
-    if base.is_some() && begins > expected {
+    if base.is_some() && begins > expected && begin == Begin::Next {
         lost += 1;
     }
     let first_bad = first_bad.unwrap_or(offset / RECORD_LEN as u64);
     let first_bad = (first_bad * RECORD_LEN as u64, begins.saturating_add(first_bad));
-    Ok(LogRead { len, lost, first_bad })
+    Ok(LogRead { len, lost, begin, first_bad })
 }
 
 /// A checkpoint whose head is good.
