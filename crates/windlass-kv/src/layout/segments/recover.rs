@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Durability, Error, Result,
-    disk::{DiskFile, Extend, read_full, write_full},
+    disk::{DiskFile, Extend},
     format::{
         lease::Lease,
         record::{Begin, BlockRecord, Sums},
@@ -27,7 +27,6 @@ use crate::{
 };
 use std::{
     collections::{BTreeMap, HashSet},
-    path::Path,
     sync::{
         Arc, Mutex, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -55,8 +54,11 @@ impl Writer {
         let epoch = epoch.ok_or_else(|| {
             Error::Internal(format!("{} has been opened too often", directory.path.display()))
         })?;
-        for log in &replayed.uncertain {
-            make_certain(&shared, &directory.path.join(names::log(*log)))?;
+        if let Some(end) = &replayed.end {
+            // What we have read of it may not be on the disk yet, if it was a process that died and not the power.
+            let path = directory.path.join(names::log(end.log));
+            let file = shared.disk.open(&path, FileAccess::ReadWrite).map_err(failed("opening", &path))?;
+            file.sync_data().map_err(failed("syncing", &path))?;
         }
         replayed.namespaces.iter().for_each(|(number, id)| shared.namespaces.adopt(*number, *id));
         let (segments, highest) = open_segments(&shared, &directory)?;
@@ -130,7 +132,7 @@ impl Writer {
             wanted_bytes: self.wanted.load(Ordering::Acquire),
         };
         let path = self.directory.join(names::LEASE);
-        write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))
+        crate::disk::write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))
     }
 
     /// Writes down what is only in memory, and ends.
@@ -149,23 +151,6 @@ impl Writer {
         self.checkpoint()?;
         self.lease.unlock().map_err(failed("unlocking", &self.directory.join(names::LEASE)))
     }
-}
-
-/// Sees to it that what we have read of a log is on the disk. If it was a process that died and not the power, it may
-/// not be; nor does a sync see to it, if one has failed before. What is written again is.
-fn make_certain(shared: &Shared, path: &Path) -> Result<()> {
-    let file = shared.disk.open(path, FileAccess::ReadWrite).map_err(failed("opening", path))?;
-    let mut chunk = vec![0; 1 << 20];
-    let mut offset = 0;
-    loop {
-        let read = read_full(&*file, &mut chunk, offset).map_err(failed("reading", path))?;
-        write_full(&*file, &chunk[..read], offset).map_err(failed("writing to", path))?;
-        offset += read as u64;
-        if read < chunk.len() {
-            break;
-        }
-    }
-    file.sync_data().map_err(failed("syncing", path))
 }
 
 /// A directory of our own, and its lease.

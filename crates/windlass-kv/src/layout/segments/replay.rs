@@ -61,8 +61,6 @@ pub(super) struct Replayed {
     pub(super) next_segment: u32,
     /// Records that were there once, and cannot be read any more.
     pub(super) lost: u64,
-    /// Logs of which not all may be on the disk although it can be read: the last one, and those that were in doubt.
-    pub(super) uncertain: Vec<u32>,
     /// The end of the last log; `None` if there is none.
     pub(super) end: Option<Position>,
 }
@@ -116,11 +114,6 @@ pub(super) fn replay(disk: &dyn Disk, directory: &Path, writer: Uuid) -> Result<
         is_damaged |= read.lost > 0;
         replayed.lost += read.lost;
         replayed.log_bytes += read.len;
-        if read.begin == Begin::Next {
-            // It was made after all of the one before it had been synced.
-            replayed.uncertain.pop();
-        }
-        replayed.uncertain.push(number);
         if is_last {
             let (offset, next_record) = read.first_bad;
             replayed.end = Some(Position { log: number, file, offset, next_record });
@@ -167,7 +160,6 @@ impl Replayed {
 struct LogRead {
     len: u64,
     lost: u64,
-    begin: Begin,
     /// Offset and number of the first record that is not there, or not whole.
     first_bad: (u64, u64),
 }
@@ -184,7 +176,7 @@ fn read_log(
     let mut chunk = vec![0; CHUNK.min(usize::try_from(len).unwrap_or(CHUNK)).max(RECORD_LEN)];
     // The first record says which number the log begins with; should it be damaged, any other one does.
     let mut base = None;
-    let mut begin = Begin::Anew;
+    let mut begin = Begin::Next;
     let mut first_bad = None;
     let mut bad: Vec<u64> = Vec::new();
     let mut lost = 0;
@@ -236,7 +228,7 @@ fn read_log(
     }
     let first_bad = first_bad.unwrap_or(offset / RECORD_LEN as u64);
     let first_bad = (first_bad * RECORD_LEN as u64, begins.saturating_add(first_bad));
-    Ok(LogRead { len, lost, begin, first_bad })
+    Ok(LogRead { len, lost, first_bad })
 }
 
 /// A checkpoint whose head is good.
