@@ -487,6 +487,23 @@ fn what_others_remove_is_not_found_any_more() {
 }
 
 #[test]
+fn a_block_that_cannot_be_followed_is_in_no_others_way() {
+    let bench = Bench::new();
+    let (writer, reader) = (bench.open(), bench.open());
+    bench.put_all(&writer, &["a", "b"]);
+    reader.maintain().unwrap();
+    // Another segment, which cannot be opened at first.
+    assert_eq!(bench.put_len(&writer, "large", 3 * LEN).unwrap(), Put::Done);
+    let blocks = [(b"a".as_slice(), fingerprint("a"))];
+    assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
+    bench.fail(Operation::Open, "seg-", 1, Errno::MFILE);
+    assert!(reader.maintain().is_err());
+    assert!(bench.find(&reader, "a").is_none());
+    reader.maintain().unwrap();
+    assert_eq!(bench.found(&reader, &["a", "b", "large"]), [false, true, true]);
+}
+
+#[test]
 fn those_who_follow_are_told_of_records_that_never_counted() {
     let bench = Bench::new();
     let (writer, reader) = (bench.open(), bench.open());
