@@ -5,7 +5,7 @@
 use super::{Disk, DiskFile, Extend, FreeSpace, Listing};
 use crate::io::{DataFile, FileAccess};
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
@@ -175,7 +175,7 @@ enum Named {
 
 #[derive(Debug)]
 struct State {
-    inodes: HashMap<FileId, Inode>,
+    inodes: BTreeMap<FileId, Inode>,
     next: FileId,
     names: BTreeMap<PathBuf, Named>,
     /// Names that survive for certain.
@@ -200,7 +200,7 @@ impl SimulatedDisk {
     pub(crate) fn new(seed: u64, capacity: u64) -> Self {
         let names: BTreeMap<_, _> = [(PathBuf::from("/"), Named::Directory)].into();
         Self(Arc::new(Mutex::new(State {
-            inodes: HashMap::new(),
+            inodes: BTreeMap::new(),
             next: 1,
             durable_names: names.clone(),
             names,

@@ -18,6 +18,7 @@ const NAMESPACE: u8 = 2;
 const COMMIT: u8 = 3;
 const COMMIT_WITHOUT_SUMS: u8 = 4;
 const TOMBSTONE: u8 = 5;
+const HEAD_ANEW: u8 = 6;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -46,6 +47,15 @@ pub(crate) enum Sums {
     Some,
 }
 
+/// How a log follows the one before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begin {
+    /// It goes on with the next number.
+    Next,
+    /// It leaves numbers out, as the end of the one before it is not certain: who follows begins anew.
+    Anew,
+}
+
 /// A block, as the log and checkpoints tell of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockRecord {
@@ -70,7 +80,7 @@ pub(crate) struct BlockRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// The first record of each log.
-    Head { writer: Uuid, log: u32, epoch: u32 },
+    Head { writer: Uuid, log: u32, epoch: u32, begin: Begin },
     /// The writer's number of a namespace.
     Namespace { number: u16, id: NamespaceId },
     /// A block is there.
@@ -108,8 +118,8 @@ impl Record {
             stride_blocks: 0.into(),
         };
         match self.change {
-            Change::Head { writer, log, epoch } => {
-                raw.kind = HEAD;
+            Change::Head { writer, log, epoch, begin } => {
+                raw.kind = if begin == Begin::Next { HEAD } else { HEAD_ANEW };
                 raw.identity = writer.into_bytes();
                 raw.segment = log.into();
                 raw.slot = epoch.into();
@@ -149,10 +159,11 @@ impl Record {
             return Err(Invalid::Checksum);
         }
         let change = match raw.kind {
-            HEAD => Change::Head {
+            HEAD | HEAD_ANEW => Change::Head {
                 writer: Uuid::from_bytes(raw.identity),
                 log: raw.segment.get(),
                 epoch: raw.slot.get(),
+                begin: if raw.kind == HEAD { Begin::Next } else { Begin::Anew },
             },
             NAMESPACE => Change::Namespace { number: raw.namespace.get(), id: NamespaceId(raw.identity) },
             COMMIT | COMMIT_WITHOUT_SUMS => {
@@ -215,10 +226,11 @@ pub(crate) mod tests {
 
     fn any_change() -> impl Strategy<Value = Change> {
         prop_oneof![
-            any::<(u128, u32, u32)>().prop_map(|(writer, log, epoch)| Change::Head {
+            any::<(u128, u32, u32, bool)>().prop_map(|(writer, log, epoch, is_next)| Change::Head {
                 writer: Uuid::from_u128(writer),
                 log,
-                epoch
+                epoch,
+                begin: if is_next { Begin::Next } else { Begin::Anew },
             }),
             any::<(u16, [u8; 16])>()
                 .prop_map(|(number, id)| Change::Namespace { number, id: NamespaceId(id) }),

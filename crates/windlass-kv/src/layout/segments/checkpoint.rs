@@ -12,7 +12,7 @@ use super::{
     writer::{Writer, stride_of},
 };
 use crate::{
-    Fingerprint, Result,
+    Fingerprint, NamespaceId, Result,
     disk::{create_over, temporary_name, write_full},
     format::{
         checkpoint::{CheckpointHead, HEAD_LEN},
@@ -23,6 +23,7 @@ use crate::{
 };
 use std::{
     io,
+    path::Path,
     sync::{PoisonError, atomic::Ordering},
 };
 
@@ -100,7 +101,8 @@ impl Writer {
     fn write_checkpoint(&self, generation: u64, start: Start) -> Result<()> {
         let path = self.directory.join(names::checkpoint(generation));
         let temporary = temporary_name(&path);
-        let written = self.write_records(generation, start, &temporary).and_then(|()| {
+        let namespaces = self.shared.namespaces.all();
+        let written = self.write_records(generation, start, &namespaces, &temporary).and_then(|()| {
             self.shared.disk.rename(&temporary, &path).map_err(failed("renaming", &temporary))?;
             let directory = &self.directory;
             self.shared.disk.sync_directory(directory).map_err(failed("syncing", directory))
@@ -109,10 +111,18 @@ impl Writer {
             // If it cannot be removed, the next one replaces it.
             let _ = self.shared.disk.remove(&temporary);
         }
-        written
+        written?;
+        lock(&self.logged).extend(namespaces.iter().map(|(number, _)| *number));
+        Ok(())
     }
 
-    fn write_records(&self, generation: u64, start: Start, path: &std::path::Path) -> Result<()> {
+    fn write_records(
+        &self,
+        generation: u64,
+        start: Start,
+        namespaces: &[(u16, NamespaceId)],
+        path: &Path,
+    ) -> Result<()> {
         let file = create_over(&*self.shared.disk, path).map_err(failed("making", path))?;
         let without_sums = lock(&self.slots).without_sums();
         let mut bytes = Vec::with_capacity(CHUNK);
@@ -129,8 +139,7 @@ impl Writer {
             }
             Ok(records)
         };
-        let namespaces = self.shared.namespaces.all();
-        for (number, id) in &namespaces {
+        for (number, id) in namespaces {
             write(Some(Change::Namespace { number: *number, id: *id }))?;
         }
         let (mut cursor, mut some) = (Some(0), Vec::new());
@@ -156,7 +165,6 @@ impl Writer {
         };
         write_full(&*file, &head.to_bytes(), 0).map_err(failed("writing to", path))?;
         file.sync_data().map_err(failed("syncing", path))?;
-        lock(&self.logged).extend(namespaces.iter().map(|(number, _)| *number));
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use super::{failed, lock, names};
 use crate::{
     Error, Result,
     disk::{Disk, DiskFile, Extend, create_over, write_full},
-    format::record::{Change, RECORD_LEN, Record},
+    format::record::{Begin, Change, RECORD_LEN, Record},
 };
 use std::{
     path::{Path, PathBuf},
@@ -19,7 +19,7 @@ use uuid::Uuid;
 /// Records that are written at a time; far fewer than [`Record::before`] can tell.
 const GROUP: usize = 1 << 14;
 /// How far record numbers jump after a log in doubt or damage, so that those who follow it begin anew.
-pub(super) const JUMP: u64 = 1 << 20;
+const JUMP: u64 = 1 << 20;
 
 /// Whether records are on the disk before an append returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,15 @@ struct State {
 pub(super) struct Start {
     pub(super) log: u32,
     pub(super) record: u64,
+    pub(super) begin: Begin,
+}
+
+impl Start {
+    /// A log that begins with this number, or after it if the log before it is not certain.
+    pub(super) fn new(log: u32, record: u64, begin: Begin) -> Self {
+        let jump = if begin == Begin::Anew { JUMP } else { 0 };
+        Self { log, record: record.saturating_add(jump), begin }
+    }
 }
 
 impl Log {
@@ -168,8 +177,8 @@ impl Log {
             }
             state.synced = state.next_record;
         }
-        let jump = if state.is_in_doubt { JUMP } else { 0 };
-        let start = Start { log, record: state.next_record + jump };
+        let how = if state.is_in_doubt { Begin::Anew } else { Begin::Next };
+        let start = Start::new(log, state.next_record, how);
         match begin(&*self.disk, &self.directory, (self.writer, self.epoch), start) {
             Ok(state) => Ok(Prepared { state, start }),
             Err(error) => {
@@ -206,8 +215,11 @@ impl State {
 /// Makes the file of a log.
 fn begin(disk: &dyn Disk, directory: &Path, (writer, epoch): (Uuid, u32), start: Start) -> Result<State> {
     let path = directory.join(names::log(start.log));
-    let head =
-        Record { number: start.record, before: 0, change: Change::Head { writer, log: start.log, epoch } };
+    let head = Record {
+        number: start.record,
+        before: 0,
+        change: Change::Head { writer, log: start.log, epoch, begin: start.begin },
+    };
     let file = create_over(disk, &path).map_err(failed("making", &path))?;
     write_full(&*file, &head.to_bytes(), 0).map_err(failed("writing to", &path))?;
     file.sync_data().map_err(failed("syncing", &path))?;

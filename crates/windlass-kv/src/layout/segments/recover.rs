@@ -5,7 +5,7 @@ use super::{
     Shared,
     checkpoint::Checkpoints,
     failed,
-    log::{JUMP, Log, Start},
+    log::{Log, Start},
     names::{self, WriterFile},
     replay::{Replayed, list, replay},
     root::{Limits, WriterDirectory},
@@ -18,7 +18,7 @@ use crate::{
     disk::{DiskFile, Extend},
     format::{
         lease::Lease,
-        record::{BlockRecord, Sums},
+        record::{Begin, BlockRecord, Sums},
         segment::HEAD_LEN,
     },
     index::{Existing, Slot},
@@ -71,8 +71,8 @@ impl Writer {
         let segment_bytes = options.segment_bytes.unwrap_or(usual);
         let largest = options.segment_bytes.unwrap_or(usual.max(limits.capacity / 4));
         // What is lost to us without a tombstone is lost to those who follow, too.
-        let jump = if lost > 0 { JUMP } else { 0 };
-        let start = Start { log: replayed.next_log, record: replayed.next_record.saturating_add(jump) };
+        let begin = if lost > 0 { Begin::Anew } else { Begin::Next };
+        let start = Start::new(replayed.next_log, replayed.next_record, begin);
         let ahead = limits.least_log().min(1 << 20);
         let log =
             Log::create(Arc::clone(&shared.disk), &directory.path, (directory.id, epoch), ahead, start)?;

@@ -15,7 +15,7 @@ use crate::{
     format::{
         Invalid, VERSION,
         checkpoint::{CheckpointHead, HEAD_LEN},
-        record::{BlockRecord, Change, RECORD_LEN, Record, Sums},
+        record::{Begin, BlockRecord, Change, RECORD_LEN, Record, Sums},
     },
     io::FileAccess,
 };
@@ -176,6 +176,7 @@ fn read_log(
     let mut chunk = vec![0; CHUNK.min(usize::try_from(len).unwrap_or(CHUNK)).max(RECORD_LEN)];
     // The first record says which number the log begins with; should it be damaged, any other one does.
     let mut base = None;
+    let mut begin = Begin::Next;
     let mut first_bad = None;
     let mut bad: Vec<u64> = Vec::new();
     let mut lost = 0;
@@ -202,6 +203,9 @@ fn read_log(
             };
             let begins = record.number - position;
             base = Some(begins);
+            if let Change::Head { begin: how, .. } = record.change {
+                begin = how;
+            }
             // Those were synced before this one was written.
             let proven = record.number.saturating_sub(record.before.into());
             if !bad.is_empty() {
@@ -219,7 +223,7 @@ fn read_log(
     }
     let begins = base.unwrap_or(expected);
     // Records at the end of the log before this one that went with the file's end.
-    if base.is_some() && begins > expected {
+    if base.is_some() && begins > expected && begin == Begin::Next {
         lost += 1;
     }
     let first_bad = first_bad.unwrap_or(offset / RECORD_LEN as u64);

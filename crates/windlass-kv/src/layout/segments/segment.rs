@@ -63,7 +63,9 @@ impl Segment {
     pub(super) fn sync(&self) -> io::Result<()> {
         // One at a time, so that nobody succeeds after a failure that is not counted yet.
         let _syncing = lock(&self.syncing);
-        self.file.sync_data().inspect_err(|_| _ = self.failures.fetch_add(1, Ordering::AcqRel))
+        self.file.sync_data().inspect_err(|_| {
+            self.failures.fetch_add(1, Ordering::AcqRel);
+        })
     }
 }
 
