@@ -95,12 +95,20 @@ pub(crate) struct Record {
     /// Counts from one log to the next.
     pub(crate) number: u64,
     /// How many records before it may reach the disk after it: they were written in one go. All that come before those
-    /// were on the disk already.
+    /// were on the disk already. `u16::MAX`: nobody knows how many.
     pub(crate) before: u16,
     pub(crate) change: Change,
 }
 
 impl Record {
+    /// All records before this number were on the disk before this one was written.
+    pub(crate) fn first_unsynced(&self) -> u64 {
+        match self.before {
+            u16::MAX => 0,
+            before => self.number.saturating_sub(before.into()),
+        }
+    }
+
     pub(crate) fn to_bytes(self) -> [u8; RECORD_LEN] {
         let mut raw = Raw {
             sum: 0.into(),
@@ -243,6 +251,14 @@ pub(crate) mod tests {
     }
 
     proptest! {
+        #[test]
+        fn it_proves_no_more_than_it_knows(number: u64, before: u16) {
+            let change = Change::Tombstone { fingerprint: Fingerprint([0; 16]), sequence: 1 };
+            let first = Record { number, before, change }.first_unsynced();
+            prop_assert!(first <= number && (first == 0 || number - first == u64::from(before)));
+            prop_assert!(before != u16::MAX || first == 0);
+        }
+
         #[test]
         fn it_is_read_as_it_is_written(number: u64, before: u16, change in any_change()) {
             let record = Record { number, before, change };

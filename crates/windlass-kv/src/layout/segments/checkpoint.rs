@@ -37,7 +37,7 @@ pub(super) struct Checkpoints {
     pub(super) generation: u64,
     /// The log that follows it.
     pub(super) log: u32,
-    /// Bytes of logs since then, when the directory was opened.
+    /// Bytes of the logs since then, without the one that is written to.
     pub(super) bytes_before: u64,
 }
 
@@ -60,6 +60,8 @@ impl Writer {
             }
             let prepared = self.log.prepare()?;
             let start = prepared.start;
+            // Should the checkpoint fail, they stay.
+            known.bytes_before = known.bytes_before.saturating_add(self.log.len());
             self.log.switch(prepared);
             start
         };
@@ -78,9 +80,15 @@ impl Writer {
     }
 
     /// Writes a checkpoint of what is certain, and forgets all logs and checkpoints before it: one of them is in doubt.
-    pub(super) fn replace_log(&self, known: &mut Checkpoints) -> Result<()> {
+    fn replace_log(&self, known: &mut Checkpoints) -> Result<()> {
         let prepared = self.log.prepare()?;
-        let start = prepared.start;
+        self.forget_before(known, prepared.start)?;
+        self.log.switch(prepared);
+        Ok(())
+    }
+
+    /// Writes a checkpoint of what is certain, to be followed by this log, and forgets all that was before.
+    pub(super) fn forget_before(&self, known: &mut Checkpoints, start: Start) -> Result<()> {
         let generation = known.generation + 1;
         self.write_checkpoint(generation, start)?;
         let older = self.directory.join(names::checkpoint(generation + 1));
@@ -93,9 +101,7 @@ impl Writer {
         *known = Checkpoints { generation, log: start.log, bytes_before: 0 };
         self.remove_logs(start.log)?;
         let directory = &self.directory;
-        self.shared.disk.sync_directory(directory).map_err(failed("syncing", directory))?;
-        self.log.switch(prepared);
-        Ok(())
+        self.shared.disk.sync_directory(directory).map_err(failed("syncing", directory))
     }
 
     fn write_checkpoint(&self, generation: u64, start: Start) -> Result<()> {
@@ -124,7 +130,6 @@ impl Writer {
         path: &Path,
     ) -> Result<()> {
         let file = create_over(&*self.shared.disk, path).map_err(failed("making", path))?;
-        let without_sums = lock(&self.slots).without_sums();
         let mut bytes = Vec::with_capacity(CHUNK);
         let (mut records, mut offset) = (0, HEAD_LEN as u64);
         let mut write = |change: Option<Change>| -> Result<u64> {
@@ -145,10 +150,13 @@ impl Writer {
         let (mut cursor, mut some) = (Some(0), Vec::new());
         while let Some(from) = cursor {
             cursor = self.shared.index.list(from, 4096, &mut some);
-            for (fingerprint, entry) in some.drain(..).filter(|(_, entry)| entry.is_own()) {
-                let bits = without_sums.get(&entry.slot.segment);
-                let word = bits.and_then(|words| words.get(entry.slot.slot as usize / 64)).unwrap_or(&0);
-                let sums = if word >> (entry.slot.slot % 64) & 1 == 0 { Sums::All } else { Sums::Some };
+            some.retain(|(_, entry)| entry.is_own());
+            // Only now: blocks come meanwhile, and this is noted of them before they are listed.
+            let sums: Vec<Sums> = {
+                let slots = lock(&self.slots);
+                some.iter().map(|(_, entry)| slots.sums(entry.slot)).collect()
+            };
+            for ((fingerprint, entry), sums) in some.drain(..).zip(sums) {
                 write(Some(Change::Commit(record_of(fingerprint, &entry, sums))))?;
             }
         }

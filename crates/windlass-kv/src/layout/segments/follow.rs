@@ -88,7 +88,8 @@ impl Followed {
         // One whose files cannot be read is in nobody's way.
         let mut followed = Ok(());
         for follower in &mut self.writers {
-            followed = followed.and(follower.catch_up(shared)).and_then(|()| follower.forget_removed(shared));
+            let caught_up = follower.catch_up(shared);
+            followed = followed.and(caught_up).and(follower.forget_removed(shared));
         }
         followed
     }
@@ -104,6 +105,15 @@ impl Followed {
 
 impl Follower {
     fn catch_up(&mut self, shared: &Shared) -> Result<()> {
+        let caught_up = self.read_all(shared);
+        if caught_up.is_err() {
+            // What was passed over comes again with all the rest.
+            self.position = None;
+        }
+        caught_up
+    }
+
+    fn read_all(&mut self, shared: &Shared) -> Result<()> {
         if self.position.is_none() {
             return self.start_over(shared);
         }
@@ -133,7 +143,8 @@ impl Follower {
         self.position = replayed.end;
         let mut blocks: Vec<BlockRecord> = replayed.blocks.into_values().collect();
         blocks.sort_unstable_by_key(|block| block.sequence);
-        blocks.iter().try_for_each(|block| self.take_in(shared, block))
+        // One that cannot be taken in is in no other's way.
+        blocks.iter().fold(Ok(()), |taken, block| taken.and(self.take_in(shared, block)))
     }
 
     /// Reads the log that it is at to its end.
@@ -183,7 +194,8 @@ impl Follower {
                 Step::Next
             }
         };
-        changes.iter().try_for_each(|change| self.apply(shared, change))?;
+        // Tombstones that follow a block that cannot be taken in count all the same.
+        changes.iter().fold(Ok(()), |applied, change| applied.and(self.apply(shared, change)))?;
         Ok(step)
     }
 
@@ -203,6 +215,10 @@ impl Follower {
 
     /// Takes in a block, unless we have it, or cannot make sense of it.
     fn take_in(&mut self, shared: &Shared, block: &BlockRecord) -> Result<()> {
+        let owner = self.owner;
+        // Whatever becomes of this one, those before it are gone.
+        let is_older = |known: &Entry, _| known.owner == owner && known.sequence < block.sequence;
+        shared.index.remove_if(&block.fingerprint, is_older);
         let Some(namespace) = self.namespaces.get(&block.namespace).copied() else { return Ok(()) };
         if !self.knows_segment(shared, block.segment)? {
             return Ok(());
@@ -227,9 +243,6 @@ impl Follower {
         if !fits {
             return Ok(());
         }
-        let owner = self.owner;
-        let is_older = |known: &Entry, _| known.owner == owner && known.sequence < block.sequence;
-        shared.index.remove_if(&block.fingerprint, is_older);
         shared.index.insert(block.fingerprint, &entry, Existing::Keep);
         Ok(())
     }
@@ -258,7 +271,11 @@ impl Follower {
                 self.absent.insert(number);
                 Ok(false)
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                // Once is enough, until its directory is read anew.
+                self.absent.insert(number);
+                Err(error)
+            }
         }
     }
 

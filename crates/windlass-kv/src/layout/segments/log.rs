@@ -110,6 +110,7 @@ impl Log {
         state.check()?;
         let mut bytes = Vec::with_capacity(changes.len() * RECORD_LEN);
         for (number, change) in (state.next_record..).zip(changes) {
+            // More than can be told: the record then says nothing of those before it.
             let before = u16::try_from(number - state.synced).unwrap_or(u16::MAX);
             bytes.extend_from_slice(&Record { number, before, change: *change }.to_bytes());
         }
@@ -150,6 +151,11 @@ impl Log {
             }
         }
         Ok(())
+    }
+
+    /// Takes no more records until it is replaced.
+    pub(super) fn doubt(&self) {
+        lock(&self.state).is_in_doubt = true;
     }
 
     /// Whether it takes no more records.

@@ -8,6 +8,7 @@ use super::{
     log::{Log, Start},
     names::{self, WriterFile},
     replay::{Replayed, list, replay},
+    room::is_full,
     root::{Limits, WriterDirectory},
     segment::Segment,
     slots::Slots,
@@ -18,7 +19,7 @@ use crate::{
     disk::{DiskFile, Extend},
     format::{
         lease::Lease,
-        record::{Begin, BlockRecord, Sums},
+        record::{Begin, BlockRecord, RECORD_LEN, Sums},
         segment::HEAD_LEN,
     },
     index::{Existing, Slot},
@@ -32,6 +33,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
+use uuid::Uuid;
 
 /// What a writer may do.
 #[derive(Clone, Copy, Debug)]
@@ -48,34 +50,30 @@ const USUAL_SEGMENT: u64 = 1 << 30;
 impl Writer {
     /// Takes over the directory of a writer that is gone, or makes one. Also says how many blocks were lost.
     pub(super) fn open(shared: Arc<Shared>, options: &WriterOptions) -> Result<(Arc<Self>, u64)> {
-        let (directory, lease) = adopt(&shared)?;
-        let replayed = replay(&*shared.disk, &directory.path, directory.id)?;
-        let epoch = replayed.epoch.checked_add(1).filter(|epoch| *epoch < 1 << (u64::BITS - COUNT_BITS));
-        let epoch = epoch.ok_or_else(|| {
-            Error::Internal(format!("{} has been opened too often", directory.path.display()))
-        })?;
-        if let Some(end) = &replayed.end {
-            // What we have read of it may not be on the disk yet, if it was a process that died and not the power.
-            let path = directory.path.join(names::log(end.log));
-            let file = shared.disk.open(&path, FileAccess::ReadWrite).map_err(failed("opening", &path))?;
-            file.sync_data().map_err(failed("syncing", &path))?;
-        }
-        replayed.namespaces.iter().for_each(|(number, id)| shared.namespaces.adopt(*number, *id));
-        let (segments, highest) = open_segments(&shared, &directory)?;
-        remove_leftovers(&shared, &directory, &replayed)?;
-        let (blocks, lost) = sift(&replayed, &segments);
-        let lost = lost + replayed.lost;
-
         let limits = options.limits;
+        let mut unusable = HashSet::new();
+        let recovered = loop {
+            let Some((directory, lease)) = adopt(&shared, &mut unusable)? else {
+                let (directory, lease) = make_directory(&shared)?;
+                break Recovered::read(&shared, &limits, directory, lease)?;
+            };
+            let (id, path) = (directory.id, directory.path.clone());
+            match Recovered::read(&shared, &limits, directory, lease) {
+                Ok(recovered) => break recovered,
+                // Another directory would have no more room.
+                Err(error) if is_full(&error) => return Err(error),
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "a writer's directory is not taken over");
+                    unusable.insert(id);
+                }
+            }
+        };
+        let Recovered { directory, lease, epoch, replayed, segments, highest, blocks, lost, start, log } =
+            recovered;
+        replayed.namespaces.iter().for_each(|(number, id)| shared.namespaces.adopt(*number, *id));
         let usual = (limits.capacity / 16).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
         let segment_bytes = options.segment_bytes.unwrap_or(usual);
         let largest = options.segment_bytes.unwrap_or(usual.max(limits.capacity / 4));
-        // What is lost to us without a tombstone is lost to those who follow, too.
-        let begin = if lost > 0 { Begin::Anew } else { Begin::Next };
-        let start = Start::new(replayed.next_log, replayed.next_record, begin);
-        let ahead = limits.least_log().min(1 << 20);
-        let log =
-            Log::create(Arc::clone(&shared.disk), &directory.path, (directory.id, epoch), ahead, start)?;
         let mut slots = Slots::default();
         let has_blocks_without_sums = take_in(&shared, &mut slots, segments, &blocks);
         let writer = Self {
@@ -109,13 +107,22 @@ impl Writer {
             counts: Counts::default(),
             shared,
         };
-        if lost > 0 {
-            // Else the next opening would find the same damage, and take newer blocks for its victims.
+        // A log that was closed has its head only.
+        if lost > 0 || replayed.log_bytes > RECORD_LEN as u64 {
+            // Else the next opening would find the same damage, and take newer blocks for its victims. And what was read
+            // may be in memory only, if it could not be synced before; no place may be used again that relies on it.
             let mut known = super::lock(&writer.checkpoints);
-            writer.replace_log(&mut known)?;
+            match writer.forget_before(&mut known, start) {
+                // It is tried again; nothing is stored until then.
+                Err(error) if is_full(&error) => {
+                    tracing::warn!(%error, "no room for a checkpoint");
+                    writer.log.doubt();
+                }
+                forgotten => forgotten?,
+            }
         }
         writer.say_alive()?;
-        Ok((Arc::new(writer), lost))
+        Ok((Arc::new(writer), lost + unusable.len() as u64))
     }
 
     /// Writes down that this process lives, and what it would like.
@@ -149,19 +156,88 @@ impl Writer {
         self.replace_log_in_doubt()?;
         self.collect()?;
         self.checkpoint()?;
+        self.wanted.store(0, Ordering::Release);
+        self.heartbeat.store(u64::MAX, Ordering::Release);
+        self.say_alive()?;
         self.lease.unlock().map_err(failed("unlocking", &self.directory.join(names::LEASE)))
     }
 }
 
-/// A directory of our own, and its lease.
-fn adopt(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>)> {
+/// What is known of a directory before it is ours.
+struct Recovered {
+    directory: WriterDirectory,
+    lease: Box<dyn DiskFile>,
+    epoch: u32,
+    replayed: Replayed,
+    segments: OwnSegments,
+    /// The highest number of a segment.
+    highest: u32,
+    /// Newest first.
+    blocks: Vec<BlockRecord>,
+    lost: u64,
+    /// Of the new log.
+    start: Start,
+    log: Log,
+}
+
+impl Recovered {
+    fn read(
+        shared: &Shared,
+        limits: &Limits,
+        directory: WriterDirectory,
+        lease: Box<dyn DiskFile>,
+    ) -> Result<Self> {
+        let replayed = replay(&*shared.disk, &directory.path, directory.id)?;
+        let epoch = replayed.epoch.checked_add(1).filter(|epoch| *epoch < 1 << (u64::BITS - COUNT_BITS));
+        let epoch = epoch.ok_or_else(|| {
+            Error::Internal(format!("{} has been opened too often", directory.path.display()))
+        })?;
+        if let Some(end) = &replayed.end {
+            // What we have read of it may not be on the disk yet, if it was a process that died and not the power.
+            let path = directory.path.join(names::log(end.log));
+            let file = shared.disk.open(&path, FileAccess::ReadWrite).map_err(failed("opening", &path))?;
+            file.sync_data().map_err(failed("syncing", &path))?;
+        }
+        let (segments, highest) = open_segments(shared, &directory)?;
+        remove_leftovers(shared, &directory, &replayed)?;
+        let (blocks, lost) = sift(&replayed, &segments);
+        let lost = lost + replayed.lost;
+        // What is lost to us without a tombstone is lost to those who follow, too.
+        let begin = if lost > 0 { Begin::Anew } else { Begin::Next };
+        let start = Start::new(replayed.next_log, replayed.next_record, begin);
+        let ahead = limits.least_log().min(1 << 20);
+        let disk = Arc::clone(&shared.disk);
+        let log = Log::create(disk, &directory.path, (directory.id, epoch), ahead, start)?;
+        Ok(Self { directory, lease, epoch, replayed, segments, highest, blocks, lost, start, log })
+    }
+}
+
+/// The directory of a writer that is gone, and its lease. Those that cannot be leased are `unusable`, too.
+fn adopt(
+    shared: &Shared,
+    unusable: &mut HashSet<Uuid>,
+) -> Result<Option<(WriterDirectory, Box<dyn DiskFile>)>> {
     let locked = shared.root.lock()?;
     shared.root.sweep(&locked)?;
     for directory in shared.root.writers()? {
-        if let Some(lease) = shared.root.try_lease(&directory.path, &locked)? {
-            return Ok((directory, lease));
+        if unusable.contains(&directory.id) {
+            continue;
+        }
+        match shared.root.try_lease(&directory.path, &locked) {
+            Ok(Some(lease)) => return Ok(Some((directory, lease))),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(%error, "a writer's directory is not taken over");
+                unusable.insert(directory.id);
+            }
         }
     }
+    Ok(None)
+}
+
+/// A new directory, and its lease.
+fn make_directory(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>)> {
+    let locked = shared.root.lock()?;
     let id = (shared.surroundings.new_id)();
     let path = shared.root.path.join(names::writer(id));
     shared.disk.create_directory(&path).map_err(failed("making", &path))?;

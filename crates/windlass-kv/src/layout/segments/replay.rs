@@ -143,7 +143,8 @@ impl Replayed {
             Change::Commit(block) => {
                 self.next_segment = self.next_segment.max(block.segment.saturating_add(1));
                 let known = self.blocks.entry(block.fingerprint).or_insert(*block);
-                if known.sequence < block.sequence {
+                // The log knows more of the same block than a checkpoint that was written meanwhile.
+                if known.sequence <= block.sequence {
                     *known = *block;
                 }
             }
@@ -207,7 +208,7 @@ fn read_log(
                 begin = how;
             }
             // Those were synced before this one was written.
-            let proven = record.number.saturating_sub(record.before.into());
+            let proven = record.first_unsynced();
             if !bad.is_empty() {
                 let count = bad.len();
                 bad.retain(|position| begins.saturating_add(*position) >= proven);

@@ -30,7 +30,12 @@ impl Writer {
     /// A slot of this size, after whatever had to go for it; `None` if nothing can go.
     pub(super) fn take_slot(&self, slot_bytes: u64) -> Result<Option<(Arc<Segment>, Slot, u8)>> {
         let Some(class) = lock(&self.slots).class(slot_bytes) else { return Ok(None) };
-        let take = || lock(&self.slots).take(class).map(|(segment, slot)| (segment, slot, class));
+        let take = || {
+            let mut slots = lock(&self.slots);
+            // Nothing could be committed.
+            let (segment, slot) = if self.log.is_in_doubt() { None } else { slots.take(class) }?;
+            Some((segment, slot, class))
+        };
         if let Some(taken) = take() {
             return Ok(Some(taken));
         }
@@ -38,6 +43,9 @@ impl Writer {
         // Somebody else may have made room meanwhile.
         if let Some(taken) = take() {
             return Ok(Some(taken));
+        }
+        if self.log.is_in_doubt() {
+            return Ok(None);
         }
         match self.make_room(class) {
             Ok(()) => Ok(take()),

@@ -6,6 +6,7 @@
 
 use super::segment::Segment;
 use crate::{
+    format::record::Sums,
     index::Slot,
     layout::{BLOCK_LEN, HEADER_LEN},
 };
@@ -193,10 +194,11 @@ impl Slots {
         }
     }
 
-    /// Which slots of each segment have blocks without checksums, a bit each; of those that have any.
-    pub(super) fn without_sums(&self) -> HashMap<u32, Vec<u64>> {
-        let with_any = self.segments.iter().filter(|(_, own)| own.without_sums.iter().any(|word| *word != 0));
-        with_any.map(|(number, own)| (*number, own.without_sums.clone())).collect()
+    /// Whether the block of a slot has checksums of all its shards.
+    pub(super) fn sums(&self, slot: Slot) -> Sums {
+        let words = self.segments.get(&slot.segment).map(|own| &own.without_sums);
+        let word = words.and_then(|words| words.get(slot.slot as usize / 64)).unwrap_or(&0);
+        if word >> (slot.slot % 64) & 1 == 0 { Sums::All } else { Sums::Some }
     }
 
     pub(super) fn free(&self, class: u8) -> u64 {

@@ -238,6 +238,41 @@ fn a_log_that_could_not_be_synced_is_replaced_before_it_is_trusted() {
 }
 
 #[test]
+fn a_place_whose_commit_failed_is_not_used_again_before_its_tombstone() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let free = || {
+        let slots = lock(&store.writer.as_ref().unwrap().slots);
+        slots.classes().map(|class| slots.free(class)).sum::<u64>()
+    };
+    let before = free();
+    bench.fail(Operation::Sync, "idx-", 1, Errno::IO);
+    assert!(bench.put(&store, "b").is_err());
+    assert_eq!(free(), before - 1, "its record may be on the disk");
+    store.maintain().unwrap();
+    assert_eq!(free(), before);
+    bench.put_all(&store, &["b"]);
+}
+
+#[test]
+fn a_checkpoint_that_fails_is_tried_again_before_the_next_log_is_long() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let writer = store.writer.as_ref().unwrap();
+    let mut number = 0;
+    while writer.log.len() <= writer.limits.least_log() {
+        bench.put(&store, &format!("key {number}")).unwrap();
+        number += 1;
+    }
+    bench.fail(Operation::Rename, "CKPT", 1, Errno::IO);
+    assert!(writer.checkpoint_if_long().is_err());
+    assert!(bench.files("CKPT").is_empty());
+    writer.checkpoint_if_long().unwrap();
+    assert_eq!(bench.files("CKPT").len(), 1);
+}
+
+#[test]
 fn data_that_could_not_be_synced_is_not_committed_by_a_later_sync() {
     for seed in 0..20 {
         let mut bench = Bench::new();
@@ -344,7 +379,7 @@ fn a_damaged_checkpoint_is_made_good_by_the_one_before_it() {
 
 #[test]
 fn blocks_without_checksums_do_not_outlive_damage_to_the_log() {
-    let bench = Bench::new();
+    let mut bench = Bench::new();
     let store = bench.open();
     bench.put_all(&store, &["a", "b"]);
     let Reservation::Claimed(claim) = bench.reserve(&store, "c").unwrap() else { panic!() };
@@ -357,7 +392,9 @@ fn blocks_without_checksums_do_not_outlive_damage_to_the_log() {
     bench.put_all(&store, &["d"]);
     drop(store);
     let log = bench.file("idx-");
+    bench.options.access = StoreAccess::Read;
     assert!(bench.find(&bench.open(), "c").is_some());
+    bench.options.access = StoreAccess::ReadWrite;
     // Whether `c` is still what is in its place was perhaps said by this record.
     bench.disk.flip(&log, (3 * 64 + 20) * 8);
     let store = bench.open();
@@ -461,6 +498,40 @@ fn a_directory_has_one_writer_and_is_taken_over_from_a_dead_one() {
 }
 
 #[test]
+fn a_directory_that_cannot_be_read_keeps_nobody_from_writing() {
+    let bench = Bench::new();
+    let (first, second) = (bench.open(), bench.open());
+    bench.put_all(&first, &["a"]);
+    bench.put_all(&second, &["b"]);
+    drop((first, second));
+    bench.fail(Operation::Open, "idx-", 1, Errno::IO);
+    let store = bench.open();
+    assert_eq!(bench.files("LEASE").len(), 2);
+    assert_eq!(store.usage().lost_on_recovery, 1);
+    assert_eq!(bench.found(&store, &["a", "b"]), [true, true]);
+    bench.put_all(&store, &["c"]);
+}
+
+#[test]
+fn what_was_read_of_a_dead_writer_is_on_the_disk_before_its_room_is_used() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    drop(store);
+    assert!(bench.files("CKPT").is_empty());
+    let store = bench.open();
+    assert_eq!(bench.files("CKPT").len(), 1);
+    assert_eq!(bench.files("idx-").len(), 1);
+    bench.put_all(&store, &["b"]);
+    store.close().unwrap();
+    drop(store);
+    let before = bench.files("CKPT");
+    let store = bench.open();
+    assert_eq!(bench.files("CKPT"), before, "it was closed");
+    assert_eq!(bench.found(&store, &["a", "b"]), [true, true]);
+}
+
+#[test]
 fn what_others_remove_is_not_found_any_more() {
     let bench = Bench::new();
     let (writer, reader) = (bench.open(), bench.open());
@@ -484,6 +555,23 @@ fn what_others_remove_is_not_found_any_more() {
     }
     reader.maintain().unwrap();
     assert_eq!(bench.found(&reader, &["b", "c", "d", "e"]), [true; 4]);
+}
+
+#[test]
+fn a_block_that_cannot_be_followed_is_in_no_others_way() {
+    let bench = Bench::new();
+    let (writer, reader) = (bench.open(), bench.open());
+    bench.put_all(&writer, &["a", "b"]);
+    reader.maintain().unwrap();
+    // Another segment, which cannot be opened at first.
+    assert_eq!(bench.put_len(&writer, "large", 3 * LEN).unwrap(), Put::Done);
+    let blocks = [(b"a".as_slice(), fingerprint("a"))];
+    assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
+    bench.fail(Operation::Open, "seg-", 1, Errno::MFILE);
+    assert!(reader.maintain().is_err());
+    assert!(bench.find(&reader, "a").is_none());
+    reader.maintain().unwrap();
+    assert_eq!(bench.found(&reader, &["a", "b", "large"]), [false, true, true]);
 }
 
 #[test]

@@ -121,7 +121,8 @@ struct Token {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Undecided,
-    Committed,
+    /// Its slot has a block, or waits for a tombstone.
+    Settled,
 }
 
 impl Token {
@@ -286,7 +287,14 @@ impl Writer {
             without_sums.iter().for_each(|slot| slots.note_without_sums(*slot));
         }
         if let Err(error) = self.log.append(&changes, self.sync_mode()) {
-            good.iter().for_each(|block| results[block.number] = Err(again(&error)));
+            for mut block in good {
+                results[block.number] = Err(again(&error));
+                // Its record may be on the disk: until a tombstone is there, the slot stays as it is.
+                block.token.fate = Fate::Settled;
+                let (fingerprint, sequence) = (block.record.fingerprint, block.record.sequence);
+                let slot = block.token.slot;
+                self.bury_later(Unburied { fingerprint, sequence, slot }, Reuse::Now);
+            }
             return results;
         }
         lock(&self.logged).extend(namespaces);
@@ -345,7 +353,7 @@ impl Writer {
         let token = &mut block.token;
         let record = &block.record;
         let entry = own_entry(record, token.class);
-        token.fate = Fate::Committed;
+        token.fate = Fate::Settled;
         match self.shared.index.insert(record.fingerprint, &entry, Existing::Replace) {
             Inserted::Replaced(removed) if removed.entry.is_own() => {
                 // Its tombstone is the record of the block that replaced it.
