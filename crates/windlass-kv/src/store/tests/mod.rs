@@ -440,3 +440,27 @@ fn metrics_name_what_happened() {
     }
     assert!(metrics.ends_with("# EOF\n"));
 }
+
+#[test]
+fn what_its_owner_has_moved_is_a_miss_unless_its_checksum_was_compared() {
+    for (verify, status) in [(true, Status::Ok), (false, Status::Miss)] {
+        let bench = bench(|options| options.verify = verify);
+        bench.put("a");
+        crate::sync::lock(&bench.layout.state).has_moved = true;
+        assert_eq!(bench.get("a", 0), status, "verify: {verify}");
+        assert!(bench.store.events().is_empty());
+    }
+}
+
+#[test]
+fn bytes_of_another_block_in_a_moved_place_are_no_damage() {
+    let bench = bench(|_| {});
+    bench.put("a");
+    bench.layout.damage("a", &bench.namespace);
+    crate::sync::lock(&bench.layout.state).has_moved = true;
+    assert_eq!(bench.get("a", 0), Status::Miss);
+    let verified = bench.store.verify(|_| std::ops::ControlFlow::Continue(())).unwrap();
+    assert_eq!((verified.gone, verified.corrupt), (1, 0));
+    assert_eq!(bench.store.stats().unwrap().corrupt_blocks, 0);
+    assert!(bench.store.events().is_empty());
+}

@@ -38,6 +38,8 @@ pub(super) struct State {
     namespaces: Vec<(NamespaceId, String)>,
     /// Whether commits fail.
     pub(super) commits_fail: bool,
+    /// Whether the owner of all places has given them to others since they were found.
+    pub(super) has_moved: bool,
     pub(super) condemned: u64,
 }
 
@@ -192,6 +194,10 @@ impl Layout for Slots {
             return Verdict::Moved;
         }
         Verdict::Corrupt("no header".into())
+    }
+
+    fn is_still_there(&self, _: &Found) -> bool {
+        !lock(&self.state).has_moved
     }
 
     fn condemn(&self, found: &Found) {
