@@ -315,6 +315,34 @@ fn too_many_bytes_at_once_queue_loads_and_refuse_stores() {
 }
 
 #[test]
+fn a_store_does_not_overtake_loads_that_wait() {
+    let bench = bench(|options| options.max_in_flight_bytes = 3 * SHARD as u64);
+    bench.put("a");
+    bench.transfers.hold(Some(Direction::Read));
+    let (small, _) = bench.load("a", 0, SHARD);
+    let (large, _) = bench.load("a", 0, 3 * SHARD);
+    assert_eq!(bench.store.stats().unwrap().queued_loads, 1);
+    assert_eq!(end(&bench.store_shard("b", 0, 1).0).items, [Status::Dropped(DropReason::Busy)]);
+    bench.transfers.hold(None);
+    assert_eq!((end(&small).items[0], end(&large).items[0]), (Status::Ok, Status::Mismatch));
+    bench.put("b");
+}
+
+#[test]
+fn any_number_of_queued_loads_may_be_refused_one_after_the_other() {
+    let bench = bench(|options| options.max_in_flight_bytes = SHARD as u64);
+    bench.put("a");
+    bench.transfers.hold(Some(Direction::Read));
+    let loads: Vec<_> = (0..20_000).map(|_| bench.load("a", 0, SHARD).0).collect();
+    assert_eq!(bench.store.stats().unwrap().queued_loads, 19_999);
+    bench.transfers.refuse();
+    bench.transfers.hold(None);
+    for ticket in &loads[1..] {
+        assert_eq!(end(ticket).items, [Status::Io(libc::ENODEV)]);
+    }
+}
+
+#[test]
 fn completions_are_told_by_the_event_descriptor() {
     let bench = bench(|_| {});
     bench.put("a");
