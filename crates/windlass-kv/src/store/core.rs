@@ -35,6 +35,8 @@ pub(crate) struct Core {
     /// Gone once the store is closed: it is not dropped here, as the last to hold this may be one of its threads.
     pub(crate) transfers: RwLock<Option<Arc<dyn Transfers>>>,
     pub(crate) closing: AtomicBool,
+    /// Whether the system may write to places of this process as long as it lives, whatever has ended.
+    pub(crate) has_lost: AtomicBool,
 }
 
 /// What a thread gets to do.
@@ -60,6 +62,11 @@ impl Core {
     /// What moves bytes, until the store is closed.
     pub(crate) fn transfers(&self) -> Option<Arc<dyn Transfers>> {
         self.transfers.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Nobody gets it any more.
+    pub(crate) fn take_transfers(&self) -> Option<Arc<dyn Transfers>> {
+        self.transfers.write().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     pub(crate) fn check_writable(&self) -> Result<()> {

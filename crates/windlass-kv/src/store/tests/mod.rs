@@ -492,3 +492,20 @@ fn bytes_of_another_block_in_a_moved_place_are_no_damage() {
     assert_eq!(bench.store.stats().unwrap().corrupt_blocks, 0);
     assert!(bench.store.events().is_empty());
 }
+
+#[test]
+fn who_closes_while_another_does_waits_no_longer_than_asked() {
+    let bench = bench(|_| {});
+    bench.transfers.hold(Some(Direction::Write));
+    let (ticket, _) = bench.store_shard("a", 0, 1);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| bench.store.close(None));
+        eventually("it closes", || bench.store.stats().is_err());
+        let second = bench.store.close(Some(Duration::from_millis(20)));
+        assert!(matches!(second, Err(Error::TimedOut { .. })), "{second:?}");
+        bench.transfers.hold(None);
+        first.join().unwrap().unwrap();
+    });
+    assert_eq!(end(&ticket).items, [Status::Ok]);
+    bench.store.close(None).unwrap();
+}
