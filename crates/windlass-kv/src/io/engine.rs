@@ -125,20 +125,52 @@ pub(super) struct Shared {
     pub(super) refusals: Arc<Refusals>,
 }
 
+impl Shared {
+    fn push(&self, jobs: Vec<Job>) {
+        if let Err(jobs) = self.queue.push(jobs) {
+            reject(jobs, || io::Error::other("the threads that move bytes have ended"));
+        }
+    }
+}
+
 /// How many threads are busy with jobs that nobody waits for: some are kept free for the others.
 #[derive(Debug)]
 pub(super) struct Background {
     busy: AtomicUsize,
+    /// Of these, those that do nothing but wait for the event of a job.
+    blocked: AtomicUsize,
     most: usize,
+}
+
+/// A thread that waits for the event of a job.
+#[derive(Debug)]
+pub(super) struct Blocked<'a>(&'a Background);
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        self.0.blocked.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Background {
     fn new(workers: usize) -> Self {
-        Self { busy: AtomicUsize::new(0), most: (workers - workers / 4).max(1) }
+        Self { busy: AtomicUsize::new(0), blocked: AtomicUsize::new(0), most: (workers - workers / 4).max(1) }
     }
 
     pub(super) fn is_full(&self) -> bool {
         self.busy.load(Ordering::Relaxed) >= self.most
+    }
+
+    /// Whether no other thread may wait for an event.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked.load(Ordering::Relaxed) >= self.most
+    }
+
+    /// Permission to wait for an event, if others are left to work meanwhile.
+    pub(super) fn block(&self) -> Option<Blocked<'_>> {
+        let more = |blocked: usize| (blocked < self.most).then_some(blocked + 1);
+        self.blocked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(Blocked(self))
     }
 
     pub(super) fn began(&self, is_demand: bool) {
@@ -214,23 +246,25 @@ impl IoEngine {
             return reject(jobs, || io::Error::other(what));
         }
         let (of_devices, of_hosts): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(concerns_devices);
-        self.hosts.push(of_hosts);
+        self.hosts.shared.push(of_hosts);
         if of_devices.is_empty() {
             return;
         }
+        match self.devices() {
+            Ok(shared) => shared.push(of_devices),
+            Err(error) => reject(of_devices, || io::Error::other(error.to_string())),
+        }
+    }
+
+    /// What the workers share that serve devices; they are started if they are not. Jobs are pushed, or rejected, once
+    /// the lock is free: their ends may submit others.
+    fn devices(&self) -> Result<Arc<Shared>> {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        if devices.is_none() {
-            match self.start_devices() {
-                Ok(group) => *devices = Some(group),
-                Err(error) => {
-                    drop(devices);
-                    return reject(of_devices, || io::Error::other(error.to_string()));
-                }
-            }
-        }
         if let Some(group) = &*devices {
-            group.push(of_devices);
+            return Ok(group.shared.clone());
         }
+        let group = self.start_devices()?;
+        Ok(devices.insert(group).shared.clone())
     }
 
     fn start_devices(&self) -> Result<Group> {
@@ -374,12 +408,6 @@ impl Group {
                 Err(Error::RouteUnavailable { route, path, why })
             }
             Err(_) => Err(Error::Internal("a thread ended before it began".into())),
-        }
-    }
-
-    fn push(&self, jobs: Vec<Job>) {
-        if let Err(jobs) = self.shared.queue.push(jobs) {
-            reject(jobs, || io::Error::other("the threads that move bytes have ended"));
         }
     }
 }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::{
-    Carrier, Direction, Failure, Job,
+    Carrier, Direction, Failure, Job, Priority,
     bounce::{BouncePool, Lease},
     device::DeviceLane,
     engine::Shared,
@@ -112,7 +112,7 @@ impl Worker {
         } else {
             self.shared.background.is_full()
         };
-        if is_full { Accept::Demand } else { Accept::Everything }
+        if is_full || self.shared.background.is_blocked() { Accept::Demand } else { Accept::Everything }
     }
 
     fn limits(&self) -> Limits {
@@ -191,6 +191,15 @@ impl Worker {
                 return true;
             }
         };
+        // Whoever waits for the event of a job that nobody waits for does nothing else meanwhile: some are kept free.
+        let shared = self.shared.clone();
+        let is_blocking =
+            job.wait_event.is_some() && self.devices.is_some() && job.priority != Priority::Demand;
+        let blocked = if is_blocking { shared.background.block() } else { None };
+        if is_blocking && blocked.is_none() {
+            self.shared.queue.put_back(Queued { job, steps: Some(steps) });
+            return false;
+        }
         // Without memory for its first step it has not begun: it can still be cancelled, or be too late.
         let first = match steps.pop_front() {
             None => None,
@@ -213,6 +222,7 @@ impl Worker {
             self.transfers.len() - 1
         });
         let waited = self.wait_for_event(&job, &steps);
+        drop(blocked);
         let mut transfer = Transfer::begin(job, steps);
         if let Err(error) = waited {
             transfer.fail(Failure::Device(error));
@@ -240,12 +250,13 @@ impl Worker {
             .map_err(|what| Failure::Io(io::Error::new(io::ErrorKind::InvalidInput, what)))
     }
 
-    /// Waits for a job's event, if others than queues of copies are to touch its memory.
+    /// Waits for a job's event, if others than queues of copies are to touch its memory, or if nobody waits for the job:
+    /// its copies then do not keep this thread waiting.
     fn wait_for_event(&self, job: &Job, steps: &VecDeque<Step>) -> windlass::Result<()> {
         let (Some(event), Some(devices)) = (job.wait_event, &self.devices) else { return Ok(()) };
         let is_hosts =
             job.parts.iter().flat_map(|part| &part.pieces).any(|piece| piece.device == DeviceId::Cpu);
-        if is_hosts || steps.iter().any(|step| step.is_devices) {
+        if is_hosts || job.priority != Priority::Demand || steps.iter().any(|step| step.is_devices) {
             // SAFETY: whoever submits a job vouches for its event.
             unsafe { devices.wait_for(job, event)? };
         }

@@ -127,7 +127,7 @@ pub(crate) struct Written {
 }
 
 /// A block that is being read. As long as this lives, its place is not given to another block by this process; other
-/// processes may do so, which [`Layout::check`] finds out.
+/// processes may do so, which [`Layout::check`] and [`Layout::is_still_there`] find out.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) place: Place,
@@ -223,6 +223,10 @@ pub(crate) trait Layout: Send + Sync {
     /// Whether the header that was read from a place is that of the block that was looked for. `header` is empty where
     /// the place has none.
     fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict;
+
+    /// Whether a place that is not held is the block's still, as its owner's log says now. What was read from it before
+    /// is the block then. May read that log.
+    fn is_still_there(&self, found: &Found) -> bool;
 
     /// Makes a damaged block a miss. Blocks of other processes are forgotten until those write them anew.
     fn condemn(&self, found: &Found);

@@ -11,6 +11,8 @@ use crate::{
 };
 use crossbeam_channel::Sender;
 use std::{
+    cell::RefCell,
+    collections::VecDeque,
     path::Path,
     sync::{
         Arc, PoisonError, RwLock,
@@ -33,6 +35,8 @@ pub(crate) struct Core {
     /// Gone once the store is closed: it is not dropped here, as the last to hold this may be one of its threads.
     pub(crate) transfers: RwLock<Option<Arc<dyn Transfers>>>,
     pub(crate) closing: AtomicBool,
+    /// Whether the system may write to places of this process as long as it lives, whatever has ended.
+    pub(crate) has_lost: AtomicBool,
 }
 
 /// What a thread gets to do.
@@ -60,6 +64,11 @@ impl Core {
         self.transfers.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Nobody gets it any more.
+    pub(crate) fn take_transfers(&self) -> Option<Arc<dyn Transfers>> {
+        self.transfers.write().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     pub(crate) fn check_writable(&self) -> Result<()> {
         match self.options.access {
             StoreAccess::ReadWrite => Ok(()),
@@ -76,10 +85,7 @@ impl Core {
         if jobs.is_empty() {
             return;
         }
-        match self.transfers() {
-            Some(transfers) => transfers.submit(jobs),
-            None => jobs.into_iter().for_each(cancel),
-        }
+        submit_in_turn(self.transfers(), jobs);
     }
 
     /// A transfer that entered the gate has ended.
@@ -148,6 +154,44 @@ impl Core {
         reason: impl Into<String>,
     ) {
         self.events.note(kind, Some((namespace, key)), reason);
+    }
+}
+
+/// Transfers, and who is to move them.
+type Submission = (Option<Arc<dyn Transfers>>, Vec<Job>);
+
+thread_local! {
+    /// What this thread is to submit after what it submits now; `None` while it submits nothing.
+    static NEXT: RefCell<Option<VecDeque<Submission>>> = const { RefCell::new(None) };
+}
+
+/// Submits transfers. One that is refused ends at once, and its end may submit the next, which is refused too: those are
+/// submitted one after the other here, not each within the other.
+fn submit_in_turn(transfers: Option<Arc<dyn Transfers>>, jobs: Vec<Job>) {
+    let mut submission = Some((transfers, jobs));
+    NEXT.with_borrow_mut(|next| match next {
+        Some(next) => next.extend(submission.take()),
+        None => *next = Some(VecDeque::new()),
+    });
+    if submission.is_none() {
+        return;
+    }
+    let _done = Done;
+    while let Some((transfers, jobs)) = submission {
+        match transfers {
+            Some(transfers) => transfers.submit(jobs),
+            None => jobs.into_iter().for_each(cancel),
+        }
+        submission = NEXT.with_borrow_mut(|next| next.as_mut().and_then(VecDeque::pop_front));
+    }
+}
+
+/// Also if a transfer's end panics, this thread may submit others later.
+struct Done;
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        drop(NEXT.take());
     }
 }
 

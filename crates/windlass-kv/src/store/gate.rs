@@ -34,9 +34,11 @@ impl Gate {
         Self { limit, state: Mutex::default() }
     }
 
-    /// Whether a transfer may begin; if so, it counts until [`Gate::leave`].
+    /// Whether a transfer may begin, which none may that would overtake those that wait. If so, it counts until
+    /// [`Gate::leave`].
     pub(crate) fn try_enter(&self, charge: Charge) -> bool {
-        lock(&self.state).try_enter(charge, self.limit)
+        let mut state = lock(&self.state);
+        state.waiting.is_empty() && state.try_enter(charge, self.limit)
     }
 
     /// Those of these transfers that may begin. The others come out of [`Gate::leave`] in time.

@@ -97,7 +97,6 @@ fn job(
         key,
         found,
         items,
-        priority: options.priority,
     };
     let job = Job {
         tag: ticket.id,
@@ -128,7 +127,6 @@ struct BlockLoad {
     key: Key,
     found: Found,
     items: Vec<GroupItem>,
-    priority: Priority,
 }
 
 /// What is known of an item when its bytes are there.
@@ -153,7 +151,7 @@ impl BlockLoad {
             Ok(()) => match self.core.layout.check(&self.found, &self.key, &outcome.header) {
                 Verdict::Good(table) => {
                     let judged = self.judge(&table, &outcome.checksums);
-                    self.conclude(judged, table, started);
+                    self.conclude(judged, started);
                 }
                 Verdict::Moved => self.end(Status::Miss, started),
                 Verdict::Corrupt(reason) => self.corrupt(reason, started),
@@ -191,43 +189,18 @@ impl BlockLoad {
         self.items.iter().enumerate().map(judge).collect()
     }
 
-    /// Some places stay the block's while they are held. In others, bytes that no checksum vouches for are the block's if its header has stayed what it was before they were read:
-    /// whoever gives the place to another block writes that first. And bytes with another checksum are not damaged if
-    /// that is what happened.
-    fn conclude(self, judged: Vec<Judged>, table: ShardTable, started: Option<Instant>) {
+    /// Places of other processes may get other bytes at any time, of which headers tell nothing: they are written last.
+    /// What no checksum vouches for is the block's only if its owner still says so after it was read. And bytes with
+    /// another checksum are not damaged if that is what happened.
+    fn conclude(self, judged: Vec<Judged>, started: Option<Instant>) {
         let is_settled = |judged: &Judged| matches!(judged, Judged::Is(_) | Judged::Proven);
-        let offset = match self.found.place.header {
-            Some(offset) if !self.found.is_held && !judged.iter().all(is_settled) => offset,
-            _ => return self.settle(judged, None, started),
-        };
-        let core = self.core.clone();
-        let again = Job {
-            tag: self.ticket.id,
-            direction: Direction::Read,
-            priority: self.priority,
-            file: self.found.place.file.clone(),
-            header: Header::Read { offset },
-            parts: Vec::new(),
-            checksums: Checksums::Skip,
-            deadline: self.ticket.deadline,
-            wait_event: None,
-            keep: KeepAlive::by_caller(),
-            done: Box::new(move |outcome| {
-                self.core.note_outcome(Direction::Read, &outcome);
-                let change = match &outcome.result {
-                    Ok(()) => match self.core.layout.check(&self.found, &self.key, &outcome.header) {
-                        Verdict::Good(again) if again == table => None,
-                        Verdict::Good(_) | Verdict::Moved => Some(Status::Miss),
-                        Verdict::Corrupt(reason) => return self.corrupt(reason, started),
-                    },
-                    Err(Failure::TimedOut) => Some(Status::TimedOut),
-                    Err(Failure::Cancelled) => Some(Status::Cancelled),
-                    Err(failure) => Some(Status::Io(failure.errno())),
-                };
-                self.settle(judged, change, started);
-            }),
-        };
-        core.submit(vec![again]);
+        let is_gone = !judged.iter().all(is_settled) && !self.is_still_there();
+        self.settle(judged, is_gone.then_some(Status::Miss), started);
+    }
+
+    /// Whether what was read until now was read from the block's place.
+    fn is_still_there(&self) -> bool {
+        self.found.is_held || self.core.layout.is_still_there(&self.found)
     }
 
     /// Ends the items. `change`: what became of those that no checksum vouches for.
@@ -271,6 +244,9 @@ impl BlockLoad {
     }
 
     fn corrupt(self, reason: String, started: Option<Instant>) {
+        if !self.is_still_there() {
+            return self.end(Status::Miss, started);
+        }
         self.condemn(reason);
         self.end(Status::Corrupt, started);
     }

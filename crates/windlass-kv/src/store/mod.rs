@@ -32,7 +32,7 @@ use self::{
     events::Events,
     gate::Gate,
     requests::Requests,
-    threads::Threads,
+    threads::{Running, Threads},
 };
 use crate::{
     BlockEntry, BlockPage, Completion, Error, Event, Fingerprint, Key, NamespaceDescription, NamespaceId,
@@ -90,7 +90,7 @@ pub struct Store {
 /// What clones of a store and its namespaces share. Dropping it closes the store.
 pub(crate) struct Inner {
     core: Arc<Core>,
-    threads: Mutex<Option<Threads>>,
+    threads: Running,
     namespaces: Mutex<HashMap<NamespaceId, Arc<Mutex<NamespaceOptions>>>>,
 }
 
@@ -137,9 +137,10 @@ impl Store {
             commits,
             transfers: RwLock::new(Some(transfers)),
             closing: AtomicBool::new(false),
+            has_lost: AtomicBool::new(false),
             options,
         });
-        let threads = Mutex::new(Some(Threads::start(&core, places, groups)?));
+        let threads = Running::new(Threads::start(&core, places, groups)?);
         Ok(Self { inner: Arc::new(Inner { core, threads, namespaces: Mutex::default() }) })
     }
 

@@ -21,7 +21,7 @@ use crossbeam_channel::Receiver;
 use std::{
     collections::VecDeque,
     mem,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Instant, SystemTime},
 };
 
@@ -299,7 +299,9 @@ impl ShardWrite {
             }
         };
         if matches!(failure, Failure::Lost(_)) {
-            // The system may still write there: the place is nobody's any more.
+            // The system may still write there: the place is nobody's any more, and is not given to another process.
+            self.core.has_lost.store(true, Ordering::Release);
+            self.core.assemblies.remove(&self.assembly);
             mem::forget(self.assembly.clone());
             let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();
             return self.options.ticket.settle(settled, started);

@@ -103,7 +103,9 @@ impl Requests {
         self.forget(ticket);
         self.metrics.request_ended(ticket.kind, completion);
         if !ticket.is_released() {
-            lock(&self.leased).push(ticket.clone());
+            let mut leased = lock(&self.leased);
+            leased.retain(|ticket| !ticket.is_released());
+            leased.push(ticket.clone());
         }
     }
 

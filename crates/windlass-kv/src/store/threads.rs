@@ -13,7 +13,7 @@ use crate::{Error, Result, Status, io::Transfers, sync::lock};
 use crossbeam_channel::Receiver;
 use std::{
     mem,
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, Condvar, Mutex, PoisonError, atomic::Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -70,15 +70,28 @@ impl Threads {
         let scrub = |(core, bell): (Arc<Core>, Arc<Bell>)| {
             Thread::start("windlass-kv-scrub", move || scrub::run(&core, &bell))
         };
-        Ok(Self {
-            placement: Thread::start("windlass-kv-place", move || placement::run(&placing, &places))?,
-            commit: Thread::start("windlass-kv-commit", move || commit::run(&committing, &groups))?,
-            deadlines: Thread::start("windlass-kv-clock", with(|core| core.requests.watch_deadlines()))?,
-            housekeeping: Thread::start("windlass-kv-house", move || {
-                housekeeping::run(&keeping.0, &keeping.1)
-            })?,
-            scrub: scrubbing.map(scrub).transpose()?,
-            bell,
+        let ringing = bell.clone();
+        let start = || -> Result<Self> {
+            Ok(Self {
+                placement: Thread::start("windlass-kv-place", move || placement::run(&placing, &places))?,
+                commit: Thread::start("windlass-kv-commit", move || commit::run(&committing, &groups))?,
+                deadlines: Thread::start("windlass-kv-clock", with(|core| core.requests.watch_deadlines()))?,
+                housekeeping: Thread::start("windlass-kv-house", move || {
+                    housekeeping::run(&keeping.0, &keeping.1)
+                })?,
+                scrub: scrubbing.map(scrub).transpose()?,
+                bell,
+            })
+        };
+        start().inspect_err(|_| {
+            // Those that have started end by themselves.
+            let _ = core.placement.send(Message::Stop);
+            let _ = core.commits.send(Message::Stop);
+            ringing.ring();
+            core.requests.close();
+            if let Some(transfers) = core.take_transfers() {
+                drop_by(transfers, Instant::now() + GRACE);
+            }
         })
     }
 }
@@ -90,23 +103,78 @@ impl Inner {
         if core.is_forked() {
             return Err(core.closed());
         }
-        let mut threads = lock(&self.threads);
-        let Some(running) = threads.take() else {
+        let Some(running) = self.threads.take(timeout)? else {
             return Ok(());
         };
+        let _closed = ClosesOnDrop(&self.threads);
         core.closing.store(true, Ordering::Release);
         let flushed = core.requests.flush(timeout);
         core.requests.open().iter().for_each(|ticket| {
             ticket.abort(Status::Cancelled);
         });
-        let ended = running.end(core, Instant::now() + GRACE);
+        let ended = running.end(core, Instant::now() + GRACE) && !core.has_lost.load(Ordering::Acquire);
         // What never got all its shards gives back its places.
         core.assemblies.abandon_older_than(Duration::ZERO);
-        let closed = core.layout.close();
         if !ended {
+            // Something may still write to places of this process: nobody else may have its directory before the
+            // process ends. What is not in its log is found out by who takes it over then.
+            mem::forget(core.layout.clone());
             return Err(Error::TimedOut { what: "closing the store", waited_ms: GRACE.as_millis() });
         }
-        flushed.and(closed)
+        flushed.and(core.layout.close())
+    }
+}
+
+/// The threads of a store, until somebody closes it.
+pub(super) struct Running {
+    state: Mutex<State>,
+    closed: Condvar,
+}
+
+enum State {
+    Open(Threads),
+    /// Somebody closes it just now.
+    Closing,
+    Closed,
+}
+
+impl Running {
+    pub(super) fn new(threads: Threads) -> Self {
+        Self { state: Mutex::new(State::Open(threads)), closed: Condvar::new() }
+    }
+
+    /// The threads, for the first who asks. Others wait until that one has closed the store.
+    fn take(&self, timeout: Option<Duration>) -> Result<Option<Threads>> {
+        let mut state = lock(&self.state);
+        match mem::replace(&mut *state, State::Closing) {
+            State::Open(threads) => return Ok(Some(threads)),
+            other => *state = other,
+        }
+        let is_closing = |state: &mut State| matches!(state, State::Closing);
+        let Some(timeout) = timeout else {
+            drop(self.closed.wait_while(state, is_closing).unwrap_or_else(PoisonError::into_inner));
+            return Ok(None);
+        };
+        let (state, _) = self
+            .closed
+            .wait_timeout_while(state, timeout, is_closing)
+            .unwrap_or_else(PoisonError::into_inner);
+        match &*state {
+            State::Closing => {
+                Err(Error::TimedOut { what: "closing the store", waited_ms: timeout.as_millis() })
+            }
+            State::Open(_) | State::Closed => Ok(None),
+        }
+    }
+}
+
+/// Says that the store is closed, however closing it ends.
+struct ClosesOnDrop<'a>(&'a Running);
+
+impl Drop for ClosesOnDrop<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.state) = State::Closed;
+        self.0.closed.notify_all();
     }
 }
 
@@ -119,8 +187,7 @@ impl Threads {
         // Its reads go by, one after the other, once the bell is rung.
         let scrubbed = self.scrub.is_none_or(|scrub| scrub.ends_by(deadline));
         let mut ended = self.placement.ends_by(deadline) & self.housekeeping.ends_by(deadline) & scrubbed;
-        let transfers = core.transfers.write().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(transfers) = transfers {
+        if let Some(transfers) = core.take_transfers() {
             ended &= drop_by(transfers, deadline);
         }
         let _ = core.commits.send(Message::Stop);
@@ -132,10 +199,26 @@ impl Threads {
 
 /// Ends the engine, which waits for what the kernel has. Whether it has ended by then.
 fn drop_by(transfers: Arc<dyn Transfers>, deadline: Instant) -> bool {
-    match Thread::start("windlass-kv-end", move || drop(transfers)) {
-        Ok(thread) => thread.ends_by(deadline),
-        // It was dropped with the thread that could not be made.
-        Err(_) => true,
+    let (send, receive) = crossbeam_channel::bounded::<Arc<dyn Transfers>>(1);
+    let end = move || {
+        if let Ok(transfers) = receive.recv() {
+            // Whoever hands transfers on just now holds it too, for a moment.
+            while Arc::strong_count(&transfers) > 1 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            drop(transfers);
+        }
+    };
+    match Thread::start("windlass-kv-end", end) {
+        Ok(thread) => {
+            let _ = send.send(transfers);
+            thread.ends_by(deadline)
+        }
+        Err(_) => {
+            // To end it here might take for ever.
+            mem::forget(transfers);
+            false
+        }
     }
 }
 
@@ -144,8 +227,8 @@ impl Drop for Inner {
         if self.core.is_forked() {
             // The threads are the parent's, and locks may be held by them: nothing here is touched, nor freed.
             mem::forget(self.core.clone());
-            if let Ok(threads) = self.threads.get_mut() {
-                mem::forget(threads.take());
+            if let Ok(state) = self.threads.state.get_mut() {
+                mem::forget(mem::replace(state, State::Closed));
             }
             return;
         }

@@ -129,7 +129,11 @@ fn read(
     priority: Priority,
     shards: &[Shard],
 ) -> Seen {
+    let is_gone = || !found.is_held && !core.layout.is_still_there(found);
     let corrupt = |reason: String| {
+        if is_gone() {
+            return Seen::Gone;
+        }
         core.layout.condemn(found);
         core.note_block(EventKind::CorruptBlock, namespace, key, reason);
         Seen::Corrupt
@@ -161,6 +165,8 @@ fn read(
     match core.layout.check(found, key, &outcome.header) {
         Verdict::Good(table) if !shards.is_empty() && table.0 != shards => Seen::Gone,
         Verdict::Good(table) => match shards.iter().enumerate().position(differs) {
+            // Nothing else vouches for bytes without a checksum.
+            None if shards.iter().any(|shard| shard.checksum.is_none()) && is_gone() => Seen::Gone,
             None => Seen::Good(table),
             Some(number) => corrupt(format!("shard {number} has another checksum than the one stored")),
         },

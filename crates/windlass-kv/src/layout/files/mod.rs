@@ -213,6 +213,11 @@ impl Layout for Files {
         self.shared.check(found, key, header)
     }
 
+    fn is_still_there(&self, _: &Found) -> bool {
+        // What was found is open: its file stays as it is, whoever removes its name.
+        true
+    }
+
     fn condemn(&self, found: &Found) {
         self.shared.condemn(found);
     }

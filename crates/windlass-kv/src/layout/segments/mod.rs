@@ -261,6 +261,11 @@ impl Layout for Segments {
         Verdict::Good(header.table)
     }
 
+    fn is_still_there(&self, found: &Found) -> bool {
+        let token = found.token.downcast_ref::<FoundToken>();
+        token.is_some_and(|token| token.entry.is_own() || self.is_still_there(token))
+    }
+
     fn condemn(&self, found: &Found) {
         let Some(token) = found.token.downcast_ref::<FoundToken>() else { return };
         if token.entry.is_own() {

@@ -315,6 +315,34 @@ fn too_many_bytes_at_once_queue_loads_and_refuse_stores() {
 }
 
 #[test]
+fn a_store_does_not_overtake_loads_that_wait() {
+    let bench = bench(|options| options.max_in_flight_bytes = 3 * SHARD as u64);
+    bench.put("a");
+    bench.transfers.hold(Some(Direction::Read));
+    let (small, _) = bench.load("a", 0, SHARD);
+    let (large, _) = bench.load("a", 0, 3 * SHARD);
+    assert_eq!(bench.store.stats().unwrap().queued_loads, 1);
+    assert_eq!(end(&bench.store_shard("b", 0, 1).0).items, [Status::Dropped(DropReason::Busy)]);
+    bench.transfers.hold(None);
+    assert_eq!((end(&small).items[0], end(&large).items[0]), (Status::Ok, Status::Mismatch));
+    bench.put("b");
+}
+
+#[test]
+fn any_number_of_queued_loads_may_be_refused_one_after_the_other() {
+    let bench = bench(|options| options.max_in_flight_bytes = SHARD as u64);
+    bench.put("a");
+    bench.transfers.hold(Some(Direction::Read));
+    let loads: Vec<_> = (0..20_000).map(|_| bench.load("a", 0, SHARD).0).collect();
+    assert_eq!(bench.store.stats().unwrap().queued_loads, 19_999);
+    bench.transfers.refuse();
+    bench.transfers.hold(None);
+    for ticket in &loads[1..] {
+        assert_eq!(end(ticket).items, [Status::Io(libc::ENODEV)]);
+    }
+}
+
+#[test]
 fn completions_are_told_by_the_event_descriptor() {
     let bench = bench(|_| {});
     bench.put("a");
@@ -439,4 +467,45 @@ fn metrics_name_what_happened() {
         assert!(metrics.lines().any(|other| other == line), "{line} in:\n{metrics}");
     }
     assert!(metrics.ends_with("# EOF\n"));
+}
+
+#[test]
+fn what_its_owner_has_moved_is_a_miss_unless_its_checksum_was_compared() {
+    for (verify, status) in [(true, Status::Ok), (false, Status::Miss)] {
+        let bench = bench(|options| options.verify = verify);
+        bench.put("a");
+        crate::sync::lock(&bench.layout.state).has_moved = true;
+        assert_eq!(bench.get("a", 0), status, "verify: {verify}");
+        assert!(bench.store.events().is_empty());
+    }
+}
+
+#[test]
+fn bytes_of_another_block_in_a_moved_place_are_no_damage() {
+    let bench = bench(|_| {});
+    bench.put("a");
+    bench.layout.damage("a", &bench.namespace);
+    crate::sync::lock(&bench.layout.state).has_moved = true;
+    assert_eq!(bench.get("a", 0), Status::Miss);
+    let verified = bench.store.verify(|_| std::ops::ControlFlow::Continue(())).unwrap();
+    assert_eq!((verified.gone, verified.corrupt), (1, 0));
+    assert_eq!(bench.store.stats().unwrap().corrupt_blocks, 0);
+    assert!(bench.store.events().is_empty());
+}
+
+#[test]
+fn who_closes_while_another_does_waits_no_longer_than_asked() {
+    let bench = bench(|_| {});
+    bench.transfers.hold(Some(Direction::Write));
+    let (ticket, _) = bench.store_shard("a", 0, 1);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| bench.store.close(None));
+        eventually("it closes", || bench.store.stats().is_err());
+        let second = bench.store.close(Some(Duration::from_millis(20)));
+        assert!(matches!(second, Err(Error::TimedOut { .. })), "{second:?}");
+        bench.transfers.hold(None);
+        first.join().unwrap().unwrap();
+    });
+    assert_eq!(end(&ticket).items, [Status::Ok]);
+    bench.store.close(None).unwrap();
 }

@@ -38,6 +38,8 @@ pub(super) struct State {
     namespaces: Vec<(NamespaceId, String)>,
     /// Whether commits fail.
     pub(super) commits_fail: bool,
+    /// Whether the owner of all places has given them to others since they were found.
+    pub(super) has_moved: bool,
     pub(super) condemned: u64,
 }
 
@@ -194,6 +196,10 @@ impl Layout for Slots {
         Verdict::Corrupt("no header".into())
     }
 
+    fn is_still_there(&self, _: &Found) -> bool {
+        !lock(&self.state).has_moved
+    }
+
     fn condemn(&self, found: &Found) {
         let (block, _) = found.token.downcast_ref::<(Fingerprint, Block)>().unwrap();
         let mut state = lock(&self.state);
@@ -273,6 +279,8 @@ struct Queue {
     /// How the next transfers end: by the system's number, or well.
     failures: VecDeque<Option<i32>>,
     closed: bool,
+    /// Transfers end as soon as they are submitted.
+    refuses: bool,
 }
 
 impl OneThread {
@@ -296,6 +304,10 @@ impl Shared {
     pub(super) fn hang(&self, hung: bool) {
         lock(&self.state).hung = hung;
         self.changed.notify_all();
+    }
+
+    pub(super) fn refuse(&self) {
+        lock(&self.state).refuses = true;
     }
 
     pub(super) fn fail_next(&self, errno: i32) {
@@ -334,7 +346,14 @@ impl Shared {
 
 impl Transfers for OneThread {
     fn submit(&self, jobs: Vec<Job>) {
-        lock(&self.shared.state).jobs.extend(jobs);
+        let mut state = lock(&self.shared.state);
+        if state.refuses {
+            drop(state);
+            let refused = || Failure::Io(std::io::Error::from_raw_os_error(libc::ENODEV));
+            return jobs.into_iter().for_each(|job| end(job, Outcome::failed(refused())));
+        }
+        state.jobs.extend(jobs);
+        drop(state);
         self.shared.changed.notify_all();
     }
 
