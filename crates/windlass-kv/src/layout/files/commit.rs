@@ -82,7 +82,8 @@ impl Shared {
     fn finish(&self, block: &Written) -> Result<()> {
         let claim = claim_of(block)?;
         let path = block.claim.place.file.path();
-        let file = block.claim.place.file.buffered();
+        let file = block.claim.place.file.open().map_err(failed("opening", path))?;
+        let file = file.buffered();
         let is_bare = claim.namespace.tree.is_bare();
         if let ([shard], true) = (block.table.0.as_slice(), is_bare)
             && shard.len < claim.file_len
@@ -92,6 +93,10 @@ impl Shared {
         let is_unproven = is_bare || block.table.0.iter().any(|shard| shard.checksum.is_none());
         if self.durability != Durability::None || is_unproven {
             file.sync_data().map_err(failed("syncing", path))?;
+        }
+        if is_bare {
+            let metadata = file.metadata().map_err(failed("asking for", path))?;
+            let _ = claim.written.set(metadata);
         }
         Ok(())
     }
@@ -127,9 +132,9 @@ impl Shared {
         if claim.namespace.tree.is_bare()
             && let [shard] = block.table.0.as_slice()
             && let Some(checksum) = shard.checksum
-            && let Ok(metadata) = block.claim.place.file.buffered().metadata()
+            && let Some(metadata) = claim.written.get()
         {
-            sums.push((fingerprint, Sum::new(&metadata, checksum)));
+            sums.push((fingerprint, Sum::new(metadata, checksum)));
         }
         let payload_len = block.table.0.iter().fold(0, |sum: u64, shard| sum.saturating_add(shard.len));
         let mut entry =

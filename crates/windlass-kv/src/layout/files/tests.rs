@@ -318,3 +318,33 @@ fn keys_that_vllm_has_none_of_are_refused() {
     assert!(matches!(found, Lookup::Miss));
     assert!(!contains(bench.layout(), namespace, "abc"));
 }
+
+/// Descriptors of this process for files below a directory, but for those of its writer.
+fn descriptors(root: &Path) -> usize {
+    let is_blocks = |path: &Path| path.starts_with(root) && !path.ends_with(names::LEASE);
+    let open =
+        fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    open.filter(|path| is_blocks(path)).count()
+}
+
+#[test]
+fn what_waits_for_its_transfer_needs_no_descriptor() {
+    let bench = bench();
+    let shards = [bytes("a", 100)];
+    let (mut claims, mut found) = (Vec::new(), Vec::new());
+    for number in 0..50 {
+        let (written, waiting) = (format!("written {number}"), format!("waiting {number}"));
+        assert_eq!(bench.store(&written, &shards), Stored::Committed);
+        claims.push(bench.layout().reserve(block(bench.namespace, &waiting, &shards)).unwrap());
+        let fingerprint = Fingerprint::of(bench.namespace, written.as_bytes());
+        let key = Key::new(written.as_bytes()).unwrap();
+        found.push(bench.layout().find(bench.namespace, &key, fingerprint));
+    }
+    assert!(claims.iter().all(|claim| matches!(claim, Reservation::Claimed(_))));
+    assert_eq!(descriptors(&bench.options.root), 0);
+    let Lookup::Found(first) = &found[0] else { panic!("it was stored") };
+    let open = first.place.file.open().unwrap();
+    assert!(descriptors(&bench.options.root) > 0);
+    drop(open);
+    assert_eq!(descriptors(&bench.options.root), 0);
+}
