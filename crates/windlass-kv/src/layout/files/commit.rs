@@ -17,6 +17,7 @@ use crate::{
 use std::{
     collections::BTreeMap,
     io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
 };
@@ -101,7 +102,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives a file its name; says in which directory. If another process was faster, its block is as good.
+    /// Gives a file its name; says in which directory. If another process was faster, its block is as good, unless it is
+    /// known to be damaged.
     fn publish(&self, block: &Written) -> Result<PathBuf> {
         let claim = claim_of(block)?;
         let temporary = block.claim.place.file.path();
@@ -113,7 +115,18 @@ impl Shared {
         }
         match renamed {
             Ok(()) => claim.is_published.store(true, Ordering::Release),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let there = claim.path.symlink_metadata().map_err(failed("asking for", &claim.path))?;
+                if !there.is_file() {
+                    return Err(failed("giving its name to", &claim.path)(error));
+                }
+                let condemned = lock(&self.condemned).get(&block.claim.block.fingerprint).copied();
+                if condemned == Some(there.ino()) {
+                    let replaced = self.disk.rename(temporary, &claim.path);
+                    replaced.map_err(failed("replacing the damaged block", &claim.path))?;
+                    claim.is_published.store(true, Ordering::Release);
+                }
+            }
             Err(error) => return Err(failed("giving its name to", &claim.path)(error)),
         }
         Ok(claim.path.parent().unwrap_or(Path::new(".")).to_owned())
