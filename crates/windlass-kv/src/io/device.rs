@@ -136,10 +136,10 @@ impl DeviceSide {
     ///
     /// # Errors
     /// If they must be moved directly, and cannot.
-    pub(super) fn pieces(&self, job: &Job) -> std::result::Result<DevicePieces, Failure> {
+    pub(super) fn pieces(&self, job: &Job, file: &DataFile) -> std::result::Result<DevicePieces, Failure> {
         let direct = match self.direct {
             DirectPath::Off => return Ok(DevicePieces::Staged),
-            DirectPath::Prefer | DirectPath::Require => self.can_move(job),
+            DirectPath::Prefer | DirectPath::Require => self.can_move(job, file),
         };
         match direct {
             Ok(()) => Ok(DevicePieces::Direct),
@@ -151,7 +151,7 @@ impl DeviceSide {
         }
     }
 
-    fn can_move(&self, job: &Job) -> std::result::Result<(), Unavailable> {
+    fn can_move(&self, job: &Job, file: &DataFile) -> std::result::Result<(), Unavailable> {
         for piece in job.parts.iter().flat_map(|part| &part.pieces) {
             if let DeviceId::Cuda(ordinal) = piece.device
                 && self.region_of(ordinal, piece.address, piece.len).is_none()
@@ -162,7 +162,7 @@ impl DeviceSide {
                 });
             }
         }
-        job.file.cufile().map(|_| ()).map_err(Clone::clone)
+        file.cufile().map(|_| ()).map_err(Clone::clone)
     }
 
     /// The direct path is not taken any more.

@@ -11,6 +11,7 @@ mod engine;
 pub(crate) mod fault;
 mod file;
 mod lane;
+mod late;
 mod memory;
 mod outcome;
 mod plan;
@@ -26,11 +27,12 @@ mod worker;
 pub(crate) use device::Region as DeviceRegion;
 pub(crate) use engine::{IoEngine, IoOptions, IoReport};
 pub(crate) use file::{DataFile, FileAccess};
+pub(crate) use late::FileRef;
 pub(crate) use transfers::Transfers;
 
 use crate::{KeepAlive, Piece};
 use serde::Serialize;
-use std::{fmt, io, sync::Arc, time::Instant};
+use std::{fmt, io, time::Instant};
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +106,7 @@ pub(crate) struct Job {
     pub(crate) tag: u64,
     pub(crate) direction: Direction,
     pub(crate) priority: Priority,
-    pub(crate) file: Arc<DataFile>,
+    pub(crate) file: FileRef,
     pub(crate) header: Header,
     pub(crate) parts: Vec<Part>,
     /// Whether CRC-32C of each part is computed. It is not for parts that a device moves directly.

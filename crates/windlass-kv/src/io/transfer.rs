@@ -11,8 +11,13 @@ use crate::KeepAlive;
 use std::{collections::VecDeque, io, mem, sync::Arc, time::Instant};
 
 /// The steps of a job, as things stand with its file.
-pub(super) fn plan(job: &Job, limits: Limits, devices: DevicePieces) -> Result<VecDeque<Step>, &'static str> {
-    let grid = match job.file.direct() {
+pub(super) fn plan(
+    job: &Job,
+    file: &DataFile,
+    limits: Limits,
+    devices: DevicePieces,
+) -> Result<VecDeque<Step>, &'static str> {
+    let grid = match file.direct() {
         Ok(direct) => Grid { memory: direct.memory_alignment.max(1), offset: direct.offset_alignment.max(1) },
         Err(_) => Grid::BUFFERED,
     };
@@ -37,6 +42,8 @@ pub(super) fn plan(job: &Job, limits: Limits, devices: DevicePieces) -> Result<V
 pub(super) struct Transfer {
     pub(super) direction: Direction,
     pub(super) file: Arc<DataFile>,
+    /// Whether the file is open for this transfer's sake.
+    pub(super) is_late: bool,
     pub(super) wait_event: Option<u64>,
     pub(super) is_demand: bool,
     /// Steps that have not begun.
@@ -57,7 +64,7 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    pub(super) fn begin(job: Job, steps: VecDeque<Step>) -> Self {
+    pub(super) fn begin(job: Job, file: Arc<DataFile>, steps: VecDeque<Step>) -> Self {
         let make_header = match job.header {
             Header::Write { make, .. } => Some(make),
             Header::None | Header::Read { .. } => None,
@@ -68,7 +75,8 @@ impl Transfer {
         };
         Self {
             direction: job.direction,
-            file: job.file,
+            file,
+            is_late: job.file.is_late(),
             wait_event: job.wait_event,
             is_demand: job.priority == super::Priority::Demand,
             steps,
@@ -128,7 +136,10 @@ impl Transfer {
 
     /// Lets the memory go, and says how it went.
     pub(super) fn end(self) {
-        let Self { keep, done, sums, lens, header, carried, bounced_bytes, failure, started, .. } = self;
+        let Self { file, keep, done, sums, lens, header, carried, bounced_bytes, failure, started, .. } =
+            self;
+        // Who learns of the end may begin with another.
+        drop(file);
         match failure {
             Some(Failure::Lost(_)) => mem::forget(keep),
             _ => drop(keep),

@@ -6,6 +6,7 @@ use super::{
     bounce::{BouncePool, Lease},
     device::DeviceLane,
     engine::Shared,
+    file::DataFile,
     lane::{Done, Lane, Op},
     memory,
     outcome::{Next, settle},
@@ -21,6 +22,8 @@ use windlass::{DeviceId, device::CopyError, route::Access};
 const STEP_BYTES: u64 = 8 << 20;
 /// Pieces of the caller's memory in one step: the system takes 1024, and memory of ours needs some.
 const STEP_SEGMENTS: usize = 512;
+/// Files that all workers together have open for single transfers: half as many as descriptors.
+const MOST_LATE_FILES: usize = 128;
 
 /// One worker of several.
 pub(super) struct Worker {
@@ -40,7 +43,9 @@ pub(super) struct Worker {
     in_flight_bytes: u64,
     /// Of these, those that nobody waits for.
     background_bytes: u64,
-    /// Whether there was no memory for the next step.
+    /// Files that are open for single transfers.
+    late_files: usize,
+    /// Whether there was no memory for the next step, or no descriptor for the next job.
     is_short: bool,
 }
 
@@ -64,6 +69,7 @@ impl Worker {
             unfinished: VecDeque::new(),
             in_flight_bytes: 0,
             background_bytes: 0,
+            late_files: 0,
             is_short: false,
         }
     }
@@ -81,7 +87,7 @@ impl Worker {
                 self.pool.leave(&self.wake);
             }
             let accept = self.accept();
-            let is_parked = self.has_room() && !self.is_short;
+            let is_parked = self.has_room() && self.may_open() && !self.is_short;
             if is_parked && !self.shared.queue.park(self.number, &self.wake, accept) {
                 continue;
             }
@@ -103,6 +109,10 @@ impl Worker {
 
     fn has_room(&self) -> bool {
         self.lane.has_room() && self.in_flight_bytes < self.shared.window_bytes
+    }
+
+    fn may_open(&self) -> bool {
+        self.late_files < (MOST_LATE_FILES / self.shared.workers.max(1)).max(1)
     }
 
     /// Demand finds room whatever else there is to do.
@@ -163,7 +173,7 @@ impl Worker {
         }
         let share = self.shared.queue.len().div_ceil(self.shared.workers).max(1);
         for _ in 0..share {
-            if !self.has_room() || !self.unfinished.is_empty() {
+            if !self.has_room() || !self.may_open() || !self.unfinished.is_empty() {
                 return;
             }
             let Some(queued) = self.shared.queue.take(self.accept()) else { return };
@@ -173,16 +183,29 @@ impl Worker {
         }
     }
 
-    /// Begins a job; `false` if there is no memory for it, and it waits again.
+    /// Begins a job; `false` if there is no memory or no descriptor for it, and it waits again.
     fn begin_job(&mut self, queued: Queued) -> bool {
         let Queued { job, steps } = queued;
         if job.deadline.is_some_and(|deadline| deadline <= std::time::Instant::now()) {
             Queued { job, steps }.end(Failure::TimedOut);
             return true;
         }
+        let file = match job.file.open() {
+            Ok(file) => file,
+            // There is one when another has ended.
+            Err(error) if is_out_of_descriptors(&error) && self.lane.in_flight() > 0 => {
+                self.is_short = true;
+                self.shared.queue.put_back(Queued { job, steps });
+                return false;
+            }
+            Err(error) => {
+                Queued { job, steps }.end(Failure::Io(error));
+                return true;
+            }
+        };
         let planned = match steps {
             Some(steps) => Ok(steps),
-            None => self.plan(&job),
+            None => self.plan(&job, &file),
         };
         let mut steps = match planned {
             Ok(steps) => steps,
@@ -223,11 +246,12 @@ impl Worker {
         });
         let waited = self.wait_for_event(&job, &steps);
         drop(blocked);
-        let mut transfer = Transfer::begin(job, steps);
+        let mut transfer = Transfer::begin(job, file, steps);
         if let Err(error) = waited {
             transfer.fail(Failure::Device(error));
         }
         self.shared.background.began(transfer.is_demand);
+        self.late_files += usize::from(transfer.is_late);
         self.transfers[number] = Some(transfer);
         if let Some((step, lease)) = first {
             self.begin(number, step, lease);
@@ -238,15 +262,15 @@ impl Worker {
     }
 
     /// The steps of a job, as things stand with its file and its memory.
-    fn plan(&self, job: &Job) -> Result<VecDeque<Step>, Failure> {
-        if let Err(why) = job.file.direct() {
+    fn plan(&self, job: &Job, file: &DataFile) -> Result<VecDeque<Step>, Failure> {
+        if let Err(why) = file.direct() {
             self.shared.refusals.add("direct transfers", job.file.path(), why);
         }
         let pieces = match &self.devices {
-            Some(devices) => devices.side().pieces(job)?,
+            Some(devices) => devices.side().pieces(job, file)?,
             None => DevicePieces::Staged,
         };
-        plan(job, self.limits(), pieces)
+        plan(job, file, self.limits(), pieces)
             .map_err(|what| Failure::Io(io::Error::new(io::ErrorKind::InvalidInput, what)))
     }
 
@@ -399,6 +423,7 @@ impl Worker {
             self.unfinished.retain(|own| *own != number);
             self.check_direct(&mut transfer);
             self.shared.background.ended(transfer.is_demand);
+            self.late_files -= usize::from(transfer.is_late);
             transfer.end();
         }
     }
@@ -428,6 +453,10 @@ fn fail_copy(transfer: &mut Transfer, failed: CopyError, lease: Lease) {
     } else {
         transfer.fail(Failure::Device(failed.error));
     }
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// Errors of the system are not cloned.

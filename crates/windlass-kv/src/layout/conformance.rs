@@ -9,6 +9,7 @@ use crate::{
 use std::{
     collections::{HashMap, HashSet},
     fs::OpenOptions,
+    io::ErrorKind,
     os::unix::fs::FileExt,
     path::Path,
     time::{Duration, Instant, SystemTime},
@@ -166,7 +167,8 @@ pub(crate) fn store(layout: &dyn Layout, block: &NewBlock, shards: &[Vec<u8>]) -
 }
 
 pub(crate) fn write(layout: &dyn Layout, claim: Claim, shards: &[Vec<u8>]) -> Written {
-    let file = claim.place.file.buffered();
+    let file = claim.place.file.open().unwrap();
+    let file = file.buffered();
     for (number, shard) in shards.iter().enumerate() {
         assert!(shard.len() as u64 <= claim.place.stride);
         let mut padded = shard.clone();
@@ -206,9 +208,15 @@ pub(crate) fn load(layout: &dyn Layout, namespace: NamespaceId, key: &str) -> Lo
         Lookup::Expired => return Loaded::Expired,
         Lookup::Failed(error) => panic!("{error}"),
     };
+    let file = match found.place.file.open() {
+        Ok(file) => file,
+        // Where files are opened late, one may be gone.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Loaded::Miss,
+        Err(error) => panic!("{error}"),
+    };
     let read = |offset: u64, len: usize| {
         let mut bytes = vec![0; len];
-        found.place.file.buffered().read_exact_at(&mut bytes, offset).map(|()| bytes)
+        file.buffered().read_exact_at(&mut bytes, offset).map(|()| bytes)
     };
     let corrupt = || {
         layout.condemn(&found);
@@ -443,6 +451,7 @@ pub(crate) fn a_block_that_is_read_stays_whole(open: Open) {
     let key = Key::new(b"read").unwrap();
     let fingerprint = Fingerprint::of(bench.namespace, b"read");
     let Lookup::Found(found) = bench.layout().find(bench.namespace, &key, fingerprint) else { panic!() };
+    let file = found.place.file.open().unwrap();
     bench.layout().delete(bench.namespace, &[(b"read", fingerprint)]).unwrap();
     assert!(!bench.contains("read"));
     for number in 0..2 * CAPACITY as usize / LEN {
@@ -451,7 +460,7 @@ pub(crate) fn a_block_that_is_read_stays_whole(open: Open) {
     }
     bench.layout().maintain().unwrap();
     let mut read = vec![0; LEN];
-    found.place.file.buffered().read_exact_at(&mut read, found.place.payload).unwrap();
+    file.buffered().read_exact_at(&mut read, found.place.payload).unwrap();
     assert!(read == expected, "another block was written over one that is read");
 }
 
@@ -606,7 +615,8 @@ pub(crate) fn another_key_of_the_same_fingerprint_is_a_miss(open: Open) {
     let (key, fingerprint) = (Key::new(b"b").unwrap(), Fingerprint::of(bench.namespace, b"a"));
     let Lookup::Found(found) = bench.layout().find(bench.namespace, &key, fingerprint) else { panic!() };
     let mut header = vec![0; super::HEADER_LEN];
-    found.place.file.buffered().read_exact_at(&mut header, found.place.header.unwrap()).unwrap();
+    let file = found.place.file.open().unwrap();
+    file.buffered().read_exact_at(&mut header, found.place.header.unwrap()).unwrap();
     assert_eq!(bench.layout().check(&found, &key, &header), Verdict::Moved);
 }
 

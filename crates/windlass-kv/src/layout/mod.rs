@@ -14,7 +14,7 @@ mod segments;
 use crate::{
     DropReason, Error, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result, StoreOptions,
     format::{PAGE, superblock::Superblock},
-    io::DataFile,
+    io::FileRef,
 };
 use std::{any::Any, fs::File, io, io::Read, sync::Arc, time::SystemTime};
 
@@ -77,7 +77,7 @@ impl NewBlock {
 /// Where a block's bytes are.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
-    pub(crate) file: Arc<DataFile>,
+    pub(crate) file: FileRef,
     /// Offset of the header, [`HEADER_LEN`] bytes; `None` if this layout has none. Where there is one, it is just before
     /// the payload, or just behind the last shard.
     pub(crate) header: Option<u64>,

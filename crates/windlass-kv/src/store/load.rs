@@ -13,7 +13,7 @@ use crate::{
     metrics::NamespaceCounters,
     ticket::{Settled, TicketState},
 };
-use std::{sync::Arc, time::Instant};
+use std::{io::ErrorKind, sync::Arc, time::Instant};
 
 /// What loads of one request have in common.
 pub(crate) struct LoadOptions<'a> {
@@ -158,6 +158,8 @@ impl BlockLoad {
             },
             Err(Failure::TimedOut) => self.end(Status::TimedOut, started),
             Err(Failure::Cancelled) => self.end(Status::Cancelled, started),
+            // It was removed before its file was opened.
+            Err(Failure::Io(error)) if error.kind() == ErrorKind::NotFound => self.end(Status::Miss, started),
             Err(failure) => {
                 let reason = format!("reading {}: {failure}", self.found.place.file.path().display());
                 match failure {

@@ -55,7 +55,8 @@ use std::{
 /// A store of KV-cache blocks below a directory. Clones are the same store.
 ///
 /// Nothing waits for the disk but what says so: [`Ticket::wait`](crate::Ticket::wait), [`Store::flush`],
-/// [`Store::close`], and what lists, verifies and removes.
+/// [`Store::close`], and what lists, verifies and removes. In layout [`Files`](crate::LayoutKind::Files) looking up,
+/// loading and storing ask the file system what is there, too; no bytes of blocks are read or written meanwhile.
 ///
 /// ```no_run
 /// use std::{sync::Arc, time::Duration};

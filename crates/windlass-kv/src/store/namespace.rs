@@ -30,6 +30,10 @@ const LOOKUP_STEP: usize = 64;
 
 /// A namespace of an open store. Clones are the same namespace, and keep the store open.
 ///
+/// Looking up, loading and storing return without waiting for the disk in layout
+/// [`Segments`](crate::LayoutKind::Segments), which knows what is there. In layout [`Files`](crate::LayoutKind::Files)
+/// they ask the file system for each block that has to be found or is not known.
+///
 /// Keys that no block can have, because they are empty or too long, are refused with [`Error::InvalidKey`].
 #[derive(Clone)]
 pub struct Namespace {
@@ -60,7 +64,7 @@ impl Namespace {
         self.id
     }
 
-    /// Whether blocks are there, one answer each. No disk is asked, where the layout has an index.
+    /// Whether blocks are there, one answer each. No disk is asked, where the layout knows of all blocks.
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::Closed`].

@@ -155,6 +155,7 @@ fn read(
     match outcome.result {
         Ok(()) => {}
         Err(failure @ Failure::Short { .. }) => return corrupt(failure.to_string()),
+        Err(Failure::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Seen::Gone,
         Err(Failure::Io(error)) => return Seen::Failed(error),
         Err(failure) => return Seen::Failed(io::Error::from_raw_os_error(failure.errno())),
     }

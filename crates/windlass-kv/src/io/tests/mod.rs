@@ -7,7 +7,11 @@ mod model;
 mod order;
 
 use super::*;
-use std::{path::Path, sync::mpsc, time::Duration};
+use std::{
+    path::Path,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 /// Long enough for anything that ends at all.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -66,7 +70,7 @@ fn job(direction: Direction, file: &Arc<DataFile>, parts: Vec<Part>, done: Done)
         tag: 0,
         direction,
         priority: Priority::Demand,
-        file: file.clone(),
+        file: file.clone().into(),
         header: Header::None,
         parts,
         checksums: Checksums::Compute,

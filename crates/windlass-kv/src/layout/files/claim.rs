@@ -7,15 +7,16 @@ use crate::{
     disk::{Disk, Extend},
     format::{PAGE, expiry_seconds, header::BlockHeader, header::MAX_SHARD_LEN, now_seconds},
     index::MAX_SLOT_BYTES,
-    io::FileAccess,
+    io::{FileAccess, FileRef},
     layout::{Claim, HEADER_LEN, MAX_SHARDS, NewBlock, Place, Reservation, ShardTable},
 };
 use rustix::io::Errno;
 use std::{
+    fs::Metadata,
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -38,6 +39,8 @@ pub(super) struct FileClaim {
     sequence: u64,
     /// Whether the temporary name is another's, or nobody's, by now.
     pub(super) is_published: AtomicBool,
+    /// The file as it was when it was whole, of blocks without a page that describes them.
+    pub(super) written: OnceLock<Metadata>,
 }
 
 impl Drop for FileClaim {
@@ -90,6 +93,7 @@ impl Shared {
             writer: writer.id,
             sequence: self.number(),
             is_published: AtomicBool::new(false),
+            written: OnceLock::new(),
         };
         if block.expires.is_some() {
             claim.namespace.mark_expiring(&self.disk, writer)?;
@@ -136,15 +140,10 @@ impl Shared {
     }
 
     /// Makes the file, with all the room that it needs. `None` if there is not enough.
-    fn create(
-        &self,
-        writer: &Writer,
-        claim: &mut FileClaim,
-        file_len: u64,
-    ) -> Result<Option<Arc<crate::io::DataFile>>> {
+    fn create(&self, writer: &Writer, claim: &mut FileClaim, file_len: u64) -> Result<Option<FileRef>> {
         let temporary = writer.temporary();
-        let made = self.disk.open_data(&temporary, FileAccess::CreateNew);
-        let (file, data) = match made {
+        let made = self.disk.open(&temporary, FileAccess::CreateNew);
+        let file = match made {
             Ok(made) => made,
             Err(error) if is_full(&error) => return Ok(None),
             Err(error) => return Err(super::failed("making", &temporary)(error)),
@@ -155,7 +154,7 @@ impl Shared {
             allocated = file.allocate(file_len, Extend::Yes);
         }
         match allocated {
-            Ok(()) => Ok(Some(data)),
+            Ok(()) => Ok(Some(FileRef::made(temporary))),
             Err(error) if is_full(&error) => Ok(None),
             Err(error) => Err(super::failed("allocating", &temporary)(error)),
         }

@@ -17,6 +17,7 @@ use crate::{
 use std::{
     collections::BTreeMap,
     io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
 };
@@ -82,7 +83,8 @@ impl Shared {
     fn finish(&self, block: &Written) -> Result<()> {
         let claim = claim_of(block)?;
         let path = block.claim.place.file.path();
-        let file = block.claim.place.file.buffered();
+        let file = block.claim.place.file.open().map_err(failed("opening", path))?;
+        let file = file.buffered();
         let is_bare = claim.namespace.tree.is_bare();
         if let ([shard], true) = (block.table.0.as_slice(), is_bare)
             && shard.len < claim.file_len
@@ -93,10 +95,15 @@ impl Shared {
         if self.durability != Durability::None || is_unproven {
             file.sync_data().map_err(failed("syncing", path))?;
         }
+        if is_bare {
+            let metadata = file.metadata().map_err(failed("asking for", path))?;
+            let _ = claim.written.set(metadata);
+        }
         Ok(())
     }
 
-    /// Gives a file its name; says in which directory. If another process was faster, its block is as good.
+    /// Gives a file its name; says in which directory. If another process was faster, its block is as good, unless it is
+    /// known to be damaged.
     fn publish(&self, block: &Written) -> Result<PathBuf> {
         let claim = claim_of(block)?;
         let temporary = block.claim.place.file.path();
@@ -108,7 +115,18 @@ impl Shared {
         }
         match renamed {
             Ok(()) => claim.is_published.store(true, Ordering::Release),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let there = claim.path.symlink_metadata().map_err(failed("asking for", &claim.path))?;
+                if !there.is_file() {
+                    return Err(failed("giving its name to", &claim.path)(error));
+                }
+                let condemned = lock(&self.condemned).get(&block.claim.block.fingerprint).copied();
+                if condemned == Some(there.ino()) {
+                    let replaced = self.disk.rename(temporary, &claim.path);
+                    replaced.map_err(failed("replacing the damaged block", &claim.path))?;
+                    claim.is_published.store(true, Ordering::Release);
+                }
+            }
             Err(error) => return Err(failed("giving its name to", &claim.path)(error)),
         }
         Ok(claim.path.parent().unwrap_or(Path::new(".")).to_owned())
@@ -127,9 +145,9 @@ impl Shared {
         if claim.namespace.tree.is_bare()
             && let [shard] = block.table.0.as_slice()
             && let Some(checksum) = shard.checksum
-            && let Ok(metadata) = block.claim.place.file.buffered().metadata()
+            && let Some(metadata) = claim.written.get()
         {
-            sums.push((fingerprint, Sum::new(&metadata, checksum)));
+            sums.push((fingerprint, Sum::new(metadata, checksum)));
         }
         let payload_len = block.table.0.iter().fold(0, |sum: u64, shard| sum.saturating_add(shard.len));
         let mut entry =

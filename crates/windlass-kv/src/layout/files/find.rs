@@ -7,14 +7,14 @@ use crate::{
     disk::Disk,
     format::{Invalid, PAGE, expiry_seconds, header::BlockHeader, now_seconds},
     index::{self, Entry, Existing, Inserted, ReadHold, Slot},
-    io::{DataFile, FileAccess},
+    io::FileRef,
     layout::{BLOCK_LEN, Found, HEADER_LEN, Lookup, Place, Shard, ShardTable, Verdict},
 };
 use std::{
     fs::{File, Metadata},
     io,
     os::unix::fs::{FileExt, MetadataExt},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering},
     time::Instant,
 };
@@ -45,10 +45,8 @@ impl Shared {
             index::Lookup::Miss => (None, None),
         };
         let Some(path) = namespace.path(fingerprint, Some(key.as_bytes())) else { return Lookup::Miss };
-        let opened = DataFile::open(&path, FileAccess::Read)
-            .and_then(|file| file.buffered().metadata().map(|metadata| (file, metadata)));
-        let (file, metadata) = match opened {
-            Ok(opened) => opened,
+        let metadata = match path.metadata() {
+            Ok(metadata) => metadata,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.vanished(&namespace, &fingerprint);
                 return Lookup::Miss;
@@ -63,7 +61,7 @@ impl Shared {
                 None => return Lookup::Miss,
             },
         };
-        match self.place(&namespace, fingerprint, entry, file, &metadata) {
+        match self.place(&namespace, fingerprint, entry, path, &metadata) {
             Ok(place) => {
                 let token = FileFound {
                     fingerprint,
@@ -80,6 +78,7 @@ impl Shared {
                     token: Box::new(token),
                 })
             }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Lookup::Miss,
             Err(error) => Lookup::Failed(error),
         }
     }
@@ -90,13 +89,13 @@ impl Shared {
         namespace: &Namespace,
         fingerprint: Fingerprint,
         entry: Entry,
-        file: DataFile,
+        path: PathBuf,
         metadata: &Metadata,
     ) -> io::Result<Place> {
         let len = metadata.len();
         if namespace.tree.is_bare() {
             let stride = len.checked_next_multiple_of(BLOCK_LEN).unwrap_or(len);
-            return Ok(Place { file: Arc::new(file), header: None, payload: 0, stride });
+            return Ok(Place { file: FileRef::found(path, metadata), header: None, payload: 0, stride });
         }
         // A file that was cut short has no page there, or another one.
         let header = (len / BLOCK_LEN * BLOCK_LEN).saturating_sub(if len.is_multiple_of(BLOCK_LEN) {
@@ -106,11 +105,11 @@ impl Shared {
         });
         let mut shards = u64::from(entry.slot.segment);
         if shards == 0 {
-            shards = read_shards(file.buffered(), header)?;
+            shards = read_shards(&File::open(&path)?, header)?;
             self.index.amend(&fingerprint, |entry| entry.slot.segment = shards as u32);
         }
         let stride = (header / shards.max(1)) / BLOCK_LEN * BLOCK_LEN;
-        Ok(Place { file: Arc::new(file), header: Some(header), payload: 0, stride })
+        Ok(Place { file: FileRef::found(path, metadata), header: Some(header), payload: 0, stride })
     }
 
     pub(super) fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {

@@ -34,9 +34,11 @@ const MOST_EXPIRED: usize = 4096;
 pub(super) struct Room {
     capacity: u64,
     min_free: u64,
-    /// Bytes of blocks that have a place, but are not in the index yet. Locked while room is made, so that two who need
-    /// room do not take the same.
+    /// Bytes of blocks that have a place, but are not in the index yet, and of those that are not in it any more, but
+    /// whose files are still there. Never locked while the disk is waited for.
     reserved: Mutex<u64>,
+    /// Locked by who makes room, so that two do not evict for the same shortage.
+    making: Mutex<()>,
     /// Directories that blocks are in.
     directories: AtomicU64,
 }
@@ -58,6 +60,7 @@ impl Room {
             capacity,
             min_free: options.min_free_bytes,
             reserved: Mutex::new(0),
+            making: Mutex::new(()),
             directories: AtomicU64::new(0),
         })
     }
@@ -67,7 +70,7 @@ impl Room {
         self.overhead().saturating_add(*lock(&self.reserved))
     }
 
-    /// The bytes of blocks that are being written.
+    /// The bytes of blocks that are written or removed.
     pub(super) fn lock(&self) -> MutexGuard<'_, u64> {
         lock(&self.reserved)
     }
@@ -90,6 +93,11 @@ impl Room {
         (self.directories.load(Ordering::Relaxed) + SMALL_PAGES) * PAGE as u64
     }
 
+    fn take(&self, bytes: u64) {
+        let mut reserved = lock(&self.reserved);
+        *reserved = reserved.saturating_add(bytes);
+    }
+
     pub(super) fn give_back(&self, bytes: u64) {
         let mut reserved = lock(&self.reserved);
         *reserved = reserved.saturating_sub(bytes);
@@ -102,33 +110,49 @@ impl Shared {
         if bytes.saturating_add(self.room.overhead()) > self.room.capacity {
             return Err(DropReason::TooLarge);
         }
-        let mut reserved = lock(&self.room.reserved);
-        let excess = self.index.quota_excess(namespace, bytes);
-        if excess > 0 {
-            let from = Candidates::Namespace(namespace);
-            self.unlink_evicted(Want { from, enough: Enough::Bytes(excess) });
+        if self.index.quota_excess(namespace, bytes) > 0 {
+            let _alone = lock(&self.room.making);
+            let excess = self.index.quota_excess(namespace, bytes);
+            if excess > 0 {
+                let from = Candidates::Namespace(namespace);
+                self.unlink_evicted(Want { from, enough: Enough::Bytes(excess) });
+            }
             if self.index.quota_excess(namespace, bytes) > 0 {
                 return Err(DropReason::Quota);
             }
         }
-        let excess = |reserved: u64| {
-            let others = self.room.overhead() + SPARE_PAGES * PAGE as u64;
-            let used = self.index.totals(None).own_slot_bytes.saturating_add(others);
-            used.saturating_add(reserved).saturating_add(bytes).saturating_sub(self.room.capacity)
-        };
-        let shortage = || self.room.min_free.saturating_add(bytes).saturating_sub(self.available());
+        // Taken first, so that nobody else takes what is freed for it.
+        self.room.take(bytes);
+        if self.shortage(bytes) == 0 {
+            return Ok(());
+        }
+        let alone = lock(&self.room.making);
         // What other processes have written may be learned of meanwhile: then more has to go.
         for _ in 0..MOST_ROUNDS {
-            let too_much = excess(*reserved).max(shortage());
-            if too_much == 0 {
-                *reserved += bytes;
+            let shortage = self.shortage(bytes);
+            if shortage == 0 {
                 return Ok(());
             }
-            if self.make_room(too_much) == 0 {
+            if self.make_room(shortage) == 0 {
                 break;
             }
         }
+        drop(alone);
+        self.room.give_back(bytes);
         Err(DropReason::NoRoom)
+    }
+
+    /// Bytes that have to go before so many can be written for which room was taken.
+    fn shortage(&self, bytes: u64) -> u64 {
+        let excess = self.used(SPARE_PAGES * PAGE as u64).saturating_sub(self.room.capacity);
+        excess.max(self.room.min_free.saturating_add(bytes).saturating_sub(self.available()))
+    }
+
+    /// Bytes of all files, and so many more.
+    fn used(&self, more: u64) -> u64 {
+        let reserved = self.room.lock();
+        let blocks = self.index.totals(None).own_slot_bytes.saturating_add(*reserved);
+        blocks.saturating_add(self.room.overhead()).saturating_add(more)
     }
 
     /// Bytes that can still be written. Where nobody can say, the attempt tells.
@@ -144,17 +168,20 @@ impl Shared {
     /// Keeps some room free, so that who writes need not wait for it.
     pub(super) fn make_room_ahead(&self) {
         let ahead = (self.room.capacity / AHEAD_SHARE).min(MOST_AHEAD);
-        let reserved = lock(&self.room.reserved);
-        let others = self.room.overhead().saturating_add(*reserved);
-        let used = self.index.totals(None).own_slot_bytes.saturating_add(others);
-        let too_much = used.saturating_add(ahead).saturating_sub(self.room.capacity);
+        let _alone = lock(&self.room.making);
+        let too_much = self.used(ahead).saturating_sub(self.room.capacity);
         if too_much > 0 {
             self.make_room(too_much);
         }
     }
 
+    /// Until their files are gone, blocks that were evicted count as if they were being written.
     fn unlink_evicted(&self, want: Want) -> u64 {
+        let mut reserved = self.room.lock();
         let removed = self.index.evict(&want, now_seconds());
+        let going = removed.iter().fold(0_u64, |sum, removed| sum.saturating_add(removed.entry.slot_bytes));
+        *reserved = reserved.saturating_add(going);
+        drop(reserved);
         let mut freed = 0_u64;
         for removed in removed {
             if self.unlink(&removed) {
@@ -162,6 +189,7 @@ impl Shared {
                 freed = freed.saturating_add(removed.entry.slot_bytes);
             }
         }
+        self.room.give_back(going);
         freed
     }
 

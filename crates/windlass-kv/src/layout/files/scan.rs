@@ -159,6 +159,7 @@ impl Shared {
     fn begin(&self, scan: &mut Scan) {
         scan.generation = scan.generation.wrapping_add(1);
         scan.is_under_way = true;
+        self.sums.look_begins();
         scan.first_new = self.number();
         scan.is_partial = self.namespaces.read(&self.disk, &self.root).is_err();
         for namespace in self.namespaces.all() {
@@ -189,6 +190,7 @@ impl Shared {
             }
             self.sums.forget(&removed.fingerprint);
         }
+        self.sums.look_ends(|fingerprint| self.index.peek(fingerprint).is_some());
     }
 
     /// A file is there: it is known from now on, unless it cannot be a block.

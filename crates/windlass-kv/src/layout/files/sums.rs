@@ -10,7 +10,7 @@ use crate::{
     io::FileAccess,
 };
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs::Metadata,
     io,
     os::unix::fs::MetadataExt,
@@ -100,10 +100,50 @@ fn parse(bytes: &[u8]) -> Option<(Fingerprint, Sum)> {
 /// All checksums that are known.
 #[derive(Debug, Default)]
 pub(super) struct Sums {
-    known: Mutex<HashMap<Fingerprint, Sum>>,
+    known: Mutex<Known>,
     own: Mutex<Option<Own>>,
     /// How far other writers' files have been read, and which files those were.
     followed: Mutex<HashMap<PathBuf, (u64, u64)>>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    sums: HashMap<Fingerprint, (Sum, Writing)>,
+    /// How many of these are in this process's file.
+    own: usize,
+    /// Of which it was learned since the last look at all files began.
+    since_look: HashSet<Fingerprint>,
+}
+
+/// Whose file a checksum is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writing {
+    Own,
+    Others,
+}
+
+impl Known {
+    fn insert(&mut self, fingerprint: Fingerprint, sum: Sum, writing: Writing) {
+        self.remove(&fingerprint);
+        self.own += usize::from(writing == Writing::Own);
+        self.sums.insert(fingerprint, (sum, writing));
+        self.since_look.insert(fingerprint);
+    }
+
+    fn remove(&mut self, fingerprint: &Fingerprint) {
+        if let Some((_, Writing::Own)) = self.sums.remove(fingerprint) {
+            self.own -= 1;
+        }
+    }
+
+    fn retain(&mut self, is_needed: impl Fn(&Fingerprint) -> bool) {
+        let own = &mut self.own;
+        self.sums.retain(|fingerprint, (_, writing)| {
+            let stays = is_needed(fingerprint);
+            *own -= usize::from(!stays && *writing == Writing::Own);
+            stays
+        });
+    }
 }
 
 /// The file that this process appends to.
@@ -118,7 +158,7 @@ impl Sums {
     /// The checksum of a file, if it is the one that it was written for.
     pub(super) fn get(&self, fingerprint: &Fingerprint, file: &Metadata) -> Option<u32> {
         let known = lock(&self.known);
-        known.get(fingerprint).filter(|sum| sum.is_of(file)).map(|sum| sum.checksum)
+        known.sums.get(fingerprint).filter(|(sum, _)| sum.is_of(file)).map(|(sum, _)| sum.checksum)
     }
 
     /// Whether this process has written some, which others need when it has ended.
@@ -141,7 +181,9 @@ impl Sums {
         if sums.is_empty() {
             return Ok(());
         }
-        lock(&self.known).extend(sums.iter().copied());
+        let mut known = lock(&self.known);
+        sums.iter().for_each(|(fingerprint, sum)| known.insert(*fingerprint, *sum, Writing::Own));
+        drop(known);
         let bytes: Vec<u8> = sums.iter().flat_map(|(fingerprint, sum)| to_bytes(fingerprint, sum)).collect();
         let mut own = lock(&self.own);
         let own = match &mut *own {
@@ -192,7 +234,7 @@ impl Sums {
             for record in bytes[..len].chunks_exact(RECORD_LEN) {
                 // What is torn is being written, and looked at again.
                 let Some((fingerprint, sum)) = parse(record) else { return Ok(()) };
-                known.insert(fingerprint, sum);
+                known.insert(fingerprint, sum, Writing::Others);
                 *read += RECORD_LEN as u64;
             }
             if len < bytes.len() {
@@ -215,12 +257,26 @@ impl Sums {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             read => read.map_err(failed("reading", &path))?,
         }
-        let mut needed: Vec<_> = lock(&theirs.known).drain().collect();
-        needed.retain(|(fingerprint, _)| is_needed(fingerprint));
+        let theirs = std::mem::take(&mut lock(&theirs.known).sums);
+        let needed = theirs.into_iter().filter(|(fingerprint, _)| is_needed(fingerprint));
+        let needed: Vec<_> = needed.map(|(fingerprint, (sum, _))| (fingerprint, sum)).collect();
         self.append(disk, own, &needed, Sync::Yes)
     }
 
-    /// Writes the own file anew without what nobody needs, if that is most of it; forgets that of others too.
+    /// A look at all files begins: blocks that come from now on may not be seen by it.
+    pub(super) fn look_begins(&self) {
+        lock(&self.known).since_look.clear();
+    }
+
+    /// A look at all files has ended: forgets what is of none that there are.
+    pub(super) fn look_ends(&self, is_needed: impl Fn(&Fingerprint) -> bool) {
+        let mut known = lock(&self.known);
+        let since_look = std::mem::take(&mut known.since_look);
+        known.retain(|fingerprint| is_needed(fingerprint) || since_look.contains(fingerprint));
+        known.since_look = since_look;
+    }
+
+    /// Writes the own file anew without what nobody needs, if that is most of it.
     pub(super) fn tidy(
         &self,
         disk: &RealDisk,
@@ -230,12 +286,13 @@ impl Sums {
         let mut own = lock(&self.own);
         let Some(own) = &mut *own else { return Ok(()) };
         let records = own.len / RECORD_LEN as u64;
-        if records < LEAST_STALE || records / 2 < lock(&self.known).len() as u64 {
+        if records < LEAST_STALE || records / 2 < lock(&self.known).own as u64 {
             return Ok(());
         }
-        let mut known = lock(&self.known);
-        known.retain(|fingerprint, _| is_needed(fingerprint));
-        let bytes: Vec<u8> = known.iter().flat_map(|(fingerprint, sum)| to_bytes(fingerprint, sum)).collect();
+        let known = lock(&self.known);
+        let own_sums = known.sums.iter().filter(|(_, (_, writing))| *writing == Writing::Own);
+        let living = own_sums.filter(|(fingerprint, _)| is_needed(fingerprint));
+        let bytes: Vec<u8> = living.flat_map(|(fingerprint, (sum, _))| to_bytes(fingerprint, sum)).collect();
         drop(known);
         writer.write_file(disk, &own.path, &bytes).map_err(failed("writing to", &own.path))?;
         own.file = disk.open(&own.path, FileAccess::ReadWrite).map_err(failed("opening", &own.path))?;
@@ -287,6 +344,25 @@ mod tests {
         std::fs::write(&path, b"other bytes").unwrap();
         assert_eq!(sums.get(&fingerprint, &path.metadata().unwrap()), None);
         assert_eq!(others.get(&fingerprint, &path.metadata().unwrap()), None);
+    }
+
+    #[test]
+    fn what_no_file_needs_is_forgotten_unless_it_is_newer_than_the_look() {
+        let root = tempfile::tempdir().unwrap();
+        let writer = Writer::start(&RealDisk, root.path()).unwrap();
+        let metadata = root.path().metadata().unwrap();
+        let records = [1, 2, 3].map(|number| (Fingerprint([number; 16]), Sum::new(&metadata, 7)));
+        let (gone, stays, new) = (records[0].0, records[1].0, records[2].0);
+        Sums::default().append(&RealDisk, &writer, &records[..2], Sync::No).unwrap();
+        let sums = Sums::default();
+        sums.follow(&RealDisk, std::slice::from_ref(&writer.directory));
+        let own = Writer::start(&RealDisk, root.path()).unwrap();
+        sums.look_begins();
+        sums.append(&RealDisk, &own, &records[2..], Sync::No).unwrap();
+        sums.look_ends(|fingerprint| *fingerprint == stays);
+        let is_known = [gone, stays, new].map(|fingerprint| sums.get(&fingerprint, &metadata).is_some());
+        assert_eq!(is_known, [false, true, true]);
+        assert_eq!(lock(&sums.known).own, 1);
     }
 
     #[test]

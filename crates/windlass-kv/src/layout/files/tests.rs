@@ -14,7 +14,7 @@ use crate::{
 };
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -317,4 +317,68 @@ fn keys_that_vllm_has_none_of_are_refused() {
     let found = bench.layout().find(namespace, &key, Fingerprint::of(namespace, b"abc"));
     assert!(matches!(found, Lookup::Miss));
     assert!(!contains(bench.layout(), namespace, "abc"));
+}
+
+#[test]
+fn a_damaged_file_that_could_not_be_removed_is_replaced() {
+    let bench = bench();
+    let (first, second) = ([bytes("first", 5000)], [bytes("second", 5000)]);
+    assert_eq!(bench.store("a", &first), Stored::Committed);
+    let layout = hasty(&bench.options);
+    let fingerprint = Fingerprint::of(bench.namespace, b"a");
+    let inode = file_of(&bench, "a").metadata().unwrap().ino();
+    layout.shared.condemned.lock().unwrap().insert(fingerprint, inode);
+    layout.shared.index.remove(&fingerprint);
+    assert_eq!(store(&layout, &block(bench.namespace, "a", &second), &second), Stored::Committed);
+    assert_eq!(load(&layout, bench.namespace, "a"), Loaded::Shards(second.to_vec()));
+}
+
+#[test]
+fn what_has_the_name_and_is_no_file_is_an_error() {
+    let bench = bench();
+    let shards = [bytes("a", 5000)];
+    assert_eq!(bench.store("a", &shards), Stored::Committed);
+    let path = file_of(&bench, "a");
+    assert_eq!(
+        bench.layout().delete(bench.namespace, &[(b"a", Fingerprint::of(bench.namespace, b"a"))]).unwrap(),
+        1
+    );
+    fs::create_dir(&path).unwrap();
+    let Reservation::Claimed(claim) = bench.layout().reserve(block(bench.namespace, "a", &shards)).unwrap()
+    else {
+        panic!("it was deleted")
+    };
+    let written = crate::layout::conformance::write(bench.layout(), claim, &shards);
+    bench.layout().commit(vec![written]).pop().unwrap().unwrap_err();
+    assert!(!bench.contains("a"));
+}
+
+/// Descriptors of this process for files below a directory, but for those of its writer.
+fn descriptors(root: &Path) -> usize {
+    let is_blocks = |path: &Path| path.starts_with(root) && !path.ends_with(names::LEASE);
+    let open =
+        fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    open.filter(|path| is_blocks(path)).count()
+}
+
+#[test]
+fn what_waits_for_its_transfer_needs_no_descriptor() {
+    let bench = bench();
+    let shards = [bytes("a", 100)];
+    let (mut claims, mut found) = (Vec::new(), Vec::new());
+    for number in 0..50 {
+        let (written, waiting) = (format!("written {number}"), format!("waiting {number}"));
+        assert_eq!(bench.store(&written, &shards), Stored::Committed);
+        claims.push(bench.layout().reserve(block(bench.namespace, &waiting, &shards)).unwrap());
+        let fingerprint = Fingerprint::of(bench.namespace, written.as_bytes());
+        let key = Key::new(written.as_bytes()).unwrap();
+        found.push(bench.layout().find(bench.namespace, &key, fingerprint));
+    }
+    assert!(claims.iter().all(|claim| matches!(claim, Reservation::Claimed(_))));
+    assert_eq!(descriptors(&bench.options.root), 0);
+    let Lookup::Found(first) = &found[0] else { panic!("it was stored") };
+    let open = first.place.file.open().unwrap();
+    assert!(descriptors(&bench.options.root) > 0);
+    drop(open);
+    assert_eq!(descriptors(&bench.options.root), 0);
 }

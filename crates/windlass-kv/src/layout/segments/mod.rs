@@ -215,7 +215,7 @@ impl Layout for Segments {
         let place = segment.and_then(|segment| {
             let offset = segment.head.offset(entry.slot.slot)?;
             Some(Place {
-                file: Arc::clone(&segment.data),
+                file: Arc::clone(&segment.data).into(),
                 header: Some(offset),
                 payload: offset + HEADER_LEN as u64,
                 stride: stride_of(&entry),

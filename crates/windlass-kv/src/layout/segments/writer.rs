@@ -197,7 +197,7 @@ impl Writer {
             segment,
         };
         let place = Place {
-            file: Arc::clone(&token.segment.data),
+            file: Arc::clone(&token.segment.data).into(),
             header: Some(offset),
             payload: offset + HEADER_LEN as u64,
             stride: shape.stride,

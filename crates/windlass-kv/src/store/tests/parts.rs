@@ -135,8 +135,12 @@ impl Layout for Slots {
             return Ok(Reservation::Dropped(DropReason::NoRoom));
         };
         state.claimed.insert(block.fingerprint, slot);
-        let place =
-            Place { file: self.file.clone(), header: Some(slot), payload: slot + HEADER_LEN as u64, stride };
+        let place = Place {
+            file: self.file.clone().into(),
+            header: Some(slot),
+            payload: slot + HEADER_LEN as u64,
+            stride,
+        };
         let token = SlotClaim { state: self.state.clone(), block: block.fingerprint };
         Ok(Reservation::Claimed(Claim { block, place, token: Box::new(token) }))
     }
@@ -171,7 +175,7 @@ impl Layout for Slots {
             return Lookup::Expired;
         }
         let place = Place {
-            file: self.file.clone(),
+            file: self.file.clone().into(),
             header: Some(block.slot),
             payload: block.slot + HEADER_LEN as u64,
             stride: block.stride,
@@ -404,7 +408,8 @@ fn execute(mut job: Job, failure: Option<i32>) {
         return end(job, Outcome::failed(Failure::Io(std::io::Error::from_raw_os_error(errno))));
     }
     let started = Some(Instant::now());
-    let file = job.file.buffered();
+    let file = job.file.open().unwrap();
+    let file = file.buffered();
     let (mut checksums, mut carried) = (Vec::new(), 0);
     for part in &job.parts {
         let mut bytes = vec![0; part.len as usize];
