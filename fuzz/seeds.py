@@ -50,6 +50,12 @@ def main() -> None:
     weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     index = {"metadata": {"total_size": 8}, "weight_map": weights}
     (indexes / "sharded").write_text(json.dumps(index))
+    structures = FUZZ / "corpus" / "kv_format"
+    structures.mkdir(parents=True, exist_ok=True)
+    version = (1).to_bytes(4, "little")
+    for magic in (b"WLKVSTOR", b"WLKVSEGM", b"WLKVLEAS", b"WLKVBLCK", b"WLKVCKPT"):
+        # A page of each kind; the target makes its checksum.
+        (structures / magic.decode()).write_bytes((magic + version).ljust(4096, b"\0"))
 
 
 if __name__ == "__main__":

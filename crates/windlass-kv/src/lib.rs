@@ -27,6 +27,16 @@ pub mod fault {
     pub use crate::io::fault::{Fault, FaultScript, Gate, Operation};
 }
 
+/// What the fuzz target reaches. No part of the interface.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing {
+    /// Parses bytes as everything that may be on a disk, with the checksums that they have and with those that they need.
+    pub fn parse_everything(bytes: &[u8]) {
+        crate::format::fuzzing::parse_everything_sealed(bytes);
+    }
+}
+
 pub use completion::{Completion, DropReason, Status};
 pub use error::{Error, Result};
 pub use io::{Carrier, Priority};

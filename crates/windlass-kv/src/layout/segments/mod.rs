@@ -13,6 +13,8 @@
 #![forbid(unsafe_code)]
 
 mod checkpoint;
+#[cfg(test)]
+mod conformance_tests;
 mod follow;
 mod log;
 #[cfg(test)]
