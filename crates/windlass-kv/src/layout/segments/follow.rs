@@ -144,7 +144,7 @@ impl Follower {
         let mut blocks: Vec<BlockRecord> = replayed.blocks.into_values().collect();
         blocks.sort_unstable_by_key(|block| block.sequence);
         // One that cannot be taken in is in no other's way.
-        blocks.iter().fold(Ok(()), |taken, block| taken.and(self.take_in(shared, block)))
+        first_error(blocks.iter().map(|block| self.take_in(shared, block)))
     }
 
     /// Reads the log that it is at to its end.
@@ -195,7 +195,7 @@ impl Follower {
             }
         };
         // Tombstones that follow a block that cannot be taken in count all the same.
-        changes.iter().fold(Ok(()), |applied, change| applied.and(self.apply(shared, change)))?;
+        first_error(changes.iter().map(|change| self.apply(shared, change)))?;
         Ok(step)
     }
 
@@ -315,3 +315,12 @@ fn head_of(file: &dyn DiskFile, writer: Uuid) -> io::Result<Option<u64>> {
 
 /// What is known of the segments of all writers.
 pub(super) type SegmentTable = std::collections::HashMap<(u16, u32), Arc<Segment>>;
+
+/// The first error of steps that are all taken, whatever becomes of the others.
+fn first_error(steps: impl Iterator<Item = Result<()>>) -> Result<()> {
+    let mut found = Ok(());
+    for step in steps {
+        found = found.and(step);
+    }
+    found
+}
