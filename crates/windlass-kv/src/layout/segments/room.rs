@@ -4,7 +4,7 @@
 use super::{
     failed, lock,
     names::{self, WriterFile},
-    root::RootLock,
+    root::{RootLock, WriterDirectory},
     segment::Segment,
     slots::Waiting,
     writer::Writer,
@@ -20,6 +20,14 @@ use std::{
     io,
     sync::{Arc, atomic::Ordering},
 };
+
+/// The writers that live.
+pub(super) struct Others {
+    /// How many, with us.
+    pub(super) writers: u64,
+    /// The most that one of the others would allocate if it could.
+    pub(super) wanted: u64,
+}
 
 /// Most segments that are given up for one that is larger.
 const MOST_GIVEN_UP: usize = 64;
@@ -177,7 +185,7 @@ impl Writer {
             return Ok(false);
         };
         let locked = self.shared.root.lock()?;
-        while !self.has_room(len, charge)? {
+        while !self.has_room(len, charge, &locked)? {
             if !self.reclaim(&locked)? {
                 self.is_full.store(true, Ordering::Release);
                 self.note_want(charge, &locked)?;
@@ -204,14 +212,15 @@ impl Writer {
     }
 
     /// Whether so many bytes more fit under all limits.
-    fn has_room(&self, len: u64, charge: u64) -> Result<bool> {
+    fn has_room(&self, len: u64, charge: u64, locked: &RootLock<'_>) -> Result<bool> {
         let charges = self.shared.root.charges(&self.limits)?;
         self.shared.taken.store(charges.taken, Ordering::Relaxed);
         let own = charges.of_writers.get(&self.id).copied().unwrap_or(0).saturating_add(charge);
         let mut needed = charges.total.saturating_add(charge);
-        if own > self.limits.capacity / (charges.of_writers.len() as u64).max(1) {
+        let others = self.others(locked)?;
+        if own > self.limits.capacity / others.writers {
             // Who has less than its share comes first.
-            needed = needed.saturating_add(self.wanted_by_others()?);
+            needed = needed.saturating_add(others.wanted);
         }
         let fits = needed <= self.limits.capacity;
         Ok(fits && self.shared.root.available()? >= self.limits.min_free.saturating_add(len))
@@ -219,22 +228,24 @@ impl Writer {
 
     /// Notes what we would allocate, if we have less than our share.
     fn note_want(&self, charge: u64, locked: &RootLock<'_>) -> Result<()> {
-        let mut living = 1;
-        for other in self.shared.root.writers()?.iter().filter(|other| other.id != self.id) {
-            living += u64::from(self.shared.root.try_lease(&other.path, locked)?.is_none());
-        }
         let own = self.own_charge()?;
-        let has_share = own.saturating_add(charge) > self.limits.capacity / living;
+        let has_share = own.saturating_add(charge) > self.limits.capacity / self.others(locked)?.writers;
         self.wanted.store(if has_share { 0 } else { charge }, Ordering::Release);
         Ok(())
     }
 
-    /// The most that one of the others would allocate if it could.
-    fn wanted_by_others(&self) -> Result<u64> {
+    /// Who else writes. What the dead wanted does not count.
+    pub(super) fn others(&self, locked: &RootLock<'_>) -> Result<Others> {
         let root = &self.shared.root;
-        let others = root.writers()?.into_iter().filter(|other| other.id != self.id);
-        let wanted = others.filter_map(|other| Some(root.lease(&other.path)?.wanted_bytes));
-        Ok(wanted.max().unwrap_or(0))
+        let mut others = Others { writers: 1, wanted: 0 };
+        for other in root.writers()?.iter().filter(|other| other.id != self.id) {
+            if root.try_lease(&other.path, locked)?.is_none() {
+                others.writers += 1;
+                let wanted = root.lease(&other.path).map_or(0, |lease| lease.wanted_bytes);
+                others.wanted = others.wanted.max(wanted);
+            }
+        }
+        Ok(others)
     }
 
     fn own_charge(&self) -> Result<u64> {
@@ -308,19 +319,30 @@ impl Writer {
         self.evict_ahead()
     }
 
-    /// Gives up a segment if there is less room than there was, or if others have less than their share.
+    /// Gives up a segment if there is less room than there was, or if others have less than their share; one of a writer
+    /// that is gone, if there is one.
     fn keep_limits(&self) -> Result<()> {
         let root = &self.shared.root;
         let charges = root.charges(&self.limits)?;
         self.shared.taken.store(charges.taken, Ordering::Relaxed);
         let own = charges.of_writers.get(&self.id).copied().unwrap_or(0);
-        let writers = (charges.of_writers.len() as u64).max(1);
-        let wanted = self.wanted_by_others()?;
         let is_too_much = charges.total > self.limits.capacity || root.available()? < self.limits.min_free;
-        let is_unfair = wanted > 0
-            && own > self.limits.capacity / writers
-            && charges.total.saturating_add(wanted) > self.limits.capacity;
+        let is_wanted = |other: &WriterDirectory| {
+            other.id != self.id && root.lease(&other.path).is_some_and(|lease| lease.wanted_bytes > 0)
+        };
+        if !is_too_much && !root.writers()?.iter().any(is_wanted) {
+            return Ok(());
+        }
+        let locked = root.lock()?;
+        let others = self.others(&locked)?;
+        let is_unfair = others.wanted > 0
+            && own > self.limits.capacity / others.writers
+            && charges.total.saturating_add(others.wanted) > self.limits.capacity;
         if (is_too_much || is_unfair) && lock(&self.slots).draining().is_empty() {
+            if self.reclaim(&locked)? {
+                return Ok(());
+            }
+            drop(locked);
             let unused = lock(&self.slots).unused(None);
             let coldest = || self.shared.index.coldest_segment(|_| true).map(|worth| worth.segment);
             if let Some(number) = unused.or_else(coldest) {

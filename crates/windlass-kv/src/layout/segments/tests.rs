@@ -693,6 +693,31 @@ fn the_room_of_dead_writers_is_used() {
 }
 
 #[test]
+fn the_dead_neither_want_nor_share() {
+    let bench = Bench::new();
+    let rich = bench.open();
+    for number in 0..200 {
+        bench.put(&rich, &format!("rich {number}")).unwrap();
+    }
+    let poor = bench.open();
+    for number in 0..20 {
+        bench.now.fetch_add(1, Ordering::Relaxed);
+        bench.put(&poor, &format!("poor {number}")).unwrap();
+        poor.maintain().unwrap();
+    }
+    drop(poor);
+    let writer = rich.writer.as_ref().unwrap();
+    let others = writer.others(&rich.shared.root.lock().unwrap()).unwrap();
+    assert_eq!((others.writers, others.wanted), (1, 0));
+    let before = rich.usage().blocks;
+    for _ in 0..20 {
+        rich.maintain().unwrap();
+    }
+    let gone = before - rich.usage().blocks;
+    assert!(gone * 4 < before, "{gone} of {before} went for somebody who is not there");
+}
+
+#[test]
 fn a_smaller_capacity_is_kept_after_the_next_opening() {
     let mut bench = Bench::new();
     let store = bench.open();
