@@ -316,11 +316,11 @@ fn too_many_bytes_at_once_queue_loads_and_refuse_stores() {
 
 #[test]
 fn a_store_does_not_overtake_loads_that_wait() {
-    let bench = bench(|options| options.max_in_flight_bytes = 3 * SHARD as u64);
+    let bench = bench(|options| options.max_in_flight_bytes = 12_000);
     bench.put("a");
     bench.transfers.hold(Some(Direction::Read));
     let (small, _) = bench.load("a", 0, SHARD);
-    let (large, _) = bench.load("a", 0, 3 * SHARD);
+    let (large, _) = bench.load("a", 0, 8000);
     assert_eq!(bench.store.stats().unwrap().queued_loads, 1);
     assert_eq!(end(&bench.store_shard("b", 0, 1).0).items, [Status::Dropped(DropReason::Busy)]);
     bench.transfers.hold(None);
