@@ -217,6 +217,9 @@ pub(crate) trait Layout: Send + Sync {
     /// One answer each; the group shares its syncs. An error leaves the block invisible and its place unused.
     fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>>;
 
+    /// Gives a claim up whose place the system may still write to: nobody gets that place any more.
+    fn lose(&self, claim: Claim);
+
     /// Where a block is.
     fn find(&self, namespace: NamespaceId, key: &Key, fingerprint: Fingerprint) -> Lookup;
 

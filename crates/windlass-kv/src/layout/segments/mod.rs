@@ -256,6 +256,10 @@ impl Layout for Segments {
         Verdict::Good(header.table)
     }
 
+    fn lose(&self, claim: Claim) {
+        writer::lose(claim);
+    }
+
     fn is_still_there(&self, found: &Found) -> bool {
         let token = found.token.downcast_ref::<FoundToken>();
         token.is_some_and(|token| token.entry.is_own() || self.is_still_there(token))

@@ -122,6 +122,15 @@ struct Token {
 enum Fate {
     Undecided,
     Committed,
+    /// The system may still write to the slot.
+    Lost,
+}
+
+/// Gives a claim up, but not its slot back.
+pub(super) fn lose(mut claim: Claim) {
+    if let Some(token) = claim.token.downcast_mut::<Token>() {
+        token.fate = Fate::Lost;
+    }
 }
 
 impl Token {

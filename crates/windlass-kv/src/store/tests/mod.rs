@@ -316,11 +316,11 @@ fn too_many_bytes_at_once_queue_loads_and_refuse_stores() {
 
 #[test]
 fn a_store_does_not_overtake_loads_that_wait() {
-    let bench = bench(|options| options.max_in_flight_bytes = 3 * SHARD as u64);
+    let bench = bench(|options| options.max_in_flight_bytes = 12_000);
     bench.put("a");
     bench.transfers.hold(Some(Direction::Read));
     let (small, _) = bench.load("a", 0, SHARD);
-    let (large, _) = bench.load("a", 0, 3 * SHARD);
+    let (large, _) = bench.load("a", 0, 8000);
     assert_eq!(bench.store.stats().unwrap().queued_loads, 1);
     assert_eq!(end(&bench.store_shard("b", 0, 1).0).items, [Status::Dropped(DropReason::Busy)]);
     bench.transfers.hold(None);
@@ -508,4 +508,15 @@ fn who_closes_while_another_does_waits_no_longer_than_asked() {
     });
     assert_eq!(end(&ticket).items, [Status::Ok]);
     bench.store.close(None).unwrap();
+}
+
+#[test]
+fn a_block_whose_place_is_lost_can_be_stored_again_elsewhere() {
+    let bench = bench(|_| {});
+    bench.transfers.lose_next();
+    assert_eq!(end(&bench.store_shard("a", 0, 1).0).items, [Status::Io(libc::EIO)]);
+    assert_eq!((bench.layout.free(), bench.store.stats().unwrap().partial_blocks), (3, 0));
+    bench.put("a");
+    assert_eq!((bench.get("a", 0), bench.layout.free()), (Status::Ok, 2));
+    assert!(matches!(bench.store.close(LONG), Err(Error::TimedOut { .. })), "the lease is kept");
 }

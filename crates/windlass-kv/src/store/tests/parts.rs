@@ -196,6 +196,10 @@ impl Layout for Slots {
         Verdict::Corrupt("no header".into())
     }
 
+    fn lose(&self, claim: Claim) {
+        lock(&self.state).claimed.remove(&claim.block.fingerprint);
+    }
+
     fn is_still_there(&self, _: &Found) -> bool {
         !lock(&self.state).has_moved
     }
@@ -278,6 +282,8 @@ struct Queue {
     hung: bool,
     /// How the next transfers end: by the system's number, or well.
     failures: VecDeque<Option<i32>>,
+    /// Nobody knows what becomes of the next transfer.
+    loses: bool,
     closed: bool,
     /// Transfers end as soon as they are submitted.
     refuses: bool,
@@ -304,6 +310,10 @@ impl Shared {
     pub(super) fn hang(&self, hung: bool) {
         lock(&self.state).hung = hung;
         self.changed.notify_all();
+    }
+
+    pub(super) fn lose_next(&self) {
+        lock(&self.state).loses = true;
     }
 
     pub(super) fn refuse(&self) {
@@ -337,8 +347,14 @@ impl Shared {
                 state = self.changed.wait(state).unwrap();
             }
             let failure = state.failures.pop_front().flatten();
+            let is_lost = std::mem::take(&mut state.loses);
             drop(state);
-            execute(job, failure);
+            if is_lost {
+                let lost = std::io::Error::from_raw_os_error(libc::EIO);
+                end(job, Outcome::failed(Failure::Lost(lost)));
+            } else {
+                execute(job, failure);
+            }
             state = lock(&self.state);
         }
     }
