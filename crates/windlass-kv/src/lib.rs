@@ -1,6 +1,5 @@
 //! A store of KV-cache blocks: they move from host or device memory to storage and back, and survive crashes.
 #![deny(missing_docs, unsafe_code)]
-#![allow(dead_code, reason = "PLACEHOLDER until the store uses its parts")]
 mod buffer;
 mod completion;
 mod disk;

@@ -17,7 +17,6 @@ mod shard;
 #[cfg(test)]
 mod tests;
 
-#[cfg_attr(not(test), allow(unused_imports, reason = "PLACEHOLDER until segments use all of it"))]
 pub(crate) use entry::{
     Candidates, Enough, Entry, Existing, Inserted, Lookup, MAX_SLOT_BYTES, Removed, Reuse, Slot, Totals, Want,
 };
@@ -301,6 +300,7 @@ impl Index {
     }
 
     /// Bytes of the slots of a namespace's own blocks.
+    #[cfg(test)]
     pub(crate) fn namespace_bytes(&self, namespace: u16) -> u64 {
         self.shared.rules.namespaces.used(namespace)
     }
@@ -347,6 +347,7 @@ impl Index {
     }
 
     /// Tells all blocks. What is there all the while is told exactly once. No lock is held meanwhile.
+    #[cfg(test)]
     pub(crate) fn for_each(&self, mut tell: impl FnMut(&Fingerprint, &Entry)) {
         let (mut cursor, mut some) = (Some(0), Vec::with_capacity(STEP as usize));
         while let Some(from) = cursor {

@@ -50,6 +50,7 @@ impl Namespaces {
         self.of(namespace).quota_bytes.store(bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
+    #[cfg(test)]
     pub(super) fn used(&self, namespace: u16) -> u64 {
         self.of(namespace).own_bytes.load(Ordering::Relaxed)
     }

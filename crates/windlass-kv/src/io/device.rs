@@ -8,7 +8,7 @@ use super::{
     file::DataFile,
     plan::{Content, DevicePieces, Place, Step},
 };
-use crate::{DirectPath, Error, Result};
+use crate::{DirectPath, Error, Result, layout::BLOCK_LEN};
 use std::{
     collections::HashMap,
     io, mem,
@@ -165,7 +165,20 @@ impl DeviceSide {
         file.cufile().map(|_| ()).map_err(Clone::clone)
     }
 
-    /// The direct path is not taken any more.
+    /// The direct path is not taken any more for a file.
+    pub(super) fn give_up_file(&self, file: &DataFile, why: &Unavailable) {
+        self.refusals.add(GDS, file.path(), why);
+        file.refuse_cufile(why);
+    }
+
+    /// Says that pieces of registered memory go by way of the host for how they lie.
+    pub(super) fn note_unaligned(&self, file: &DataFile) {
+        let reason = format!("pieces of a device's memory do not begin and end at multiples of {BLOCK_LEN}");
+        let fix = format!("align the address and the length of each piece to {BLOCK_LEN} bytes");
+        self.refusals.add(GDS, file.path(), &Unavailable { reason, fix });
+    }
+
+    /// The direct path is not taken any more, for any file.
     pub(super) fn give_up(&self, file: &DataFile, why: &Unavailable) {
         self.refusals.add(GDS, file.path(), why);
         if self.direct != DirectPath::Require {
@@ -221,7 +234,8 @@ pub(crate) struct Region {
 impl Region {
     /// Whether its bytes go past the host's memory.
     pub(crate) fn is_direct(&self) -> bool {
-        self.buffer.is_some()
+        let is_known = |buffer| self.side.lock().regions.iter().any(|own| Arc::ptr_eq(own, buffer));
+        self.buffer.as_ref().is_some_and(is_known)
     }
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct DataFile {
     direct_failed: OnceLock<Unavailable>,
     /// The file as cuFile knows it, for both directions, once it was asked for.
     cufile: OnceLock<Result<DirectFile, Unavailable>>,
+    /// Set when cuFile failed to move bytes although it took the file.
+    cufile_failed: OnceLock<Unavailable>,
 }
 
 impl DataFile {
@@ -56,6 +58,7 @@ impl DataFile {
             direct,
             direct_failed: OnceLock::new(),
             cufile: OnceLock::new(),
+            cufile_failed: OnceLock::new(),
         })
     }
 
@@ -84,11 +87,19 @@ impl DataFile {
 
     /// The file as cuFile knows it, or why it does not take it.
     pub(super) fn cufile(&self) -> Result<&DirectFile, &Unavailable> {
+        if let Some(why) = self.cufile_failed.get() {
+            return Err(why);
+        }
         let register = || {
             let direct = self.direct().map_err(Clone::clone)?;
             DirectFile::register(direct.file.as_fd())
         };
         self.cufile.get_or_init(register).as_ref()
+    }
+
+    /// cuFile failed to move bytes: from now on those of this file go by way of host memory.
+    pub(super) fn refuse_cufile(&self, why: &Unavailable) {
+        let _ = self.cufile_failed.set(why.clone());
     }
 
     /// The descriptor for a transfer that was planned when `access` was allowed.

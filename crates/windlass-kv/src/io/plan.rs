@@ -134,6 +134,14 @@ impl Step {
         self.spans.iter().filter(bounced).map(|span| span.len).sum()
     }
 
+    /// Whether bytes of devices go by way of our memory.
+    pub(super) fn bounces_devices(&self) -> bool {
+        self.spans.iter().any(|span| {
+            matches!(span.place, Place::Bounced(_))
+                && matches!(span.content, Content::Payload { device, .. } if device != DeviceId::Cpu)
+        })
+    }
+
     /// The same bytes by way of our memory.
     pub(super) fn bounced(&self) -> Self {
         let mut step = Self::new(self.offset, false);

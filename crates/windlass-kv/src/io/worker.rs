@@ -270,8 +270,14 @@ impl Worker {
             Some(devices) => devices.side().pieces(job, file)?,
             None => DevicePieces::Staged,
         };
-        plan(job, file, self.limits(), pieces)
-            .map_err(|what| Failure::Io(io::Error::new(io::ErrorKind::InvalidInput, what)))
+        let steps = plan(job, file, self.limits(), pieces)
+            .map_err(|what| Failure::Io(io::Error::new(io::ErrorKind::InvalidInput, what)))?;
+        if let (Some(devices), DevicePieces::Direct) = (&self.devices, pieces)
+            && steps.iter().any(Step::bounces_devices)
+        {
+            devices.side().note_unaligned(file);
+        }
+        Ok(steps)
     }
 
     /// Waits for a job's event, if others than queues of copies are to touch its memory, or if nobody waits for the job:
@@ -300,7 +306,7 @@ impl Worker {
                 transfer.fail(Failure::Io(io::Error::other(why.to_string())));
             }
             Err(why) => {
-                devices.side().give_up(&transfer.file, &why);
+                devices.side().give_up_file(&transfer.file, &why);
                 transfer.steps.push_front(step.bounced());
             }
         }

@@ -131,8 +131,6 @@ pub(crate) struct Written {
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) place: Place,
-    /// Bytes of all its shards, as the index says; the header knows better.
-    pub(crate) payload_len: u64,
     /// Whether its place cannot get other bytes as long as this lives, whatever other processes do.
     pub(crate) is_held: bool,
     /// Holds the place; what the layout needs to know of it.
@@ -216,6 +214,9 @@ pub(crate) trait Layout: Send + Sync {
     /// Makes blocks visible, as durably as the store's [`Durability`](crate::Durability) asks for: data, then index.
     /// One answer each; the group shares its syncs. An error leaves the block invisible and its place unused.
     fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>>;
+
+    /// Gives a claim up whose place the system may still write to: nobody gets that place any more.
+    fn lose(&self, claim: Claim);
 
     /// Where a block is.
     fn find(&self, namespace: NamespaceId, key: &Key, fingerprint: Fingerprint) -> Lookup;

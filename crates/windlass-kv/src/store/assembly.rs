@@ -219,6 +219,14 @@ impl Assembly {
         has_none
     }
 
+    /// Its place is not to be used any more. The claim, if it still has it.
+    pub(crate) fn lose(&self) -> Option<Claim> {
+        match mem::replace(&mut lock(&self.progress).phase, Phase::Abandoned) {
+            Phase::Gathering(claim) | Phase::Completing(claim) => Some(claim),
+            Phase::Committing | Phase::Abandoned => None,
+        }
+    }
+
     fn abandon_if(&self, age: Duration) -> bool {
         let mut progress = lock(&self.progress);
         let is_stale = matches!(progress.phase, Phase::Gathering(_))

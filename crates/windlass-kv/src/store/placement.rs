@@ -20,7 +20,6 @@ use crate::{
 use crossbeam_channel::Receiver;
 use std::{
     collections::VecDeque,
-    mem,
     sync::{Arc, atomic::Ordering},
     time::{Instant, SystemTime},
 };
@@ -302,7 +301,9 @@ impl ShardWrite {
             // The system may still write there: the place is nobody's any more, and is not given to another process.
             self.core.has_lost.store(true, Ordering::Release);
             self.core.assemblies.remove(&self.assembly);
-            mem::forget(self.assembly.clone());
+            if let Some(claim) = self.assembly.lose() {
+                self.core.layout.lose(claim);
+            }
             let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();
             return self.options.ticket.settle(settled, started);
         }

@@ -71,12 +71,7 @@ impl Shared {
                     namespace,
                     _hold: hold,
                 };
-                Lookup::Found(Found {
-                    place,
-                    payload_len: entry.payload_len,
-                    is_held: true,
-                    token: Box::new(token),
-                })
+                Lookup::Found(Found { place, is_held: true, token: Box::new(token) })
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Lookup::Miss,
             Err(error) => Lookup::Failed(error),

@@ -213,6 +213,11 @@ impl Layout for Files {
         self.shared.check(found, key, header)
     }
 
+    fn lose(&self, claim: Claim) {
+        // The file never had a name that is looked for, and nobody else gets its bytes.
+        drop(claim);
+    }
+
     fn is_still_there(&self, _: &Found) -> bool {
         // What was found is open: its file stays as it is, whoever removes its name.
         true

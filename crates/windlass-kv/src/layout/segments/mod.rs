@@ -226,7 +226,6 @@ impl Layout for Segments {
         match place {
             Some(place) => Lookup::Found(Found {
                 place,
-                payload_len: entry.payload_len,
                 is_held: entry.is_own(),
                 token: Box::new(FoundToken { fingerprint, entry, _hold: hold }),
             }),
@@ -261,6 +260,10 @@ impl Layout for Segments {
             return Verdict::Moved;
         }
         Verdict::Good(header.table)
+    }
+
+    fn lose(&self, claim: Claim) {
+        writer::lose(claim);
     }
 
     fn is_still_there(&self, found: &Found) -> bool {

@@ -102,10 +102,6 @@ impl Slots {
         self.segments.insert(head.number, segment);
     }
 
-    pub(super) fn segment(&self, number: u32) -> Option<&Arc<Segment>> {
-        self.segments.get(&number).map(|own| &own.segment)
-    }
-
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Segment>> {
         self.segments.values().map(|own| &own.segment)
     }

@@ -123,6 +123,15 @@ enum Fate {
     Undecided,
     /// Its slot has a block, or waits for a tombstone.
     Settled,
+    /// The system may still write to the slot.
+    Lost,
+}
+
+/// Gives a claim up, but not its slot back.
+pub(super) fn lose(mut claim: Claim) {
+    if let Some(token) = claim.token.downcast_mut::<Token>() {
+        token.fate = Fate::Lost;
+    }
 }
 
 impl Token {

@@ -509,3 +509,14 @@ fn who_closes_while_another_does_waits_no_longer_than_asked() {
     assert_eq!(end(&ticket).items, [Status::Ok]);
     bench.store.close(None).unwrap();
 }
+
+#[test]
+fn a_block_whose_place_is_lost_can_be_stored_again_elsewhere() {
+    let bench = bench(|_| {});
+    bench.transfers.lose_next();
+    assert_eq!(end(&bench.store_shard("a", 0, 1).0).items, [Status::Io(libc::EIO)]);
+    assert_eq!((bench.layout.free(), bench.store.stats().unwrap().partial_blocks), (3, 0));
+    bench.put("a");
+    assert_eq!((bench.get("a", 0), bench.layout.free()), (Status::Ok, 2));
+    assert!(matches!(bench.store.close(LONG), Err(Error::TimedOut { .. })), "the lease is kept");
+}

@@ -180,13 +180,7 @@ impl Layout for Slots {
             payload: block.slot + HEADER_LEN as u64,
             stride: block.stride,
         };
-        let payload_len = block.stride * u64::from(block.shards);
-        Lookup::Found(Found {
-            place,
-            payload_len,
-            is_held: false,
-            token: Box::new((fingerprint, block.clone())),
-        })
+        Lookup::Found(Found { place, is_held: false, token: Box::new((fingerprint, block.clone())) })
     }
 
     fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
@@ -198,6 +192,10 @@ impl Layout for Slots {
             return Verdict::Moved;
         }
         Verdict::Corrupt("no header".into())
+    }
+
+    fn lose(&self, claim: Claim) {
+        lock(&self.state).claimed.remove(&claim.block.fingerprint);
     }
 
     fn is_still_there(&self, _: &Found) -> bool {
@@ -282,6 +280,8 @@ struct Queue {
     hung: bool,
     /// How the next transfers end: by the system's number, or well.
     failures: VecDeque<Option<i32>>,
+    /// Nobody knows what becomes of the next transfer.
+    loses: bool,
     closed: bool,
     /// Transfers end as soon as they are submitted.
     refuses: bool,
@@ -308,6 +308,10 @@ impl Shared {
     pub(super) fn hang(&self, hung: bool) {
         lock(&self.state).hung = hung;
         self.changed.notify_all();
+    }
+
+    pub(super) fn lose_next(&self) {
+        lock(&self.state).loses = true;
     }
 
     pub(super) fn refuse(&self) {
@@ -341,8 +345,14 @@ impl Shared {
                 state = self.changed.wait(state).unwrap();
             }
             let failure = state.failures.pop_front().flatten();
+            let is_lost = std::mem::take(&mut state.loses);
             drop(state);
-            execute(job, failure);
+            if is_lost {
+                let lost = std::io::Error::from_raw_os_error(libc::EIO);
+                end(job, Outcome::failed(Failure::Lost(lost)));
+            } else {
+                execute(job, failure);
+            }
             state = lock(&self.state);
         }
     }
