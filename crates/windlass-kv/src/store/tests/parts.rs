@@ -48,7 +48,6 @@ struct Block {
     namespace: NamespaceId,
     key: Key,
     slot: u64,
-    shards: u32,
     stride: u64,
     table: ShardTable,
     expires: Option<SystemTime>,
@@ -156,10 +155,10 @@ impl Layout for Slots {
             return blocks.iter().map(|_| Err(crate::Error::Internal("no commits today".into()))).collect();
         }
         for Written { claim, table } in &blocks {
-            let NewBlock { namespace, key, fingerprint, shards, expires, .. } = claim.block.clone();
+            let NewBlock { namespace, key, fingerprint, expires, .. } = claim.block.clone();
             let slot = state.claimed.remove(&fingerprint).unwrap();
             let stride = claim.place.stride;
-            let block = Block { namespace, key, slot, shards, stride, table: table.clone(), expires };
+            let block = Block { namespace, key, slot, stride, table: table.clone(), expires };
             state.blocks.insert(fingerprint, block);
         }
         drop(state);
