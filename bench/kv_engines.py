@@ -71,20 +71,19 @@ class Windlass:
         self._blocks = self._store.namespace(model="benchmark", dtype="uint8", layout="opaque")
 
     def store(self, keys: Sequence[str], blocks: Sequence[memoryview]) -> None:
-        """All batches are under way at once."""
-        self._wait([self._blocks.store(*batch) for batch in batches(keys, blocks)])
+        """Batches, on eight threads."""
+        on_threads(lambda *batch: self._wait(self._blocks.store(*batch)), batches(keys, blocks))
         self._store.flush()
 
     def load(self, keys: Sequence[str], blocks: Sequence[memoryview]) -> None:
-        """As `store`."""
-        self._wait([self._blocks.load(*batch) for batch in batches(keys, blocks)])
+        """Batches, on eight threads."""
+        on_threads(lambda *batch: self._wait(self._blocks.load(*batch)), batches(keys, blocks))
 
     @staticmethod
-    def _wait(tickets: list[Any]) -> None:
-        for ticket in tickets:
-            completion = ticket.wait()
-            if not completion.ok:
-                raise SystemExit(f"windlass: {set(completion.statuses)}")
+    def _wait(ticket: Any) -> None:
+        completion = ticket.wait()
+        if not completion.ok:
+            raise SystemExit(f"windlass: {set(completion.statuses)}")
 
     def close(self) -> None:
         """Ends it."""

@@ -3,7 +3,7 @@
 
 use crate::{
     blocks::{Filled, Shape, name},
-    write::open,
+    write::{open, options},
 };
 use anyhow::{Context, bail};
 use serde::Serialize;
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         None => String::new(),
     };
     let acknowledged = acknowledged(&said);
-    let (store, namespace) = open(&arguments.root, arguments.capacity, Durability::None)?;
+    let (store, namespace) = open(options(&arguments.root, arguments.capacity, Durability::None))?;
     let findings = look(&store, &namespace, arguments.shape, 0..arguments.end, &acknowledged)?;
     store.close(Some(Duration::from_secs(60)))?;
     println!("{}", serde_json::to_string(&findings)?);

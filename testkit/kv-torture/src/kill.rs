@@ -4,7 +4,7 @@
 use crate::{
     blocks::{Shape, mix},
     check::{acknowledged, look},
-    write::open,
+    write::{open, options},
 };
 use anyhow::{Context, bail, ensure};
 use serde::Serialize;
@@ -51,15 +51,17 @@ struct Outcome {
 
 /// Blocks that are looked at after each kill: the last that were written.
 const RECENT: u64 = 64;
+/// Microseconds after which a writer that has begun is killed at the latest.
+const LONGEST_LIFE_US: u64 = 250_000;
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut outcome = Outcome { capacity: arguments.capacity, ..Outcome::default() };
     let mut next = 0;
     for round in 0..arguments.rounds {
-        let said = write_and_kill(arguments, next, Duration::from_micros(500 + mix(round) % 60_000))?;
+        let said = write_and_kill(arguments, next, Duration::from_micros(500 + mix(round) % LONGEST_LIFE_US))?;
         let acknowledged = acknowledged(&said);
         let newest = acknowledged.iter().max().map_or(next, |last| last + 1);
-        let (store, namespace) = open(&arguments.root, arguments.capacity, arguments.durability)?;
+        let (store, namespace) = open(options(&arguments.root, arguments.capacity, arguments.durability))?;
         let first = newest.saturating_sub(RECENT);
         let findings = look(&store, &namespace, arguments.shape, first..newest, &acknowledged)?;
         store.close(Some(Duration::from_secs(60)))?;

@@ -28,7 +28,7 @@ enum Command {
     Check(check::Arguments),
     /// Kills writers again and again, and checks after each.
     Kill(kill::Arguments),
-    /// Several processes store, load, evict and damage blocks of one store.
+    /// Several processes use one store, while all kinds of things go wrong.
     Soak(soak::Arguments),
     /// One of the processes of `soak`.
     #[command(hide = true)]

@@ -1,20 +1,30 @@
-//! Several processes use one store at once: all store, load what any of them may have stored, delete and clear; the disk
-//! is full now and then. Every byte that is delivered is compared, and the size of the store is watched.
+//! Several processes use one store at once: all store, load what any of them may have stored, and delete. Their reads and
+//! writes fail, fall short or are changed now and then; bits of the store's files are flipped; processes are killed, and
+//! others begin. Every byte that is delivered is compared, and the size of the store is watched.
 #![allow(unsafe_code)]
 
 use crate::{
     blocks::{Filled, Shape, mix, name},
     kill::taken,
-    write::open,
+    write::{open, options},
 };
-use anyhow::bail;
+use anyhow::{Context, bail};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::{
-    path::PathBuf,
-    process::{Command, Stdio},
+    fs,
+    io::{BufRead, BufReader, Write as _},
+    ops::AddAssign,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
-use windlass_kv::{Durability, Status};
+use windlass_kv::{
+    DropReason, Durability, Status,
+    fault::{Fault, FaultScript},
+};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -29,6 +39,15 @@ pub(crate) struct Arguments {
     /// Most bytes of the store.
     #[arg(long, default_value_t = 512 << 20)]
     capacity: u64,
+    /// Seconds after which one of the processes is killed, again and again; 0: none is.
+    #[arg(long, default_value_t = 5)]
+    kill_every: u64,
+    /// Milliseconds after which a bit of the store's files is flipped, again and again; 0: none is.
+    #[arg(long, default_value_t = 500)]
+    flip_every: u64,
+    /// Of so many reads and writes one goes wrong; 0: none.
+    #[arg(long, default_value_t = 500)]
+    fault_one_in: u64,
     #[command(flatten)]
     shape: Shape,
 }
@@ -42,6 +61,8 @@ pub(crate) struct WorkerArguments {
     seed: u64,
     #[arg(long)]
     capacity: u64,
+    #[arg(long)]
+    fault_one_in: u64,
     #[command(flatten)]
     shape: Shape,
 }
@@ -51,10 +72,11 @@ pub(crate) struct WorkerArguments {
 struct Tally {
     stored: u64,
     existed: u64,
+    dropped_no_room: u64,
     dropped: u64,
     delivered: u64,
     missed: u64,
-    /// Blocks that were found damaged, which nobody has done on purpose.
+    /// Found damaged, and refused.
     corrupt: u64,
     failed: u64,
     deleted: u64,
@@ -62,53 +84,64 @@ struct Tally {
     evicted: u64,
 }
 
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.stored += other.stored;
+        self.existed += other.existed;
+        self.dropped_no_room += other.dropped_no_room;
+        self.dropped += other.dropped;
+        self.delivered += other.delivered;
+        self.missed += other.missed;
+        self.corrupt += other.corrupt;
+        self.failed += other.failed;
+        self.deleted += other.deleted;
+        self.wrong += other.wrong;
+        self.evicted += other.evicted;
+    }
+}
+
 /// Numbers that blocks have: so many more than there is room for that most are evicted some time.
 const NUMBERS: u64 = 20_000;
+/// How often a process says what it has done, for the case that it is killed.
+const TALLY_EVERY: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let started = Instant::now();
-    let mut children = Vec::new();
-    for seed in 0..arguments.processes {
-        let child = Command::new(std::env::current_exe()?)
-            .arg("soak-worker")
-            .arg(&arguments.root)
-            .args(["--seconds", &arguments.seconds.to_string(), "--seed", &seed.to_string()])
-            .args(["--capacity", &arguments.capacity.to_string()])
-            .args(["--block-bytes", &arguments.shape.block_bytes.to_string()])
-            .args(["--shards", &arguments.shape.shards.to_string()])
-            .stdout(Stdio::piped())
-            .spawn()?;
-        children.push(child);
-    }
-    let (mut most_bytes, mut samples) = (0, 0_u64);
-    while started.elapsed() < Duration::from_secs(arguments.seconds) {
+    let whole = Duration::from_secs(arguments.seconds);
+    let mut seed = arguments.processes;
+    let mut workers = (0..arguments.processes)
+        .map(|seed| Worker::start(arguments, seed, whole))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let mut all = Tally::default();
+    let (mut most_bytes, mut samples, mut killed, mut flipped) = (0, 0_u64, 0_u64, 0_u64);
+    while let Some(left) = whole.checked_sub(started.elapsed()).filter(|left| !left.is_zero()) {
         most_bytes = most_bytes.max(taken(&arguments.root)?.1);
         samples += 1;
+        let elapsed = started.elapsed();
+        let is_due = |every: Duration, done: u64| {
+            elapsed.as_millis().checked_div(every.as_millis()).is_some_and(|due| due > u128::from(done))
+        };
+        if is_due(Duration::from_secs(arguments.kill_every), killed) && left > Duration::from_secs(2) {
+            killed += 1;
+            let fated = (mix(killed) % arguments.processes) as usize;
+            let worker = std::mem::replace(&mut workers[fated], Worker::start(arguments, seed, left)?);
+            seed += 1;
+            all += worker.kill()?;
+        }
+        if is_due(Duration::from_millis(arguments.flip_every), flipped) {
+            flipped += 1;
+            flip_a_bit(&arguments.root, flipped)?;
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
-    let mut all = Tally::default();
-    for child in children {
-        let done = child.wait_with_output()?;
-        if !done.status.success() {
-            bail!("a process ended with {}", done.status);
-        }
-        let tally: Tally = serde_json::from_slice(&done.stdout)?;
-        all.stored += tally.stored;
-        all.existed += tally.existed;
-        all.dropped += tally.dropped;
-        all.delivered += tally.delivered;
-        all.missed += tally.missed;
-        all.corrupt += tally.corrupt;
-        all.failed += tally.failed;
-        all.deleted += tally.deleted;
-        all.wrong += tally.wrong;
-        all.evicted += tally.evicted;
+    for worker in workers {
+        all += worker.end()?;
     }
-    let seconds = started.elapsed().as_secs();
     println!(
         "{}",
         serde_json::json!({
-            "seconds": seconds, "processes": arguments.processes, "capacity": arguments.capacity,
+            "seconds": started.elapsed().as_secs(), "processes": arguments.processes, "killed": killed,
+            "flipped": flipped, "fault_one_in": arguments.fault_one_in, "capacity": arguments.capacity,
             "most_bytes": most_bytes, "samples": samples, "all": all,
         })
     );
@@ -118,10 +151,104 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A process that uses the store.
+struct Worker {
+    child: Child,
+    tally: JoinHandle<anyhow::Result<Tally>>,
+}
+
+impl Worker {
+    fn start(arguments: &Arguments, seed: u64, life: Duration) -> anyhow::Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("soak-worker")
+            .arg(&arguments.root)
+            .args(["--seconds", &life.as_secs().to_string(), "--seed", &seed.to_string()])
+            .args(["--capacity", &arguments.capacity.to_string()])
+            .args(["--fault-one-in", &arguments.fault_one_in.to_string()])
+            .args(["--block-bytes", &arguments.shape.block_bytes.to_string()])
+            .args(["--shards", &arguments.shape.shards.to_string()])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let out = BufReader::new(child.stdout.take().context("a process has no output")?);
+        let tally = std::thread::spawn(move || {
+            let mut last = Tally::default();
+            for line in out.lines() {
+                // The last one may have been cut short.
+                last = serde_json::from_str(&line?).unwrap_or(last);
+            }
+            Ok(last)
+        });
+        Ok(Self { child, tally })
+    }
+
+    fn kill(mut self) -> anyhow::Result<Tally> {
+        self.child.kill()?;
+        self.child.wait()?;
+        self.tally()
+    }
+
+    fn end(mut self) -> anyhow::Result<Tally> {
+        let status = self.child.wait()?;
+        if !status.success() {
+            bail!("a process ended with {status}");
+        }
+        self.tally()
+    }
+
+    fn tally(self) -> anyhow::Result<Tally> {
+        self.tally.join().map_err(|_| anyhow::anyhow!("reading what a process said failed"))?
+    }
+}
+
+/// Flips a bit of one of the store's files, in a page that was written.
+fn flip_a_bit(root: &Path, number: u64) -> anyhow::Result<()> {
+    let mut files = Vec::new();
+    for folder in fs::read_dir(root)?.flatten().filter(|entry| entry.path().is_dir()) {
+        files.extend(fs::read_dir(folder.path()).into_iter().flatten().flatten().map(|entry| entry.path()));
+    }
+    files.sort_unstable();
+    let Some(path) = files.get((mix(number) % files.len().max(1) as u64) as usize) else { return Ok(()) };
+    // It may be gone by now.
+    let Ok(file) = fs::File::options().read(true).write(true).open(path) else { return Ok(()) };
+    let len = file.metadata()?.len();
+    if len > 0 {
+        let (at, mut byte) = (mix(number ^ 1) % len, [0]);
+        file.read_exact_at(&mut byte, at)?;
+        byte[0] ^= 1 << (number % 8);
+        file.write_all_at(&byte, at)?;
+    }
+    Ok(())
+}
+
+/// What goes wrong with reads and writes of one process.
+fn faults(seed: u64, one_in: u64) -> Option<FaultScript> {
+    if one_in == 0 {
+        return None;
+    }
+    Some(FaultScript::new(move |operation| {
+        let chance = mix(seed << 32 ^ operation.number);
+        if !chance.is_multiple_of(one_in) {
+            return None;
+        }
+        let within = mix(chance) % operation.len.max(1);
+        Some(match mix(chance ^ 2) % 6 {
+            0 if operation.is_write => Fault::Errno(Errno::NOSPC.raw_os_error()),
+            0 | 1 => Fault::Errno(Errno::IO.raw_os_error()),
+            2 => Fault::Short(within),
+            3 => Fault::Delay(Duration::from_millis(within % 50)),
+            4 => Fault::Flip(within),
+            _ if operation.is_write => Fault::Lost,
+            _ => Fault::Errno(Errno::AGAIN.raw_os_error()),
+        })
+    }))
+}
+
 pub(crate) fn work(arguments: &WorkerArguments) -> anyhow::Result<()> {
-    let (store, namespace) = open(&arguments.root, arguments.capacity, Durability::Batched)?;
+    let mut options = options(&arguments.root, arguments.capacity, Durability::Batched);
+    options.faults = faults(arguments.seed, arguments.fault_one_in);
+    let (store, namespace) = open(options)?;
     let until = Instant::now() + Duration::from_secs(arguments.seconds);
-    let (mut tally, mut state) = (Tally::default(), arguments.seed);
+    let (mut tally, mut state, mut said) = (Tally::default(), arguments.seed, Instant::now());
     while Instant::now() < until {
         state = mix(state);
         // Some numbers are much more popular than others.
@@ -131,7 +258,7 @@ pub(crate) fn work(arguments: &WorkerArguments) -> anyhow::Result<()> {
             _ => mix(state ^ 1) % (NUMBERS / 100),
         };
         match mix(state ^ 2) % 100 {
-            0 => tally.deleted += namespace.delete(&[name(number)])? as u64,
+            0 => tally.deleted += namespace.delete(&[name(number)]).unwrap_or(0) as u64,
             1..50 => {
                 let (request, _) = arguments.shape.request(number, Filled::WithContents)?;
                 // SAFETY: the request keeps its memory, which nobody writes to.
@@ -140,6 +267,7 @@ pub(crate) fn work(arguments: &WorkerArguments) -> anyhow::Result<()> {
                     match status {
                         Status::Ok => tally.stored += 1,
                         Status::Exists => tally.existed += 1,
+                        Status::Dropped(DropReason::NoRoom) => tally.dropped_no_room += 1,
                         Status::Dropped(_) => tally.dropped += 1,
                         _ => tally.failed += 1,
                     }
@@ -161,9 +289,21 @@ pub(crate) fn work(arguments: &WorkerArguments) -> anyhow::Result<()> {
                 }
             }
         }
+        if said.elapsed() > TALLY_EVERY {
+            said = Instant::now();
+            say(&store, &mut tally)?;
+        }
     }
-    tally.evicted = store.stats()?.evicted_blocks;
+    say(&store, &mut tally)?;
     store.close(Some(Duration::from_secs(60)))?;
-    println!("{}", serde_json::to_string(&tally)?);
+    Ok(())
+}
+
+/// Prints what was done so far.
+fn say(store: &windlass_kv::Store, tally: &mut Tally) -> anyhow::Result<()> {
+    tally.evicted = store.stats()?.evicted_blocks;
+    let line = serde_json::to_string(tally)?;
+    // In one write.
+    std::io::stdout().write_all(format!("{line}\n").as_bytes())?;
     Ok(())
 }

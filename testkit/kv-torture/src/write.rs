@@ -35,16 +35,17 @@ pub(crate) struct Arguments {
     pub(crate) shape: Shape,
 }
 
-/// The store of a trial, and its namespace.
-pub(crate) fn open(
-    root: &Path,
-    capacity: u64,
-    durability: Durability,
-) -> windlass_kv::Result<(Store, Namespace)> {
+/// What the store of a trial is opened with.
+pub(crate) fn options(root: &Path, capacity: u64, durability: Durability) -> StoreOptions {
     let mut options = StoreOptions::new(root);
     options.capacity_bytes = Some(capacity);
     options.min_free_bytes = 0;
     options.durability = durability;
+    options
+}
+
+/// The store of a trial, and its namespace.
+pub(crate) fn open(options: StoreOptions) -> windlass_kv::Result<(Store, Namespace)> {
     let store = Store::open(options)?;
     let description = NamespaceDescription { model: "torture".into(), ..Default::default() };
     let namespace = store.namespace(&description, NamespaceOptions::default())?;
@@ -52,7 +53,7 @@ pub(crate) fn open(
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let (store, namespace) = open(&arguments.root, arguments.capacity, arguments.durability)?;
+    let (store, namespace) = open(options(&arguments.root, arguments.capacity, arguments.durability))?;
     let recovery = store.stats()?.recovery;
     let mut out = std::io::stdout().lock();
     writeln!(out, "ready {}", recovery.as_micros())?;

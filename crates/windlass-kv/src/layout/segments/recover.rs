@@ -68,8 +68,8 @@ impl Writer {
                 }
             }
         };
-        let Recovered { directory, lease, epoch, replayed, segments, highest, blocks, lost, start, log } =
-            recovered;
+        let Recovered { directory, lease, epoch, replayed, segments, blocks, lost, start, log } = recovered;
+        let next_segment = replayed.next_segment.max(segments.highest.saturating_add(1));
         replayed.namespaces.iter().for_each(|(number, id)| shared.namespaces.adopt(*number, *id));
         let usual = (limits.capacity / 16).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
         let segment_bytes = options.segment_bytes.unwrap_or(usual);
@@ -86,7 +86,7 @@ impl Writer {
             largest_slot: largest.saturating_sub(HEAD_LEN),
             durability: options.durability,
             next_sequence: AtomicU64::new(u64::from(epoch) << COUNT_BITS),
-            next_segment: AtomicU64::new(u64::from(replayed.next_segment.max(highest.saturating_add(1)))),
+            next_segment: AtomicU64::new(next_segment.into()),
             log,
             slots: Mutex::new(slots),
             pending: Mutex::new(Pending::default()),
@@ -170,8 +170,6 @@ struct Recovered {
     epoch: u32,
     replayed: Replayed,
     segments: OwnSegments,
-    /// The highest number of a segment.
-    highest: u32,
     /// Newest first.
     blocks: Vec<BlockRecord>,
     lost: u64,
@@ -198,17 +196,18 @@ impl Recovered {
             let file = shared.disk.open(&path, FileAccess::ReadWrite).map_err(failed("opening", &path))?;
             file.sync_data().map_err(failed("syncing", &path))?;
         }
-        let (segments, highest) = open_segments(shared, &directory)?;
+        let mut segments = OwnSegments::open(shared, &directory)?;
         remove_leftovers(shared, &directory, &replayed)?;
         let (blocks, lost) = sift(&replayed, &segments);
         let lost = lost + replayed.lost;
+        segments.remove_unused(shared, &directory, &blocks)?;
         // What is lost to us without a tombstone is lost to those who follow, too.
         let begin = if lost > 0 { Begin::Anew } else { Begin::Next };
         let start = Start::new(replayed.next_log, replayed.next_record, begin);
         let ahead = limits.least_log().min(1 << 20);
         let disk = Arc::clone(&shared.disk);
         let log = Log::create(disk, &directory.path, (directory.id, epoch), ahead, start)?;
-        Ok(Self { directory, lease, epoch, replayed, segments, highest, blocks, lost, start, log })
+        Ok(Self { directory, lease, epoch, replayed, segments, blocks, lost, start, log })
     }
 }
 
@@ -249,34 +248,60 @@ fn make_directory(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>
     Ok((WriterDirectory { id, path }, lease))
 }
 
-/// Segments by number, with the lengths of their files.
-type OwnSegments = BTreeMap<u32, (Arc<Segment>, u64)>;
+/// The segments of a directory that is ours.
+struct OwnSegments {
+    /// By number, with the lengths that their files had.
+    whole: BTreeMap<u32, (Arc<Segment>, u64)>,
+    /// Those whose heads were damaged. They are removed: nothing in them is known.
+    damaged: HashSet<u32>,
+    /// The highest number of any.
+    highest: u32,
+}
 
-/// Our segments, and the highest number of one. Those whose heads are damaged are removed: nothing in them is known.
-fn open_segments(shared: &Shared, directory: &WriterDirectory) -> Result<(OwnSegments, u32)> {
-    let (mut segments, mut highest) = (BTreeMap::new(), 0);
-    for file in list(&*shared.disk, &directory.path)? {
-        let WriterFile::Segment(number) = file else { continue };
-        highest = highest.max(number);
-        let path = directory.path.join(names::segment(number));
-        let access = FileAccess::ReadWrite;
-        match Segment::open(&*shared.disk, &path, access, directory.id, number)? {
-            Ok(segment) => {
-                let len = segment.file.len().map_err(failed("reading", &path))?;
-                let whole = segment.head.file_len().unwrap_or(u64::MAX);
-                if len < whole {
-                    // What was cut off is lost, but its room is not.
-                    segment.file.allocate(whole, Extend::Yes).map_err(failed("making room for", &path))?;
+impl OwnSegments {
+    fn open(shared: &Shared, directory: &WriterDirectory) -> Result<Self> {
+        let mut segments = Self { whole: BTreeMap::new(), damaged: HashSet::new(), highest: 0 };
+        for file in list(&*shared.disk, &directory.path)? {
+            let WriterFile::Segment(number) = file else { continue };
+            segments.highest = segments.highest.max(number);
+            let path = directory.path.join(names::segment(number));
+            let access = FileAccess::ReadWrite;
+            match Segment::open(&*shared.disk, &path, access, directory.id, number)? {
+                Ok(segment) => {
+                    let len = segment.file.len().map_err(failed("reading", &path))?;
+                    let whole = segment.head.file_len().unwrap_or(u64::MAX);
+                    if len < whole {
+                        // What was cut off is lost, but its room is not.
+                        segment.file.allocate(whole, Extend::Yes).map_err(failed("making room for", &path))?;
+                        segment.sync().map_err(failed("syncing", &path))?;
+                    }
+                    segments.whole.insert(number, (segment, len));
                 }
-                segments.insert(number, (segment, len));
-            }
-            Err(why) => {
-                tracing::warn!(path = %path.display(), %why, "a segment is lost");
-                shared.disk.remove(&path).map_err(failed("removing", &path))?;
+                Err(why) => {
+                    tracing::warn!(path = %path.display(), %why, "a segment is lost");
+                    shared.disk.remove(&path).map_err(failed("removing", &path))?;
+                    segments.damaged.insert(number);
+                }
             }
         }
+        Ok(segments)
     }
-    Ok((segments, highest))
+
+    /// Removes segments without blocks. One that was left behind when it could not be synced may be in memory only, and
+    /// nothing tells which those are.
+    fn remove_unused(
+        &mut self,
+        shared: &Shared,
+        directory: &WriterDirectory,
+        blocks: &[BlockRecord],
+    ) -> Result<()> {
+        let used: HashSet<u32> = blocks.iter().map(|block| block.segment).collect();
+        for (number, _) in self.whole.extract_if(.., |number, _| !used.contains(number)) {
+            let path = directory.path.join(names::segment(number));
+            shared.disk.remove(&path).map_err(failed("removing", &path))?;
+        }
+        Ok(())
+    }
 }
 
 /// Removes files that never were whole, and logs that no checkpoint needs.
@@ -303,10 +328,14 @@ fn sift(replayed: &Replayed, segments: &OwnSegments) -> (Vec<BlockRecord>, u64) 
     let mut taken = HashSet::with_capacity(blocks.len());
     let mut lost = 0;
     blocks.retain(|block| {
+        if !replayed.namespaces.contains_key(&block.namespace) {
+            // Its namespace was written before it. Where that was proven to have been there, it has been counted.
+            return false;
+        }
         // Segments that were given up are not there any more, with all their blocks.
-        let Some((segment, len)) = segments.get(&block.segment) else { return false };
-        let is_there = fits(block, segment, *len) && replayed.namespaces.contains_key(&block.namespace);
-        lost += u64::from(!is_there);
+        let whole = segments.whole.get(&block.segment);
+        let is_there = whole.is_some_and(|(segment, len)| fits(block, segment, *len));
+        lost += u64::from(!is_there && (whole.is_some() || segments.damaged.contains(&block.segment)));
         is_there && taken.insert((block.segment, block.slot))
     });
     (blocks, lost)
@@ -327,7 +356,7 @@ fn fits(block: &BlockRecord, segment: &Segment, len: u64) -> bool {
 fn take_in(shared: &Shared, slots: &mut Slots, segments: OwnSegments, blocks: &[BlockRecord]) -> bool {
     let taken: HashSet<Slot> =
         blocks.iter().map(|block| Slot { segment: block.segment, slot: block.slot }).collect();
-    for (number, (segment, _)) in segments {
+    for (number, (segment, _)) in segments.whole {
         // There is a class for each, as the segment was made by one.
         if let Some(class) = slots.class(segment.head.slot_bytes) {
             shared.know_segment(0, &segment);

@@ -749,38 +749,3 @@ fn logs_and_checkpoints_stay_short() {
     assert!(bench.disk.most_used() <= 1 << 20);
     assert!(!bench.files("CKPT").is_empty());
 }
-
-/// Figures of a release build: `cargo test --release -p windlass-kv --lib -- --ignored --nocapture a_million`.
-#[test]
-#[ignore = "takes a while, and writes 130 MB"]
-fn a_million_blocks_are_recovered_in_a_second() {
-    let root = tempfile::tempdir().unwrap();
-    let mut options = StoreOptions::new(root.path());
-    options.capacity_bytes = Some(16 << 30);
-    options.durability = Durability::None;
-    options.min_free_bytes = 0;
-    let store = Segments::open(&options).unwrap();
-    store.open_namespace(NAMESPACE, "{}", NamespaceOptions::default()).unwrap();
-    for group in 0..1000 {
-        let written = (0..1000).map(|number| {
-            let key = Key::new(format!("{group} {number}").as_bytes()).unwrap();
-            let fingerprint = Fingerprint::of(NAMESPACE, key.as_bytes());
-            let block =
-                NewBlock { namespace: NAMESPACE, key, fingerprint, shards: 1, shard_len: 1, expires: None };
-            let Reservation::Claimed(claim) = store.reserve(block).unwrap() else { panic!() };
-            Written { claim, table: ShardTable(vec![Shard { len: 1, checksum: Some(0) }]) }
-        });
-        store.commit(written.collect()).into_iter().for_each(|done| done.unwrap());
-    }
-    drop(store);
-    let start = Instant::now();
-    let store = Segments::open(&options).unwrap();
-    println!("from the log: {:?}, {} blocks", start.elapsed(), store.usage().blocks);
-    store.close().unwrap();
-    drop(store);
-    let start = Instant::now();
-    let store = Segments::open(&options).unwrap();
-    let usage = store.usage();
-    println!("from a checkpoint: {:?}, {} bytes a block", start.elapsed(), usage.index_bytes / usage.blocks);
-    assert_eq!(usage.blocks, 1_000_000);
-}
