@@ -58,7 +58,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut outcome = Outcome { capacity: arguments.capacity, ..Outcome::default() };
     let mut next = 0;
     for round in 0..arguments.rounds {
-        let said = write_and_kill(arguments, next, Duration::from_micros(500 + mix(round) % LONGEST_LIFE_US))?;
+        let said =
+            write_and_kill(arguments, next, Duration::from_micros(500 + mix(round) % LONGEST_LIFE_US))?;
         let acknowledged = acknowledged(&said);
         let newest = acknowledged.iter().max().map_or(next, |last| last + 1);
         let (store, namespace) = open(options(&arguments.root, arguments.capacity, arguments.durability))?;

@@ -272,7 +272,10 @@ impl OwnSegments {
                     let whole = segment.head.file_len().unwrap_or(u64::MAX);
                     if len < whole {
                         // What was cut off is lost, but its room is not.
-                        segment.file.allocate(whole, Extend::Yes).map_err(failed("making room for", &path))?;
+                        segment
+                            .file
+                            .allocate(whole, Extend::Yes)
+                            .map_err(failed("making room for", &path))?;
                         segment.sync().map_err(failed("syncing", &path))?;
                     }
                     segments.whole.insert(number, (segment, len));
