@@ -21,6 +21,20 @@ struct Raw {
     wanted_bytes: U64,
     process: U32,
     epoch: U32,
+    taken: U64,
+    settled: U64,
+    removed: U64,
+}
+
+/// Bytes that a writer has written and removed since it began. None ever falls, but what is taken ahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Account {
+    /// Of blocks that it has begun, and of some more, so that it need not say so for each.
+    pub(crate) taken: u64,
+    /// Of blocks that it has stored, or given up.
+    pub(crate) settled: u64,
+    /// Of blocks that it has removed, its own or others', or given up.
+    pub(crate) removed: u64,
 }
 
 /// What a writer says of itself.
@@ -34,6 +48,8 @@ pub(crate) struct Lease {
     pub(crate) heartbeat: u64,
     /// Bytes that it would allocate if others gave them up; 0 if it has what it needs, or its share.
     pub(crate) wanted_bytes: u64,
+    /// What it has written, in a layout where others cannot see whose a file is.
+    pub(crate) account: Account,
 }
 
 impl Lease {
@@ -44,6 +60,9 @@ impl Lease {
             wanted_bytes: self.wanted_bytes.into(),
             process: self.process.into(),
             epoch: self.epoch.into(),
+            taken: self.account.taken.into(),
+            settled: self.account.settled.into(),
+            removed: self.account.removed.into(),
         };
         sealed(MAGIC, &raw, LEASE_LEN)
     }
@@ -56,6 +75,11 @@ impl Lease {
             process: raw.process.get(),
             heartbeat: raw.heartbeat.get(),
             wanted_bytes: raw.wanted_bytes.get(),
+            account: Account {
+                taken: raw.taken.get(),
+                settled: raw.settled.get(),
+                removed: raw.removed.get(),
+            },
         })
     }
 }
@@ -66,7 +90,14 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_is_found() {
-        let lease = Lease { writer: Uuid::from_u128(7), epoch: 2, process: 3, heartbeat: 4, wanted_bytes: 5 };
+        let lease = Lease {
+            writer: Uuid::from_u128(7),
+            epoch: 2,
+            process: 3,
+            heartbeat: 4,
+            wanted_bytes: 5,
+            account: Account { taken: 6, settled: 7, removed: 8 },
+        };
         let bytes = lease.to_bytes();
         assert_eq!(Lease::parse(&bytes), Ok(lease));
         for bit in 0..bytes.len() * 8 {

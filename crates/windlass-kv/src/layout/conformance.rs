@@ -58,7 +58,7 @@ macro_rules! conformance {
 }
 pub(crate) use conformance;
 
-const CAPACITY: u64 = 32 << 20;
+pub(crate) const CAPACITY: u64 = 32 << 20;
 const LEN: usize = 256 << 10;
 /// Longest time for something that happens soon.
 const SOON: Duration = Duration::from_secs(20);
@@ -409,7 +409,7 @@ pub(crate) fn the_capacity_is_kept(open: Open) {
 }
 
 /// Bytes that all files below a directory take.
-fn on_disk(directory: &Path) -> u64 {
+pub(crate) fn on_disk(directory: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
     let sizes = entries.filter_map(|entry| {

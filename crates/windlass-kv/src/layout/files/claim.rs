@@ -3,7 +3,7 @@
 
 use super::{Shared, lock, namespaces::Namespace, writer::Writer};
 use crate::{
-    DropReason, Durability, Error, Result,
+    DropReason, Error, Result,
     disk::{Disk, Extend},
     format::{PAGE, expiry_seconds, header::BlockHeader, header::MAX_SHARD_LEN, now_seconds},
     index::MAX_SLOT_BYTES,
@@ -45,18 +45,28 @@ pub(super) struct FileClaim {
 
 impl Drop for FileClaim {
     fn drop(&mut self) {
-        if let Some(temporary) = &self.temporary
-            && !self.is_published.load(Ordering::Acquire)
-            && let Err(error) = self.shared.disk.remove(temporary)
-        {
-            tracing::debug!(path = %temporary.display(), %error, "a file that was given up cannot be removed");
+        let reserved = self.reserved.load(Ordering::Acquire);
+        match self.temporary.take().filter(|_| !self.is_published.load(Ordering::Acquire)) {
+            // Whoever drops this may not wait for the disk.
+            Some(temporary) => lock(&self.shared.given_up).push((temporary, reserved)),
+            None => self.shared.room.give_up(reserved),
         }
-        self.shared.room.give_back(self.reserved.load(Ordering::Acquire));
         lock(&self.shared.in_flight).remove(&self.fingerprint);
     }
 }
 
 impl Shared {
+    /// Removes files of blocks that were given up.
+    pub(super) fn sweep(&self) {
+        let given_up = std::mem::take(&mut *lock(&self.given_up));
+        for (temporary, reserved) in given_up {
+            if let Err(error) = self.disk.remove(&temporary) {
+                tracing::debug!(path = %temporary.display(), %error, "a file that was given up cannot be removed");
+            }
+            self.room.give_up(reserved);
+        }
+    }
+
     pub(super) fn reserve(self: &Arc<Self>, block: NewBlock) -> Result<Reservation> {
         let writer = self.writer()?;
         let namespace = self.namespaces.get(block.namespace).ok_or_else(|| {
@@ -160,7 +170,7 @@ impl Shared {
         }
     }
 
-    /// Makes the directories that a file is in, so that they are there after a power cut if the file has to be.
+    /// Makes the directories that a file is in.
     pub(super) fn make_directories(&self, namespace: &Namespace, path: &Path) -> io::Result<()> {
         let mut missing: Vec<&Path> = path.ancestors().skip(1).take(namespace.tree.depth() + 1).collect();
         while let Some(directory) = missing.pop() {
@@ -168,10 +178,8 @@ impl Shared {
                 continue;
             }
             self.disk.create_directory(directory)?;
+            lock(&self.durable).remove(directory);
             self.room.add_directory(namespace);
-            if self.durability != Durability::None {
-                self.disk.sync_directory(directory.parent().unwrap_or(&self.root))?;
-            }
         }
         Ok(())
     }

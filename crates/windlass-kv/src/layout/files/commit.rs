@@ -4,7 +4,9 @@
 use super::{
     Shared,
     claim::FileClaim,
-    failed, lock,
+    failed,
+    find::FileId,
+    lock,
     sums::{Sum, Sync},
 };
 use crate::{
@@ -16,10 +18,10 @@ use crate::{
 };
 use std::{
     collections::BTreeMap,
-    io,
-    os::unix::fs::MetadataExt,
+    fs, io,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
+    thread,
 };
 
 /// Threads that wait for the disk at the same time.
@@ -42,7 +44,7 @@ impl Shared {
         if self.durability != Durability::None {
             let directories: Vec<_> = directories.into_iter().collect();
             let synced = in_parallel(&directories, |(directory, _)| {
-                self.disk.sync_directory(directory).map_err(failed("syncing", directory))
+                self.sync_names(directory).map_err(failed("syncing", directory))
             });
             for ((directory, numbers), synced) in directories.iter().zip(synced) {
                 let Err(error) = synced else { continue };
@@ -52,6 +54,7 @@ impl Shared {
                         && claim.is_published.load(Ordering::Acquire)
                     {
                         let _ = self.disk.remove(&claim.path);
+                        self.index.remove(&blocks[number].claim.block.fingerprint);
                     }
                     results[number] = Err(Error::Io {
                         doing: "syncing",
@@ -76,6 +79,22 @@ impl Shared {
             }
         }
         results
+    }
+
+    /// The names in a directory are on the disk, with its own and those of the directories that it is in, whoever has
+    /// made them.
+    fn sync_names(&self, directory: &Path) -> io::Result<()> {
+        self.disk.sync_directory(directory)?;
+        let unproven: Vec<&Path> = directory
+            .ancestors()
+            .take_while(|above| above.starts_with(&self.root) && **above != self.root)
+            .take_while(|above| !lock(&self.durable).contains(*above))
+            .collect();
+        for directory in &unproven {
+            self.disk.sync_directory(directory.parent().unwrap_or(&self.root))?;
+        }
+        lock(&self.durable).extend(unproven.into_iter().map(Path::to_owned));
+        Ok(())
     }
 
     /// Gives a file its length, and has its bytes on the disk if somebody relies on that: by the option, or as there would
@@ -121,10 +140,14 @@ impl Shared {
                     return Err(failed("giving its name to", &claim.path)(error));
                 }
                 let condemned = lock(&self.condemned).get(&block.claim.block.fingerprint).copied();
-                if condemned == Some(there.ino()) {
+                if condemned == Some(FileId::of(&there)) {
                     let replaced = self.disk.rename(temporary, &claim.path);
                     replaced.map_err(failed("replacing the damaged block", &claim.path))?;
                     claim.is_published.store(true, Ordering::Release);
+                } else if self.durability != Durability::None {
+                    // Whoever stored it may not have waited for the disk.
+                    let synced = fs::File::open(&claim.path).and_then(|file| file.sync_data());
+                    synced.map_err(failed("syncing", &claim.path))?;
                 }
             }
             Err(error) => return Err(failed("giving its name to", &claim.path)(error)),
@@ -154,9 +177,9 @@ impl Shared {
             self.entry_of(&claim.namespace, claim.file_len, expiry_seconds(block.claim.block.expires));
         entry.payload_len = payload_len;
         entry.slot = Slot { segment: block.table.0.len() as u32, slot: 0 };
-        let mut reserved = self.room.lock();
+        let mut bytes = self.room.lock();
         self.index.insert(fingerprint, &entry, Existing::Replace);
-        *reserved = reserved.saturating_sub(claim.reserved.swap(0, Ordering::AcqRel));
+        bytes.settle(claim.reserved.swap(0, Ordering::AcqRel));
     }
 }
 
@@ -185,9 +208,11 @@ fn in_parallel<T: std::marker::Sync>(
     };
     let mut results: Vec<Result<()>> =
         items.iter().map(|_| Err(Error::Internal("a thread has ended".into()))).collect();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let others = items.len().min(SYNC_THREADS) - 1;
-        let threads: Vec<_> = (0..others).map(|_| scope.spawn(run)).collect();
+        // Where there are no more threads, there are as many as there are.
+        let start = |_| thread::Builder::new().spawn_scoped(scope, run).ok();
+        let threads: Vec<_> = (0..others).map_while(start).collect();
         let own = run();
         let theirs = threads.into_iter().filter_map(|thread| thread.join().ok()).flatten();
         for (number, result) in own.into_iter().chain(theirs) {

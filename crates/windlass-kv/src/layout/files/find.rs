@@ -22,12 +22,25 @@ use std::{
 /// In an entry's slot is how many shards its block has. 0: nobody has looked yet.
 pub(super) const UNKNOWN_SHARDS: Slot = Slot { segment: 0, slot: 0 };
 
+/// Which file it is: numbers of inodes are given to others again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileId {
+    inode: u64,
+    modified: (i64, i64),
+}
+
+impl FileId {
+    pub(super) fn of(metadata: &Metadata) -> Self {
+        Self { inode: metadata.ino(), modified: (metadata.mtime(), metadata.mtime_nsec()) }
+    }
+}
+
 /// A block that is being read.
 #[derive(Debug)]
 struct FileFound {
     namespace: Arc<Namespace>,
     fingerprint: Fingerprint,
-    inode: u64,
+    id: FileId,
     file_len: u64,
     /// Of a block without a page that describes it.
     checksum: Option<u32>,
@@ -65,7 +78,7 @@ impl Shared {
             Ok(place) => {
                 let token = FileFound {
                     fingerprint,
-                    inode: metadata.ino(),
+                    id: FileId::of(&metadata),
                     file_len: metadata.len(),
                     checksum: self.sums.get(&fingerprint, &metadata).filter(|_| namespace.tree.is_bare()),
                     namespace,
@@ -145,10 +158,10 @@ impl Shared {
     pub(super) fn condemn(&self, found: &Found) {
         let Some(token) = found.token.downcast_ref::<FileFound>() else { return };
         self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
-        self.index.remove(&token.fingerprint);
+        let known = self.index.remove(&token.fingerprint);
         self.sums.forget(&token.fingerprint);
         let path = found.place.file.path();
-        let is_same = path.symlink_metadata().is_ok_and(|metadata| metadata.ino() == token.inode);
+        let is_same = path.symlink_metadata().is_ok_and(|metadata| FileId::of(&metadata) == token.id);
         if !is_same {
             return;
         }
@@ -156,9 +169,12 @@ impl Shared {
             Some(_) => self.disk.remove(path),
             None => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
         };
-        if let Err(error) = removed {
-            tracing::debug!(path = %path.display(), %error, "a damaged block is left where it is");
-            lock(&self.condemned).insert(token.fingerprint, token.inode);
+        match removed {
+            Ok(()) => self.room.removed(known.map_or(0, |known| known.entry.slot_bytes)),
+            Err(error) => {
+                tracing::debug!(path = %path.display(), %error, "a damaged block is left where it is");
+                lock(&self.condemned).insert(token.fingerprint, token.id);
+            }
         }
     }
 
@@ -194,7 +210,7 @@ impl Shared {
         metadata: &Metadata,
         path: &Path,
     ) -> Option<Entry> {
-        let is_condemned = lock(&self.condemned).get(&fingerprint) == Some(&metadata.ino());
+        let is_condemned = lock(&self.condemned).get(&fingerprint) == Some(&FileId::of(metadata));
         if !metadata.is_file() || is_condemned {
             return None;
         }
@@ -213,13 +229,20 @@ impl Shared {
         namespace.note_key(fingerprint, key);
         match self.index.insert(fingerprint, &entry, Existing::Keep) {
             Inserted::Kept(known) => Some(known),
-            _ => Some(entry),
+            _ => {
+                // Files that are not ours to describe may be there without a word of any writer.
+                if !namespace.tree.is_bare() {
+                    self.others.adopted(entry.slot_bytes);
+                }
+                Some(entry)
+            }
         }
     }
 
     /// Another process has removed it.
     fn vanished(&self, namespace: &Namespace, fingerprint: &Fingerprint) {
-        if self.index.remove(fingerprint).is_some() {
+        if let Some(known) = self.index.remove(fingerprint) {
+            self.others.vanished(known.entry.slot_bytes);
             namespace.forget_key(fingerprint);
             self.sums.forget(fingerprint);
         }

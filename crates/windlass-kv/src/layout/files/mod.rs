@@ -12,6 +12,7 @@ mod commit;
 mod find;
 mod names;
 mod namespaces;
+mod others;
 mod remove;
 mod room;
 mod scan;
@@ -30,7 +31,9 @@ use crate::{
     format::{Invalid, PAGE, VERSION, expiry_time, now_seconds, superblock::Superblock},
     index::{Entry, Index, IndexOptions, Recent},
 };
+use find::FileId;
 use namespaces::{Namespace, Namespaces};
+use others::Others;
 use room::Room;
 use scan::Scan;
 use std::{
@@ -100,9 +103,16 @@ struct Shared {
     in_flight: Mutex<HashSet<Fingerprint>>,
     /// Blocks that were not there, and when.
     absent: Mutex<Recent<Instant>>,
-    /// Files that are damaged, and cannot be removed: their inodes.
-    condemned: Mutex<HashMap<Fingerprint, u64>>,
+    /// Files that are damaged, and cannot be removed.
+    condemned: Mutex<HashMap<Fingerprint, FileId>>,
+    others: Others,
+    /// Files that nobody will give a name to, and the room that they take.
+    given_up: Mutex<Vec<(PathBuf, u64)>>,
+    /// Directories whose names are on the disk.
+    durable: Mutex<HashSet<PathBuf>>,
     scan: Mutex<Scan>,
+    /// Locked by who looks at files.
+    scanning: Mutex<()>,
     followed: Mutex<Option<Instant>>,
     counters: Counters,
     /// Numbers of what this process has learned of, or written.
@@ -150,7 +160,11 @@ impl Files {
             in_flight: Mutex::default(),
             absent: Mutex::default(),
             condemned: Mutex::default(),
+            others: Others::default(),
+            given_up: Mutex::default(),
+            durable: Mutex::default(),
             scan: Mutex::default(),
+            scanning: Mutex::default(),
             followed: Mutex::default(),
             counters: Counters::default(),
             next: AtomicU64::new(1),
@@ -282,7 +296,7 @@ impl Layout for Files {
             blocks: totals.own_blocks,
             payload_bytes: totals.own_payload_bytes,
             allocated_bytes,
-            root_bytes: allocated_bytes,
+            root_bytes: allocated_bytes.saturating_add(self.shared.others.bytes()),
             evicted_blocks: self.shared.counters.evicted.load(Ordering::Relaxed),
             expired_blocks: self.shared.counters.expired.load(Ordering::Relaxed),
             corrupt_blocks: self.shared.counters.corrupt.load(Ordering::Relaxed),
@@ -325,10 +339,11 @@ impl Shared {
     }
 
     fn maintain(&self) -> Result<()> {
-        if let Some(writer) = &self.writer {
-            writer.beat(self.timing.heartbeat)?;
+        if self.writer.is_some() {
+            self.sweep();
+            self.tell_now_and_then(self.timing.heartbeat, self.timing.follow)?;
             self.expire();
-            self.make_room_ahead();
+            self.make_room_ahead()?;
         }
         self.scan_some();
         self.follow()
@@ -343,6 +358,7 @@ impl Shared {
         *followed = Some(Instant::now());
         let others = writer::others(&self.disk, &self.root, self.writer.as_ref())?;
         self.sums.follow(&self.disk, &others);
+        self.listen()?;
         let Some(own) = &self.writer else { return Ok(()) };
         let is_needed = |fingerprint: &Fingerprint| self.index.peek(fingerprint).is_some();
         for directory in others {
@@ -358,6 +374,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        self.sweep();
         if let Some(writer) = &self.writer
             && !self.sums.are_own()
         {

@@ -48,7 +48,10 @@ impl Shared {
         namespace.forget_key(&fingerprint);
         self.sums.forget(&fingerprint);
         match self.disk.remove(path) {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                self.room.removed(removed.map_or(0, |removed| removed.entry.slot_bytes));
+                Ok(true)
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(failed("removing", path)(error)),
         }

@@ -5,7 +5,7 @@ use super::{Shared, lock, namespaces::Namespace};
 use crate::{
     DropReason, Error, Result, StoreOptions,
     disk::Disk,
-    format::{PAGE, now_seconds},
+    format::{PAGE, lease::Account, now_seconds},
     index::{Candidates, Enough, Removed, Want},
 };
 use std::{
@@ -14,12 +14,17 @@ use std::{
         Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 /// Part of the capacity that is kept free: one in so many bytes.
 const AHEAD_SHARE: u64 = 64;
 /// Most bytes that are kept free.
 const MOST_AHEAD: u64 = 256 << 20;
+/// Part of the capacity that is written without telling others each time: one in so many bytes.
+const UNTOLD_SHARE: u64 = 256;
+/// Most bytes that are written without telling others.
+const MOST_UNTOLD: u64 = 64 << 20;
 /// Pages that leases, descriptions and checksums take.
 const SMALL_PAGES: u64 = 16;
 /// Pages that are left for directories that are to be made.
@@ -34,13 +39,31 @@ const MOST_EXPIRED: usize = 4096;
 pub(super) struct Room {
     capacity: u64,
     min_free: u64,
-    /// Bytes of blocks that have a place, but are not in the index yet, and of those that are not in it any more, but
-    /// whose files are still there. Never locked while the disk is waited for.
-    reserved: Mutex<u64>,
+    /// Never locked while the disk is waited for.
+    bytes: Mutex<Bytes>,
     /// Locked by who makes room, so that two do not evict for the same shortage.
     making: Mutex<()>,
     /// Directories that blocks are in.
     directories: AtomicU64,
+}
+
+/// Bytes that are on their way.
+#[derive(Debug, Default)]
+pub(super) struct Bytes {
+    /// Of blocks that have a place, but are not in the index yet, and of those that are not in it any more, but whose
+    /// files are still there.
+    under_way: u64,
+    account: Account,
+    /// What others were told that is taken.
+    told: u64,
+}
+
+impl Bytes {
+    /// A block has been taken in.
+    pub(super) fn settle(&mut self, bytes: u64) {
+        self.under_way = self.under_way.saturating_sub(bytes);
+        self.account.settled = self.account.settled.saturating_add(bytes);
+    }
 }
 
 impl Room {
@@ -59,7 +82,7 @@ impl Room {
         Ok(Self {
             capacity,
             min_free: options.min_free_bytes,
-            reserved: Mutex::new(0),
+            bytes: Mutex::default(),
             making: Mutex::new(()),
             directories: AtomicU64::new(0),
         })
@@ -67,12 +90,11 @@ impl Room {
 
     /// Bytes that are taken besides those in the index.
     pub(super) fn besides(&self) -> u64 {
-        self.overhead().saturating_add(*lock(&self.reserved))
+        self.overhead().saturating_add(lock(&self.bytes).under_way)
     }
 
-    /// The bytes of blocks that are written or removed.
-    pub(super) fn lock(&self) -> MutexGuard<'_, u64> {
-        lock(&self.reserved)
+    pub(super) fn lock(&self) -> MutexGuard<'_, Bytes> {
+        lock(&self.bytes)
     }
 
     /// A directory was made.
@@ -93,14 +115,30 @@ impl Room {
         (self.directories.load(Ordering::Relaxed) + SMALL_PAGES) * PAGE as u64
     }
 
-    fn take(&self, bytes: u64) {
-        let mut reserved = lock(&self.reserved);
-        *reserved = reserved.saturating_add(bytes);
+    /// What is written without telling others each time.
+    fn ahead(&self) -> u64 {
+        (self.capacity / UNTOLD_SHARE).min(MOST_UNTOLD)
     }
 
-    pub(super) fn give_back(&self, bytes: u64) {
-        let mut reserved = lock(&self.reserved);
-        *reserved = reserved.saturating_sub(bytes);
+    /// Takes room for a block. Whether others know that it may be taken.
+    fn take(&self, bytes: u64) -> bool {
+        let mut state = lock(&self.bytes);
+        state.under_way = state.under_way.saturating_add(bytes);
+        state.account.taken = state.account.taken.saturating_add(bytes);
+        state.account.taken <= state.told
+    }
+
+    /// A block will not be stored, and its file is not there.
+    pub(super) fn give_up(&self, bytes: u64) {
+        let mut state = lock(&self.bytes);
+        state.settle(bytes);
+        state.account.removed = state.account.removed.saturating_add(bytes);
+    }
+
+    /// The file of a block was removed.
+    pub(super) fn removed(&self, bytes: u64) {
+        let mut state = lock(&self.bytes);
+        state.account.removed = state.account.removed.saturating_add(bytes);
     }
 }
 
@@ -121,25 +159,60 @@ impl Shared {
                 return Err(DropReason::Quota);
             }
         }
-        // Taken first, so that nobody else takes what is freed for it.
-        self.room.take(bytes);
+        // Taken first, so that nobody else takes what is freed for it: told, before others are listened to.
+        let is_told = self.room.take(bytes);
+        if !is_told && let Err(error) = self.tell(self.room.ahead()).and_then(|()| self.listen()) {
+            tracing::warn!(%error, "other processes cannot be told what is written");
+            self.room.give_up(bytes);
+            return Err(DropReason::NoRoom);
+        }
         if self.shortage(bytes) == 0 {
             return Ok(());
         }
+        self.sweep();
         let alone = lock(&self.room.making);
         // What other processes have written may be learned of meanwhile: then more has to go.
+        let mut has_looked = false;
         for _ in 0..MOST_ROUNDS {
             let shortage = self.shortage(bytes);
             if shortage == 0 {
                 return Ok(());
             }
-            if self.make_room(shortage) == 0 {
+            if self.make_room(shortage) > 0 {
+                continue;
+            }
+            if has_looked || self.others.bytes() == 0 {
                 break;
             }
+            // All that is left is others', of whose blocks this process does not know.
+            self.scan_now();
+            has_looked = true;
         }
         drop(alone);
-        self.room.give_back(bytes);
+        self.room.give_up(bytes);
         Err(DropReason::NoRoom)
+    }
+
+    /// Tells others what this process has written, and that it may write so much more.
+    pub(super) fn tell(&self, ahead: u64) -> Result<()> {
+        let mut lease = self.writer()?.lease();
+        let account = {
+            let mut bytes = self.room.lock();
+            let taken = bytes.account.taken.saturating_add(ahead);
+            // Whoever takes more from now on has to say so.
+            bytes.told = bytes.told.min(taken);
+            Account { taken, ..bytes.account }
+        };
+        lease.write(account)?;
+        self.room.lock().told = account.taken;
+        Ok(())
+    }
+
+    /// Tells others that this process lives, and what it has done, if it has not lately.
+    pub(super) fn tell_now_and_then(&self, every: Duration, changed_every: Duration) -> Result<()> {
+        let account = self.room.lock().account;
+        let is_due = self.writer()?.lease().is_due(account, every, changed_every);
+        if is_due { self.tell(0) } else { Ok(()) }
     }
 
     /// Bytes that have to go before so many can be written for which room was taken.
@@ -150,9 +223,11 @@ impl Shared {
 
     /// Bytes of all files, and so many more.
     fn used(&self, more: u64) -> u64 {
-        let reserved = self.room.lock();
-        let blocks = self.index.totals(None).own_slot_bytes.saturating_add(*reserved);
-        blocks.saturating_add(self.room.overhead()).saturating_add(more)
+        let bytes = self.room.lock();
+        let blocks = self.index.totals(None).own_slot_bytes.saturating_add(bytes.under_way);
+        drop(bytes);
+        let others = self.others.bytes();
+        [self.room.overhead(), others, more].into_iter().fold(blocks, u64::saturating_add)
     }
 
     /// Bytes that can still be written. Where nobody can say, the attempt tells.
@@ -166,22 +241,29 @@ impl Shared {
     }
 
     /// Keeps some room free, so that who writes need not wait for it.
-    pub(super) fn make_room_ahead(&self) {
+    pub(super) fn make_room_ahead(&self) -> Result<()> {
         let ahead = (self.room.capacity / AHEAD_SHARE).min(MOST_AHEAD);
+        let too_much = || self.used(ahead).saturating_sub(self.room.capacity);
+        if too_much() == 0 {
+            return Ok(());
+        }
         let _alone = lock(&self.room.making);
-        let too_much = self.used(ahead).saturating_sub(self.room.capacity);
+        // Others may have made room for it already.
+        self.listen()?;
+        let too_much = too_much();
         if too_much > 0 {
             self.make_room(too_much);
         }
+        Ok(())
     }
 
     /// Until their files are gone, blocks that were evicted count as if they were being written.
     fn unlink_evicted(&self, want: Want) -> u64 {
-        let mut reserved = self.room.lock();
+        let mut bytes = self.room.lock();
         let removed = self.index.evict(&want, now_seconds());
         let going = removed.iter().fold(0_u64, |sum, removed| sum.saturating_add(removed.entry.slot_bytes));
-        *reserved = reserved.saturating_add(going);
-        drop(reserved);
+        bytes.under_way = bytes.under_way.saturating_add(going);
+        drop(bytes);
         let mut freed = 0_u64;
         for removed in removed {
             if self.unlink(&removed) {
@@ -189,7 +271,14 @@ impl Shared {
                 freed = freed.saturating_add(removed.entry.slot_bytes);
             }
         }
-        self.room.give_back(going);
+        let mut bytes = self.room.lock();
+        bytes.under_way = bytes.under_way.saturating_sub(going);
+        drop(bytes);
+        if freed > 0
+            && let Err(error) = self.tell(self.room.ahead())
+        {
+            tracing::warn!(%error, "other processes cannot be told what was removed");
+        }
         freed
     }
 
@@ -208,8 +297,10 @@ impl Shared {
         let Some(namespace) = self.namespaces.numbered(removed.entry.namespace) else { return false };
         let Some(path) = namespace.path(removed.fingerprint, None) else { return false };
         match self.disk.remove(&path) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Ok(()) => self.room.removed(removed.entry.slot_bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.others.vanished(removed.entry.slot_bytes);
+            }
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "a block cannot be removed");
                 return false;

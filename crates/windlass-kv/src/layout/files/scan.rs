@@ -6,6 +6,7 @@ use super::{
     Shared, failed, lock,
     names::{Named, Tree},
     namespaces::Namespace,
+    writer,
 };
 use crate::{
     Fingerprint, Result,
@@ -105,9 +106,13 @@ fn entries(directory: &Path) -> Result<Vec<std::fs::DirEntry>> {
 impl Shared {
     /// Looks at everything.
     pub(super) fn scan_all(&self) -> Result<()> {
+        self.listen()?;
+        self.others.look_begins();
         for namespace in self.namespaces.all() {
             self.scan_namespace(&namespace)?;
         }
+        self.listen()?;
+        self.others.look_ends();
         lock(&self.scan).ended = Some(Instant::now());
         Ok(())
     }
@@ -125,8 +130,35 @@ impl Shared {
         Ok(())
     }
 
+    /// Reads what other writers have written and removed. If some have come or gone, all files are looked at again.
+    pub(super) fn listen(&self) -> Result<()> {
+        if self.read_others()? {
+            lock(&self.scan).ended = None;
+        }
+        Ok(())
+    }
+
+    fn read_others(&self) -> Result<bool> {
+        let directories = writer::others(&self.disk, &self.root, self.writer.as_ref())?;
+        Ok(self.others.read(&self.disk, &self.root, &directories))
+    }
+
+    /// Looks at everything, or at the rest of it, at once.
+    pub(super) fn scan_now(&self) {
+        if !lock(&self.scan).is_under_way {
+            lock(&self.scan).ended = None;
+        }
+        loop {
+            self.scan_some();
+            if !lock(&self.scan).is_under_way {
+                return;
+            }
+        }
+    }
+
     /// Looks at a few directories. What fails is tried again the next time.
     pub(super) fn scan_some(&self) {
+        let _one = lock(&self.scanning);
         let started = Instant::now();
         loop {
             let next = {
@@ -161,7 +193,9 @@ impl Shared {
         scan.is_under_way = true;
         self.sums.look_begins();
         scan.first_new = self.number();
-        scan.is_partial = self.namespaces.read(&self.disk, &self.root).is_err();
+        scan.is_partial = self.read_others().is_err();
+        self.others.look_begins();
+        scan.is_partial |= self.namespaces.read(&self.disk, &self.root).is_err();
         for namespace in self.namespaces.all() {
             match directories(&namespace.tree) {
                 Ok(directories) => {
@@ -176,11 +210,14 @@ impl Shared {
 
     /// Forgets what has not been seen.
     fn end_scan(&self) {
+        let others = self.read_others();
         let mut scan = lock(&self.scan);
-        (scan.is_under_way, scan.ended) = (false, Some(Instant::now()));
+        scan.is_under_way = false;
+        // Who came or went meanwhile may have done what was not seen.
+        scan.ended = (!others.as_ref().is_ok_and(|have_changed| *have_changed)).then(Instant::now);
         let (generation, first_new, is_partial) = (scan.generation, scan.first_new, scan.is_partial);
         drop(scan);
-        if is_partial {
+        if is_partial || others.is_err() {
             return;
         }
         let unseen = |entry: &crate::index::Entry| entry.flags != generation && entry.sequence < first_new;
@@ -190,6 +227,7 @@ impl Shared {
             }
             self.sums.forget(&removed.fingerprint);
         }
+        self.others.look_ends();
         self.sums.look_ends(|fingerprint| self.index.peek(fingerprint).is_some());
     }
 

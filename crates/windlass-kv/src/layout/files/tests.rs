@@ -1,20 +1,20 @@
 //! What layout `files` does beyond what all layouts do.
 #![forbid(unsafe_code)]
 
-use super::{Files, Timing, names};
+use super::{Files, Timing, find::FileId, names};
 use crate::{
     Durability, Fingerprint, Key, NamespaceDescription, NamespaceId, NamespaceOptions, StoreOptions,
     layout::{
         Layout, Lookup, Reservation,
         conformance::{
-            Bench, Loaded, Stored, block, bytes, conformance, contains, eventually, load, open_namespace,
-            store,
+            Bench, CAPACITY, Loaded, Stored, block, bytes, conformance, contains, eventually, load, on_disk,
+            open_namespace, store,
         },
     },
 };
 use std::{
     fs,
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -38,6 +38,68 @@ fn hasty(options: &StoreOptions) -> Files {
     let layout = Files::open_timed(options, HASTY).unwrap();
     open_namespace(&layout, "model", NamespaceOptions::default());
     layout
+}
+
+#[test]
+fn processes_keep_the_capacity_together() {
+    const LEN: usize = 256 << 10;
+    let bench = bench();
+    let others: Vec<Files> = (0..2).map(|_| Files::open(&bench.options).unwrap()).collect();
+    for other in &others {
+        open_namespace(other, "model", NamespaceOptions::default());
+    }
+    let layouts: Vec<&dyn Layout> =
+        others.iter().map(|other| other as &dyn Layout).chain([bench.layout()]).collect();
+    let count = 4 * CAPACITY as usize / LEN;
+    for number in 0..count {
+        let (key, layout) = (number.to_string(), layouts[number % layouts.len()]);
+        let shards = [bytes(&key, LEN)];
+        assert_eq!(store(layout, &block(bench.namespace, &key, &shards), &shards), Stored::Committed);
+        assert!(on_disk(&bench.options.root) <= CAPACITY, "after {key}");
+        if number % 7 == 0 {
+            // One reads what another one wrote.
+            let reader = layouts[(number + 1) % layouts.len()];
+            assert_eq!(load(reader, bench.namespace, &key), Loaded::Shards(shards.to_vec()));
+        }
+        if number % 16 == 0 {
+            layouts.iter().for_each(|layout| layout.maintain().unwrap());
+        }
+    }
+    let left = on_disk(&bench.options.root);
+    assert!(left > CAPACITY / 2, "{left} bytes are left of {CAPACITY}");
+}
+
+#[test]
+fn a_writer_that_came_and_went_is_noticed() {
+    const LEN: usize = 1 << 20;
+    let bench = bench();
+    let count = CAPACITY as usize / LEN / 2;
+    let guest = hasty(&bench.options);
+    for number in 0..count {
+        let key = format!("guest {number}");
+        let shards = [bytes(&key, LEN)];
+        assert_eq!(store(&guest, &block(bench.namespace, &key, &shards), &shards), Stored::Committed);
+    }
+    drop(guest);
+    eventually(bench.layout(), "seeing what the guest stored", || {
+        bench.layout().usage().blocks == count as u64
+    });
+}
+
+#[test]
+fn what_is_given_up_takes_no_room_for_long() {
+    let bench = bench();
+    let before = bench.layout().usage().allocated_bytes;
+    let shards = [bytes("a", 1 << 20)];
+    let reserved = bench.layout().reserve(block(bench.namespace, "a", &shards)).unwrap();
+    let Reservation::Claimed(claim) = reserved else { panic!("{reserved:?}") };
+    let temporary = claim.place.file.path().to_owned();
+    assert!(temporary.exists());
+    drop(claim);
+    bench.layout().maintain().unwrap();
+    assert!(!temporary.exists());
+    assert_eq!(bench.layout().usage().allocated_bytes, before);
+    assert_eq!(bench.store("a", &shards), Stored::Committed);
 }
 
 /// All files below a directory.
@@ -137,6 +199,7 @@ fn the_first_of_two_writers_wins() {
     for layout in [bench.layout(), &second] {
         assert_eq!(load(layout, bench.namespace, "a"), Loaded::Shards(second_shards.to_vec()));
     }
+    bench.layout().maintain().unwrap();
     let temporary = files(&bench.options.root)
         .into_iter()
         .filter(|path| path.extension().is_some_and(|end| end == "tmp"));
@@ -175,6 +238,7 @@ fn what_dead_writers_left_is_swept_and_what_living_ones_write_is_not() {
     assert!(!dead.exists());
     assert!(living.exists());
     drop(claim);
+    bench.layout().maintain().unwrap();
     assert!(!living.exists());
 }
 
@@ -326,8 +390,8 @@ fn a_damaged_file_that_could_not_be_removed_is_replaced() {
     assert_eq!(bench.store("a", &first), Stored::Committed);
     let layout = hasty(&bench.options);
     let fingerprint = Fingerprint::of(bench.namespace, b"a");
-    let inode = file_of(&bench, "a").metadata().unwrap().ino();
-    layout.shared.condemned.lock().unwrap().insert(fingerprint, inode);
+    let id = FileId::of(&file_of(&bench, "a").metadata().unwrap());
+    layout.shared.condemned.lock().unwrap().insert(fingerprint, id);
     layout.shared.index.remove(&fingerprint);
     assert_eq!(store(&layout, &block(bench.namespace, "a", &second), &second), Stored::Committed);
     assert_eq!(load(&layout, bench.namespace, "a"), Loaded::Shards(second.to_vec()));

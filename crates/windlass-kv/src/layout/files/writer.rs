@@ -6,7 +6,7 @@ use crate::{
     Result,
     disk::{Disk, DiskFile, RealDisk, write_full},
     format::{
-        lease::{LEASE_LEN, Lease},
+        lease::{Account, LEASE_LEN, Lease},
         now_seconds,
     },
     io::FileAccess,
@@ -15,7 +15,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Mutex,
+        Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -30,10 +30,41 @@ const TEMPORARY: &str = ".tmp";
 pub(super) struct Writer {
     pub(super) id: Uuid,
     pub(super) directory: PathBuf,
-    lease: Box<dyn DiskFile>,
+    lease: Mutex<OwnLease>,
     /// Number of the next temporary file.
     next: AtomicU64,
-    written: Mutex<Instant>,
+}
+
+/// What tells others that this process lives, and what it has written.
+#[derive(Debug)]
+pub(super) struct OwnLease {
+    path: PathBuf,
+    writer: Uuid,
+    file: Box<dyn DiskFile>,
+    written: Instant,
+    said: Account,
+}
+
+impl OwnLease {
+    pub(super) fn write(&mut self, account: Account) -> Result<()> {
+        let lease = Lease {
+            writer: self.writer,
+            epoch: 1,
+            process: std::process::id(),
+            heartbeat: now_seconds().into(),
+            wanted_bytes: 0,
+            account,
+        };
+        write_full(&*self.file, &lease.to_bytes(), 0).map_err(failed("writing to", &self.path))?;
+        (self.written, self.said) = (Instant::now(), account);
+        Ok(())
+    }
+
+    /// Whether it was written so long ago, or less long, but with something else in it.
+    pub(super) fn is_due(&self, account: Account, every: Duration, changed_every: Duration) -> bool {
+        let age = self.written.elapsed();
+        age >= every || (age >= changed_every && account != self.said)
+    }
 }
 
 impl Writer {
@@ -42,15 +73,19 @@ impl Writer {
         let directory = root.join(format!("{}{id}", names::WRITER_PREFIX));
         disk.create_directory(&directory).map_err(failed("making", &directory))?;
         let path = directory.join(names::LEASE);
-        let lease = disk.open(&path, FileAccess::CreateNew).map_err(failed("making", &path))?;
+        let file = disk.open(&path, FileAccess::CreateNew).map_err(failed("making", &path))?;
         // Where files cannot be locked, others go by the age of the lease.
-        if let Err(error) = lease.try_lock() {
+        if let Err(error) = file.try_lock() {
             tracing::debug!(path = %path.display(), %error, "the lease cannot be locked");
         }
-        let writer =
-            Self { id, directory, lease, next: AtomicU64::new(1), written: Mutex::new(Instant::now()) };
-        writer.write_lease()?;
-        Ok(writer)
+        let said = Account::default();
+        let mut lease = OwnLease { path, writer: id, file, written: Instant::now(), said };
+        lease.write(said)?;
+        Ok(Self { id, directory, lease: Mutex::new(lease), next: AtomicU64::new(1) })
+    }
+
+    pub(super) fn lease(&self) -> MutexGuard<'_, OwnLease> {
+        lock(&self.lease)
     }
 
     /// A name for a file that is not whole yet.
@@ -72,28 +107,6 @@ impl Writer {
             let _ = disk.remove(&temporary);
         }
         written
-    }
-
-    /// Says that it lives, if it has not lately.
-    pub(super) fn beat(&self, every: Duration) -> Result<()> {
-        let mut written = lock(&self.written);
-        if written.elapsed() >= every {
-            self.write_lease()?;
-            *written = Instant::now();
-        }
-        Ok(())
-    }
-
-    fn write_lease(&self) -> Result<()> {
-        let lease = Lease {
-            writer: self.id,
-            epoch: 1,
-            process: std::process::id(),
-            heartbeat: now_seconds().into(),
-            wanted_bytes: 0,
-        };
-        let path = self.directory.join(names::LEASE);
-        write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))
     }
 
     /// Leaves nothing. What is being written is lost.

@@ -18,7 +18,7 @@ use crate::{
     Durability, Error, Result,
     disk::{DiskFile, Extend},
     format::{
-        lease::Lease,
+        lease::{Account, Lease},
         record::{Begin, BlockRecord, RECORD_LEN, Sums},
         segment::HEAD_LEN,
     },
@@ -137,6 +137,7 @@ impl Writer {
             process: std::process::id(),
             heartbeat: now,
             wanted_bytes: self.wanted.load(Ordering::Acquire),
+            account: Account::default(),
         };
         let path = self.directory.join(names::LEASE);
         crate::disk::write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))
