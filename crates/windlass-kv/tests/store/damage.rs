@@ -12,7 +12,7 @@ use windlass_kv::{EventKind, Status, Store, StoreOptions};
 const SHAPE: Shape = Shape { shards: 2, len: 10_000, skew: 0, pieces: 1 };
 const BLOCKS: usize = 8;
 
-fn files(root: &Path, ending: &str, into: &mut Vec<PathBuf>) {
+pub(crate) fn files(root: &Path, ending: &str, into: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(root).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
@@ -53,7 +53,7 @@ fn find(segments: &[PathBuf], name: &str) -> (PathBuf, u64) {
     panic!("{name} is in no segment");
 }
 
-fn flip(path: &Path, offset: u64) {
+pub(crate) fn flip(path: &Path, offset: u64) {
     let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
     let mut byte = [0];
     file.read_exact_at(&mut byte, offset).unwrap();

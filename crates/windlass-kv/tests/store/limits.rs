@@ -53,7 +53,9 @@ fn stores_beyond_the_capacity_evict_and_never_exceed_it() {
                 assert!(matches!(status, Status::Ok | Status::Miss), "{status:?}");
                 there += u64::from(status == Status::Ok);
             }
-            assert_eq!(there, store.stats().unwrap().blocks);
+            // Some may be evicted ahead meanwhile, and none come.
+            let left = store.stats().unwrap().blocks;
+            assert!((left..=stats.blocks).contains(&there), "{there} of {} to {left}", stats.blocks);
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod common;
 mod damage;
+mod device;
 mod faults;
 mod limits;
 mod processes;
