@@ -6,5 +6,7 @@ mod damage;
 mod device;
 mod faults;
 mod limits;
+#[cfg(feature = "opentelemetry")]
+mod opentelemetry;
 mod processes;
 mod round_trips;
