@@ -1,11 +1,19 @@
 //! What a caller holds of a request.
 #![forbid(unsafe_code)]
 
-use crate::{Completion, Error, KeepAlive, Notify, Result, Status, store::Core, sync::lock};
+use crate::{
+    Completion, Error, KeepAlive, Notify, Result, Status,
+    io::{Failure, Outcome},
+    store::Core,
+    sync::lock,
+};
 use std::{
     fmt, mem,
     path::Path,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -72,6 +80,12 @@ impl Ticket {
     pub fn is_released(&self) -> bool {
         !self.state.is_forked() && self.state.is_released()
     }
+
+    /// Whether nobody will ever know that the memory is free: a ring or a device failed while it had it. It is kept for
+    /// as long as the process lives, and [`Ticket::is_released`] never becomes true.
+    pub fn is_lost(&self) -> bool {
+        self.state.is_lost.load(Ordering::Acquire)
+    }
 }
 
 impl fmt::Debug for Ticket {
@@ -101,6 +115,8 @@ pub(crate) struct TicketState {
     /// What transfers that are still to be made will clone; gone once the request has ended, or all are made.
     lease: Mutex<Option<Arc<Lease>>>,
     memory: Weak<Lease>,
+    /// Whether a transfer failed after which the memory may be in use for ever.
+    is_lost: AtomicBool,
 }
 
 struct Progress {
@@ -161,6 +177,7 @@ impl TicketState {
             ended: Condvar::new(),
             memory: Arc::downgrade(&lease),
             lease: Mutex::new(Some(lease)),
+            is_lost: AtomicBool::new(false),
         })
     }
 
@@ -186,6 +203,14 @@ impl TicketState {
     pub(crate) fn release(&self) {
         let lease = lock(&self.lease).take();
         drop(lease);
+    }
+
+    /// Notes what a transfer that had its memory came to. Called before the transfer's items are settled, so that who
+    /// learns of the end knows.
+    pub(crate) fn transferred(&self, outcome: &Outcome) {
+        if matches!(outcome.result, Err(Failure::Lost(_))) {
+            self.is_lost.store(true, Ordering::Release);
+        }
     }
 
     /// Notes how items ended, as far as the request has not ended before.

@@ -39,6 +39,11 @@ impl KvTicket {
         Ok(py.detach(|| ticket.is_released()))
     }
 
+    /// Whether nobody will ever know that the memory is free.
+    fn lost(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.ticket.get(py)?.is_lost())
+    }
+
     /// Ends it now. Whether it had not ended before.
     fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
         let ticket = self.ticket.get(py)?;

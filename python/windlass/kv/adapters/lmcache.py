@@ -6,6 +6,7 @@ Named as ``{"type": "native_plugin", "module_path": "windlass.kv.adapters.lmcach
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 from collections import defaultdict
@@ -15,7 +16,9 @@ from typing import Any
 
 from windlass.kv import Completion, Error, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import is_accepted, is_free, settle, summary
+from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, settle, summary
+
+log = logging.getLogger("windlass.kv")
 
 Done = tuple[int, bool, str, list[bool] | None]
 """How an operation ended, as LMCache takes it: its number, whether all of it succeeded, why not, and what of it did."""
@@ -33,7 +36,7 @@ class _Operation:
     """Of each key."""
     open: int = 0
     """Requests that have not ended."""
-    ended: list[tuple[Ticket, Completion]] = field(default_factory=list)
+    ended: list[Ticket] = field(default_factory=list)
 
 
 class Client:
@@ -105,9 +108,13 @@ class Client:
                 return
             self._is_closed = True
             tickets = [ticket for _, ticket, _ in self._open.values()]
-            tickets += [ticket for operation in self._leased for ticket, _ in operation.ended]
+            tickets += [ticket for operation in self._leased for ticket in operation.ended]
         for ticket in tickets:
-            settle(ticket)
+            try:
+                settle(ticket)
+            except MemoryLostError as error:
+                # The store keeps that memory for as long as the process lives.
+                log.error("closing LMCache's client: %s", error)
         self._store.close()
 
     def _begin(self, start: Callable[..., Ticket], keys: list[str], memoryviews: list[memoryview]) -> int:
@@ -152,17 +159,26 @@ class Client:
         operation, ticket, places = self._open.pop(completion.ticket)
         for place, status in zip(places, completion.statuses, strict=True):
             operation.statuses[place] = status
-        operation.ended.append((ticket, completion))
+        operation.ended.append(ticket)
         operation.open -= 1
         if operation.open == 0:
             self._leased.append(operation)
 
     def _return_leased(self) -> None:
-        """Tells of the operations whose memory is LMCache's again."""
+        """Tells of the operations whose memory is LMCache's again. Of those whose memory may be in use for ever it never
+        does, so that LMCache does not give that to others.
+        """
         leased, self._leased = self._leased, []
         for operation in leased:
-            if all(is_free(*ended) for ended in operation.ended):
+            if all(ticket.released() for ticket in operation.ended):
                 self._done.append(self._outcome(operation))
+            elif any(ticket.lost() for ticket in operation.ended):
+                log.error(
+                    "operation %d: a ring or a device failed, and may use its memory for ever; it is kept from "
+                    "LMCache until that is restarted: %s",
+                    operation.number,
+                    summary(operation.statuses),
+                )
             else:
                 self._leased.append(operation)
         if self._leased:

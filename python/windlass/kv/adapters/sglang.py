@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from windlass.errors import OptionError, RequestError
 from windlass.kv import Addresses, Namespace, Store, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import is_accepted, log, settle, summary
+from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, log, settle, summary
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.pool_host import HostKVCache
@@ -433,7 +433,11 @@ def _rows(values: Sequence[int], pages: int) -> np.ndarray:
 
 def _ended(ticket: Ticket, what: str, pool: str) -> list[bool]:
     """Which items of a request succeeded, once it is over."""
-    statuses = settle(ticket).statuses
+    try:
+        statuses = settle(ticket).statuses
+    except MemoryLostError as error:
+        log.error("SGLang cannot keep pages back, so its process has to be restarted: pool %s: %s", pool, error)
+        raise
     accepted = [is_accepted(status) for status in statuses]
     if not all(accepted):
         log.warning("%s of pages of pool %s: %s", what, pool, summary(statuses))

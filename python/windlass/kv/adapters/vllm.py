@@ -33,7 +33,7 @@ from vllm.v1.kv_offload.tiering.base import TIER_LABEL, JobId, JobResult, Second
 
 from windlass.kv import Addresses, Completion, Error, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import is_accepted, outcome, settle, summary
+from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, outcome, settle, summary
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
@@ -64,6 +64,8 @@ class _Job:
     ticket: Ticket | None
     """`None` if there is nothing to do, or if it could not begin."""
     has_begun: bool = True
+    is_retired: bool = False
+    """Whether nobody will ever know that its memory is free."""
 
 
 class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
@@ -167,7 +169,9 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
         return Addresses(addresses, self.block_size_bytes, owner=self._rows)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """The jobs that have ended. One that ran out of time is not among them before its memory is free."""
+        """The jobs that have ended. One that ran out of time is not among them before its memory is free; one whose
+        memory may be in use for ever never is, so that vLLM does not give its chunks to others.
+        """
         results = []
         for job in list(self._jobs.values()):
             if job.ticket is None:
@@ -175,9 +179,24 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
             elif (completion := outcome(job.ticket)) is not None:
                 results.append(self._result(job, completion))
             else:
+                self._retire_if_lost(job, job.ticket)
                 continue
             del self._jobs[job.job_id]
         return results
+
+    def _retire_if_lost(self, job: _Job, ticket: Ticket) -> None:
+        if job.is_retired or not ticket.lost():
+            return
+        job.is_retired = True
+        if not job.is_load:
+            self._storing -= Counter(job.keys)
+        log.error(
+            "job %d of tier %s: a ring or a device failed, and may use %d chunks of the CPU tier for ever; they are "
+            "kept from vLLM until it is restarted",
+            job.job_id,
+            self.tier_type,
+            len(job.keys),
+        )
 
     def _idle(self, job: _Job) -> JobResult:
         """Of a job that moved nothing."""
@@ -243,14 +262,22 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
                 job.request = ""
 
     def drain_jobs(self) -> None:
-        """Waits until no job uses the memory of the CPU tier."""
+        """Waits until no job uses the memory of the CPU tier.
+
+        Raises:
+            MemoryLostError: That will never be known of a job's, so the CPU tier must not be used again.
+        """
         for job in self._jobs.values():
             if job.ticket is not None:
                 settle(job.ticket)
 
     def shutdown(self) -> None:
         """Lets what is under way end, so that it is there after a restart, and lets go of the CPU tier's memory."""
-        self.drain_jobs()
+        try:
+            self.drain_jobs()
+        except MemoryLostError as error:
+            # The store keeps that memory for as long as the process lives.
+            log.error("tier %s: %s", self.tier_type, error)
         self._jobs.clear()
         self._store.close()
         self._rows = None

@@ -408,7 +408,10 @@ impl Drop for OneThread {
 
 fn end(job: Job, outcome: Outcome) {
     let Job { keep, done, .. } = job;
-    drop(keep);
+    match outcome.result {
+        Err(Failure::Lost(_)) => std::mem::forget(keep),
+        _ => drop(keep),
+    }
     done(outcome);
 }
 
