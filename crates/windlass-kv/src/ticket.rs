@@ -2,12 +2,13 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    Completion, Error, KeepAlive, Notify, Result, Status,
+    Carrier, Completion, Error, KeepAlive, Notify, Result, Status,
     io::{Failure, Outcome},
     store::Core,
     sync::lock,
 };
 use std::{
+    collections::BTreeMap,
     fmt, mem,
     path::Path,
     sync::{
@@ -123,6 +124,8 @@ struct Progress {
     items: Vec<Option<Status>>,
     open: usize,
     bytes: u64,
+    carried: BTreeMap<Carrier, u64>,
+    bounced_bytes: u64,
     started: Option<Instant>,
     has_ended: bool,
     completion: Option<Arc<Completion>>,
@@ -170,6 +173,8 @@ impl TicketState {
                 items: vec![None; options.items],
                 open: options.items,
                 bytes: 0,
+                carried: BTreeMap::new(),
+                bounced_bytes: 0,
                 started: None,
                 has_ended: false,
                 completion: None,
@@ -211,6 +216,14 @@ impl TicketState {
         if matches!(outcome.result, Err(Failure::Lost(_))) {
             self.is_lost.store(true, Ordering::Release);
         }
+        let mut progress = lock(&self.progress);
+        if progress.has_ended {
+            return;
+        }
+        for (carrier, bytes) in &outcome.carried {
+            *progress.carried.entry(*carrier).or_default() += bytes;
+        }
+        progress.bounced_bytes += outcome.bounced_bytes;
     }
 
     /// Notes how items ended, as far as the request has not ended before.
@@ -262,6 +275,8 @@ impl TicketState {
             ticket: self.id,
             items: mem::take(&mut progress.items).into_iter().flatten().collect(),
             bytes: progress.bytes,
+            carried: mem::take(&mut progress.carried),
+            bounced_bytes: progress.bounced_bytes,
             queued: started.saturating_duration_since(self.submitted),
             moving: now.saturating_duration_since(started),
         });
