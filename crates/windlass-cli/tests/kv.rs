@@ -85,10 +85,15 @@ impl Stored {
 
     /// Changes a byte of a block on the disk.
     fn damage(&self, block: &[u8]) {
+        self.flip(block, 500);
+    }
+
+    /// Flips a bit at a distance from where a block's bytes begin.
+    fn flip(&self, block: &[u8], distance: isize) {
         for path in files(&self.root) {
             let mut file = fs::read(&path).unwrap();
             if let Some(position) = file.windows(64).position(|window| window == &block[..64]) {
-                file[position + 500] ^= 1;
+                file[position.strict_add_signed(distance)] ^= 1;
                 fs::write(&path, file).unwrap();
                 return;
             }
@@ -194,6 +199,22 @@ fn verify_finds_damage_and_repair_forgets_it() {
     assert_eq!(stored.keys(stored.first), ["626c6f636b2030", "626c6f636b2032"]);
     let value = stored.json("verify", &[]);
     assert_eq!((&value["verified"]["blocks"], &value["verified"]["corrupt"]), (&4.into(), &0.into()));
+}
+
+#[test]
+fn a_damaged_header_is_damage_to_verify_and_to_export() {
+    let stored = Stored::new();
+    stored.flip(&bytes(1), -4000);
+    let said = stored.fails(4, "verify", &[]);
+    assert!(said.contains("its header is damaged") && said.contains("1 block damaged"), "{said}");
+    let archive = stored.root.join("../archive.tar");
+    let said = stored.fails(4, "export", &["--output", archive.to_str().unwrap()]);
+    assert!(said.contains("its header is damaged"), "{said}");
+    assert_eq!(stored.keys(stored.first).len(), 2);
+    let said = stored.fails(4, "verify", &["--repair"]);
+    assert!(said.contains("1 block forgotten"), "{said}");
+    let text = stored.ok("verify", &[]);
+    assert!(text.starts_with("4 blocks read") && text.contains("; 4 are as they were stored"), "{text}");
 }
 
 #[test]

@@ -37,6 +37,7 @@ macro_rules! conformance {
             namespaces_are_apart,
             all_blocks_are_listed_with_their_keys,
             flipped_bits_are_found_out,
+            a_damaged_header_is_no_key,
             a_damaged_block_can_be_stored_again,
             another_key_of_the_same_fingerprint_is_a_miss,
             admission_on_second_touch_refuses_the_first,
@@ -596,6 +597,22 @@ pub(crate) fn flipped_bits_are_found_out(open: Open) {
         assert!(!bench.contains(&key));
     }
     assert_eq!(bench.layout().usage().corrupt_blocks, places);
+}
+
+pub(crate) fn a_damaged_header_is_no_key(open: Open) {
+    let mut bench = Bench::new(open);
+    for key in ["whole", "flipped"] {
+        assert_eq!(bench.store(key, &[bytes(key, LEN)]), Stored::Committed);
+    }
+    flip(&bench, "flipped", |place| place.header.unwrap_or(place.payload) + 40);
+    bench.reopen();
+    let fingerprint = |key: &str| Fingerprint::of(bench.namespace, key.as_bytes());
+    let damaged = bench.layout().key_of(fingerprint("flipped"));
+    assert!(matches!(damaged, Err(Error::DamagedBlock { .. })), "{damaged:?}");
+    assert_eq!(bench.layout().key_of(fingerprint("flipped")).unwrap(), None);
+    assert!(!bench.contains("flipped"));
+    assert_eq!(bench.layout().usage().corrupt_blocks, 1);
+    assert_eq!(bench.layout().key_of(fingerprint("whole")).unwrap().unwrap().as_bytes(), b"whole");
 }
 
 pub(crate) fn a_damaged_block_can_be_stored_again(open: Open) {

@@ -253,7 +253,8 @@ pub(crate) trait Layout: Send + Sync {
     /// Blocks after `cursor` in an order that stays as it is; at most `most`. The next cursor, or `None` at the end.
     fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64>;
 
-    /// The key of a block, which may be read from its header.
+    /// The key of a block, which may be read from its header. A block whose header is damaged is a miss from then on, as
+    /// after [`Layout::condemn`], and is [`Error::DamagedBlock`].
     fn key_of(&self, block: Fingerprint) -> Result<Option<Key>>;
 
     /// What has to be done now and then, a few times a second: expire, follow others, evict ahead, write checkpoints,

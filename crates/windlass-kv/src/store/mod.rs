@@ -316,10 +316,10 @@ impl Store {
     /// The key of a block in a listing, which may have to be read; `None` if it is gone.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Closed`].
+    /// [`Error::DamagedBlock`] if it is there, but its header is not; [`Error::Io`], [`Error::Closed`].
     pub fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
         self.core().check_open()?;
-        self.core().layout.key_of(block)
+        verify::key_of(self.core(), block)
     }
 
     /// Reads every block and compares its checksums. Those that are damaged are missing afterwards. `progress` is called

@@ -254,7 +254,7 @@ impl Namespace {
     /// What a block is made of; `None` if it is not there. Reads its header.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`], [`Error::Io`], [`Error::Closed`].
+    /// [`Error::DamagedBlock`], [`Error::InvalidKey`], [`Error::Io`], [`Error::Closed`].
     pub fn block(&self, key: &[u8]) -> Result<Option<BlockInfo>> {
         self.core().check_open()?;
         verify::block(self.core(), self.id, &Key::new(key)?)

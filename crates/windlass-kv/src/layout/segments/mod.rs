@@ -169,6 +169,19 @@ impl Segments {
         let known = self.shared.index.peek(&token.fingerprint);
         known.is_some_and(|known| known.owner == token.entry.owner && known.sequence == token.entry.sequence)
     }
+
+    fn condemn_token(&self, token: &FoundToken) {
+        if token.entry.is_own() {
+            if let Some(writer) = &self.writer {
+                writer.condemn(&token.fingerprint, token.entry.sequence);
+            }
+        } else {
+            let is_it =
+                |entry: &Entry, _| entry.owner == token.entry.owner && entry.sequence == token.entry.sequence;
+            self.shared.index.remove_if(&token.fingerprint, is_it);
+        }
+        self.corrupt.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 impl Layout for Segments {
@@ -272,17 +285,9 @@ impl Layout for Segments {
     }
 
     fn condemn(&self, found: &Found) {
-        let Some(token) = found.token.downcast_ref::<FoundToken>() else { return };
-        if token.entry.is_own() {
-            if let Some(writer) = &self.writer {
-                writer.condemn(&token.fingerprint, token.entry.sequence);
-            }
-        } else {
-            let is_it =
-                |entry: &Entry, _| entry.owner == token.entry.owner && entry.sequence == token.entry.sequence;
-            self.shared.index.remove_if(&token.fingerprint, is_it);
+        if let Some(token) = found.token.downcast_ref::<FoundToken>() {
+            self.condemn_token(token);
         }
-        self.corrupt.fetch_add(1, Ordering::Relaxed);
     }
 
     fn touch(&self, blocks: &[Fingerprint]) {
@@ -327,7 +332,7 @@ impl Layout for Segments {
     }
 
     fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
-        let index::Lookup::Found(entry, _hold) = self.shared.index.get(&block, self.shared.now()) else {
+        let index::Lookup::Found(entry, hold) = self.shared.index.get(&block, self.shared.now()) else {
             return Ok(None);
         };
         let Some(segment) = self.shared.segment(entry.owner, entry.slot.segment) else { return Ok(None) };
@@ -335,8 +340,18 @@ impl Layout for Segments {
         let mut header = vec![0; HEADER_LEN];
         let read =
             read_full(&*segment.file, &mut header, offset).map_err(failed("reading", segment.data.path()))?;
-        let header = BlockHeader::parse(&header[..read]).ok();
-        Ok(header.filter(|header| header.fingerprint == block).map(|header| header.key))
+        let reason = match BlockHeader::parse(&header[..read]) {
+            Ok(header) if header.fingerprint == block => return Ok(Some(header.key)),
+            Ok(_) => "its place has another block".into(),
+            Err(why) => format!("its header is damaged: {why}"),
+        };
+        let token = FoundToken { fingerprint: block, entry, _hold: hold };
+        // Another process may have given the place to another block, or may be writing it just now.
+        if !entry.is_own() && !self.is_still_there(&token) {
+            return Ok(None);
+        }
+        self.condemn_token(&token);
+        Err(Error::DamagedBlock { fingerprint: block, reason })
     }
 
     fn maintain(&self) -> Result<()> {
