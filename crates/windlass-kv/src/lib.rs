@@ -47,7 +47,7 @@ pub use options::{
 };
 pub use report::{
     BlockEntry, BlockInfo, BlockPage, CarrierShare, Dropped, Event, EventKind, NamespaceStats, Owner,
-    ShardInfo, Stats, StoreReport, Verified,
+    ShardInfo, Stats, StoreReport, Verified, WriterStats,
 };
 pub use request::{Notify, Request};
 pub use store::{Namespace, PinGuard, Region, Store};

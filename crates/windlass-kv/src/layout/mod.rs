@@ -13,6 +13,7 @@ mod segments;
 
 use crate::{
     DropReason, Error, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result, StoreOptions,
+    WriterStats,
     format::{PAGE, superblock::Superblock},
     io::FileRef,
 };
@@ -260,6 +261,14 @@ pub(crate) trait Layout: Send + Sync {
     /// What has to be done now and then, a few times a second: expire, follow others, evict ahead, write checkpoints,
     /// say that this process lives.
     fn maintain(&self) -> Result<()>;
+
+    /// Looks now for what other processes have stored, where that is known from their logs.
+    fn follow(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// The processes that write, or wrote, and whose directories are there.
+    fn writers(&self) -> Result<Vec<WriterStats>>;
 
     /// What it holds.
     fn usage(&self) -> Usage;

@@ -36,7 +36,7 @@ use self::{
 };
 use crate::{
     BlockEntry, BlockPage, Completion, Error, Event, Fingerprint, Key, NamespaceDescription, NamespaceId,
-    NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified,
+    NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified, WriterStats,
     io::{IoEngine, IoOptions, Transfers},
     layout::{self, Layout},
     metrics::Metrics,
@@ -293,6 +293,24 @@ impl Store {
     pub fn maintain_now(&self) -> Result<()> {
         self.core().check_open()?;
         self.core().layout.maintain()
+    }
+
+    /// Looks now for blocks that other processes have stored, which is done a few times a second anyway.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Closed`].
+    pub fn follow_now(&self) -> Result<()> {
+        self.core().check_open()?;
+        self.core().layout.follow()
+    }
+
+    /// The processes that write to the store, or wrote and left blocks behind.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Closed`].
+    pub fn writers(&self) -> Result<Vec<WriterStats>> {
+        self.core().check_open()?;
+        self.core().layout.writers()
     }
 
     /// Blocks, at most `most` of them, in an order of the store's. The first page has the cursor 0.

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     Durability, Error, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result, StoreAccess,
-    StoreOptions,
+    StoreOptions, WriterStats,
     disk::{Disk, RealDisk},
     format::{Invalid, PAGE, VERSION, expiry_time, now_seconds, superblock::Superblock},
     index::{Entry, Index, IndexOptions, Recent},
@@ -131,7 +131,7 @@ impl Files {
                 read_superblock(&disk, &root)?;
                 None
             }
-            StoreAccess::ReadWrite => Some(open_to_write(&disk, &root)?),
+            StoreAccess::ReadWrite => Some(open_to_write(&disk, &root, options.capacity_bytes.unwrap_or(0))?),
         };
         let room = Room::new(options, writer.is_some())?;
         let index = Index::new(IndexOptions { eviction: options.eviction, admission: options.admission });
@@ -275,6 +275,10 @@ impl Layout for Files {
         self.shared.maintain()
     }
 
+    fn writers(&self) -> Result<Vec<WriterStats>> {
+        writer::all(&self.shared.disk, &self.shared.root)
+    }
+
     fn usage(&self) -> Usage {
         let totals = self.shared.index.totals(None);
         let allocated_bytes = totals.own_slot_bytes + self.shared.room.besides();
@@ -367,7 +371,7 @@ impl Drop for Shared {
 }
 
 /// Makes the store if it is not there.
-fn open_to_write(disk: &RealDisk, root: &Path) -> Result<Writer> {
+fn open_to_write(disk: &RealDisk, root: &Path, capacity: u64) -> Result<Writer> {
     use std::os::unix::fs::DirBuilderExt;
     let mut directories = std::fs::DirBuilder::new();
     let made = directories.recursive(true).mode(0o700).create(root);
@@ -394,7 +398,7 @@ fn open_to_write(disk: &RealDisk, root: &Path) -> Result<Writer> {
     let all = root.join(names::NAMESPACES);
     disk.create_directory(&all).map_err(failed("making", &all))?;
     disk.sync_directory(root).map_err(failed("syncing", root))?;
-    Writer::start(disk, root)
+    Writer::start(disk, root, capacity)
 }
 
 /// Whether this is a store of this layout.

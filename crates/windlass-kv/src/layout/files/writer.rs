@@ -3,7 +3,7 @@
 
 use super::{failed, lock, names};
 use crate::{
-    Result,
+    Result, WriterStats,
     disk::{Disk, DiskFile, RealDisk, write_full},
     format::{
         lease::{LEASE_LEN, Lease},
@@ -31,13 +31,14 @@ pub(super) struct Writer {
     pub(super) id: Uuid,
     pub(super) directory: PathBuf,
     lease: Box<dyn DiskFile>,
+    capacity: u64,
     /// Number of the next temporary file.
     next: AtomicU64,
     written: Mutex<Instant>,
 }
 
 impl Writer {
-    pub(super) fn start(disk: &RealDisk, root: &Path) -> Result<Self> {
+    pub(super) fn start(disk: &RealDisk, root: &Path, capacity: u64) -> Result<Self> {
         let id = Uuid::new_v4();
         let directory = root.join(format!("{}{id}", names::WRITER_PREFIX));
         disk.create_directory(&directory).map_err(failed("making", &directory))?;
@@ -47,8 +48,14 @@ impl Writer {
         if let Err(error) = lease.try_lock() {
             tracing::debug!(path = %path.display(), %error, "the lease cannot be locked");
         }
-        let writer =
-            Self { id, directory, lease, next: AtomicU64::new(1), written: Mutex::new(Instant::now()) };
+        let writer = Self {
+            id,
+            directory,
+            lease,
+            capacity,
+            next: AtomicU64::new(1),
+            written: Mutex::new(Instant::now()),
+        };
         writer.write_lease()?;
         Ok(writer)
     }
@@ -91,6 +98,7 @@ impl Writer {
             process: std::process::id(),
             heartbeat: now_seconds().into(),
             wanted_bytes: 0,
+            capacity: self.capacity,
         };
         let path = self.directory.join(names::LEASE);
         write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))
@@ -102,13 +110,25 @@ impl Writer {
     }
 }
 
+/// All writers that there are.
+pub(super) fn all(disk: &RealDisk, root: &Path) -> Result<Vec<WriterStats>> {
+    let described = |directory: PathBuf| {
+        let id = id_of(directory.file_name()?.to_str()?)?;
+        let bytes = disk.read_file(&directory.join(names::LEASE), LEASE_LEN).ok();
+        let lease = bytes.and_then(|bytes| Lease::parse(&bytes).ok());
+        Some(Lease::describe(lease, id, now_seconds().into()))
+    };
+    Ok(others(disk, root, None)?.into_iter().filter_map(described).collect())
+}
+
+fn id_of(name: &str) -> Option<Uuid> {
+    Uuid::parse_str(name.strip_prefix(names::WRITER_PREFIX)?).ok()
+}
+
 /// Other writers' directories.
 pub(super) fn others(disk: &RealDisk, root: &Path, own: Option<&Writer>) -> Result<Vec<PathBuf>> {
     let listing = disk.list(root).map_err(failed("listing", root))?;
-    let is_other = |name: &str| {
-        let id = name.strip_prefix(names::WRITER_PREFIX).and_then(|id| Uuid::parse_str(id).ok());
-        id.is_some_and(|id| own.is_none_or(|own| own.id != id))
-    };
+    let is_other = |name: &str| id_of(name).is_some_and(|id| own.is_none_or(|own| own.id != id));
     let writers = listing.into_iter().filter(|entry| entry.is_directory && is_other(&entry.name));
     Ok(writers.map(|entry| root.join(entry.name)).collect())
 }

@@ -34,17 +34,18 @@ mod writer;
 use super::{Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Place, Reservation, ShardTable};
 use super::{Usage, Verdict, Written};
 use crate::{
-    Error, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
+    Error, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions, WriterStats,
     disk::{Disk, RealDisk, read_full},
-    format::{self, header::BlockHeader},
+    format::{self, header::BlockHeader, lease::Lease},
     index::{self, Candidates, Enough, Entry, Index, IndexOptions, ReadHold, Want},
 };
 use follow::{Followed, SegmentTable};
 use namespaces::Namespaces;
 use recover::WriterOptions;
-use root::{Limits, Root};
+use root::{Limits, Root, WriterDirectory};
 use segment::Segment;
 use std::{
+    collections::HashMap,
     fmt, io,
     path::Path,
     sync::{
@@ -55,6 +56,9 @@ use std::{
 };
 use uuid::Uuid;
 use writer::{Writer, stride_of};
+
+/// Blocks that are counted at a time.
+const PAGE_OF_BLOCKS: usize = 4096;
 
 /// The layout.
 #[derive(Debug)]
@@ -355,8 +359,7 @@ impl Layout for Segments {
     }
 
     fn maintain(&self) -> Result<()> {
-        let own = self.writer.as_ref().map(|writer| writer.id);
-        let followed = lock(&self.followed).follow(&self.shared, own);
+        let followed = self.follow();
         let Some(writer) = &self.writer else { return followed.and(self.shared.count_taken()) };
         writer.check_open()?;
         let alive = writer.say_alive();
@@ -364,6 +367,34 @@ impl Layout for Segments {
         let checkpoint = writer.replace_log_in_doubt().and_then(|()| writer.checkpoint_if_long());
         let room = writer.maintain_room();
         followed.and(alive).and(checkpoint).and(room)
+    }
+
+    fn follow(&self) -> Result<()> {
+        lock(&self.followed).follow(&self.shared, self.writer.as_ref().map(|writer| writer.id))
+    }
+
+    fn writers(&self) -> Result<Vec<WriterStats>> {
+        let mut owners = lock(&self.followed).owners();
+        owners.extend(self.writer.as_ref().map(|writer| (writer.id, 0)));
+        let mut blocks = HashMap::<u16, u64>::new();
+        let (mut cursor, mut some) = (Some(0), Vec::new());
+        while let Some(from) = cursor {
+            cursor = self.shared.index.list(from, PAGE_OF_BLOCKS, &mut some);
+            for (_, entry) in some.drain(..) {
+                *blocks.entry(entry.owner).or_default() += 1;
+            }
+        }
+        let charges = self.shared.root.charges(&Limits { capacity: 0, min_free: 0 })?;
+        let described = |directory: &WriterDirectory| {
+            let lease = self.shared.root.lease(&directory.path);
+            let owner = owners.get(&directory.id);
+            WriterStats {
+                allocated_bytes: charges.taken_by.get(&directory.id).copied(),
+                blocks: owner.map(|owner| blocks.get(owner).copied().unwrap_or(0)),
+                ..Lease::describe(lease, directory.id, self.shared.now().into())
+            }
+        };
+        Ok(self.shared.root.writers()?.iter().map(described).collect())
     }
 
     fn usage(&self) -> Usage {

@@ -131,12 +131,17 @@ impl Writer {
         if self.heartbeat.swap(now, Ordering::AcqRel) == now {
             return Ok(());
         }
+        self.write_lease(now)
+    }
+
+    fn write_lease(&self, heartbeat: u64) -> Result<()> {
         let lease = Lease {
             writer: self.id,
             epoch: self.epoch,
             process: std::process::id(),
-            heartbeat: now,
+            heartbeat,
             wanted_bytes: self.wanted.load(Ordering::Acquire),
+            capacity: self.limits.capacity,
         };
         let path = self.directory.join(names::LEASE);
         crate::disk::write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))
@@ -157,8 +162,7 @@ impl Writer {
         self.collect()?;
         self.checkpoint()?;
         self.wanted.store(0, Ordering::Release);
-        self.heartbeat.store(u64::MAX, Ordering::Release);
-        self.say_alive()?;
+        self.write_lease(0)?;
         self.lease.unlock().map_err(failed("unlocking", &self.directory.join(names::LEASE)))
     }
 }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "moves bytes between memory and a file")]
 
 use crate::{
-    DropReason, Fingerprint, IoRoute, Key, NamespaceId, NamespaceOptions, Result,
+    DropReason, Fingerprint, IoRoute, Key, NamespaceId, NamespaceOptions, Result, WriterStats,
     io::{
         Carrier, Checksums, DataFile, DeviceRegion, Direction, Failure, FileAccess, Header, IoReport, Job,
         Outcome, Transfers,
@@ -238,6 +238,10 @@ impl Layout for Slots {
             expires: block.expires,
         }));
         None
+    }
+
+    fn writers(&self) -> Result<Vec<WriterStats>> {
+        Ok(Vec::new())
     }
 
     fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
