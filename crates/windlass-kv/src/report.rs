@@ -208,6 +208,16 @@ pub enum EventKind {
     MaintenanceFailed,
 }
 
+/// Blocks of this process that went to make room, or as their time was over, since they were last asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Evicted {
+    /// Oldest first. One that was stored again meanwhile is among them too.
+    pub blocks: Vec<Fingerprint>,
+    /// How many others went: only the last 65,536 are remembered.
+    pub forgotten: u64,
+}
+
 /// A block in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]

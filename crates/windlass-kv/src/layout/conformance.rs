@@ -743,8 +743,10 @@ pub(crate) fn what_is_evicted_is_less(open: Open) {
     assert!(freed >= 10 * LEN as u64, "{freed}");
     let there = (0..32).filter(|number: &i32| bench.contains(&number.to_string())).count();
     assert!((1..=22).contains(&there), "{there} of 32 blocks are there after 10 should have gone");
+    assert_eq!(bench.layout().evicted().blocks.len(), 32 - there);
     bench.layout().evict(u64::MAX).unwrap();
     assert_eq!(bench.layout().usage().blocks, 0);
+    assert_eq!(bench.layout().evicted().blocks.len(), there);
 }
 
 pub(crate) fn many_threads_see_no_wrong_byte(open: Open) {

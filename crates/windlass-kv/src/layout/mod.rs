@@ -8,12 +8,13 @@
 
 #[cfg(test)]
 mod conformance;
+mod departed;
 mod files;
 mod segments;
 
 use crate::{
-    DropReason, Error, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result, StoreOptions,
-    WriterStats,
+    DropReason, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
+    StoreOptions, WriterStats,
     format::{PAGE, superblock::Superblock},
     io::FileRef,
 };
@@ -266,6 +267,9 @@ pub(crate) trait Layout: Send + Sync {
     fn follow(&self) -> Result<()> {
         Ok(())
     }
+
+    /// Own blocks that were evicted or have expired since the last call.
+    fn evicted(&self) -> Evicted;
 
     /// The processes that write, or wrote, and whose directories are there.
     fn writers(&self) -> Result<Vec<WriterStats>>;

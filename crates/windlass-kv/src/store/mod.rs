@@ -35,8 +35,8 @@ use self::{
     threads::{Running, Threads},
 };
 use crate::{
-    BlockEntry, BlockPage, Completion, Error, Event, Fingerprint, Key, NamespaceDescription, NamespaceId,
-    NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified, WriterStats,
+    BlockEntry, BlockPage, Completion, Error, Event, Evicted, Fingerprint, Key, NamespaceDescription,
+    NamespaceId, NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified, WriterStats,
     io::{IoEngine, IoOptions, Transfers},
     layout::{self, Layout},
     metrics::Metrics,
@@ -302,6 +302,15 @@ impl Store {
     pub fn follow_now(&self) -> Result<()> {
         self.core().check_open()?;
         self.core().layout.follow()
+    }
+
+    /// Blocks of this process that were evicted, or have expired, since the last call.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn evicted(&self) -> Result<Evicted> {
+        self.core().check_open()?;
+        Ok(self.core().layout.evicted())
     }
 
     /// The processes that write to the store, or wrote and left blocks behind.

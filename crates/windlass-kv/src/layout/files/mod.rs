@@ -20,12 +20,13 @@ mod sums;
 mod tests;
 mod writer;
 
+use super::departed::Departed;
 use super::{
     Claim, Found, Layout, Listed, Lookup, NewBlock, Reservation, ShardTable, Usage, Verdict, Written,
 };
 use crate::{
-    Durability, Error, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result, StoreAccess,
-    StoreOptions, WriterStats,
+    Durability, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
+    StoreAccess, StoreOptions, WriterStats,
     disk::{Disk, RealDisk},
     format::{Invalid, PAGE, VERSION, expiry_time, now_seconds, superblock::Superblock},
     index::{Entry, Index, IndexOptions, Recent},
@@ -105,6 +106,7 @@ struct Shared {
     scan: Mutex<Scan>,
     followed: Mutex<Option<Instant>>,
     counters: Counters,
+    departed: Departed,
     /// Numbers of what this process has learned of, or written.
     next: AtomicU64,
     recovery: Duration,
@@ -153,6 +155,7 @@ impl Files {
             scan: Mutex::default(),
             followed: Mutex::default(),
             counters: Counters::default(),
+            departed: Departed::default(),
             next: AtomicU64::new(1),
             recovery: Duration::ZERO,
         };
@@ -273,6 +276,10 @@ impl Layout for Files {
 
     fn maintain(&self) -> Result<()> {
         self.shared.maintain()
+    }
+
+    fn evicted(&self) -> Evicted {
+        self.shared.departed.take()
     }
 
     fn writers(&self) -> Result<Vec<WriterStats>> {

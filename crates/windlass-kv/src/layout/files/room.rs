@@ -186,6 +186,7 @@ impl Shared {
         for removed in removed {
             if self.unlink(&removed) {
                 self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+                self.departed.note([removed.fingerprint]);
                 freed = freed.saturating_add(removed.entry.slot_bytes);
             }
         }
@@ -198,6 +199,7 @@ impl Shared {
         for removed in self.index.expired(now_seconds(), MOST_EXPIRED) {
             if self.unlink(&removed) {
                 self.counters.expired.fetch_add(1, Ordering::Relaxed);
+                self.departed.note([removed.fingerprint]);
             }
         }
     }

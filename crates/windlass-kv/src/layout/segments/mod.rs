@@ -34,7 +34,8 @@ mod writer;
 use super::{Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Place, Reservation, ShardTable};
 use super::{Usage, Verdict, Written};
 use crate::{
-    Error, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions, WriterStats,
+    Error, Evicted, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
+    WriterStats,
     disk::{Disk, RealDisk, read_full},
     format::{self, header::BlockHeader, lease::Lease},
     index::{self, Candidates, Enough, Entry, Index, IndexOptions, ReadHold, Want},
@@ -371,6 +372,10 @@ impl Layout for Segments {
 
     fn follow(&self) -> Result<()> {
         lock(&self.followed).follow(&self.shared, self.writer.as_ref().map(|writer| writer.id))
+    }
+
+    fn evicted(&self) -> Evicted {
+        self.writer.as_ref().map_or_else(Evicted::default, |writer| writer.departed.take())
     }
 
     fn writers(&self) -> Result<Vec<WriterStats>> {

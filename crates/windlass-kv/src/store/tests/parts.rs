@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "moves bytes between memory and a file")]
 
 use crate::{
-    DropReason, Fingerprint, IoRoute, Key, NamespaceId, NamespaceOptions, Result, WriterStats,
+    DropReason, Evicted, Fingerprint, IoRoute, Key, NamespaceId, NamespaceOptions, Result, WriterStats,
     io::{
         Carrier, Checksums, DataFile, DeviceRegion, Direction, Failure, FileAccess, Header, IoReport, Job,
         Outcome, Transfers,
@@ -238,6 +238,10 @@ impl Layout for Slots {
             expires: block.expires,
         }));
         None
+    }
+
+    fn evicted(&self) -> Evicted {
+        Evicted::default()
     }
 
     fn writers(&self) -> Result<Vec<WriterStats>> {
