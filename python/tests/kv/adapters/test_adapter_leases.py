@@ -104,6 +104,33 @@ def test_lmcache_is_told_when_its_memory_is_free(tmp_path: Path, monkeypatch):
     client.close()
 
 
+def test_leased_memory_of_lmcache_takes_one_timer(tmp_path: Path, monkeypatch):
+    client = Client(str(tmp_path / "kv"), **SMALL)
+    ticket = Held("timed_out")
+    monkeypatch.setattr(client._blocks.__class__, "load", lambda *_, **__: ticket)
+    drained = [[ticket.completion]]
+    monkeypatch.setattr(client._store, "drain_completions", lambda: drained.pop() if drained else [])
+    client.submit_batch_get(["a"], [memoryview(bytearray(100))])
+    timers = []
+
+    class Timer:
+        def __init__(self, _seconds: float, wake: Any) -> None:
+            timers.append(wake)
+
+        def start(self) -> None:
+            pass
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    for _ in range(5):
+        client.drain_completions()
+    assert len(timers) == 1
+    timers[0]()
+    client.drain_completions()
+    assert len(timers) == 2, "it is looked at again"
+    ticket.is_released = True
+    client.close()
+
+
 def test_lmcache_is_never_told_of_memory_that_is_lost(tmp_path: Path, monkeypatch, caplog):
     client = Client(str(tmp_path / "kv"), **SMALL)
     ticket = Held("io:5")

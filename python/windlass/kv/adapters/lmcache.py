@@ -56,11 +56,14 @@ class Client:
         self._store, self._blocks = settings.open_both(
             root, key_algorithm="lmcache object key", other={"engine": "lmcache"}
         )
+        self._is_read_only = settings.is_read_only
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[_Operation, Ticket, list[int]]] = {}
         self._leased: list[_Operation] = []
         self._done: list[Done] = []
+        # Whether a timer is to look at memory that is leased.
+        self._is_to_wake = False
         self._is_closed = False
 
     def event_fd(self) -> int:
@@ -72,7 +75,11 @@ class Client:
         return self._begin(self._blocks.load, keys, memoryviews)
 
     def submit_batch_set(self, keys: list[str], memoryviews: list[memoryview]) -> int:
-        """Starts to store objects. It succeeds if all of them are there in the end, or were left out by `admission`."""
+        """Starts to store objects. It succeeds if all of them are there in the end, or were left out by `admission`, or
+        as the store is for reading.
+        """
+        if self._is_read_only:
+            return self._answer(lambda: [True] * len(keys))
         return self._begin(self._blocks.store, keys, memoryviews)
 
     def submit_batch_exists(self, keys: list[str]) -> int:
@@ -165,8 +172,8 @@ class Client:
             self._leased.append(operation)
 
     def _return_leased(self) -> None:
-        """Tells of the operations whose memory is LMCache's again. Of those whose memory may be in use for ever it never
-        does, so that LMCache does not give that to others.
+        """Tells of the operations whose memory is LMCache's again; never of those whose memory may be in use for ever,
+        so that LMCache does not give that to others.
         """
         leased, self._leased = self._leased, []
         for operation in leased:
@@ -181,7 +188,8 @@ class Client:
                 )
             else:
                 self._leased.append(operation)
-        if self._leased:
+        if self._leased and not self._is_to_wake:
+            self._is_to_wake = True
             # Nothing else tells when the kernel is done with it.
             timer = threading.Timer(_LEASE_CHECK_S, self._wake)
             timer.daemon = True
@@ -199,6 +207,7 @@ class Client:
 
     def _wake(self) -> None:
         with self._lock:
+            self._is_to_wake = False
             if not self._is_closed:
                 self._signal()
 
