@@ -81,6 +81,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
         super().__init__(config)
         roots = _roots(config)
         settings = Settings.parse(_options(config, len(roots)), "windlass")
+        self._is_read_only = settings.is_read_only
         self._geometry = _Geometry.of(config)
         self._stores: list[Store] = []
         self._blocks: list[Namespace] = []
@@ -210,9 +211,10 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
 
     def close(self) -> None:
         """Ends what is under way and closes the stores. UCM leaves that to the end of the process."""
-        self._regions.clear()
         for store in self._stores:
             store.close()
+        # Not before: what is under way reads and writes them.
+        self._regions.clear()
 
     def _shards(self) -> dict[str, int | None]:
         return {"shards": self._geometry.shards, "shard_bytes": self._geometry.shard_bytes}
@@ -221,7 +223,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
         """Looks for blocks that another process stored just now: the scheduler may have seen them before."""
         if not all(self.lookup(block_ids)):
             for store in self._stores:
-                store.maintain()
+                store.follow()
 
     def _begin(
         self,
@@ -236,6 +238,8 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
                 f"there are {len(block_ids)} blocks, {len(shard_index)} shards, and memory of {len(rows)}"
             )
         task = WindlassTask([])
+        if self._is_read_only and start is Namespace.store:
+            return task
         try:
             for blocks, places in self._by_store(block_ids):
                 for some, memory in rows.split(places):
