@@ -85,10 +85,15 @@ impl Stored {
 
     /// Changes a byte of a block on the disk.
     fn damage(&self, block: &[u8]) {
+        self.flip(block, 500);
+    }
+
+    /// Flips a bit at a distance from where a block's bytes begin.
+    fn flip(&self, block: &[u8], distance: isize) {
         for path in files(&self.root) {
             let mut file = fs::read(&path).unwrap();
             if let Some(position) = file.windows(64).position(|window| window == &block[..64]) {
-                file[position + 500] ^= 1;
+                file[position.strict_add_signed(distance)] ^= 1;
                 fs::write(&path, file).unwrap();
                 return;
             }
@@ -149,14 +154,23 @@ fn stat_says_what_a_store_holds_and_changes_nothing() {
     let before = files(&stored.root).len();
     let text = stored.ok("stat", &[]);
     assert!(text.contains("5 blocks") && text.contains("layout segments"), "{text}");
+    assert!(text.contains(" of 256.0 MiB"), "{text}");
+    let writer = text.lines().find(|line| line.starts_with("writer ")).unwrap();
+    assert!(writer.contains(&format!("process {} is gone, 5 blocks, ", std::process::id())), "{writer}");
     let line = text.lines().find(|line| line.starts_with(&stored.first.to_string())).unwrap();
     assert!(line.contains(" 3 ") && line.contains("llama, block_tokens 16, salted"), "{line}");
     let value = stored.json("stat", &[]);
     assert_eq!(value["stats"]["blocks"], 5);
+    assert_eq!(value["stats"]["capacity_bytes"], 256 << 20);
     assert_eq!(value["report"]["layout"], "segments");
     assert_eq!(value["namespaces"][stored.second.to_string()]["payload_bytes"], 2 * LEN + 5);
     assert!(!value.to_string().contains("secret"));
     assert_eq!(files(&stored.root).len(), before);
+
+    let store = Store::open(options(&stored.root)).unwrap();
+    let writers = &stored.json("stat", &[])["writers"];
+    assert_eq!((&writers[0]["is_alive"], &writers[0]["blocks"]), (&true.into(), &5.into()), "{writers}");
+    store.close(None).unwrap();
 }
 
 #[test]
@@ -194,6 +208,23 @@ fn verify_finds_damage_and_repair_forgets_it() {
     assert_eq!(stored.keys(stored.first), ["626c6f636b2030", "626c6f636b2032"]);
     let value = stored.json("verify", &[]);
     assert_eq!((&value["verified"]["blocks"], &value["verified"]["corrupt"]), (&4.into(), &0.into()));
+}
+
+#[test]
+fn a_damaged_header_is_damage_to_verify_and_to_export() {
+    let stored = Stored::new();
+    stored.flip(&bytes(1), -4000);
+    let said = stored.fails(4, "verify", &[]);
+    assert!(said.contains("its header is damaged") && said.contains("1 block damaged"), "{said}");
+    let archive = stored.root.join("../archive.tar");
+    let said = stored.fails(4, "export", &["--output", archive.to_str().unwrap()]);
+    assert!(said.contains("its header is damaged"), "{said}");
+    assert_eq!(stored.keys(stored.first).len(), 2);
+    let said = stored.fails(4, "verify", &["--repair"]);
+    assert!(said.contains("1 block forgotten"), "{said}");
+    assert_eq!(stored.json("stat", &[])["stats"]["capacity_bytes"], 256 << 20, "repairs leave it");
+    let text = stored.ok("verify", &[]);
+    assert!(text.starts_with("4 blocks read") && text.contains("; 4 are as they were stored"), "{text}");
 }
 
 #[test]
@@ -269,6 +300,33 @@ fn an_export_is_imported_elsewhere_byte_by_byte() {
     drop((first, second, store));
     let long = windlass("ls", &elsewhere, &["--namespace", &stored.second.to_string(), "--long"]);
     assert!(String::from_utf8(long.stdout).unwrap().contains("for a while  (checksum, expires in 3"));
+}
+
+#[test]
+fn blocks_that_are_more_than_may_be_under_way_are_imported_one_after_another() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (root, elsewhere) = (directory.path().join("store"), directory.path().join("elsewhere"));
+    let archive = directory.path().join("blocks.tar");
+    let mut large = options(&root);
+    large.capacity_bytes = Some(600 << 20);
+    let store = Store::open(large).unwrap();
+    let namespace = store.namespace(&description("llama"), NamespaceOptions::default()).unwrap();
+    let block = vec![7; 90 << 20];
+    for key in [b"a", b"b", b"c"] {
+        put(&namespace, key, &[&block], None);
+    }
+    store.close(None).unwrap();
+    drop((namespace, store));
+    let output = windlass("export", &root, &["--output", archive.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = windlass(
+        "import",
+        &elsewhere,
+        &["--capacity", "600MiB", "--input", archive.to_str().unwrap(), "--json"],
+    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let done: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&done["blocks"], &done["refused"]), (&3.into(), &serde_json::json!([])));
 }
 
 #[test]

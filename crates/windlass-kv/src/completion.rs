@@ -1,8 +1,9 @@
 //! How loads and stores end.
 #![forbid(unsafe_code)]
 
+use crate::Carrier;
 use serde::{Deserialize, Serialize};
-use std::{fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 /// What became of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -87,6 +88,11 @@ pub struct Completion {
     pub items: Vec<Status>,
     /// Bytes that were delivered or stored.
     pub bytes: u64,
+    /// Bytes that its transfers moved, by the way that they took: with the headers and the padding that go along, and
+    /// also of items that failed afterwards.
+    pub carried: BTreeMap<Carrier, u64>,
+    /// Bytes of the caller's that went by way of memory of the store's, because they were not aligned, or on a device.
+    pub bounced_bytes: u64,
     /// Time before the first byte moved.
     pub queued: Duration,
     /// Time from then on.

@@ -1,6 +1,7 @@
 //! Everything that can go wrong with a store as a whole. What happens to a single block is a [`Status`](crate::Status).
 #![forbid(unsafe_code)]
 
+use crate::Fingerprint;
 use std::{io, path::PathBuf};
 use windlass::route::Unavailable;
 
@@ -57,6 +58,14 @@ pub enum Error {
         path: PathBuf,
         /// The system's error.
         source: io::Error,
+    },
+    /// A block was asked about that is not what was stored. It is a miss from now on.
+    #[error("the block {fingerprint} is damaged: {reason}")]
+    DamagedBlock {
+        /// Which one.
+        fingerprint: Fingerprint,
+        /// What is wrong with it.
+        reason: String,
     },
     /// A named way of moving bytes cannot be used.
     #[error("route {route} cannot be used for {}: {why}", path.display())]

@@ -46,8 +46,8 @@ pub use options::{
     Admission, DirectPath, Durability, Eviction, IoRoute, LayoutKind, StoreAccess, StoreOptions,
 };
 pub use report::{
-    BlockEntry, BlockInfo, BlockPage, CarrierShare, Dropped, Event, EventKind, NamespaceStats, Owner,
-    ShardInfo, Stats, StoreReport, Verified,
+    BlockEntry, BlockInfo, BlockPage, CarrierShare, Dropped, Event, EventKind, Evicted, NamespaceStats,
+    Owner, ShardInfo, Stats, StoreReport, Verified, WriterStats,
 };
 pub use request::{Notify, Request};
 pub use store::{Namespace, PinGuard, Region, Store};

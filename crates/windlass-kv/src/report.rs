@@ -23,7 +23,7 @@ pub struct Stats {
     pub allocated_bytes: u64,
     /// Bytes that the files of all processes take.
     pub root_bytes: u64,
-    /// Most bytes that these may take.
+    /// Most bytes that these may take, as this process was told.
     pub capacity_bytes: Option<u64>,
     /// Bytes of host memory that the index takes.
     pub index_bytes: u64,
@@ -64,6 +64,24 @@ pub struct Stats {
     pub leased_requests: u64,
     /// Events that nobody fetched in time, and that were forgotten.
     pub forgotten_events: u64,
+}
+
+/// A process that writes, or wrote, to a store, and whose files are there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct WriterStats {
+    /// Its directory is called after it.
+    pub id: String,
+    /// Its number on its host.
+    pub process: u32,
+    /// Whether it has said within the last minute that it writes.
+    pub is_alive: bool,
+    /// Most bytes that the files of all processes may take, as it was told; `None` if it has not said.
+    pub capacity_bytes: Option<u64>,
+    /// Bytes that its files take; `None` where files are nobody's.
+    pub allocated_bytes: Option<u64>,
+    /// Blocks that are found and its own; `None` where blocks are nobody's.
+    pub blocks: Option<u64>,
 }
 
 /// What was asked of a namespace.
@@ -130,7 +148,8 @@ pub struct StoreReport {
     pub direct: DirectPath,
     /// Threads that move bytes.
     pub threads: usize,
-    /// Bytes of host memory for what is not aligned, or on a device.
+    /// Bytes of host memory for what is not aligned. The 64 MiB of pinned memory that bytes of devices pass through, once
+    /// one is used, come on top.
     pub bounce_bytes: u64,
     /// Which way moved how much.
     pub carriers: Vec<CarrierShare>,
@@ -187,6 +206,16 @@ pub enum EventKind {
     Leased,
     /// Housekeeping failed; it is tried again.
     MaintenanceFailed,
+}
+
+/// Blocks of this process that went to make room, or as their time was over, since they were last asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Evicted {
+    /// Oldest first. One that was stored again meanwhile is among them too.
+    pub blocks: Vec<Fingerprint>,
+    /// How many others went: only the last 65,536 are remembered.
+    pub forgotten: u64,
 }
 
 /// A block in a listing.

@@ -1,11 +1,20 @@
 //! What a caller holds of a request.
 #![forbid(unsafe_code)]
 
-use crate::{Completion, Error, KeepAlive, Notify, Result, Status, store::Core, sync::lock};
+use crate::{
+    Carrier, Completion, Error, KeepAlive, Notify, Result, Status,
+    io::{Failure, Outcome},
+    store::Core,
+    sync::lock,
+};
 use std::{
+    collections::BTreeMap,
     fmt, mem,
     path::Path,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -72,6 +81,12 @@ impl Ticket {
     pub fn is_released(&self) -> bool {
         !self.state.is_forked() && self.state.is_released()
     }
+
+    /// Whether nobody will ever know that the memory is free: a ring or a device failed while it had it. It is kept for
+    /// as long as the process lives, and [`Ticket::is_released`] never becomes true.
+    pub fn is_lost(&self) -> bool {
+        self.state.is_lost.load(Ordering::Acquire)
+    }
 }
 
 impl fmt::Debug for Ticket {
@@ -101,12 +116,16 @@ pub(crate) struct TicketState {
     /// What transfers that are still to be made will clone; gone once the request has ended, or all are made.
     lease: Mutex<Option<Arc<Lease>>>,
     memory: Weak<Lease>,
+    /// Whether a transfer failed after which the memory may be in use for ever.
+    is_lost: AtomicBool,
 }
 
 struct Progress {
     items: Vec<Option<Status>>,
     open: usize,
     bytes: u64,
+    carried: BTreeMap<Carrier, u64>,
+    bounced_bytes: u64,
     started: Option<Instant>,
     has_ended: bool,
     completion: Option<Arc<Completion>>,
@@ -154,6 +173,8 @@ impl TicketState {
                 items: vec![None; options.items],
                 open: options.items,
                 bytes: 0,
+                carried: BTreeMap::new(),
+                bounced_bytes: 0,
                 started: None,
                 has_ended: false,
                 completion: None,
@@ -161,6 +182,7 @@ impl TicketState {
             ended: Condvar::new(),
             memory: Arc::downgrade(&lease),
             lease: Mutex::new(Some(lease)),
+            is_lost: AtomicBool::new(false),
         })
     }
 
@@ -186,6 +208,22 @@ impl TicketState {
     pub(crate) fn release(&self) {
         let lease = lock(&self.lease).take();
         drop(lease);
+    }
+
+    /// Notes what a transfer that had its memory came to. Called before the transfer's items are settled, so that who
+    /// learns of the end knows.
+    pub(crate) fn transferred(&self, outcome: &Outcome) {
+        if matches!(outcome.result, Err(Failure::Lost(_))) {
+            self.is_lost.store(true, Ordering::Release);
+        }
+        let mut progress = lock(&self.progress);
+        if progress.has_ended {
+            return;
+        }
+        for (carrier, bytes) in &outcome.carried {
+            *progress.carried.entry(*carrier).or_default() += bytes;
+        }
+        progress.bounced_bytes += outcome.bounced_bytes;
     }
 
     /// Notes how items ended, as far as the request has not ended before.
@@ -237,6 +275,8 @@ impl TicketState {
             ticket: self.id,
             items: mem::take(&mut progress.items).into_iter().flatten().collect(),
             bytes: progress.bytes,
+            carried: mem::take(&mut progress.carried),
+            bounced_bytes: progress.bounced_bytes,
             queued: started.saturating_duration_since(self.submitted),
             moving: now.saturating_duration_since(started),
         });

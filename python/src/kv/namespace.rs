@@ -16,7 +16,10 @@ use pyo3::{
     prelude::*,
 };
 use std::sync::{Mutex, PoisonError};
-use windlass_kv::{Error, Item, Key, Namespace, Notify, PinGuard, Priority, Request};
+use windlass_kv::{Error, Fingerprint, Item, Key, Namespace, Notify, PinGuard, Priority, Request};
+
+/// Keys that are looked up in some microseconds.
+const FEW_KEYS: usize = 64;
 
 /// A namespace of an open store. `windlass.kv.Namespace` shows it.
 #[pyclass(frozen, module = "windlass._native")]
@@ -39,6 +42,22 @@ impl KvNamespace {
         let keys = keys(names)?;
         py.detach(|| ask(namespace, &keys)).into_python(py)
     }
+
+    /// For lookups: those of few keys take less than others may keep this thread waiting for the interpreter.
+    fn looked_up<T: Send>(
+        &self,
+        py: Python<'_>,
+        names: &Bound<'_, PyAny>,
+        ask: impl FnOnce(&Namespace, &[KeyBytes]) -> windlass_kv::Result<T> + Send,
+    ) -> PyResult<T> {
+        let namespace = self.namespace.get(py)?;
+        let keys = keys(names)?;
+        if keys.len() <= FEW_KEYS && !namespace.lookups_wait() {
+            ask(namespace, &keys).into_python(py)
+        } else {
+            py.detach(|| ask(namespace, &keys)).into_python(py)
+        }
+    }
 }
 
 #[pymethods]
@@ -49,19 +68,24 @@ impl KvNamespace {
         Ok(self.namespace.get(py)?.id().to_string())
     }
 
+    /// What a block is called in listings.
+    fn fingerprint(&self, py: Python<'_>, key: KeyBytes) -> PyResult<String> {
+        Ok(Fingerprint::of(self.namespace.get(py)?.id(), key.as_ref()).to_string())
+    }
+
     /// Whether blocks are there.
     fn lookup(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
-        self.asked(py, keys, |namespace, keys| namespace.lookup(keys))
+        self.looked_up(py, keys, |namespace, keys| namespace.lookup(keys))
     }
 
     /// How many of them, from the first on, are there without a gap.
     fn lookup_prefix(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
-        self.asked(py, keys, |namespace, keys| namespace.lookup_prefix(keys))
+        self.looked_up(py, keys, |namespace, keys| namespace.lookup_prefix(keys))
     }
 
     /// The last that is there, by its place.
     fn lookup_reverse(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
-        self.asked(py, keys, |namespace, keys| namespace.lookup_reverse(keys))
+        self.looked_up(py, keys, |namespace, keys| namespace.lookup_reverse(keys))
     }
 
     /// Notes that blocks were used.

@@ -41,6 +41,9 @@ pub(super) fn store_options(
             "io_threads" => options.io_threads = Some(value.extract()?),
             "verify" => options.verify = value.extract()?,
             "timeout" => options.timeout = Some(seconds("timeout", value.extract()?).into_python(py)?),
+            "partial_timeout" => {
+                options.partial_timeout = seconds("partial_timeout", value.extract()?).into_python(py)?;
+            }
             _ => return Err(PyTypeError::new_err(format!("a store has no option '{name}'"))),
         }
     }

@@ -9,25 +9,45 @@ use std::{
     thread,
 };
 
-/// A part of a store, which a child of `fork` cannot use. Whoever drops the last one does not hold the interpreter
-/// meanwhile: threads and transfers may have to end.
-pub(super) struct Owned<T: Send> {
+/// A part of a store, which a child of `fork` cannot use.
+pub(super) struct Tied<T> {
     process: u32,
-    /// `None` in `drop` alone.
-    part: Option<T>,
+    part: T,
 }
 
-impl<T: Send> Owned<T> {
+impl<T> Tied<T> {
     pub(super) fn new(part: T) -> Self {
-        Self { process: process::id(), part: Some(part) }
+        Self { process: process::id(), part }
     }
 
     /// The part, in the process that it belongs to.
     pub(super) fn get(&self, py: Python<'_>) -> PyResult<&T> {
-        self.part
-            .as_ref()
-            .filter(|_| self.process == process::id())
-            .ok_or_else(|| forked(py).unwrap_or_else(|broken| broken))
+        if self.process == process::id() {
+            Ok(&self.part)
+        } else {
+            Err(forked(py).unwrap_or_else(|broken| broken))
+        }
+    }
+}
+
+/// The same of a part whose end may take a while: whoever drops the last one does not hold the interpreter meanwhile, as
+/// threads and transfers may have to end.
+pub(super) struct Owned<T: Send> {
+    /// `None` in `drop` alone.
+    part: Option<Tied<T>>,
+}
+
+impl<T: Send> Owned<T> {
+    pub(super) fn new(part: T) -> Self {
+        Self { part: Some(Tied::new(part)) }
+    }
+
+    /// The part, in the process that it belongs to.
+    pub(super) fn get(&self, py: Python<'_>) -> PyResult<&T> {
+        match &self.part {
+            Some(part) => part.get(py),
+            None => Err(forked(py).unwrap_or_else(|broken| broken)),
+        }
     }
 }
 

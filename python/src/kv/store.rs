@@ -79,7 +79,7 @@ impl KvStore {
             };
             regions.push(region.into_python(py)?);
         }
-        Ok(KvRegion { _memory: Owned::new((regions, owner)) })
+        Ok(KvRegion { memory: Owned::new((regions, owner)) })
     }
 
     /// A descriptor that can be read while completions wait.
@@ -137,6 +137,19 @@ impl KvStore {
         patiently(py, move || store.close(timeout))?.into_python(py)
     }
 
+    /// Fingerprints of blocks of this process that were evicted, or have expired, since the last call; and how many
+    /// others there were.
+    fn evicted(&self, py: Python<'_>) -> PyResult<(Vec<String>, u64)> {
+        let evicted = self.store.get(py)?.evicted().into_python(py)?;
+        Ok((evicted.blocks.iter().map(ToString::to_string).collect(), evicted.forgotten))
+    }
+
+    /// Looks for blocks that other processes have stored.
+    fn follow(&self, py: Python<'_>) -> PyResult<()> {
+        let store = self.store.get(py)?;
+        py.detach(|| store.follow_now()).into_python(py)
+    }
+
     /// Does now what is done now and then.
     fn maintain(&self, py: Python<'_>) -> PyResult<()> {
         let store = self.store.get(py)?.clone();
@@ -148,5 +161,15 @@ impl KvStore {
 #[pyclass(frozen, module = "windlass.kv", name = "Region")]
 pub(crate) struct KvRegion {
     /// The registrations, then what the memory belongs to: fields of a tuple are dropped in this order.
-    _memory: Owned<(Vec<Region>, KeepAlive)>,
+    memory: Owned<(Vec<Region>, KeepAlive)>,
+}
+
+#[pymethods]
+impl KvRegion {
+    /// Whether its bytes go between the device and the drive past the host's memory.
+    #[getter]
+    fn is_direct(&self, py: Python<'_>) -> PyResult<bool> {
+        let (regions, _) = self.memory.get(py)?;
+        Ok(!regions.is_empty() && py.detach(|| regions.iter().all(Region::is_direct)))
+    }
 }

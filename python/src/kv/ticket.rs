@@ -1,21 +1,22 @@
 //! Requests under way, and how they ended.
 #![forbid(unsafe_code)]
 
-use super::{options::seconds, process::Owned};
+use super::{options::seconds, process::Tied};
 use crate::{TICK, error::IntoPython};
 use pyo3::prelude::*;
-use std::time::Instant;
+use std::{collections::BTreeMap, time::Instant};
 use windlass_kv::{Completion, Error, Ticket};
 
 /// A request under way. `windlass.kv.Ticket` shows it.
 #[pyclass(frozen, module = "windlass._native")]
 pub(crate) struct KvTicket {
-    ticket: Owned<Ticket>,
+    /// Nothing happens when it is dropped: the request goes on.
+    ticket: Tied<Ticket>,
 }
 
 impl KvTicket {
     pub(super) fn new(ticket: Ticket) -> Self {
-        Self { ticket: Owned::new(ticket) }
+        Self { ticket: Tied::new(ticket) }
     }
 }
 
@@ -30,13 +31,19 @@ impl KvTicket {
     /// How it ended; `None` if it has not.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<KvCompletion>> {
         let ticket = self.ticket.get(py)?;
-        Ok(py.detach(|| ticket.poll()).map(KvCompletion::from))
+        // Engines ask often, and who lets the interpreter go may wait long for it. This never does.
+        Ok(ticket.poll().map(KvCompletion::from))
     }
 
     /// Whether nothing reads or writes the memory any more.
     fn released(&self, py: Python<'_>) -> PyResult<bool> {
         let ticket = self.ticket.get(py)?;
-        Ok(py.detach(|| ticket.is_released()))
+        Ok(ticket.is_released())
+    }
+
+    /// Whether nobody will ever know that the memory is free.
+    fn lost(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.ticket.get(py)?.is_lost())
     }
 
     /// Ends it now. Whether it had not ended before.
@@ -111,6 +118,18 @@ impl KvCompletion {
     #[getter]
     fn bytes(&self) -> u64 {
         self.completion.bytes
+    }
+
+    /// Bytes that its transfers moved, by the way that they took.
+    #[getter]
+    fn carried(&self) -> BTreeMap<&'static str, u64> {
+        self.completion.carried.iter().map(|(carrier, bytes)| (carrier.name(), *bytes)).collect()
+    }
+
+    /// Bytes that went by way of memory of the store's.
+    #[getter]
+    fn bounced_bytes(&self) -> u64 {
+        self.completion.bounced_bytes
     }
 
     /// Seconds before the first byte moved.

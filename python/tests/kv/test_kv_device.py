@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import select
 import signal
 import threading
 import time
@@ -113,9 +114,18 @@ def test_registered_memory_of_a_device(
         source, target = allocate(0, len(data)), allocate(0, len(data))
         source.write(data)
         regions = [store.register(source), store.register(target)]
-        assert blocks.store(["a"], [source]).wait(30).ok
-        assert blocks.load(["a"], [target]).wait(30).ok
+        assert all(region.is_direct for region in regions)
+        stored = blocks.store(["a"], [source]).wait(30)
+        loaded = blocks.load(["a"], [target]).wait(30)
+        assert stored.ok
+        assert loaded.ok
         assert target.read() == data
+        assert "gds" not in loaded.carried, "the stand-in's memory does not begin at a multiple of 4096"
+        assert loaded.bounced_bytes == len(data)
+        aligned = kv.Addresses([(source.address + 4095) & ~4095], 8192, device="cuda:0")
+        stored = blocks.store(["aligned"], aligned).wait(30)
+        assert (stored.ok, stored.carried["gds"], stored.bounced_bytes) == (True, 8192, 0)
+        assert not store.register(bytearray(4096)).is_direct
         del regions
 
 
@@ -235,6 +245,27 @@ def test_an_event_loop_runs_during_a_wait(slow: Callable[..., kv.Ticket]) -> Non
 
     assert asyncio.run(main(True)) > 20
     assert asyncio.run(main(False)) > 20
+
+
+def test_the_completion_of_a_wait_that_was_given_up_is_not_kept(
+    open_store: OpenStore, stand_in: StandIn, allocate: Callable[[int, int], DeviceMemory]
+) -> None:
+    async def give_up(ticket: kv.Ticket) -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(ticket, 0.05)
+
+    async def ask(ticket: kv.Ticket) -> kv.Completion:
+        return await ticket
+
+    with open_store(use_direct=False) as store:
+        blocks = store.namespace(model="slow")
+        assert blocks.store(["a"], [random_bytes(1 << 20)]).wait(30).ok
+        stand_in.set("COPY_LATENCY_US=300000")
+        ticket = blocks.load(["a"], [allocate(0, 1 << 20)], notify=True)
+        asyncio.run(give_up(ticket))
+        assert select.select([store.event_fd()], [], [], 30)[0], "it ends, and nobody waits"
+        assert store.drain_completions() == []
+        assert asyncio.run(ask(ticket)).ok, "who asks again is told"
 
 
 def test_a_store_that_is_closed_ends_what_is_under_way(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,27 @@ def test_a_completion_says_what_became_of_each_item(blocks: kv.Namespace) -> Non
     assert completion.moving >= 0
     assert ticket.done()
     assert ticket.released()
+    assert not ticket.lost()
     assert not ticket.cancel(), "it has ended"
     assert "2 of 3 ok" in repr(ticket)
     assert "miss" in repr(ticket)
+
+
+@pytest.mark.parametrize(("route", "carrier"), [("threads", "threads"), ("auto", "")])
+def test_a_completion_says_how_its_bytes_went(open_store: OpenStore, route: str, carrier: str) -> None:
+    with open_store(route=route) as store:
+        blocks = store.namespace(model="test")
+        stored = blocks.store(["a", "b"], [random_bytes(100_001)] * 2).wait(30)
+        loaded = blocks.load(["a"], [bytearray(100_001)]).wait(30)
+        for completion in (stored, loaded):
+            assert completion.ok
+            assert sum(completion.carried.values()) >= completion.bytes
+            assert all(name.startswith(carrier) for name in completion.carried)
+        assert 0 < loaded.bounced_bytes <= loaded.bytes, "its memory is not aligned"
+        carriers = store.report()["carriers"]
+        assert {share["carrier"]: share["read_bytes"] for share in carriers} == loaded.carried
+        assert {share["carrier"]: share["written_bytes"] for share in carriers} == stored.carried
+        assert blocks.load(["missing"], [bytearray(5)]).wait(30).carried == {}
 
 
 def test_a_block_is_stored_once(blocks: kv.Namespace) -> None:
@@ -89,6 +108,32 @@ def test_a_block_is_found_when_all_its_shards_are_there(blocks: kv.Namespace) ->
     found = [bytearray(5000) for _ in range(3)]
     assert blocks.load(["a"] * 3, found, shard=range(3)).wait(30).ok
     assert found == shards
+
+
+def test_a_block_that_does_not_become_whole_is_given_up(open_store: OpenStore) -> None:
+    with open_store(partial_timeout=0.05) as store:
+        blocks = store.namespace(model="test")
+        assert blocks.store(["a"], [random_bytes(5000)], shards=2).wait(30).ok
+        end = time.monotonic() + 20
+        while store.stats()["abandoned"] == 0:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert store.stats()["partial_blocks"] == 0
+
+
+def test_what_went_is_told_by_its_fingerprint(open_store: OpenStore) -> None:
+    with open_store() as store:
+        blocks = store.namespace(model="test", ttl=1)
+        put(blocks, "a", b"b")
+        assert store.evicted() == ([], 0)
+        end = time.monotonic() + 20
+        gone: list[str] = []
+        while len(gone) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+            gone += store.evicted()[0]
+        assert set(gone) == {blocks.fingerprint(b"a"), blocks.fingerprint("b")}
+        assert len(set(gone)) == 2
 
 
 def test_shards_of_several_lengths_in_several_requests(blocks: kv.Namespace) -> None:
@@ -223,7 +268,7 @@ def test_a_reader_finds_what_a_writer_stores(store: kv.Store, store_root: Path) 
     store.flush()
     with kv.Store(store_root, access="read") as reader:
         seen = reader.namespace(model="test")
-        reader.maintain()
+        reader.follow()
         assert get(seen, "a") == stored
         with pytest.raises(kv.StoreReadOnlyError, match="reading only") as refused:
             seen.store(["b"], [b"x"])

@@ -36,6 +36,10 @@ class Namespace:
         """Its identity, which follows from its description."""
         return self._native.id
 
+    def fingerprint(self, key: Key) -> str:
+        """What a block is called by `Store.evicted`."""
+        return self._native.fingerprint(key)
+
     def lookup(self, keys: Sequence[Key]) -> list[bool]:
         """Whether blocks are there."""
         return self._native.lookup(keys)

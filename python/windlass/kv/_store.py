@@ -41,6 +41,7 @@ class Store:
         max_in_flight: int | str = "256MiB",
         verify: bool = True,
         timeout: float | None = None,
+        partial_timeout: float = 600.0,
         scrub_bytes_per_second: int | str = 0,
     ) -> None:
         """Opens a store, and makes it if it is not there.
@@ -66,6 +67,7 @@ class Store:
             max_in_flight: Most bytes of transfers under way. Further loads wait, further stores are dropped as busy.
             verify: Whether checksums are compared when blocks are loaded.
             timeout: Seconds that a load or a store may take, unless it says otherwise.
+            partial_timeout: Seconds after which a block is given up that does not get all its shards.
             scrub_bytes_per_second: What is read in the background to find damaged blocks.
         """
         self._native = _native.KvStore(
@@ -84,6 +86,7 @@ class Store:
             max_in_flight=max_in_flight,
             verify=verify,
             timeout=timeout,
+            partial_timeout=partial_timeout,
             scrub_bytes_per_second=scrub_bytes_per_second,
         )
         self._waiting = Waiting(self._native)
@@ -188,6 +191,16 @@ class Store:
         """What happened since the last call that somebody may want to look into: damaged blocks, failed transfers."""
         events: list[dict[str, Any]] = json.loads(self._native.events())
         return events
+
+    def evicted(self) -> tuple[list[str], int]:
+        """Fingerprints of blocks of this process that went to make room, or as their time was over, since the last
+        call, and how many others did: only the last 65,536 are remembered. A block that was stored again is among them.
+        """
+        return self._native.evicted()
+
+    def follow(self) -> None:
+        """Looks now for blocks that other processes have stored, which is done a few times a second anyway."""
+        self._native.follow()
 
     def maintain(self) -> None:
         """Does now what is done a few times a second: expire blocks, follow other processes, evict ahead."""

@@ -31,10 +31,18 @@ class Waiting:
         self._awaited: dict[int, list[asyncio.Future[Completion]]] = {}
         self._watching: Counter[asyncio.AbstractEventLoop] = Counter()
         self._undrained: dict[int, Completion] = {}
+        # Tickets that were awaited by somebody who waits no more: nobody will ask for their completions.
+        self._given_up: set[int] = set()
 
     def make_room(self, notify: bool) -> None:
         """Fails where one completion more would be one too many."""
-        if notify and len(self._undrained) >= MOST_UNDRAINED:
+        if not notify:
+            return
+        if self._given_up:
+            # No event loop may watch any more.
+            with self._lock:
+                self._take()
+        if len(self._undrained) >= MOST_UNDRAINED:
             raise RequestError(f"{MOST_UNDRAINED} completions were not drained: call drain_completions")
 
     def drain(self) -> list[Completion]:
@@ -49,6 +57,7 @@ class Waiting:
         loop = asyncio.get_running_loop()
         number = ticket.id
         with self._lock:
+            self._given_up.discard(number)
             self._take()
             if (completion := self._undrained.pop(number, None)) is not None:
                 return completion
@@ -67,8 +76,8 @@ class Waiting:
                 futures = self._awaited.get(number, [])
                 if future in futures:
                     futures.remove(future)
-                if not futures:
-                    self._awaited.pop(number, None)
+                if not futures and self._awaited.pop(number, None) is not None and ticket.poll() is None:
+                    self._given_up.add(number)
                 self._watching[loop] -= 1
                 if self._watching[loop] == 0:
                     del self._watching[loop]
@@ -82,7 +91,10 @@ class Waiting:
         for completion in self._native.drain_completions():
             futures = self._awaited.pop(completion.ticket, None)
             if futures is None:
-                self._undrained[completion.ticket] = completion
+                if completion.ticket in self._given_up:
+                    self._given_up.remove(completion.ticket)
+                else:
+                    self._undrained[completion.ticket] = completion
                 continue
             for future in futures:
                 try:

@@ -14,7 +14,9 @@ use std::{
     path::Path,
     time::UNIX_EPOCH,
 };
-use windlass_kv::{BlockEntry, Buffer, BufferItem, Namespace, NamespaceId, Status, Store, TransferOptions};
+use windlass_kv::{
+    BlockEntry, Buffer, BufferItem, Error, Namespace, NamespaceId, Status, Store, TransferOptions,
+};
 
 pub(super) fn run(arguments: &arguments::Export) -> Result<(), Failure> {
     let store = arguments.root.read()?;
@@ -76,8 +78,17 @@ fn exported<W: Write>(
     entry: &BlockEntry,
     writer: &mut Writer<W>,
 ) -> Result<Result<(), String>, Failure> {
-    let Some(key) = store.key_of(entry.fingerprint)? else { return Ok(Ok(())) };
-    let Some(info) = namespace.block(key.as_bytes())? else { return Ok(Ok(())) };
+    let described = match store.key_of(entry.fingerprint) {
+        Ok(Some(key)) => namespace.block(key.as_bytes()).map(|info| info.map(|info| (key, info))),
+        Ok(None) => Ok(None),
+        Err(error) => Err(error),
+    };
+    let (key, info) = match described {
+        Ok(Some(described)) => described,
+        Ok(None) => return Ok(Ok(())),
+        Err(error @ Error::DamagedBlock { .. }) => return Ok(Err(error.to_string())),
+        Err(error) => return Err(error.into()),
+    };
     let mut items = Vec::new();
     for (shard, described) in (0..).zip(&info.shards) {
         let len =

@@ -39,8 +39,14 @@ pub(super) fn run(arguments: &arguments::Import) -> Result<(), Failure> {
     let input = opened(&arguments.input)?;
     let mut options = StoreOptions::new(&arguments.root.root);
     options.capacity_bytes = Some(arguments.capacity);
+    let mut import = Import {
+        most_bytes: options.max_in_flight_bytes,
+        namespace: None,
+        under_way: VecDeque::new(),
+        bytes_under_way: 0,
+        done: Imported::default(),
+    };
     let store = Store::open(options)?;
-    let mut import = Import { namespace: None, under_way: VecDeque::new(), done: Imported::default() };
     let outcome = archive::read(input, |part| match part {
         Part::Namespace(id, description) => {
             import.namespace =
@@ -85,9 +91,19 @@ impl From<Problem> for Failure {
 }
 
 struct Import {
+    /// Of blocks that are being stored: the store refuses what is above.
+    most_bytes: u64,
     namespace: Option<Namespace>,
-    under_way: VecDeque<(String, Transfer)>,
+    under_way: VecDeque<UnderWay>,
+    bytes_under_way: u64,
     done: Imported,
+}
+
+/// A block that is being stored.
+struct UnderWay {
+    key: String,
+    bytes: u64,
+    transfer: Transfer,
 }
 
 impl Import {
@@ -110,14 +126,24 @@ impl Import {
         let mut options = TransferOptions::default();
         options.shards = u32::try_from(block.shards.len()).unwrap_or(u32::MAX);
         options.ttl = ttl;
-        let transfer = namespace.store_buffers(items.collect(), &options)?;
-        self.under_way.push_back((key.to_string(), transfer));
-        if self.under_way.len() >= IN_FLIGHT { self.end_one() } else { Ok(()) }
+        let items: Vec<_> = items.collect();
+        let namespace = namespace.clone();
+        let bytes = items.iter().fold(0, |sum, item| item.buffer.len() as u64 + sum);
+        while !self.under_way.is_empty()
+            && (self.under_way.len() >= IN_FLIGHT || self.bytes_under_way + bytes > self.most_bytes)
+        {
+            self.end_one()?;
+        }
+        let transfer = namespace.store_buffers(items, &options)?;
+        self.bytes_under_way += bytes;
+        self.under_way.push_back(UnderWay { key: key.to_string(), bytes, transfer });
+        Ok(())
     }
 
     fn end_one(&mut self) -> Result<(), Failure> {
-        let Some((key, transfer)) = self.under_way.pop_front() else { return Ok(()) };
+        let Some(UnderWay { key, bytes, transfer }) = self.under_way.pop_front() else { return Ok(()) };
         let (completion, _) = transfer.wait(None)?;
+        self.bytes_under_way -= bytes;
         if completion.items.contains(&Status::Exists) {
             self.done.existed += 1;
         } else if let Some(status) = completion.items.iter().find(|status| !status.is_ok()) {

@@ -10,9 +10,9 @@ use crate::{failure::Failure, output};
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::{ops::ControlFlow, time::UNIX_EPOCH};
-use windlass_kv::{Fingerprint, Namespace, NamespaceId, ShardInfo, Store};
+use windlass_kv::{Error, Fingerprint, Namespace, NamespaceId, Result, ShardInfo, Store};
 
-pub(super) fn run(arguments: &arguments::List) -> Result<(), Failure> {
+pub(super) fn run(arguments: &arguments::List) -> std::result::Result<(), Failure> {
     let store = arguments.root.read()?;
     match arguments.namespace {
         Some(id) => blocks(&store, id, arguments),
@@ -20,7 +20,7 @@ pub(super) fn run(arguments: &arguments::List) -> Result<(), Failure> {
     }
 }
 
-fn namespaces(store: &Store, arguments: &arguments::List) -> Result<(), Failure> {
+fn namespaces(store: &Store, arguments: &arguments::List) -> std::result::Result<(), Failure> {
     let holdings = holdings(store)?;
     if arguments.json {
         return output::write_json(&holdings);
@@ -49,13 +49,13 @@ struct Shown {
     shards: Option<Vec<ShardInfo>>,
 }
 
-fn blocks(store: &Store, id: NamespaceId, arguments: &arguments::List) -> Result<(), Failure> {
+fn blocks(store: &Store, id: NamespaceId, arguments: &arguments::List) -> std::result::Result<(), Failure> {
     let namespace = store.existing_namespace(id)?;
     let mut listed = Vec::new();
     for_each_block(store, |entry| {
         if entry.namespace == id
-            // Else it went meanwhile.
-            && let Some(key) = store.key_of(entry.fingerprint)?
+            // Else it went meanwhile, or is damaged.
+            && let Some(key) = known(store.key_of(entry.fingerprint))?
         {
             let shards = if arguments.long { shards(&namespace, key.as_bytes())? } else { None };
             let key_hex = to_hex(key.as_bytes());
@@ -80,8 +80,16 @@ fn blocks(store: &Store, id: NamespaceId, arguments: &arguments::List) -> Result
     output::write_text(&listed.iter().map(line).collect::<Vec<_>>().join("\n"))
 }
 
-fn shards(namespace: &Namespace, key: &[u8]) -> windlass_kv::Result<Option<Vec<ShardInfo>>> {
-    Ok(namespace.block(key)?.map(|info| info.shards))
+fn shards(namespace: &Namespace, key: &[u8]) -> Result<Option<Vec<ShardInfo>>> {
+    Ok(known(namespace.block(key))?.map(|info| info.shards))
+}
+
+/// A damaged block is as one that is not there: `verify` looks for those.
+fn known<T>(answer: Result<Option<T>>) -> Result<Option<T>> {
+    match answer {
+        Err(Error::DamagedBlock { .. }) => Ok(None),
+        answer => answer,
+    }
 }
 
 fn long(shown: &Shown, now: f64) -> String {

@@ -7,19 +7,33 @@ use super::{
 use crate::{failure::Failure, output};
 use bytesize::ByteSize;
 use std::{collections::BTreeMap, fmt::Write};
-use windlass_kv::{NamespaceId, Stats, StoreReport};
+use windlass_kv::{NamespaceId, Stats, StoreReport, WriterStats};
 
 pub(super) fn run(arguments: &arguments::Stat) -> Result<(), Failure> {
     let store = arguments.root.read()?;
-    let (stats, report, namespaces) = (store.stats()?, store.report()?, holdings(&store)?);
+    let (mut stats, report, namespaces) = (store.stats()?, store.report()?, holdings(&store)?);
+    let writers = store.writers()?;
+    // Of those who may write to it now, if there are any.
+    let said = |alive: bool| {
+        let known = writers.iter().filter(|writer| writer.is_alive || !alive);
+        known.filter_map(|writer| writer.capacity_bytes).max()
+    };
+    stats.capacity_bytes = said(true).or_else(|| said(false));
     if arguments.json {
-        let shown = serde_json::json!({ "stats": stats, "report": report, "namespaces": namespaces });
+        let shown = serde_json::json!({
+            "stats": stats, "report": report, "namespaces": namespaces, "writers": writers
+        });
         return output::write_json(&shown);
     }
-    output::write_text(&as_text(&stats, &report, &namespaces))
+    output::write_text(&as_text(&stats, &report, &namespaces, &writers))
 }
 
-fn as_text(stats: &Stats, report: &StoreReport, namespaces: &BTreeMap<NamespaceId, Holding>) -> String {
+fn as_text(
+    stats: &Stats,
+    report: &StoreReport,
+    namespaces: &BTreeMap<NamespaceId, Holding>,
+    writers: &[WriterStats],
+) -> String {
     let mut text = String::new();
     let of_capacity = match stats.capacity_bytes {
         Some(capacity) => format!(" of {}", ByteSize(capacity)),
@@ -45,7 +59,22 @@ fn as_text(stats: &Stats, report: &StoreReport, namespaces: &BTreeMap<NamespaceI
     for refused in &report.refused {
         let _ = writeln!(text, "not used: {}: {}", refused.what, refused.why);
     }
+    for writer in writers {
+        let _ = writeln!(text, "{}", described(writer));
+    }
     let _ = writeln!(text, "\n{}", table(namespaces));
+    text
+}
+
+fn described(writer: &WriterStats) -> String {
+    let state = if writer.is_alive { "writes" } else { "is gone" };
+    let mut text = format!("writer {}: process {} {state}", writer.id, writer.process);
+    if let Some(blocks) = writer.blocks {
+        text += &format!(", {blocks} blocks");
+    }
+    if let Some(bytes) = writer.allocated_bytes {
+        text += &format!(", {}", ByteSize(bytes));
+    }
     text
 }
 

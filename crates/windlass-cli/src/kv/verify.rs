@@ -56,12 +56,15 @@ fn blocks(count: u64) -> String {
 }
 
 fn as_text(verified: &Verified) -> String {
-    let Verified { bytes, without_checksum, corrupt, failed, .. } = *verified;
-    let good = verified.blocks.saturating_sub(corrupt).saturating_sub(failed);
+    let Verified { bytes, without_checksum, corrupt, gone, .. } = *verified;
+    let good = verified.blocks.saturating_sub(corrupt);
     let mut text =
         format!("{} read, {}; {good} are as they were stored", blocks(verified.blocks), ByteSize(bytes));
     if without_checksum > 0 {
         text += &format!(", {without_checksum} shards of them without a checksum to compare");
+    }
+    if gone > 0 {
+        text += &format!("; {} went meanwhile", blocks(gone));
     }
     text
 }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::{Invalid, sealed, unseal};
+use crate::WriterStats;
 use uuid::Uuid;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -21,6 +22,7 @@ struct Raw {
     wanted_bytes: U64,
     process: U32,
     epoch: U32,
+    capacity: U64,
     taken: U64,
     settled: U64,
     removed: U64,
@@ -44,13 +46,18 @@ pub(crate) struct Lease {
     /// How often the directory has been opened for writing.
     pub(crate) epoch: u32,
     pub(crate) process: u32,
-    /// Seconds since 1970 when this was written.
+    /// Seconds since 1970 when this was written; 0 once it writes no more.
     pub(crate) heartbeat: u64,
     /// Bytes that it would allocate if others gave them up; 0 if it has what it needs, or its share.
     pub(crate) wanted_bytes: u64,
+    /// Most bytes that the files of all writers may take, as this one was told.
+    pub(crate) capacity: u64,
     /// What it has written, in a layout where others cannot see whose a file is.
     pub(crate) account: Account,
 }
+
+/// How long a writer is taken to live after it last said so.
+const SILENCE_S: u64 = 60;
 
 impl Lease {
     pub(crate) fn to_bytes(self) -> Vec<u8> {
@@ -60,6 +67,7 @@ impl Lease {
             wanted_bytes: self.wanted_bytes.into(),
             process: self.process.into(),
             epoch: self.epoch.into(),
+            capacity: self.capacity.into(),
             taken: self.account.taken.into(),
             settled: self.account.settled.into(),
             removed: self.account.removed.into(),
@@ -75,12 +83,25 @@ impl Lease {
             process: raw.process.get(),
             heartbeat: raw.heartbeat.get(),
             wanted_bytes: raw.wanted_bytes.get(),
+            capacity: raw.capacity.get(),
             account: Account {
                 taken: raw.taken.get(),
                 settled: raw.settled.get(),
                 removed: raw.removed.get(),
             },
         })
+    }
+
+    /// What is known of a writer by its lease, which may be missing or damaged.
+    pub(crate) fn describe(lease: Option<Self>, writer: Uuid, now: u64) -> WriterStats {
+        WriterStats {
+            id: writer.to_string(),
+            process: lease.map_or(0, |lease| lease.process),
+            is_alive: lease.is_some_and(|lease| now.saturating_sub(lease.heartbeat) <= SILENCE_S),
+            capacity_bytes: lease.map(|lease| lease.capacity).filter(|capacity| *capacity > 0),
+            allocated_bytes: None,
+            blocks: None,
+        }
     }
 }
 
@@ -96,6 +117,7 @@ mod tests {
             process: 3,
             heartbeat: 4,
             wanted_bytes: 5,
+            capacity: 6,
             account: Account { taken: 6, settled: 7, removed: 8 },
         };
         let bytes = lease.to_bytes();

@@ -37,6 +37,7 @@ macro_rules! conformance {
             namespaces_are_apart,
             all_blocks_are_listed_with_their_keys,
             flipped_bits_are_found_out,
+            a_damaged_header_is_no_key,
             a_damaged_block_can_be_stored_again,
             another_key_of_the_same_fingerprint_is_a_miss,
             admission_on_second_touch_refuses_the_first,
@@ -598,6 +599,22 @@ pub(crate) fn flipped_bits_are_found_out(open: Open) {
     assert_eq!(bench.layout().usage().corrupt_blocks, places);
 }
 
+pub(crate) fn a_damaged_header_is_no_key(open: Open) {
+    let mut bench = Bench::new(open);
+    for key in ["whole", "flipped"] {
+        assert_eq!(bench.store(key, &[bytes(key, LEN)]), Stored::Committed);
+    }
+    flip(&bench, "flipped", |place| place.header.unwrap_or(place.payload) + 40);
+    bench.reopen();
+    let fingerprint = |key: &str| Fingerprint::of(bench.namespace, key.as_bytes());
+    let damaged = bench.layout().key_of(fingerprint("flipped"));
+    assert!(matches!(damaged, Err(Error::DamagedBlock { .. })), "{damaged:?}");
+    assert_eq!(bench.layout().key_of(fingerprint("flipped")).unwrap(), None);
+    assert!(!bench.contains("flipped"));
+    assert_eq!(bench.layout().usage().corrupt_blocks, 1);
+    assert_eq!(bench.layout().key_of(fingerprint("whole")).unwrap().unwrap().as_bytes(), b"whole");
+}
+
 pub(crate) fn a_damaged_block_can_be_stored_again(open: Open) {
     let mut bench = Bench::new(open);
     assert_eq!(bench.store("a", &[bytes("first", LEN)]), Stored::Committed);
@@ -726,8 +743,10 @@ pub(crate) fn what_is_evicted_is_less(open: Open) {
     assert!(freed >= 10 * LEN as u64, "{freed}");
     let there = (0..32).filter(|number: &i32| bench.contains(&number.to_string())).count();
     assert!((1..=22).contains(&there), "{there} of 32 blocks are there after 10 should have gone");
+    assert_eq!(bench.layout().evicted().blocks.len(), 32 - there);
     bench.layout().evict(u64::MAX).unwrap();
     assert_eq!(bench.layout().usage().blocks, 0);
+    assert_eq!(bench.layout().evicted().blocks.len(), there);
 }
 
 pub(crate) fn many_threads_see_no_wrong_byte(open: Open) {

@@ -8,11 +8,13 @@
 
 #[cfg(test)]
 mod conformance;
+mod departed;
 mod files;
 mod segments;
 
 use crate::{
-    DropReason, Error, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result, StoreOptions,
+    DropReason, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
+    StoreOptions, WriterStats,
     format::{PAGE, superblock::Superblock},
     io::FileRef,
 };
@@ -253,12 +255,24 @@ pub(crate) trait Layout: Send + Sync {
     /// Blocks after `cursor` in an order that stays as it is; at most `most`. The next cursor, or `None` at the end.
     fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64>;
 
-    /// The key of a block, which may be read from its header.
+    /// The key of a block, which may be read from its header. A block whose header is damaged is a miss from then on, as
+    /// after [`Layout::condemn`], and is [`Error::DamagedBlock`].
     fn key_of(&self, block: Fingerprint) -> Result<Option<Key>>;
 
     /// What has to be done now and then, a few times a second: expire, follow others, evict ahead, write checkpoints,
     /// say that this process lives.
     fn maintain(&self) -> Result<()>;
+
+    /// Looks now for what other processes have stored, where that is known from their logs.
+    fn follow(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Own blocks that were evicted or have expired since the last call.
+    fn evicted(&self) -> Evicted;
+
+    /// The processes that write, or wrote, and whose directories are there.
+    fn writers(&self) -> Result<Vec<WriterStats>>;
 
     /// What it holds.
     fn usage(&self) -> Usage;

@@ -146,6 +146,7 @@ enum Judged {
 impl BlockLoad {
     fn arrived(self, outcome: Outcome) {
         self.core.note_outcome(Direction::Read, &outcome);
+        self.ticket.transferred(&outcome);
         let started = outcome.started;
         match outcome.result {
             Ok(()) => match self.core.layout.check(&self.found, &self.key, &outcome.header) {

@@ -35,8 +35,8 @@ use self::{
     threads::{Running, Threads},
 };
 use crate::{
-    BlockEntry, BlockPage, Completion, Error, Event, Fingerprint, Key, NamespaceDescription, NamespaceId,
-    NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified,
+    BlockEntry, BlockPage, Completion, Error, Event, Evicted, Fingerprint, Key, NamespaceDescription,
+    NamespaceId, NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified, WriterStats,
     io::{IoEngine, IoOptions, Transfers},
     layout::{self, Layout},
     metrics::Metrics,
@@ -295,6 +295,33 @@ impl Store {
         self.core().layout.maintain()
     }
 
+    /// Looks now for blocks that other processes have stored, which is done a few times a second anyway.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Closed`].
+    pub fn follow_now(&self) -> Result<()> {
+        self.core().check_open()?;
+        self.core().layout.follow()
+    }
+
+    /// Blocks of this process that were evicted, or have expired, since the last call.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn evicted(&self) -> Result<Evicted> {
+        self.core().check_open()?;
+        Ok(self.core().layout.evicted())
+    }
+
+    /// The processes that write to the store, or wrote and left blocks behind.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Closed`].
+    pub fn writers(&self) -> Result<Vec<WriterStats>> {
+        self.core().check_open()?;
+        self.core().layout.writers()
+    }
+
     /// Blocks, at most `most` of them, in an order of the store's. The first page has the cursor 0.
     ///
     /// # Errors
@@ -316,10 +343,10 @@ impl Store {
     /// The key of a block in a listing, which may have to be read; `None` if it is gone.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Closed`].
+    /// [`Error::DamagedBlock`] if it is there, but its header is not; [`Error::Io`], [`Error::Closed`].
     pub fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
         self.core().check_open()?;
-        self.core().layout.key_of(block)
+        verify::key_of(self.core(), block)
     }
 
     /// Reads every block and compares its checksums. Those that are damaged are missing afterwards. `progress` is called

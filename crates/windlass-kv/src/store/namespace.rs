@@ -11,8 +11,8 @@ use super::{
     verify,
 };
 use crate::{
-    BlockInfo, DropReason, Error, Fingerprint, Item, Key, NamespaceId, NamespaceOptions, Priority, Request,
-    Result, Status, Ticket,
+    BlockInfo, DropReason, Error, Fingerprint, Item, Key, LayoutKind, NamespaceId, NamespaceOptions,
+    Priority, Request, Result, Status, Ticket,
     layout::{BLOCK_LEN, MAX_SHARDS},
     metrics::NamespaceCounters,
     sync::lock,
@@ -62,6 +62,11 @@ impl Namespace {
     /// Its identity.
     pub fn id(&self) -> NamespaceId {
         self.id
+    }
+
+    /// Whether lookups may wait for the disk, as the layout has no index that knows of all blocks.
+    pub fn lookups_wait(&self) -> bool {
+        self.core().options.layout != Some(LayoutKind::Segments)
     }
 
     /// Whether blocks are there, one answer each. No disk is asked, where the layout knows of all blocks.
@@ -254,7 +259,7 @@ impl Namespace {
     /// What a block is made of; `None` if it is not there. Reads its header.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`], [`Error::Io`], [`Error::Closed`].
+    /// [`Error::DamagedBlock`], [`Error::InvalidKey`], [`Error::Io`], [`Error::Closed`].
     pub fn block(&self, key: &[u8]) -> Result<Option<BlockInfo>> {
         self.core().check_open()?;
         verify::block(self.core(), self.id, &Key::new(key)?)

@@ -197,6 +197,7 @@ fn write(
             // First, so that who learns of the end finds room for more.
             write.core.left(charge);
             write.core.note_outcome(Direction::Write, &outcome);
+            write.options.ticket.transferred(&outcome);
             write.ended(outcome);
         }),
     };

@@ -24,7 +24,7 @@ const LONGEST_READ: Duration = Duration::from_secs(60);
 enum Seen {
     Good(ShardTable),
     Gone,
-    Corrupt,
+    Corrupt(String),
     Failed(io::Error),
 }
 
@@ -42,11 +42,23 @@ pub(crate) fn block(core: &Arc<Core>, namespace: NamespaceId, key: &Key) -> Resu
             let shard = |shard: &Shard| ShardInfo { len: shard.len, checksum: shard.checksum };
             Ok(Some(BlockInfo { shards: table.0.iter().map(shard).collect() }))
         }
-        Seen::Gone | Seen::Corrupt => Ok(None),
+        Seen::Gone => Ok(None),
+        Seen::Corrupt(reason) => {
+            Err(Error::DamagedBlock { fingerprint: Fingerprint::of(namespace, key.as_bytes()), reason })
+        }
         Seen::Failed(source) => {
             Err(Error::Io { doing: "reading", path: found.place.file.path().to_owned(), source })
         }
     }
+}
+
+/// The key of a block, which may have to be read.
+pub(crate) fn key_of(core: &Arc<Core>, block: Fingerprint) -> Result<Option<Key>> {
+    let key = core.layout.key_of(block);
+    if let Err(error @ Error::DamagedBlock { .. }) = &key {
+        core.events.note(EventKind::CorruptBlock, None, error.to_string());
+    }
+    key
 }
 
 /// Reads every block, until `progress` says otherwise.
@@ -71,10 +83,15 @@ pub(crate) fn verify(
 }
 
 pub(super) fn verify_one(core: &Arc<Core>, block: &Listed, priority: Priority, verified: &mut Verified) {
-    let key = match core.layout.key_of(block.fingerprint) {
+    let key = match key_of(core, block.fingerprint) {
         Ok(Some(key)) => key,
         Ok(None) => {
             verified.gone += 1;
+            return;
+        }
+        Err(Error::DamagedBlock { .. }) => {
+            verified.blocks += 1;
+            verified.corrupt += 1;
             return;
         }
         Err(error) => {
@@ -108,7 +125,7 @@ pub(super) fn verify_one(core: &Arc<Core>, block: &Listed, priority: Priority, v
                 table.0.iter().filter(|shard| shard.checksum.is_none()).count() as u64;
         }
         Seen::Gone => verified.gone += 1,
-        Seen::Corrupt => {
+        Seen::Corrupt(_) => {
             verified.blocks += 1;
             verified.corrupt += 1;
         }
@@ -135,8 +152,8 @@ fn read(
             return Seen::Gone;
         }
         core.layout.condemn(found);
-        core.note_block(EventKind::CorruptBlock, namespace, key, reason);
-        Seen::Corrupt
+        core.note_block(EventKind::CorruptBlock, namespace, key, reason.clone());
+        Seen::Corrupt(reason)
     };
     let mut parts = Vec::with_capacity(shards.len());
     let mut memory = Vec::with_capacity(shards.len());

@@ -183,12 +183,19 @@ fn verify_finds_what_nobody_asked_for() {
     let (store, options) = filled(&root);
     let (path, offset) = find(&segments(&options), "block 5");
     flip(&path, offset + 1);
+    // Of its header, which has the key.
+    let (path, offset) = find(&segments(&options), "block 6");
+    flip(&path, offset - 4000);
     let verified = store.verify(|_| std::ops::ControlFlow::Continue(())).unwrap();
-    assert_eq!((verified.blocks, verified.corrupt, verified.failed), (BLOCKS as u64, 1, 0));
-    assert_eq!(get_status(&namespace(&store), "block 5", SHAPE), Status::Miss);
+    assert_eq!((verified.blocks, verified.corrupt, verified.gone), (BLOCKS as u64, 2, 0));
+    let damaged = store.events().iter().filter(|event| event.kind == EventKind::CorruptBlock).count();
+    assert_eq!((damaged, store.stats().unwrap().corrupt_blocks), (2, 2));
+    for name in ["block 5", "block 6"] {
+        assert_eq!(get_status(&namespace(&store), name, SHAPE), Status::Miss);
+    }
     let again = store.verify(|_| std::ops::ControlFlow::Continue(())).unwrap();
-    assert_eq!((again.blocks, again.corrupt), (BLOCKS as u64 - 1, 0));
-    assert_eq!(again.bytes, (BLOCKS as u64 - 1) * 20_000);
+    assert_eq!((again.blocks, again.corrupt), (BLOCKS as u64 - 2, 0));
+    assert_eq!(again.bytes, (BLOCKS as u64 - 2) * 20_000);
 }
 
 #[test]

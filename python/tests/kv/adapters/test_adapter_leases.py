@@ -30,13 +30,16 @@ class Held:
             bytes=0,
             moving=0.0,
         )
-        self.is_done, self.is_released = True, released
+        self.is_done, self.is_released, self.is_lost = True, released, False
 
     def done(self) -> bool:
         return self.is_done
 
     def released(self) -> bool:
         return self.is_released
+
+    def lost(self) -> bool:
+        return self.is_lost
 
     def cancel(self) -> bool:
         return False
@@ -46,19 +49,27 @@ class Held:
         return self.completion
 
 
-@pytest.mark.parametrize("status", ["timed_out", "cancelled"])
-def test_memory_of_an_interrupted_request_is_free_when_it_is_released(status):
+# After an error of a ring or a device that leaves in doubt what it still does, too.
+@pytest.mark.parametrize("status", ["timed_out", "cancelled", "io:5"])
+def test_memory_of_a_request_is_free_when_it_is_released(status):
     ticket = Held("ok", status)
     assert _tickets.outcome(ticket) is None
     ticket.is_released = True
     assert _tickets.outcome(ticket) is ticket.completion
 
 
-@pytest.mark.parametrize("status", ["ok", "miss", "corrupt", "io:5", "dropped:no_room"])
-def test_memory_of_other_requests_is_free_when_they_end(status):
-    ticket = Held(status)
+def test_a_request_that_has_not_ended_has_no_outcome():
+    ticket = Held("ok", released=True)
     assert _tickets.outcome(ticket) is ticket.completion
     ticket.is_done = False
+    assert _tickets.outcome(ticket) is None
+
+
+def test_settling_fails_where_the_memory_is_lost():
+    ticket = Held("ok", "io:5")
+    ticket.is_lost = True
+    with pytest.raises(_tickets.MemoryLostError, match="1 io:5, 1 ok"):
+        _tickets.settle(ticket)
     assert _tickets.outcome(ticket) is None
 
 
@@ -90,6 +101,47 @@ def test_lmcache_is_told_when_its_memory_is_free(tmp_path: Path, monkeypatch):
     poll.register(client.event_fd(), select.POLLIN)
     assert poll.poll(20_000)
     assert client.drain_completions() == [(number, False, "1 ok, 1 timed_out", [True, False])]
+    client.close()
+
+
+def test_leased_memory_of_lmcache_takes_one_timer(tmp_path: Path, monkeypatch):
+    client = Client(str(tmp_path / "kv"), **SMALL)
+    ticket = Held("timed_out")
+    monkeypatch.setattr(client._blocks.__class__, "load", lambda *_, **__: ticket)
+    drained = [[ticket.completion]]
+    monkeypatch.setattr(client._store, "drain_completions", lambda: drained.pop() if drained else [])
+    client.submit_batch_get(["a"], [memoryview(bytearray(100))])
+    timers = []
+
+    class Timer:
+        def __init__(self, _seconds: float, wake: Any) -> None:
+            timers.append(wake)
+
+        def start(self) -> None:
+            pass
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    for _ in range(5):
+        client.drain_completions()
+    assert len(timers) == 1
+    timers[0]()
+    client.drain_completions()
+    assert len(timers) == 2, "it is looked at again"
+    ticket.is_released = True
+    client.close()
+
+
+def test_lmcache_is_never_told_of_memory_that_is_lost(tmp_path: Path, monkeypatch, caplog):
+    client = Client(str(tmp_path / "kv"), **SMALL)
+    ticket = Held("io:5")
+    monkeypatch.setattr(client._blocks.__class__, "load", lambda *_, **__: ticket)
+    drained = [[ticket.completion]]
+    monkeypatch.setattr(client._store, "drain_completions", lambda: drained.pop() if drained else [])
+    client.submit_batch_get(["a"], [memoryview(bytearray(100))])
+    ticket.is_lost = True
+    assert client.drain_completions() == []
+    assert "may use its memory for ever" in caplog.text
+    assert client.drain_completions() == []
     client.close()
 
 

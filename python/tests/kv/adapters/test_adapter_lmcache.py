@@ -217,6 +217,17 @@ def test_objects_are_there_after_a_restart(tmp_path):
     client.close()
 
 
+def test_a_store_for_reading_takes_nothing_and_says_no_error(tmp_path):
+    client = Client(str(tmp_path / "kv"), **SMALL)
+    assert do(client, client.submit_batch_set(["k"], [memoryview(bytes(100))]))[0]
+    client.close()
+    client = Client(str(tmp_path / "kv"), access="read")
+    number = client.submit_batch_set(["other"], [memoryview(bytes(100))])
+    assert do(client, number) == (True, "", [True])
+    assert do(client, client.submit_batch_exists(["k", "other"]))[2] == [True, False]
+    client.close()
+
+
 @pytest.mark.parametrize("damage", [flip_bit, truncate])
 def test_a_damaged_object_is_missing(tmp_path, client, damage):
     content = random_bytes(50_000, 4)

@@ -317,6 +317,19 @@ def test_pages_that_admission_leaves_out_stop_nothing(tmp_path):
         assert backend.batch_exists(["a", "b"]) == 2
 
 
+def test_a_store_for_reading_takes_nothing_and_says_no_error(tmp_path):
+    pool = filled(mha_pool())
+    with opened(tmp_path, pool) as backend:
+        assert backend.batch_set_v1(["a"], indices(0)) == [True]
+    expected = content(pool, 0).clone()
+    with opened(tmp_path, pool, store={"access": "read"}) as backend:
+        assert backend.batch_set_v1(["b"], indices(1)) == [True]
+        assert backend.batch_exists(["b"]) == 0
+        wipe(pool)
+        assert backend.batch_get_v1(["a"], indices(0)) == [True]
+        assert torch.equal(content(pool, 0), expected)
+
+
 def test_clear_removes_the_pages(tmp_path):
     pool = mha_pool()
     with opened(tmp_path, pool) as backend:

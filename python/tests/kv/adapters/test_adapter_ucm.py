@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,10 @@ from test_kv_device import DeviceMemory
 import_host("ucm.store.factory_v1")
 
 from ucm.store.factory_v1 import UcmConnectorFactoryV1  # noqa: E402
-from ucm.store.pipeline.errors import StoreNotFoundError  # noqa: E402
+from ucm.store.pipeline.errors import StoreNotFoundError, StoreUnhealthyError  # noqa: E402
 from ucm.store.ucmstore_v1 import UcmKVStoreBaseV1  # noqa: E402
 from windlass.errors import OptionError, RequestError  # noqa: E402
-from windlass.kv.adapters.ucm import WindlassStore  # noqa: E402
+from windlass.kv.adapters.ucm import WindlassStore, WindlassTask  # noqa: E402
 
 pytestmark = HOST_WARNINGS
 
@@ -365,6 +366,32 @@ def test_what_admission_leaves_out_is_no_failure(opened):
     assert store.lookup(ids) == [False]
     dump(store, ids)
     assert store.lookup(ids) == [True]
+
+
+def test_a_store_for_reading_takes_nothing_and_says_no_error(opened, store):
+    old, new = block_ids(2)
+    rows = dump(store, [old])
+    reader = opened(windlass={"access": "read"})
+    dump(reader, [new])
+    assert reader.lookup([old, new]) == [True, False]
+    loaded = empty(rows)
+    reader.wait(reader.load(*shards_of([old]), loaded))
+    assert same(rows, loaded)
+
+
+def test_memory_in_doubt_is_an_error_of_the_storage(store):
+    ids = block_ids(1)
+    dump(store, ids)
+    ticket = SimpleNamespace(
+        done=lambda: True,
+        released=lambda: False,
+        lost=lambda: True,
+        wait=lambda: SimpleNamespace(statuses=["io:5"]),
+    )
+    task = WindlassTask([ticket])
+    assert store.check(task)
+    with pytest.raises(StoreUnhealthyError, match="1 io:5"):
+        store.wait(task)
 
 
 def test_the_same_block_may_be_stored_again(store):

@@ -41,6 +41,7 @@ from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: E402
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # noqa: E402
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 from windlass.errors import OptionError  # noqa: E402
+from windlass.kv.adapters._tickets import MemoryLostError  # noqa: E402
 from windlass.kv.adapters.vllm import FAILED_BLOCKS, WindlassTier  # noqa: E402
 
 pytestmark = HOST_WARNINGS
@@ -430,6 +431,53 @@ def test_events_tell_what_was_stored(tmp_path, locality, expected):
         assert event.locality is expected
         assert vllm.load([key_of(1)], [2]).success
         assert list(vllm.tier.take_events()) == []
+
+
+def test_events_tell_what_went(tmp_path):
+    options = {"enable_kv_events": True, "namespace": {"ttl": 1}}
+    with engine(tmp_path / "kv", {"events": True}, **options) as vllm:
+        assert vllm.store([key_of(1), key_of(2)], [0, 1]).success
+        list(vllm.tier.take_events())
+        wait_until(lambda: vllm.tier.lookup(key_of(1), CONTEXT) is MISS)
+        vllm.tier._store.maintain()
+        (event,) = vllm.tier.take_events()
+        assert (set(event.keys), event.medium, event.removed) == (
+            {key_of(1), key_of(2)},
+            Medium.STORAGE,
+            True,
+        )
+        assert list(vllm.tier.take_events()) == []
+
+
+def test_a_store_for_reading_takes_nothing_and_says_no_error(tmp_path):
+    with engine(tmp_path / "kv") as before:
+        before.memory[0] = 5
+        assert before.store([key_of(1)], [0]).success
+    with engine(tmp_path / "kv", access="read") as reader:
+        result = reader.store([key_of(2)], [0])
+        assert (result.success, result.transfer_bytes) == (True, 0)
+        assert reader.tier.lookup(key_of(2), CONTEXT) is MISS
+        assert reader.load([key_of(1)], [1]).success
+        assert (reader.memory[1] == 5).all()
+
+
+class NeverKnown(FailingOnce):
+    """A namespace whose next load leaves in doubt whether the memory is still written."""
+
+    def load(self, keys: list[OffloadKey], memory: Any) -> Any:
+        ticket = super().load(keys, memory)
+        ticket.released, ticket.lost = (lambda: False), (lambda: True)
+        return ticket
+
+
+def test_memory_in_doubt_is_never_given_back(vllm, monkeypatch):
+    assert vllm.store([key_of(1)], [0]).success
+    monkeypatch.setattr(vllm.tier, "_blocks", NeverKnown(vllm.tier._blocks, "io:5"))
+    vllm.tier.submit_load(job_of([key_of(1)], [1], is_promotion=True))
+    assert list(vllm.tier.get_finished_jobs()) == []
+    assert list(vllm.tier.get_finished_jobs()) == []
+    with pytest.raises(MemoryLostError, match="1 io:5"):
+        vllm.tier.drain_jobs()
 
 
 def test_events_reach_vllms_manager(tmp_path):

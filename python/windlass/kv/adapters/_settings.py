@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from windlass.errors import OptionError
 from windlass.kv import Namespace, Store
+
+log = logging.getLogger("windlass.kv")
 
 # What engines wait for has to end, and their own limits are as long.
 TIMEOUT_S = 30.0
@@ -53,8 +56,15 @@ class Settings:
         store = {name: value for name, value in options.items() if name in STORE and value is not None}
         return cls(store, dict(namespace))
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the user wants nothing to be stored: adapters leave stores out then, as the user's own policy."""
+        return self.store.get("access") == "read"
+
     def open(self, root: str) -> Store:
         """Opens the store."""
+        if self.is_read_only:
+            log.info("%s is opened for reading: nothing is stored in it", root)
         return Store(root, **{"timeout": TIMEOUT_S, "max_in_flight": MAX_IN_FLIGHT, **self.store})
 
     def open_both(self, root: str, **description: Any) -> tuple[Store, Namespace]:

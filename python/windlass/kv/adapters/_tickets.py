@@ -6,12 +6,11 @@ import logging
 import time
 from collections import Counter
 
+from windlass.errors import WindlassError
 from windlass.kv import Completion, Ticket
 
 log = logging.getLogger("windlass.kv")
 
-# A request that ended in one of these ways may still have transfers under way. All others ended with their transfers.
-_INTERRUPTED = ("timed_out", "cancelled")
 # What was loaded, what is stored, and what the user's own policy leaves out, which is no failure.
 _ACCEPTED = ("ok", "exists", "dropped:not_admitted")
 _FIRST_PAUSE_S = 0.0005
@@ -19,24 +18,31 @@ _LONGEST_PAUSE_S = 0.05
 _COMPLAINT_S = 30.0
 
 
-def is_free(ticket: Ticket, completion: Completion) -> bool:
-    """Whether the memory of a request that has ended is its owner's again."""
-    return ticket.released() or not any(status in completion.statuses for status in _INTERRUPTED)
+class MemoryLostError(WindlassError):
+    """Nobody will ever know that the storage is done with the memory of a request: it must not be used again."""
 
 
 def outcome(ticket: Ticket) -> Completion | None:
     """How a request ended; `None` if it has not, or if its memory is still in use. Does not wait."""
-    if not ticket.done():
+    if not ticket.done() or not ticket.released():
         return None
-    completion = ticket.wait()
-    return completion if is_free(ticket, completion) else None
+    return ticket.wait()
 
 
 def settle(ticket: Ticket) -> Completion:
-    """Waits until a request has ended and its memory is let go, and says how it ended."""
+    """Waits until a request has ended and its memory is let go, and says how it ended.
+
+    Raises:
+        MemoryLostError: The memory is never let go.
+    """
     completion = ticket.wait()
     pause, complaint = _FIRST_PAUSE_S, time.monotonic() + _COMPLAINT_S
     while not ticket.released():
+        if ticket.lost():
+            raise MemoryLostError(
+                "a ring or a device failed while it had the memory of a request, which it may use for ever: "
+                f"{summary(completion.statuses)}"
+            )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
         if time.monotonic() >= complaint:

@@ -6,6 +6,7 @@ Named as ``{"type": "native_plugin", "module_path": "windlass.kv.adapters.lmcach
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 from collections import defaultdict
@@ -15,7 +16,9 @@ from typing import Any
 
 from windlass.kv import Completion, Error, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import is_accepted, is_free, settle, summary
+from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, settle, summary
+
+log = logging.getLogger("windlass.kv")
 
 Done = tuple[int, bool, str, list[bool] | None]
 """How an operation ended, as LMCache takes it: its number, whether all of it succeeded, why not, and what of it did."""
@@ -33,7 +36,7 @@ class _Operation:
     """Of each key."""
     open: int = 0
     """Requests that have not ended."""
-    ended: list[tuple[Ticket, Completion]] = field(default_factory=list)
+    ended: list[Ticket] = field(default_factory=list)
 
 
 class Client:
@@ -53,11 +56,14 @@ class Client:
         self._store, self._blocks = settings.open_both(
             root, key_algorithm="lmcache object key", other={"engine": "lmcache"}
         )
+        self._is_read_only = settings.is_read_only
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[_Operation, Ticket, list[int]]] = {}
         self._leased: list[_Operation] = []
         self._done: list[Done] = []
+        # Whether a timer is to look at memory that is leased.
+        self._is_to_wake = False
         self._is_closed = False
 
     def event_fd(self) -> int:
@@ -69,7 +75,11 @@ class Client:
         return self._begin(self._blocks.load, keys, memoryviews)
 
     def submit_batch_set(self, keys: list[str], memoryviews: list[memoryview]) -> int:
-        """Starts to store objects. It succeeds if all of them are there in the end, or were left out by `admission`."""
+        """Starts to store objects. It succeeds if all of them are there in the end, or were left out by `admission`, or
+        as the store is for reading.
+        """
+        if self._is_read_only:
+            return self._answer(lambda: [True] * len(keys))
         return self._begin(self._blocks.store, keys, memoryviews)
 
     def submit_batch_exists(self, keys: list[str]) -> int:
@@ -105,9 +115,13 @@ class Client:
                 return
             self._is_closed = True
             tickets = [ticket for _, ticket, _ in self._open.values()]
-            tickets += [ticket for operation in self._leased for ticket, _ in operation.ended]
+            tickets += [ticket for operation in self._leased for ticket in operation.ended]
         for ticket in tickets:
-            settle(ticket)
+            try:
+                settle(ticket)
+            except MemoryLostError as error:
+                # The store keeps that memory for as long as the process lives.
+                log.error("closing LMCache's client: %s", error)
         self._store.close()
 
     def _begin(self, start: Callable[..., Ticket], keys: list[str], memoryviews: list[memoryview]) -> int:
@@ -152,20 +166,30 @@ class Client:
         operation, ticket, places = self._open.pop(completion.ticket)
         for place, status in zip(places, completion.statuses, strict=True):
             operation.statuses[place] = status
-        operation.ended.append((ticket, completion))
+        operation.ended.append(ticket)
         operation.open -= 1
         if operation.open == 0:
             self._leased.append(operation)
 
     def _return_leased(self) -> None:
-        """Tells of the operations whose memory is LMCache's again."""
+        """Tells of the operations whose memory is LMCache's again; never of those whose memory may be in use for ever,
+        so that LMCache does not give that to others.
+        """
         leased, self._leased = self._leased, []
         for operation in leased:
-            if all(is_free(*ended) for ended in operation.ended):
+            if all(ticket.released() for ticket in operation.ended):
                 self._done.append(self._outcome(operation))
+            elif any(ticket.lost() for ticket in operation.ended):
+                log.error(
+                    "operation %d: a ring or a device failed, and may use its memory for ever; it is kept from "
+                    "LMCache until that is restarted: %s",
+                    operation.number,
+                    summary(operation.statuses),
+                )
             else:
                 self._leased.append(operation)
-        if self._leased:
+        if self._leased and not self._is_to_wake:
+            self._is_to_wake = True
             # Nothing else tells when the kernel is done with it.
             timer = threading.Timer(_LEASE_CHECK_S, self._wake)
             timer.daemon = True
@@ -183,6 +207,7 @@ class Client:
 
     def _wake(self) -> None:
         with self._lock:
+            self._is_to_wake = False
             if not self._is_closed:
                 self._signal()
 

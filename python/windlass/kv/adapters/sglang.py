@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from windlass.errors import OptionError, RequestError
 from windlass.kv import Addresses, Namespace, Store, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import is_accepted, log, settle, summary
+from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, log, settle, summary
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.pool_host import HostKVCache
@@ -218,6 +218,8 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
             raise RequestError(
                 "there are no tensors to store: pages by their places in the pool go to batch_set_v1"
             )
+        if self._settings.is_read_only:
+            return True
         pages = [value.contiguous() for value in values if value is not None]
         begin = time.perf_counter()
         stored = _ended(blocks.store(keys, pages), "store", PoolName.KV)
@@ -290,7 +292,7 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
         return results
 
     def _move(self, pool: _Pool, keys: list[str], indices: torch.Tensor, *, is_load: bool) -> list[bool]:
-        if pool.blocks is None or not keys:
+        if pool.blocks is None or not keys or (self._settings.is_read_only and not is_load):
             return [True] * len(keys)
         begin = time.perf_counter()
         moved, size = (pool.load if is_load else pool.store)(keys, indices)
@@ -433,7 +435,13 @@ def _rows(values: Sequence[int], pages: int) -> np.ndarray:
 
 def _ended(ticket: Ticket, what: str, pool: str) -> list[bool]:
     """Which items of a request succeeded, once it is over."""
-    statuses = settle(ticket).statuses
+    try:
+        statuses = settle(ticket).statuses
+    except MemoryLostError as error:
+        log.error(
+            "SGLang cannot keep pages back, so its process has to be restarted: pool %s: %s", pool, error
+        )
+        raise
     accepted = [is_accepted(status) for status in statuses]
     if not all(accepted):
         log.warning("%s of pages of pool %s: %s", what, pool, summary(statuses))

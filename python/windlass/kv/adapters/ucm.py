@@ -17,7 +17,7 @@ from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 from windlass.errors import OptionError, RequestError
 from windlass.kv import Addresses, Namespace, Region, Store, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import is_accepted, outcome, settle, summary
+from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, outcome, settle, summary
 
 log = logging.getLogger("windlass.kv")
 
@@ -81,6 +81,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
         super().__init__(config)
         roots = _roots(config)
         settings = Settings.parse(_options(config, len(roots)), "windlass")
+        self._is_read_only = settings.is_read_only
         self._geometry = _Geometry.of(config)
         self._stores: list[Store] = []
         self._blocks: list[Namespace] = []
@@ -180,10 +181,20 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
 
         Raises:
             StoreNotFoundError: Blocks that were to be loaded are not there, or damaged.
-            StoreUnhealthyError: The storage failed, or took too long.
+            StoreUnhealthyError: The storage failed, or took too long; or it may use the memory for ever.
             RuntimeError: Blocks were not stored, as there is no room, or as they have other shards.
         """
-        statuses = [status for ticket in task.tickets for status in settle(ticket).statuses]
+        statuses: list[str] = []
+        lost: MemoryLostError | None = None
+        for ticket in task.tickets:
+            try:
+                statuses += settle(ticket).statuses
+            except MemoryLostError as error:
+                # The others are under way still.
+                lost = error
+        if lost is not None:
+            log.error("UCM cannot keep memory back, so its process has to be restarted: %s", lost)
+            raise StoreUnhealthyError(str(lost)) from lost
         bad = [status for status in statuses if not is_accepted(status)]
         if not bad:
             return
@@ -196,13 +207,14 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
 
     def check(self, task: Task) -> bool:
         """Whether a task has ended, well or not."""
-        return all(outcome(ticket) is not None for ticket in task.tickets)
+        return all(ticket.lost() or outcome(ticket) is not None for ticket in task.tickets)
 
     def close(self) -> None:
         """Ends what is under way and closes the stores. UCM leaves that to the end of the process."""
-        self._regions.clear()
         for store in self._stores:
             store.close()
+        # Not before: what is under way reads and writes them.
+        self._regions.clear()
 
     def _shards(self) -> dict[str, int | None]:
         return {"shards": self._geometry.shards, "shard_bytes": self._geometry.shard_bytes}
@@ -211,7 +223,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
         """Looks for blocks that another process stored just now: the scheduler may have seen them before."""
         if not all(self.lookup(block_ids)):
             for store in self._stores:
-                store.maintain()
+                store.follow()
 
     def _begin(
         self,
@@ -226,6 +238,8 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
                 f"there are {len(block_ids)} blocks, {len(shard_index)} shards, and memory of {len(rows)}"
             )
         task = WindlassTask([])
+        if self._is_read_only and start is Namespace.store:
+            return task
         try:
             for blocks, places in self._by_store(block_ids):
                 for some, memory in rows.split(places):

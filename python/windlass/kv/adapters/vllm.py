@@ -33,7 +33,7 @@ from vllm.v1.kv_offload.tiering.base import TIER_LABEL, JobId, JobResult, Second
 
 from windlass.kv import Addresses, Completion, Error, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import is_accepted, outcome, settle, summary
+from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, outcome, settle, summary
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
@@ -50,6 +50,8 @@ CORRUPT_BLOCKS = "vllm:kv_offload_windlass_corrupt_blocks"
 # What a load says of a block that is gone: its users are told. An error of the drive says nothing of the block.
 _GONE = frozenset({"miss", "expired", "corrupt", "mismatch"})
 _STATS_EVERY_S = 1.0
+# Chunks that events have told of, and that are remembered for when they are evicted.
+_MOST_ANNOUNCED = 1 << 20
 
 
 @dataclass
@@ -64,6 +66,8 @@ class _Job:
     ticket: Ticket | None
     """`None` if there is nothing to do, or if it could not begin."""
     has_begun: bool = True
+    is_retired: bool = False
+    """Whether nobody will ever know that its memory is free."""
 
 
 class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
@@ -110,11 +114,15 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
         self._store, self._blocks = settings.open_both(
             root_dir, **_description(offloading_spec, self.block_size_bytes)
         )
+        self._is_read_only = settings.is_read_only
         self._jobs: dict[JobId, _Job] = {}
         # Chunks whose store has not ended, and how often they are being stored.
         self._storing: Counter[OffloadKey] = Counter()
         # What a request could not load. It is not told of a hit again, or it would ask for ever.
         self._lost: dict[str, set[OffloadKey]] = {}
+        # What events have told of, by the store's names.
+        self._announced: dict[str, OffloadKey] = {}
+        self._is_closed = False
         self._failures: Counter[str] = Counter()
         self._seen: Counter[str] = Counter()
         self._next_stats = 0.0
@@ -135,7 +143,7 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
         missing = [
             number
             for number, (key, is_there) in enumerate(zip(keys, found, strict=True))
-            if not is_there and key not in self._storing
+            if not is_there and key not in self._storing and not self._is_read_only
         ]
         chunks = np.asarray(job_metadata.chunk_ids)[missing]
         self._begin(job_metadata, [keys[number] for number in missing], chunks, is_load=False)
@@ -167,7 +175,9 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
         return Addresses(addresses, self.block_size_bytes, owner=self._rows)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """The jobs that have ended. One that ran out of time is not among them before its memory is free."""
+        """The jobs that have ended. One that ran out of time is not among them before its memory is free; one whose
+        memory may be in use for ever never is, so that vLLM does not give its chunks to others.
+        """
         results = []
         for job in list(self._jobs.values()):
             if job.ticket is None:
@@ -175,9 +185,24 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
             elif (completion := outcome(job.ticket)) is not None:
                 results.append(self._result(job, completion))
             else:
+                self._retire_if_lost(job, job.ticket)
                 continue
             del self._jobs[job.job_id]
         return results
+
+    def _retire_if_lost(self, job: _Job, ticket: Ticket) -> None:
+        if job.is_retired or not ticket.lost():
+            return
+        job.is_retired = True
+        if not job.is_load:
+            self._storing -= Counter(job.keys)
+        log.error(
+            "job %d of tier %s: a ring or a device failed, and may use %d chunks of the CPU tier for ever; they are "
+            "kept from vLLM until it is restarted",
+            job.job_id,
+            self.tier_type,
+            len(job.keys),
+        )
 
     def _idle(self, job: _Job) -> JobResult:
         """Of a job that moved nothing."""
@@ -191,10 +216,10 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
         bad = [key for key in job.keys if not is_accepted(statuses[key])]
         if job.is_load:
             self._lose(job.request, bad)
-            self._tell([key for key in bad if statuses[key] in _GONE], removed=True)
+            self._recall([key for key in bad if statuses[key] in _GONE])
         else:
             self._storing -= Counter(job.keys)
-            self._tell(good, removed=False)
+            self._announce(good)
         if bad:
             self._failures.update(statuses[key] for key in bad)
             what = "load" if job.is_load else "store"
@@ -209,6 +234,33 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
             transfer_bytes=completion.bytes,
         )
 
+    def _announce(self, keys: list[OffloadKey]) -> None:
+        """Tells of what can be loaded now: some was evicted again, or is only being stored elsewhere."""
+        if self._events is None:
+            return
+        found = [key for key, is_there in zip(keys, self._blocks.lookup(keys), strict=True) if is_there]
+        for key in found:
+            self._announced[self._blocks.fingerprint(key)] = key
+            if len(self._announced) > _MOST_ANNOUNCED:
+                del self._announced[next(iter(self._announced))]
+        self._tell(found, removed=False)
+
+    def _recall(self, keys: list[OffloadKey]) -> None:
+        """Tells of what is gone."""
+        if self._events is not None:
+            for key in keys:
+                self._announced.pop(self._blocks.fingerprint(key), None)
+            self._tell(keys, removed=True)
+
+    def _recall_evicted(self) -> None:
+        evicted, forgotten = self._store.evicted()
+        # Whatever was announced may be among those that were forgotten.
+        suspects = self._announced if forgotten else evicted
+        keys = [self._announced[name] for name in suspects if name in self._announced]
+        found = self._blocks.lookup(keys)
+        # Others were stored again meanwhile.
+        self._recall([key for key, is_there in zip(keys, found, strict=True) if not is_there])
+
     def _lose(self, request: str, keys: Collection[OffloadKey]) -> None:
         # A request that has finished asks no more.
         if keys and request:
@@ -221,9 +273,11 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
             )
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """What was stored, and what turned out to be gone, since the last call."""
+        """What was stored, and what was evicted or turned out to be gone, since the last call."""
         if self._events is None:
             return ()
+        if not self._is_closed:
+            self._recall_evicted()
         events, self._events = self._events, []
         return events
 
@@ -243,15 +297,24 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
                 job.request = ""
 
     def drain_jobs(self) -> None:
-        """Waits until no job uses the memory of the CPU tier."""
+        """Waits until no job uses the memory of the CPU tier.
+
+        Raises:
+            MemoryLostError: That will never be known of a job's, so the CPU tier must not be used again.
+        """
         for job in self._jobs.values():
             if job.ticket is not None:
                 settle(job.ticket)
 
     def shutdown(self) -> None:
         """Lets what is under way end, so that it is there after a restart, and lets go of the CPU tier's memory."""
-        self.drain_jobs()
+        try:
+            self.drain_jobs()
+        except MemoryLostError as error:
+            # The store keeps that memory for as long as the process lives.
+            log.error("tier %s: %s", self.tier_type, error)
         self._jobs.clear()
+        self._is_closed = True
         self._store.close()
         self._rows = None
 

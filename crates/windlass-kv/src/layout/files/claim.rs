@@ -140,6 +140,7 @@ impl Shared {
                     && self.unlink(&removed)
                 {
                     self.counters.expired.fetch_add(1, Ordering::Relaxed);
+                    self.departed.note([removed.fingerprint]);
                     return Ok(false);
                 }
                 Ok(true)

@@ -3,7 +3,7 @@
 
 use super::{MOST_ABSENT, Shared, lock, names::Tree, namespaces::Namespace};
 use crate::{
-    Fingerprint, Key, NamespaceId, Result,
+    Error, Fingerprint, Key, NamespaceId, Result,
     disk::Disk,
     format::{Invalid, PAGE, expiry_seconds, header::BlockHeader, now_seconds},
     index::{self, Entry, Existing, Inserted, ReadHold, Slot},
@@ -157,11 +157,14 @@ impl Shared {
     /// Removes the very file that is damaged. Else nobody could ever store the block again.
     pub(super) fn condemn(&self, found: &Found) {
         let Some(token) = found.token.downcast_ref::<FileFound>() else { return };
+        self.condemn_file(token.fingerprint, token.id, found.place.file.path());
+    }
+
+    fn condemn_file(&self, fingerprint: Fingerprint, id: FileId, path: &Path) {
         self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
-        let known = self.index.remove(&token.fingerprint);
-        self.sums.forget(&token.fingerprint);
-        let path = found.place.file.path();
-        let is_same = path.symlink_metadata().is_ok_and(|metadata| FileId::of(&metadata) == token.id);
+        let known = self.index.remove(&fingerprint);
+        self.sums.forget(&fingerprint);
+        let is_same = path.symlink_metadata().is_ok_and(|metadata| FileId::of(&metadata) == id);
         if !is_same {
             return;
         }
@@ -173,7 +176,7 @@ impl Shared {
             Ok(()) => self.room.removed(known.map_or(0, |known| known.entry.slot_bytes)),
             Err(error) => {
                 tracing::debug!(path = %path.display(), %error, "a damaged block is left where it is");
-                lock(&self.condemned).insert(token.fingerprint, token.id);
+                lock(&self.condemned).insert(fingerprint, id);
             }
         }
     }
@@ -220,7 +223,8 @@ impl Shared {
         let modified = metadata.modified().ok()?;
         let mut expires = expiry_seconds(namespace.expires(modified));
         if namespace.has_expiring()
-            && let Some(header) = read_page(path).ok().and_then(|page| BlockHeader::parse(&page).ok())
+            && let Ok(file) = File::open(path)
+            && let Some(header) = read_page(&file).ok().and_then(|page| BlockHeader::parse(&page).ok())
             && header.expires != 0
         {
             expires = if expires == 0 { header.expires } else { expires.min(header.expires) };
@@ -255,22 +259,30 @@ impl Shared {
             return Ok(namespace.key_of(&fingerprint).and_then(|key| Key::new(&key).ok()));
         }
         let Some(path) = namespace.path(fingerprint, None) else { return Ok(None) };
-        match read_page(&path) {
-            Ok(page) => {
-                let header = BlockHeader::parse(&page).ok();
-                Ok(header.filter(|header| header.fingerprint == fingerprint).map(|header| header.key))
-            }
-            Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::UnexpectedEof].contains(&error.kind()) => {
-                Ok(None)
-            }
-            Err(error) => Err(super::failed("reading", &path)(error)),
-        }
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(super::failed("reading", &path)(error)),
+        };
+        let reason = match read_page(&file) {
+            Ok(page) => match BlockHeader::parse(&page) {
+                Ok(header) if header.fingerprint == fingerprint => return Ok(Some(header.key)),
+                Ok(_) => "it is another block's file".into(),
+                // Another version's. It is none of ours, but nothing is wrong with it.
+                Err(Invalid::Version { .. }) => return Ok(None),
+                Err(why) => why.to_string(),
+            },
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => "it was cut short".into(),
+            Err(error) => return Err(super::failed("reading", &path)(error)),
+        };
+        let metadata = file.metadata().map_err(super::failed("reading", &path))?;
+        self.condemn_file(fingerprint, FileId::of(&metadata), &path);
+        Err(Error::DamagedBlock { fingerprint, reason: format!("{}: {reason}", path.display()) })
     }
 }
 
 /// The page that describes a block.
-fn read_page(path: &Path) -> io::Result<Vec<u8>> {
-    let file = File::open(path)?;
+fn read_page(file: &File) -> io::Result<Vec<u8>> {
     let mut page = vec![0; PAGE];
     let len = file.metadata()?.len();
     file.read_exact_at(&mut page, len.saturating_sub(PAGE as u64))?;

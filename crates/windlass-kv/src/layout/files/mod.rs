@@ -21,12 +21,13 @@ mod sums;
 mod tests;
 mod writer;
 
+use super::departed::Departed;
 use super::{
     Claim, Found, Layout, Listed, Lookup, NewBlock, Reservation, ShardTable, Usage, Verdict, Written,
 };
 use crate::{
-    Durability, Error, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result, StoreAccess,
-    StoreOptions,
+    Durability, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
+    StoreAccess, StoreOptions, WriterStats,
     disk::{Disk, RealDisk},
     format::{Invalid, PAGE, VERSION, expiry_time, now_seconds, superblock::Superblock},
     index::{Entry, Index, IndexOptions, Recent},
@@ -115,6 +116,7 @@ struct Shared {
     scanning: Mutex<()>,
     followed: Mutex<Option<Instant>>,
     counters: Counters,
+    departed: Departed,
     /// Numbers of what this process has learned of, or written.
     next: AtomicU64,
     recovery: Duration,
@@ -141,7 +143,7 @@ impl Files {
                 read_superblock(&disk, &root)?;
                 None
             }
-            StoreAccess::ReadWrite => Some(open_to_write(&disk, &root)?),
+            StoreAccess::ReadWrite => Some(open_to_write(&disk, &root, options.capacity_bytes.unwrap_or(0))?),
         };
         let room = Room::new(options, writer.is_some())?;
         let index = Index::new(IndexOptions { eviction: options.eviction, admission: options.admission });
@@ -167,6 +169,7 @@ impl Files {
             scanning: Mutex::default(),
             followed: Mutex::default(),
             counters: Counters::default(),
+            departed: Departed::default(),
             next: AtomicU64::new(1),
             recovery: Duration::ZERO,
         };
@@ -289,6 +292,14 @@ impl Layout for Files {
         self.shared.maintain()
     }
 
+    fn evicted(&self) -> Evicted {
+        self.shared.departed.take()
+    }
+
+    fn writers(&self) -> Result<Vec<WriterStats>> {
+        writer::all(&self.shared.disk, &self.shared.root)
+    }
+
     fn usage(&self) -> Usage {
         let totals = self.shared.index.totals(None);
         let allocated_bytes = totals.own_slot_bytes + self.shared.room.besides();
@@ -384,7 +395,7 @@ impl Drop for Shared {
 }
 
 /// Makes the store if it is not there.
-fn open_to_write(disk: &RealDisk, root: &Path) -> Result<Writer> {
+fn open_to_write(disk: &RealDisk, root: &Path, capacity: u64) -> Result<Writer> {
     use std::os::unix::fs::DirBuilderExt;
     let mut directories = std::fs::DirBuilder::new();
     let made = directories.recursive(true).mode(0o700).create(root);
@@ -411,7 +422,7 @@ fn open_to_write(disk: &RealDisk, root: &Path) -> Result<Writer> {
     let all = root.join(names::NAMESPACES);
     disk.create_directory(&all).map_err(failed("making", &all))?;
     disk.sync_directory(root).map_err(failed("syncing", root))?;
-    Writer::start(disk, root)
+    Writer::start(disk, root, capacity)
 }
 
 /// Whether this is a store of this layout.

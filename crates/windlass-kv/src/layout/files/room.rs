@@ -268,6 +268,7 @@ impl Shared {
         for removed in removed {
             if self.unlink(&removed) {
                 self.counters.evicted.fetch_add(1, Ordering::Relaxed);
+                self.departed.note([removed.fingerprint]);
                 freed = freed.saturating_add(removed.entry.slot_bytes);
             }
         }
@@ -287,6 +288,7 @@ impl Shared {
         for removed in self.index.expired(now_seconds(), MOST_EXPIRED) {
             if self.unlink(&removed) {
                 self.counters.expired.fetch_add(1, Ordering::Relaxed);
+                self.departed.note([removed.fingerprint]);
             }
         }
     }

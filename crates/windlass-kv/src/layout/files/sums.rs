@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn a_checksum_counts_for_its_file_alone() {
         let root = tempfile::tempdir().unwrap();
-        let writer = Writer::start(&RealDisk, root.path()).unwrap();
+        let writer = Writer::start(&RealDisk, root.path(), 0).unwrap();
         let (path, fingerprint) = (root.path().join("block"), Fingerprint([1; 16]));
         std::fs::write(&path, b"bytes").unwrap();
         let sums = Sums::default();
@@ -349,14 +349,14 @@ mod tests {
     #[test]
     fn what_no_file_needs_is_forgotten_unless_it_is_newer_than_the_look() {
         let root = tempfile::tempdir().unwrap();
-        let writer = Writer::start(&RealDisk, root.path()).unwrap();
+        let writer = Writer::start(&RealDisk, root.path(), 0).unwrap();
         let metadata = root.path().metadata().unwrap();
         let records = [1, 2, 3].map(|number| (Fingerprint([number; 16]), Sum::new(&metadata, 7)));
         let (gone, stays, new) = (records[0].0, records[1].0, records[2].0);
         Sums::default().append(&RealDisk, &writer, &records[..2], Sync::No).unwrap();
         let sums = Sums::default();
         sums.follow(&RealDisk, std::slice::from_ref(&writer.directory));
-        let own = Writer::start(&RealDisk, root.path()).unwrap();
+        let own = Writer::start(&RealDisk, root.path(), 0).unwrap();
         sums.look_begins();
         sums.append(&RealDisk, &own, &records[2..], Sync::No).unwrap();
         sums.look_ends(|fingerprint| *fingerprint == stays);

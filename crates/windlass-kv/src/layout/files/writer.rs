@@ -3,7 +3,7 @@
 
 use super::{failed, lock, names};
 use crate::{
-    Result,
+    Result, WriterStats,
     disk::{Disk, DiskFile, RealDisk, write_full},
     format::{
         lease::{Account, LEASE_LEN, Lease},
@@ -41,6 +41,7 @@ pub(super) struct OwnLease {
     path: PathBuf,
     writer: Uuid,
     file: Box<dyn DiskFile>,
+    capacity: u64,
     written: Instant,
     said: Account,
 }
@@ -53,6 +54,7 @@ impl OwnLease {
             process: std::process::id(),
             heartbeat: now_seconds().into(),
             wanted_bytes: 0,
+            capacity: self.capacity,
             account,
         };
         write_full(&*self.file, &lease.to_bytes(), 0).map_err(failed("writing to", &self.path))?;
@@ -68,7 +70,7 @@ impl OwnLease {
 }
 
 impl Writer {
-    pub(super) fn start(disk: &RealDisk, root: &Path) -> Result<Self> {
+    pub(super) fn start(disk: &RealDisk, root: &Path, capacity: u64) -> Result<Self> {
         let id = Uuid::new_v4();
         let directory = root.join(format!("{}{id}", names::WRITER_PREFIX));
         disk.create_directory(&directory).map_err(failed("making", &directory))?;
@@ -79,7 +81,7 @@ impl Writer {
             tracing::debug!(path = %path.display(), %error, "the lease cannot be locked");
         }
         let said = Account::default();
-        let mut lease = OwnLease { path, writer: id, file, written: Instant::now(), said };
+        let mut lease = OwnLease { path, writer: id, file, capacity, written: Instant::now(), said };
         lease.write(said)?;
         Ok(Self { id, directory, lease: Mutex::new(lease), next: AtomicU64::new(1) })
     }
@@ -115,13 +117,25 @@ impl Writer {
     }
 }
 
+/// All writers that there are.
+pub(super) fn all(disk: &RealDisk, root: &Path) -> Result<Vec<WriterStats>> {
+    let described = |directory: PathBuf| {
+        let id = id_of(directory.file_name()?.to_str()?)?;
+        let bytes = disk.read_file(&directory.join(names::LEASE), LEASE_LEN).ok();
+        let lease = bytes.and_then(|bytes| Lease::parse(&bytes).ok());
+        Some(Lease::describe(lease, id, now_seconds().into()))
+    };
+    Ok(others(disk, root, None)?.into_iter().filter_map(described).collect())
+}
+
+fn id_of(name: &str) -> Option<Uuid> {
+    Uuid::parse_str(name.strip_prefix(names::WRITER_PREFIX)?).ok()
+}
+
 /// Other writers' directories.
 pub(super) fn others(disk: &RealDisk, root: &Path, own: Option<&Writer>) -> Result<Vec<PathBuf>> {
     let listing = disk.list(root).map_err(failed("listing", root))?;
-    let is_other = |name: &str| {
-        let id = name.strip_prefix(names::WRITER_PREFIX).and_then(|id| Uuid::parse_str(id).ok());
-        id.is_some_and(|id| own.is_none_or(|own| own.id != id))
-    };
+    let is_other = |name: &str| id_of(name).is_some_and(|id| own.is_none_or(|own| own.id != id));
     let writers = listing.into_iter().filter(|entry| entry.is_directory && is_other(&entry.name));
     Ok(writers.map(|entry| root.join(entry.name)).collect())
 }

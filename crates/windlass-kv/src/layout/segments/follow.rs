@@ -19,7 +19,7 @@ use crate::{
     layout::{BLOCK_LEN, HEADER_LEN},
 };
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     io,
     sync::Arc,
 };
@@ -92,6 +92,11 @@ impl Followed {
             followed = followed.and(caught_up).and(follower.forget_removed(shared));
         }
         followed
+    }
+
+    /// Their numbers in the index.
+    pub(super) fn owners(&self) -> HashMap<Uuid, u16> {
+        self.writers.iter().map(|follower| (follower.directory.id, follower.owner)).collect()
     }
 
     /// Reads what one of them has written.
@@ -314,7 +319,7 @@ fn head_of(file: &dyn DiskFile, writer: Uuid) -> io::Result<Option<u64>> {
 }
 
 /// What is known of the segments of all writers.
-pub(super) type SegmentTable = std::collections::HashMap<(u16, u32), Arc<Segment>>;
+pub(super) type SegmentTable = HashMap<(u16, u32), Arc<Segment>>;
 
 /// The first error of steps that are all taken, whatever becomes of the others.
 fn first_error(steps: impl Iterator<Item = Result<()>>) -> Result<()> {

@@ -34,17 +34,19 @@ mod writer;
 use super::{Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Place, Reservation, ShardTable};
 use super::{Usage, Verdict, Written};
 use crate::{
-    Error, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
+    Error, Evicted, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
+    WriterStats,
     disk::{Disk, RealDisk, read_full},
-    format::{self, header::BlockHeader},
+    format::{self, header::BlockHeader, lease::Lease},
     index::{self, Candidates, Enough, Entry, Index, IndexOptions, ReadHold, Want},
 };
 use follow::{Followed, SegmentTable};
 use namespaces::Namespaces;
 use recover::WriterOptions;
-use root::{Limits, Root};
+use root::{Limits, Root, WriterDirectory};
 use segment::Segment;
 use std::{
+    collections::HashMap,
     fmt, io,
     path::Path,
     sync::{
@@ -55,6 +57,9 @@ use std::{
 };
 use uuid::Uuid;
 use writer::{Writer, stride_of};
+
+/// Blocks that are counted at a time.
+const PAGE_OF_BLOCKS: usize = 4096;
 
 /// The layout.
 #[derive(Debug)]
@@ -169,6 +174,19 @@ impl Segments {
         let known = self.shared.index.peek(&token.fingerprint);
         known.is_some_and(|known| known.owner == token.entry.owner && known.sequence == token.entry.sequence)
     }
+
+    fn condemn_token(&self, token: &FoundToken) {
+        if token.entry.is_own() {
+            if let Some(writer) = &self.writer {
+                writer.condemn(&token.fingerprint, token.entry.sequence);
+            }
+        } else {
+            let is_it =
+                |entry: &Entry, _| entry.owner == token.entry.owner && entry.sequence == token.entry.sequence;
+            self.shared.index.remove_if(&token.fingerprint, is_it);
+        }
+        self.corrupt.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 impl Layout for Segments {
@@ -272,17 +290,9 @@ impl Layout for Segments {
     }
 
     fn condemn(&self, found: &Found) {
-        let Some(token) = found.token.downcast_ref::<FoundToken>() else { return };
-        if token.entry.is_own() {
-            if let Some(writer) = &self.writer {
-                writer.condemn(&token.fingerprint, token.entry.sequence);
-            }
-        } else {
-            let is_it =
-                |entry: &Entry, _| entry.owner == token.entry.owner && entry.sequence == token.entry.sequence;
-            self.shared.index.remove_if(&token.fingerprint, is_it);
+        if let Some(token) = found.token.downcast_ref::<FoundToken>() {
+            self.condemn_token(token);
         }
-        self.corrupt.fetch_add(1, Ordering::Relaxed);
     }
 
     fn touch(&self, blocks: &[Fingerprint]) {
@@ -327,7 +337,7 @@ impl Layout for Segments {
     }
 
     fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
-        let index::Lookup::Found(entry, _hold) = self.shared.index.get(&block, self.shared.now()) else {
+        let index::Lookup::Found(entry, hold) = self.shared.index.get(&block, self.shared.now()) else {
             return Ok(None);
         };
         let Some(segment) = self.shared.segment(entry.owner, entry.slot.segment) else { return Ok(None) };
@@ -335,13 +345,22 @@ impl Layout for Segments {
         let mut header = vec![0; HEADER_LEN];
         let read =
             read_full(&*segment.file, &mut header, offset).map_err(failed("reading", segment.data.path()))?;
-        let header = BlockHeader::parse(&header[..read]).ok();
-        Ok(header.filter(|header| header.fingerprint == block).map(|header| header.key))
+        let reason = match BlockHeader::parse(&header[..read]) {
+            Ok(header) if header.fingerprint == block => return Ok(Some(header.key)),
+            Ok(_) => "its place has another block".into(),
+            Err(why) => format!("its header is damaged: {why}"),
+        };
+        let token = FoundToken { fingerprint: block, entry, _hold: hold };
+        // Another process may have given the place to another block, or may be writing it just now.
+        if !entry.is_own() && !self.is_still_there(&token) {
+            return Ok(None);
+        }
+        self.condemn_token(&token);
+        Err(Error::DamagedBlock { fingerprint: block, reason })
     }
 
     fn maintain(&self) -> Result<()> {
-        let own = self.writer.as_ref().map(|writer| writer.id);
-        let followed = lock(&self.followed).follow(&self.shared, own);
+        let followed = self.follow();
         let Some(writer) = &self.writer else { return followed.and(self.shared.count_taken()) };
         writer.check_open()?;
         let alive = writer.say_alive();
@@ -349,6 +368,38 @@ impl Layout for Segments {
         let checkpoint = writer.replace_log_in_doubt().and_then(|()| writer.checkpoint_if_long());
         let room = writer.maintain_room();
         followed.and(alive).and(checkpoint).and(room)
+    }
+
+    fn follow(&self) -> Result<()> {
+        lock(&self.followed).follow(&self.shared, self.writer.as_ref().map(|writer| writer.id))
+    }
+
+    fn evicted(&self) -> Evicted {
+        self.writer.as_ref().map_or_else(Evicted::default, |writer| writer.departed.take())
+    }
+
+    fn writers(&self) -> Result<Vec<WriterStats>> {
+        let mut owners = lock(&self.followed).owners();
+        owners.extend(self.writer.as_ref().map(|writer| (writer.id, 0)));
+        let mut blocks = HashMap::<u16, u64>::new();
+        let (mut cursor, mut some) = (Some(0), Vec::new());
+        while let Some(from) = cursor {
+            cursor = self.shared.index.list(from, PAGE_OF_BLOCKS, &mut some);
+            for (_, entry) in some.drain(..) {
+                *blocks.entry(entry.owner).or_default() += 1;
+            }
+        }
+        let charges = self.shared.root.charges(&Limits { capacity: 0, min_free: 0 })?;
+        let described = |directory: &WriterDirectory| {
+            let lease = self.shared.root.lease(&directory.path);
+            let owner = owners.get(&directory.id);
+            WriterStats {
+                allocated_bytes: charges.taken_by.get(&directory.id).copied(),
+                blocks: owner.map(|owner| blocks.get(owner).copied().unwrap_or(0)),
+                ..Lease::describe(lease, directory.id, self.shared.now().into())
+            }
+        };
+        Ok(self.shared.root.writers()?.iter().map(described).collect())
     }
 
     fn usage(&self) -> Usage {

@@ -24,7 +24,7 @@ use crate::{
     },
     index::{Existing, Slot},
     io::FileAccess,
-    layout::{BLOCK_LEN, HEADER_LEN, MAX_SHARDS},
+    layout::{BLOCK_LEN, HEADER_LEN, MAX_SHARDS, departed::Departed},
 };
 use std::{
     collections::{BTreeMap, HashSet},
@@ -44,6 +44,8 @@ pub(super) struct WriterOptions {
     pub(super) segment_bytes: Option<u64>,
 }
 
+/// A capacity that is none.
+const UNLIMITED: u64 = i64::MAX.unsigned_abs();
 /// Bytes of a segment where nobody said otherwise.
 const USUAL_SEGMENT: u64 = 1 << 30;
 
@@ -71,6 +73,12 @@ impl Writer {
         let Recovered { directory, lease, epoch, replayed, segments, blocks, lost, start, log } = recovered;
         let next_segment = replayed.next_segment.max(segments.highest.saturating_add(1));
         replayed.namespaces.iter().for_each(|(number, id)| shared.namespaces.adopt(*number, *id));
+        // Who only tends a store has no limit of its own, and leaves what was said before.
+        let said_capacity = if limits.capacity < UNLIMITED {
+            limits.capacity
+        } else {
+            shared.root.lease(&directory.path).map_or(0, |lease| lease.capacity)
+        };
         let usual = (limits.capacity / 16).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
         let segment_bytes = options.segment_bytes.unwrap_or(usual);
         let largest = options.segment_bytes.unwrap_or(usual.max(limits.capacity / 4));
@@ -82,6 +90,7 @@ impl Writer {
             epoch,
             lease,
             limits,
+            said_capacity,
             segment_bytes,
             largest_slot: largest.saturating_sub(HEAD_LEN),
             durability: options.durability,
@@ -105,6 +114,7 @@ impl Writer {
             heartbeat: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
             counts: Counts::default(),
+            departed: Departed::default(),
             shared,
         };
         // A log that was closed has its head only.
@@ -131,12 +141,17 @@ impl Writer {
         if self.heartbeat.swap(now, Ordering::AcqRel) == now {
             return Ok(());
         }
+        self.write_lease(now)
+    }
+
+    fn write_lease(&self, heartbeat: u64) -> Result<()> {
         let lease = Lease {
             writer: self.id,
             epoch: self.epoch,
             process: std::process::id(),
-            heartbeat: now,
+            heartbeat,
             wanted_bytes: self.wanted.load(Ordering::Acquire),
+            capacity: self.said_capacity,
             account: Account::default(),
         };
         let path = self.directory.join(names::LEASE);
@@ -158,8 +173,7 @@ impl Writer {
         self.collect()?;
         self.checkpoint()?;
         self.wanted.store(0, Ordering::Release);
-        self.heartbeat.store(u64::MAX, Ordering::Release);
-        self.say_alive()?;
+        self.write_lease(0)?;
         self.lease.unlock().map_err(failed("unlocking", &self.directory.join(names::LEASE)))
     }
 }

@@ -133,6 +133,7 @@ impl Writer {
                 entry.is_own() && entry.slot.segment == number && !is_pinned
             });
             self.counts.evicted.fetch_add(gone.len() as u64, Ordering::Relaxed);
+            self.departed.note(gone.iter().map(|gone| gone.fingerprint));
             let mut slots = lock(&self.slots);
             for gone in gone {
                 let for_readers = gone.reuse == Reuse::Later;
@@ -301,6 +302,7 @@ impl Writer {
         let now = self.shared.now();
         let expired = self.shared.index.expired(now, 4096);
         self.counts.expired.fetch_add(expired.len() as u64, Ordering::Relaxed);
+        self.departed.note(expired.iter().map(|gone| gone.fingerprint));
         let buried = self.bury(&expired);
         self.finish_draining()?;
         let kept = self.keep_limits();

@@ -86,6 +86,8 @@ pub(super) struct WriterDirectory {
 pub(super) struct Charges {
     /// Of each writer: what its files take, or will when its logs and checkpoints are as long as they get.
     pub(super) of_writers: HashMap<Uuid, u64>,
+    /// Of each writer: what its files take now.
+    pub(super) taken_by: HashMap<Uuid, u64>,
     /// What all files take now.
     pub(super) taken: u64,
     /// All that is reserved.
@@ -187,6 +189,7 @@ impl Root {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(failed("listing", &writer.path)(error)),
             };
+            let taken_before = charges.taken;
             let (mut segments, mut reserved, mut others) = (0_u64, limits.writer_bytes(), PAGE as u64);
             for file in listing {
                 let WriterFile::Segment(number) = WriterFile::parse(&file.name) else {
@@ -205,6 +208,7 @@ impl Root {
                 charges.taken = charges.taken.saturating_add(file.allocated);
             }
             charges.taken = charges.taken.saturating_add(others);
+            charges.taken_by.insert(writer.id, charges.taken - taken_before);
             let charge = segments.saturating_add(reserved.max(others));
             charges.total = charges.total.saturating_add(charge);
             charges.of_writers.insert(writer.id, charge);

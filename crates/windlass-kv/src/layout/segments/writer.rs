@@ -25,7 +25,10 @@ use crate::{
         record::{BlockRecord, Change, MAX_PAYLOAD_LEN, Sums},
     },
     index::{Candidates, Enough, Entry, Existing, Inserted, MAX_SLOT_BYTES, Removed, Reuse, Slot, Want},
-    layout::{BLOCK_LEN, Claim, HEADER_LEN, MAX_SHARDS, NewBlock, Place, Reservation, ShardTable, Written},
+    layout::{
+        BLOCK_LEN, Claim, HEADER_LEN, MAX_SHARDS, NewBlock, Place, Reservation, ShardTable, Written,
+        departed::Departed,
+    },
 };
 use std::{
     any::Any,
@@ -50,6 +53,8 @@ pub(super) struct Writer {
     pub(super) epoch: u32,
     pub(super) lease: Box<dyn DiskFile>,
     pub(super) limits: Limits,
+    /// What others are told of the capacity.
+    pub(super) said_capacity: u64,
     pub(super) segment_bytes: u64,
     /// The largest slot that gets a segment of its own.
     pub(super) largest_slot: u64,
@@ -76,6 +81,7 @@ pub(super) struct Writer {
     pub(super) heartbeat: AtomicU64,
     pub(super) is_closed: AtomicBool,
     pub(super) counts: Counts,
+    pub(super) departed: Departed,
 }
 
 /// What was done since the opening.
@@ -242,6 +248,7 @@ impl Writer {
     pub(super) fn evict(&self, want: &Want) -> Result<Vec<Removed>> {
         let evicted = self.shared.index.evict(want, self.shared.now());
         self.counts.evicted.fetch_add(evicted.len() as u64, Ordering::Relaxed);
+        self.departed.note(evicted.iter().map(|gone| gone.fingerprint));
         self.bury(&evicted)?;
         Ok(evicted)
     }

@@ -511,6 +511,23 @@ fn who_closes_while_another_does_waits_no_longer_than_asked() {
 }
 
 #[test]
+fn a_ticket_says_that_its_memory_is_lost_before_anybody_learns_of_its_end() {
+    let bench = bench(|_| {});
+    bench.put("a");
+    for is_load in [false, true] {
+        bench.transfers.lose_next();
+        let (ticket, _memory) =
+            if is_load { bench.load("a", 0, SHARD) } else { bench.store_shard("b", 0, 1) };
+        assert_eq!(end(&ticket).items, [Status::Io(libc::EIO)]);
+        assert!(ticket.is_lost() && !ticket.is_released());
+    }
+    let (ticket, _memory) = bench.load("a", 0, SHARD);
+    assert_eq!(end(&ticket).items, [Status::Ok]);
+    assert!(!ticket.is_lost() && ticket.is_released());
+    let _ = bench.store.close(Some(Duration::ZERO));
+}
+
+#[test]
 fn a_block_whose_place_is_lost_can_be_stored_again_elsewhere() {
     let bench = bench(|_| {});
     bench.transfers.lose_next();

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "moves bytes between memory and a file")]
 
 use crate::{
-    DropReason, Fingerprint, IoRoute, Key, NamespaceId, NamespaceOptions, Result,
+    DropReason, Evicted, Fingerprint, IoRoute, Key, NamespaceId, NamespaceOptions, Result, WriterStats,
     io::{
         Carrier, Checksums, DataFile, DeviceRegion, Direction, Failure, FileAccess, Header, IoReport, Job,
         Outcome, Transfers,
@@ -240,6 +240,14 @@ impl Layout for Slots {
         None
     }
 
+    fn evicted(&self) -> Evicted {
+        Evicted::default()
+    }
+
+    fn writers(&self) -> Result<Vec<WriterStats>> {
+        Ok(Vec::new())
+    }
+
     fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
         Ok(lock(&self.state).blocks.get(&block).map(|block| block.key.clone()))
     }
@@ -408,7 +416,10 @@ impl Drop for OneThread {
 
 fn end(job: Job, outcome: Outcome) {
     let Job { keep, done, .. } = job;
-    drop(keep);
+    match outcome.result {
+        Err(Failure::Lost(_)) => std::mem::forget(keep),
+        _ => drop(keep),
+    }
     done(outcome);
 }
 
