@@ -3,7 +3,7 @@
 
 use super::{
     Shared,
-    checkpoint::Checkpoints,
+    checkpoint::{Checkpoints, remove_logs},
     failed,
     log::{Log, Start},
     names::{self, WriterFile},
@@ -310,18 +310,12 @@ impl OwnSegments {
 /// Removes files that never were whole, and logs that no checkpoint needs.
 fn remove_leftovers(shared: &Shared, directory: &WriterDirectory, replayed: &Replayed) -> Result<()> {
     let listing = shared.disk.list(&directory.path).map_err(failed("listing", &directory.path))?;
-    for file in listing {
-        let is_left = match WriterFile::parse(&file.name) {
-            WriterFile::Temporary => true,
-            WriterFile::Log(number) => number < replayed.oldest_log,
-            _ => false,
-        };
-        if is_left {
-            let path = directory.path.join(file.name);
-            shared.disk.remove(&path).map_err(failed("removing", &path))?;
-        }
+    let files: Vec<WriterFile> = listing.iter().map(|file| WriterFile::parse(&file.name)).collect();
+    for (file, _) in listing.iter().zip(&files).filter(|(_, kind)| **kind == WriterFile::Temporary) {
+        let path = directory.path.join(&file.name);
+        shared.disk.remove(&path).map_err(failed("removing", &path))?;
     }
-    Ok(())
+    remove_logs(&*shared.disk, &directory.path, files, replayed.oldest_log)
 }
 
 /// Blocks that are where they say, newest first, and how many are not. Of two in one slot, the newer is there.

@@ -558,6 +558,62 @@ fn what_others_remove_is_not_found_any_more() {
 }
 
 #[test]
+fn who_lags_over_several_logs_reads_the_directory_anew() {
+    let bench = Bench::new();
+    let (writer, reader) = (bench.open(), bench.open());
+    bench.put_all(&writer, &["a", "b"]);
+    reader.maintain().unwrap();
+    let blocks = [(b"a".as_slice(), fingerprint("a"))];
+    assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
+    // The log that the reader is at goes, and the one that followed it.
+    for key in ["c", "d", "e"] {
+        writer.writer.as_ref().unwrap().checkpoint().unwrap();
+        bench.put_all(&writer, &[key]);
+    }
+    reader.maintain().unwrap();
+    assert_eq!(bench.found(&reader, &["a", "b", "c", "d", "e"]), [false, true, true, true, true]);
+}
+
+#[test]
+fn a_log_that_could_not_be_made_leaves_no_gap_for_those_who_follow() {
+    // The file may be missing, or there without a head.
+    for operation in [Operation::Create, Operation::Write] {
+        let bench = Bench::new();
+        let (writer, reader) = (bench.open(), bench.open());
+        bench.put_all(&writer, &["a"]);
+        reader.maintain().unwrap();
+        let checkpoint = || writer.writer.as_ref().unwrap().checkpoint();
+        bench.fail(operation, "idx-", 1, Errno::IO);
+        assert!(checkpoint().is_err());
+        checkpoint().unwrap();
+        // The log before it is there still.
+        let blocks = [(b"a".as_slice(), fingerprint("a"))];
+        assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
+        bench.put_all(&writer, &["b"]);
+        reader.maintain().unwrap();
+        assert_eq!(bench.found(&reader, &["a", "b"]), [false, true], "{operation:?}");
+    }
+}
+
+#[test]
+fn a_log_that_goes_while_a_directory_is_read_hides_nothing() {
+    let bench = Bench::new();
+    let writer = bench.open();
+    bench.put_all(&writer, &["a"]);
+    writer.writer.as_ref().unwrap().checkpoint().unwrap();
+    let blocks = [(b"a".as_slice(), fingerprint("a"))];
+    assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
+    bench.put_all(&writer, &["b"]);
+    // The second one has the tombstone.
+    bench.fail(Operation::Open, "idx-000002", 1, Errno::NOENT);
+    let mut options = bench.options.clone();
+    options.access = StoreAccess::Read;
+    let reader = Bench { options, disk: bench.disk.clone(), ..Bench::new() }.open();
+    assert!(bench.find(&reader, "a").is_none());
+    assert!(bench.has(&reader, "b"));
+}
+
+#[test]
 fn a_block_that_cannot_be_followed_is_in_no_others_way() {
     let bench = Bench::new();
     let (writer, reader) = (bench.open(), bench.open());
