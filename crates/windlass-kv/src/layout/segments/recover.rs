@@ -27,6 +27,7 @@ use crate::{
     layout::{BLOCK_LEN, HEADER_LEN, MAX_SHARDS},
 };
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashSet},
     sync::{
         Arc, Mutex, RwLock,
@@ -53,7 +54,7 @@ impl Writer {
         let limits = options.limits;
         let mut unusable = HashSet::new();
         let recovered = loop {
-            let Some((directory, lease)) = adopt(&shared, &mut unusable)? else {
+            let Some((directory, lease)) = adopt(&shared, &limits, &mut unusable)? else {
                 let (directory, lease) = make_directory(&shared)?;
                 break Recovered::read(&shared, &limits, directory, lease)?;
             };
@@ -71,7 +72,7 @@ impl Writer {
         let Recovered { directory, lease, epoch, replayed, segments, blocks, lost, start, log } = recovered;
         let next_segment = replayed.next_segment.max(segments.highest.saturating_add(1));
         replayed.namespaces.iter().for_each(|(number, id)| shared.namespaces.adopt(*number, *id));
-        let usual = (limits.capacity / 16).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
+        let usual = (limits.capacity / 64).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
         let segment_bytes = options.segment_bytes.unwrap_or(usual);
         let largest = options.segment_bytes.unwrap_or(usual.max(limits.capacity / 4));
         let mut slots = Slots::default();
@@ -102,7 +103,7 @@ impl Writer {
             has_blocks_without_sums: AtomicBool::new(has_blocks_without_sums),
             is_full: AtomicBool::new(false),
             wanted: AtomicU64::new(0),
-            heartbeat: AtomicU64::new(0),
+            said: Mutex::default(),
             is_closed: AtomicBool::new(false),
             counts: Counts::default(),
             shared,
@@ -127,8 +128,9 @@ impl Writer {
 
     /// Writes down that this process lives, and what it would like.
     pub(super) fn say_alive(&self) -> Result<()> {
-        let now = u64::from(self.shared.now());
-        if self.heartbeat.swap(now, Ordering::AcqRel) == now {
+        let (now, wanted_bytes) = (u64::from(self.shared.now()), self.wanted.load(Ordering::Acquire));
+        let mut said = super::lock(&self.said);
+        if *said == Some((now, wanted_bytes)) {
             return Ok(());
         }
         let lease = Lease {
@@ -136,10 +138,12 @@ impl Writer {
             epoch: self.epoch,
             process: std::process::id(),
             heartbeat: now,
-            wanted_bytes: self.wanted.load(Ordering::Acquire),
+            wanted_bytes,
         };
         let path = self.directory.join(names::LEASE);
-        crate::disk::write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))
+        crate::disk::write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))?;
+        *said = Some((now, wanted_bytes));
+        Ok(())
     }
 
     /// Writes down what is only in memory, and ends.
@@ -157,7 +161,6 @@ impl Writer {
         self.collect()?;
         self.checkpoint()?;
         self.wanted.store(0, Ordering::Release);
-        self.heartbeat.store(u64::MAX, Ordering::Release);
         self.say_alive()?;
         self.lease.unlock().map_err(failed("unlocking", &self.directory.join(names::LEASE)))
     }
@@ -211,14 +214,19 @@ impl Recovered {
     }
 }
 
-/// The directory of a writer that is gone, and its lease. Those that cannot be leased are `unusable`, too.
+/// The directory of a writer that is gone, the one with most, and its lease. Those that cannot be leased are `unusable`, too.
 fn adopt(
     shared: &Shared,
+    limits: &Limits,
     unusable: &mut HashSet<Uuid>,
 ) -> Result<Option<(WriterDirectory, Box<dyn DiskFile>)>> {
     let locked = shared.root.lock()?;
     shared.root.sweep(&locked)?;
-    for directory in shared.root.writers()? {
+    // What the others have left goes, where room is needed.
+    let charges = shared.root.charges(limits)?.of_writers;
+    let mut directories = shared.root.writers()?;
+    directories.sort_by_key(|directory| Reverse(charges.get(&directory.id).copied()));
+    for directory in directories {
         if unusable.contains(&directory.id) {
             continue;
         }
@@ -321,7 +329,7 @@ fn remove_leftovers(shared: &Shared, directory: &WriterDirectory, replayed: &Rep
 /// Blocks that are where they say, newest first, and how many are not. Of two in one slot, the newer is there.
 fn sift(replayed: &Replayed, segments: &OwnSegments) -> (Vec<BlockRecord>, u64) {
     let mut blocks: Vec<BlockRecord> = replayed.blocks.values().copied().collect();
-    blocks.sort_unstable_by_key(|block| std::cmp::Reverse(block.sequence));
+    blocks.sort_unstable_by_key(|block| Reverse(block.sequence));
     let mut taken = HashSet::with_capacity(blocks.len());
     let mut lost = 0;
     blocks.retain(|block| {
