@@ -157,7 +157,7 @@ impl Index {
         fronts
     }
 
-    /// The own segment that loses least if all its blocks go, of those for which `may_go`. One with blocks that are
+    /// The own segment whose blocks are worth least, by their bytes, of those for which `may_go`. One with blocks that are
     /// pinned or read is not considered, nor is one without blocks, which the index does not know.
     pub(crate) fn coldest_segment(&self, may_go: impl Fn(u32) -> bool) -> Option<SegmentWorth> {
         #[derive(Default)]
@@ -192,7 +192,9 @@ impl Index {
             }
         });
         let candidates = segments.into_iter().filter(|(segment, sum)| !sum.is_in_use && may_go(*segment));
-        let (segment, sum) = candidates.min_by_key(|(segment, sum)| (sum.worth, *segment))?;
+        // By bytes of blocks, not in all: one that was just made is as good as what it has got so far.
+        let density = |sum: &Sum| sum.worth / u128::from(sum.slot_bytes.max(1));
+        let (segment, sum) = candidates.min_by_key(|(segment, sum)| (density(sum), *segment))?;
         Some(SegmentWorth { segment, blocks: sum.blocks, slot_bytes: sum.slot_bytes })
     }
 }

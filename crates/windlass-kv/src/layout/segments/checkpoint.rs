@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Fingerprint, NamespaceId, Result,
-    disk::{create_over, temporary_name, write_full},
+    disk::{Disk, create_over, temporary_name, write_full},
     format::{
         checkpoint::{CheckpointHead, HEAD_LEN},
         record::{BlockRecord, Change, RECORD_LEN, Record, Sums},
@@ -178,16 +178,32 @@ impl Writer {
 
     /// Removes logs before this one. What is left of them says nothing.
     fn remove_logs(&self, before: u32) -> Result<()> {
-        for file in list(&*self.shared.disk, &self.directory)? {
-            if let WriterFile::Log(number) = file
-                && number < before
-            {
-                let path = self.directory.join(names::log(number));
-                self.shared.disk.remove(&path).map_err(failed("removing", &path))?;
-            }
-        }
-        Ok(())
+        let files = list(&*self.shared.disk, &self.directory)?;
+        remove_logs(&*self.shared.disk, &self.directory, files, before)
     }
+}
+
+/// Removes logs before this one, the oldest first: as long as a log is there, so are all after it, and those who follow
+/// miss none.
+pub(super) fn remove_logs(
+    disk: &dyn Disk,
+    directory: &Path,
+    files: impl IntoIterator<Item = WriterFile>,
+    before: u32,
+) -> Result<()> {
+    let mut logs: Vec<u32> = files
+        .into_iter()
+        .filter_map(|file| match file {
+            WriterFile::Log(number) if number < before => Some(number),
+            _ => None,
+        })
+        .collect();
+    logs.sort_unstable();
+    for number in logs {
+        let path = directory.join(names::log(number));
+        disk.remove(&path).map_err(failed("removing", &path))?;
+    }
+    Ok(())
 }
 
 fn record_of(fingerprint: Fingerprint, entry: &Entry, sums: Sums) -> BlockRecord {

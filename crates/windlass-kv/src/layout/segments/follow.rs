@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Error, NamespaceId, Result,
-    disk::{DiskFile, read_full},
+    disk::{Disk, DiskFile, read_full},
     format::record::{BlockRecord, Change, RECORD_LEN, Record},
     index::{Entry, Existing, Slot},
     io::FileAccess,
@@ -27,6 +27,8 @@ use uuid::Uuid;
 
 /// Records that are read at a time.
 const CHUNK: usize = RECORD_LEN << 12;
+/// How often a directory is read before what is missing there counts as damage.
+const MOST_ATTEMPTS: u32 = 3;
 
 /// All writers but ourselves.
 #[derive(Debug, Default)]
@@ -139,10 +141,18 @@ impl Follower {
         shared.forget_owner(self.owner);
         self.namespaces.clear();
         self.absent.clear();
-        let replayed = match replay(&*shared.disk, &self.directory.path, self.directory.id) {
-            // It is being removed.
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
-            replayed => replayed?,
+        let mut attempts = 1..=MOST_ATTEMPTS;
+        let replayed = loop {
+            let replayed = match replay(&*shared.disk, &self.directory.path, self.directory.id) {
+                // It is being removed.
+                Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
+                replayed => replayed?,
+            };
+            // What is missing may have been removed for a newer checkpoint while this was read.
+            attempts.next();
+            if replayed.lost == 0 || attempts.is_empty() {
+                break replayed;
+            }
         };
         self.namespaces = replayed.namespaces;
         self.position = replayed.end;
@@ -157,20 +167,7 @@ impl Follower {
         let Some(position) = &mut self.position else { return Ok(Step::Astray) };
         let path = self.directory.path.join(names::log(position.log));
         // Looked for first: whatever is written to this log is written before there is another.
-        let next = position.log.checked_add(1).map(|number| self.directory.path.join(names::log(number)));
-        let next = match next.map(|path| shared.disk.open(&path, FileAccess::Read)) {
-            Some(Ok(file)) => Some(file),
-            Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(failed("opening", &path)(error));
-            }
-            _ => None,
-        };
-        let next = match next {
-            Some(file) => head_of(&*file, self.directory.id)
-                .map_err(failed("reading", &path))?
-                .map(|number| (file, number)),
-            None => None,
-        };
+        let next = successor(&*shared.disk, &self.directory, position.log)?;
         let mut chunk = vec![0; CHUNK];
         let mut changes = Vec::new();
         loop {
@@ -191,10 +188,10 @@ impl Follower {
             }
         }
         let step = match next {
-            None => Step::End,
-            Some((_, number)) if number != position.next_record => Step::Astray,
-            Some((file, number)) => {
-                let log = position.log + 1;
+            Successor::None => Step::End,
+            Successor::Unknown => Step::Astray,
+            Successor::Log { number, .. } if number != position.next_record => Step::Astray,
+            Successor::Log { log, file, number } => {
                 *position = Position { log, file, offset: RECORD_LEN as u64, next_record: number + 1 };
                 Step::Next
             }
@@ -307,6 +304,36 @@ impl Follower {
         gone.iter().for_each(|number| shared.forget_segment(owner, *number));
         Ok(())
     }
+}
+
+/// What comes after a log.
+enum Successor {
+    /// Nothing yet.
+    None,
+    /// The log that follows it, and the number of its first record.
+    Log { log: u32, file: Box<dyn DiskFile>, number: u64 },
+    /// The log has been removed, and what followed it perhaps, too.
+    Unknown,
+}
+
+/// Looks for the log after this one. There is one file after the other; those that could not be begun have no head.
+fn successor(disk: &dyn Disk, directory: &WriterDirectory, current: u32) -> Result<Successor> {
+    let open = |log: u32| {
+        let path = directory.path.join(names::log(log));
+        match disk.open(&path, FileAccess::Read) {
+            Ok(file) => Ok(Some((file, path))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed("opening", &path)(error)),
+        }
+    };
+    for log in current.saturating_add(1)..=u32::MAX {
+        let Some((file, path)) = open(log)? else { break };
+        if let Some(number) = head_of(&*file, directory.id).map_err(failed("reading", &path))? {
+            return Ok(Successor::Log { log, file, number });
+        }
+    }
+    // The oldest go first: as long as this one is there, nothing after it has gone.
+    Ok(if open(current)?.is_some() { Successor::None } else { Successor::Unknown })
 }
 
 /// The number of a log's first record, if that is there already.

@@ -80,7 +80,8 @@ impl Log {
         ahead: u64,
         start: Start,
     ) -> Result<Self> {
-        let state = begin(&*disk, directory, (writer, epoch), start)?;
+        let file = create(&*disk, directory, start.log)?;
+        let state = begin(&*disk, directory, (writer, epoch), start, file)?;
         let directory = directory.to_owned();
         Ok(Self {
             disk,
@@ -172,9 +173,7 @@ impl Log {
     pub(super) fn prepare(&self) -> Result<Prepared> {
         let mut state = lock(&self.state);
         let log = state.next_log;
-        // Whatever becomes of it, nobody sees two logs of one number.
-        state.next_log =
-            log.checked_add(1).ok_or_else(|| Error::Internal("there are no more logs".into()))?;
+        let next_log = log.checked_add(1).ok_or_else(|| Error::Internal("there are no more logs".into()))?;
         if !state.is_in_doubt && state.synced < state.next_record {
             // What is missing at the end of a log that is not the last one would be taken for damage.
             if let Err(error) = state.file.sync_data() {
@@ -185,7 +184,11 @@ impl Log {
         }
         let how = if state.is_in_doubt { Begin::Anew } else { Begin::Next };
         let start = Start::new(log, state.next_record, how);
-        match begin(&*self.disk, &self.directory, (self.writer, self.epoch), start) {
+        // Without a file, the number is not used: those who follow look for one after the other.
+        let file = create(&*self.disk, &self.directory, log)?;
+        // Whatever becomes of it, nobody sees two logs of one number.
+        state.next_log = next_log;
+        match begin(&*self.disk, &self.directory, (self.writer, self.epoch), start, file) {
             Ok(state) => Ok(Prepared { state, start }),
             Err(error) => {
                 // Those who follow may have gone on to the new one.
@@ -219,14 +222,25 @@ impl State {
 }
 
 /// Makes the file of a log.
-fn begin(disk: &dyn Disk, directory: &Path, (writer, epoch): (Uuid, u32), start: Start) -> Result<State> {
+fn create(disk: &dyn Disk, directory: &Path, log: u32) -> Result<Box<dyn DiskFile>> {
+    let path = directory.join(names::log(log));
+    create_over(disk, &path).map_err(failed("making", &path))
+}
+
+/// Writes the head of a log to its file.
+fn begin(
+    disk: &dyn Disk,
+    directory: &Path,
+    (writer, epoch): (Uuid, u32),
+    start: Start,
+    file: Box<dyn DiskFile>,
+) -> Result<State> {
     let path = directory.join(names::log(start.log));
     let head = Record {
         number: start.record,
         before: 0,
         change: Change::Head { writer, log: start.log, epoch, begin: start.begin },
     };
-    let file = create_over(disk, &path).map_err(failed("making", &path))?;
     write_full(&*file, &head.to_bytes(), 0).map_err(failed("writing to", &path))?;
     file.sync_data().map_err(failed("syncing", &path))?;
     disk.sync_directory(directory).map_err(failed("syncing", directory))?;

@@ -162,7 +162,10 @@ impl Model {
             16 => drop(self.process(number).maintain()),
             17 if self.dice.one_in(3) => self.delete(number, key),
             18 if self.dice.one_in(5) => {
-                let _ = self.process(number).writer.as_ref().unwrap().checkpoint();
+                // Those who follow may lag over several of them.
+                for _ in 0..=self.dice.below(4) {
+                    let _ = self.process(number).writer.as_ref().unwrap().checkpoint();
+                }
             }
             18 if self.dice.one_in(8) => drop(self.process(number).clear(namespace(key))),
             19 => self.give_up_a_write(),

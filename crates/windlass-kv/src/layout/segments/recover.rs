@@ -3,7 +3,7 @@
 
 use super::{
     Shared,
-    checkpoint::Checkpoints,
+    checkpoint::{Checkpoints, remove_logs},
     failed,
     log::{Log, Start},
     names::{self, WriterFile},
@@ -27,6 +27,7 @@ use crate::{
     layout::{BLOCK_LEN, HEADER_LEN, MAX_SHARDS, departed::Departed},
 };
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashSet},
     sync::{
         Arc, Mutex, RwLock,
@@ -55,7 +56,7 @@ impl Writer {
         let limits = options.limits;
         let mut unusable = HashSet::new();
         let recovered = loop {
-            let Some((directory, lease)) = adopt(&shared, &mut unusable)? else {
+            let Some((directory, lease)) = adopt(&shared, &limits, &mut unusable)? else {
                 let (directory, lease) = make_directory(&shared)?;
                 break Recovered::read(&shared, &limits, directory, lease)?;
             };
@@ -79,7 +80,7 @@ impl Writer {
         } else {
             shared.root.lease(&directory.path).map_or(0, |lease| lease.capacity)
         };
-        let usual = (limits.capacity / 16).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
+        let usual = (limits.capacity / 64).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
         let segment_bytes = options.segment_bytes.unwrap_or(usual);
         let largest = options.segment_bytes.unwrap_or(usual.max(limits.capacity / 4));
         let mut slots = Slots::default();
@@ -111,7 +112,7 @@ impl Writer {
             has_blocks_without_sums: AtomicBool::new(has_blocks_without_sums),
             is_full: AtomicBool::new(false),
             wanted: AtomicU64::new(0),
-            heartbeat: AtomicU64::new(0),
+            said: Mutex::default(),
             is_closed: AtomicBool::new(false),
             counts: Counts::default(),
             departed: Departed::default(),
@@ -137,20 +138,23 @@ impl Writer {
 
     /// Writes down that this process lives, and what it would like.
     pub(super) fn say_alive(&self) -> Result<()> {
-        let now = u64::from(self.shared.now());
-        if self.heartbeat.swap(now, Ordering::AcqRel) == now {
+        let (now, wanted_bytes) = (u64::from(self.shared.now()), self.wanted.load(Ordering::Acquire));
+        let mut said = super::lock(&self.said);
+        if *said == Some((now, wanted_bytes)) {
             return Ok(());
         }
-        self.write_lease(now)
+        self.write_lease(now, wanted_bytes)?;
+        *said = Some((now, wanted_bytes));
+        Ok(())
     }
 
-    fn write_lease(&self, heartbeat: u64) -> Result<()> {
+    fn write_lease(&self, heartbeat: u64, wanted_bytes: u64) -> Result<()> {
         let lease = Lease {
             writer: self.id,
             epoch: self.epoch,
             process: std::process::id(),
             heartbeat,
-            wanted_bytes: self.wanted.load(Ordering::Acquire),
+            wanted_bytes,
             capacity: self.said_capacity,
             account: Account::default(),
         };
@@ -172,8 +176,7 @@ impl Writer {
         self.replace_log_in_doubt()?;
         self.collect()?;
         self.checkpoint()?;
-        self.wanted.store(0, Ordering::Release);
-        self.write_lease(0)?;
+        self.write_lease(0, 0)?;
         self.lease.unlock().map_err(failed("unlocking", &self.directory.join(names::LEASE)))
     }
 }
@@ -226,14 +229,19 @@ impl Recovered {
     }
 }
 
-/// The directory of a writer that is gone, and its lease. Those that cannot be leased are `unusable`, too.
+/// The directory of a writer that is gone, the one with most, and its lease. Those that cannot be leased are `unusable`, too.
 fn adopt(
     shared: &Shared,
+    limits: &Limits,
     unusable: &mut HashSet<Uuid>,
 ) -> Result<Option<(WriterDirectory, Box<dyn DiskFile>)>> {
     let locked = shared.root.lock()?;
     shared.root.sweep(&locked)?;
-    for directory in shared.root.writers()? {
+    // What the others have left goes, where room is needed.
+    let charges = shared.root.charges(limits)?.of_writers;
+    let mut directories = shared.root.writers()?;
+    directories.sort_by_key(|directory| Reverse(charges.get(&directory.id).copied()));
+    for directory in directories {
         if unusable.contains(&directory.id) {
             continue;
         }
@@ -325,24 +333,18 @@ impl OwnSegments {
 /// Removes files that never were whole, and logs that no checkpoint needs.
 fn remove_leftovers(shared: &Shared, directory: &WriterDirectory, replayed: &Replayed) -> Result<()> {
     let listing = shared.disk.list(&directory.path).map_err(failed("listing", &directory.path))?;
-    for file in listing {
-        let is_left = match WriterFile::parse(&file.name) {
-            WriterFile::Temporary => true,
-            WriterFile::Log(number) => number < replayed.oldest_log,
-            _ => false,
-        };
-        if is_left {
-            let path = directory.path.join(file.name);
-            shared.disk.remove(&path).map_err(failed("removing", &path))?;
-        }
+    let files: Vec<WriterFile> = listing.iter().map(|file| WriterFile::parse(&file.name)).collect();
+    for (file, _) in listing.iter().zip(&files).filter(|(_, kind)| **kind == WriterFile::Temporary) {
+        let path = directory.path.join(&file.name);
+        shared.disk.remove(&path).map_err(failed("removing", &path))?;
     }
-    Ok(())
+    remove_logs(&*shared.disk, &directory.path, files, replayed.oldest_log)
 }
 
 /// Blocks that are where they say, newest first, and how many are not. Of two in one slot, the newer is there.
 fn sift(replayed: &Replayed, segments: &OwnSegments) -> (Vec<BlockRecord>, u64) {
     let mut blocks: Vec<BlockRecord> = replayed.blocks.values().copied().collect();
-    blocks.sort_unstable_by_key(|block| std::cmp::Reverse(block.sequence));
+    blocks.sort_unstable_by_key(|block| Reverse(block.sequence));
     let mut taken = HashSet::with_capacity(blocks.len());
     let mut lost = 0;
     blocks.retain(|block| {

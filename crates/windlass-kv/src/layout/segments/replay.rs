@@ -96,8 +96,9 @@ pub(super) fn replay(disk: &dyn Disk, directory: &Path, writer: Uuid) -> Result<
         })
         .collect();
     logs.sort_unstable();
-    if logs.is_empty() && replayed.generation > 0 {
-        // The log that a checkpoint names was there before it.
+    // The log that a checkpoint names was there before it, and goes before those after it.
+    let is_new = logs.is_empty() && replayed.generation == 0;
+    if !is_new && logs.first() != Some(&replayed.first_log) {
         is_damaged = true;
         replayed.lost += 1;
     }
@@ -105,7 +106,11 @@ pub(super) fn replay(disk: &dyn Disk, directory: &Path, writer: Uuid) -> Result<
         let path = directory.join(names::log(number));
         let file = match disk.open(&path, FileAccess::Read) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                is_damaged = true;
+                replayed.lost += 1;
+                continue;
+            }
             Err(error) => return Err(failed("opening", &path)(error)),
         };
         replayed.next_log = number.saturating_add(1);

@@ -6,19 +6,20 @@ use super::{
     names::{self, WriterFile},
     root::{RootLock, WriterDirectory},
     segment::Segment,
-    slots::Waiting,
     writer::Writer,
 };
 use crate::{
     Error, Result,
     disk::write_full,
     format::segment::{HEAD_LEN, SegmentHead},
-    index::{Candidates, Enough, Reuse, Slot, Want},
+    index::{Candidates, Enough, Entry, Slot, Want},
     io::FileAccess,
 };
 use std::{
+    collections::HashSet,
     io,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex, atomic::Ordering},
+    time::Duration,
 };
 
 /// The writers that live.
@@ -29,55 +30,78 @@ pub(super) struct Others {
     pub(super) wanted: u64,
 }
 
+/// A segment that is not there yet.
+struct NewSegment {
+    head: SegmentHead,
+    len: u64,
+    /// Bytes that are counted for it.
+    charge: u64,
+}
+
+/// After so long, who said that it wants room does not count.
+const SILENCE: Duration = Duration::from_secs(60);
 /// Most segments that are given up for one that is larger.
 const MOST_GIVEN_UP: usize = 64;
 /// Bytes of blocks that are evicted at a time, so that their tombstones share a sync.
 const EVICTED_BYTES: u64 = 64 << 20;
 
+/// Most times that room is made for one block, while others of this process are faster to use it.
+const MOST_ATTEMPTS: usize = 16;
+
 impl Writer {
     /// A slot of this size, after whatever had to go for it; `None` if nothing can go.
     pub(super) fn take_slot(&self, slot_bytes: u64) -> Result<Option<(Arc<Segment>, Slot, u8)>> {
         let Some(class) = lock(&self.slots).class(slot_bytes) else { return Ok(None) };
-        let take = || {
+        let take = |class| {
             let mut slots = lock(&self.slots);
             // Nothing could be committed.
             let (segment, slot) = if self.log.is_in_doubt() { None } else { slots.take(class) }?;
             Some((segment, slot, class))
         };
-        if let Some(taken) = take() {
+        if let Some(taken) = take(class) {
             return Ok(Some(taken));
         }
         let _one = lock(&self.making_room);
-        // Somebody else may have made room meanwhile.
-        if let Some(taken) = take() {
-            return Ok(Some(taken));
-        }
-        if self.log.is_in_doubt() {
-            return Ok(None);
-        }
-        match self.make_room(class) {
-            Ok(()) => Ok(take()),
-            // Nothing can be evicted, as nobody could be told; the store is as good as full.
-            Err(error) if is_full(&error) => {
-                tracing::warn!(%error, "no room for blocks");
-                Ok(take())
+        for _ in 0..MOST_ATTEMPTS {
+            // Somebody else may have made room meanwhile.
+            if let Some(taken) = take(class) {
+                return Ok(Some(taken));
             }
-            Err(error) => Err(error),
+            if self.log.is_in_doubt() {
+                return Ok(None);
+            }
+            match self.make_room(class) {
+                Ok(Some(class)) => {
+                    if let Some(taken) = take(class) {
+                        return Ok(Some(taken));
+                    }
+                }
+                Ok(None) => return Ok(take(class)),
+                // Nothing can be evicted, as nobody could be told, or who has the lock is stopped; the store is as good
+                // as full.
+                Err(error) if is_full(&error) || matches!(error, Error::TimedOut { .. }) => {
+                    tracing::warn!(%error, "no room for blocks");
+                    return Ok(take(class));
+                }
+                Err(error) => return Err(error),
+            }
         }
+        Ok(None)
     }
 
-    /// Sees to it that a class has free slots, if that is possible.
-    fn make_room(&self, class: u8) -> Result<()> {
+    /// Sees to it that there are free slots for blocks of a class; which class has them. `None` if that is not possible.
+    fn make_room(&self, class: u8) -> Result<Option<u8>> {
         let collected = self.collect();
         if lock(&self.slots).free(class) > 0 || self.allocate(class)? {
-            return Ok(());
+            return Ok(Some(class));
         }
         collected?;
-        let blocks = self.blocks_at_a_time(class);
-        if blocks > 0 && self.evict_class(class, blocks)? {
-            return Ok(());
+        let from = lock(&self.slots).stand_in(class);
+        let blocks = self.blocks_at_a_time(from);
+        if lock(&self.slots).free(from) > 0 || (blocks > 0 && self.evict_class(from, blocks)?) {
+            return Ok(Some(from));
         }
-        self.take_over(class)
+        Ok(self.take_over(class)?.then_some(class))
     }
 
     /// How many blocks of a class go at a time; 0 if it has no segments.
@@ -101,25 +125,36 @@ impl Writer {
         Ok(evicted > 0)
     }
 
-    /// Gives up segments of other classes until this one has another, as far as nobody is in the way.
-    fn take_over(&self, class: u8) -> Result<()> {
+    /// Gives up segments of other classes until this one has another; whether it has.
+    fn take_over(&self, class: u8) -> Result<bool> {
+        let Some(new) = self.new_segment(class)? else { return Ok(false) };
+        // Until the new one is there: others would take the room.
+        let locked = self.shared.root.lock()?;
+        let before = self.own_charge()?;
         for _ in 0..MOST_GIVEN_UP {
-            let unused = lock(&self.slots).unused(Some(class));
-            let number = unused.or_else(|| {
-                let may_go = |number| lock(&self.slots).may_give(number, class);
-                self.shared.index.coldest_segment(may_go).map(|worth| worth.segment)
-            });
-            let Some(number) = number else { break };
+            let Some(number) = self.least_useful(Some(class)) else { break };
             self.give_up(number)?;
-            if self.allocate(class)? {
+            if !lock(&self.slots).draining().is_empty() {
+                // Its room comes when those are done who use it.
                 break;
             }
+            if self.has_room(&new, before, &locked)? {
+                return self.make_segment(&new, class);
+            }
         }
-        Ok(())
+        Ok(false)
     }
 
-    /// Removes a segment with all its blocks, as soon as nobody reads or writes them. No tombstones are needed: records
-    /// of a segment that is not there say nothing.
+    /// The segment that loses least if it goes, of those that can go at once; none of the class `but`.
+    fn least_useful(&self, but: Option<u8>) -> Option<u32> {
+        let unused = lock(&self.slots).unused(but);
+        unused.or_else(|| {
+            let may_go = |number| lock(&self.slots).may_give(number, but);
+            self.shared.index.coldest_segment(may_go).map(|worth| worth.segment)
+        })
+    }
+
+    /// Removes a segment with all its blocks, as soon as nobody reads or writes them.
     fn give_up(&self, number: u32) -> Result<()> {
         lock(&self.slots).drain(number);
         self.finish_draining()
@@ -127,28 +162,35 @@ impl Writer {
 
     /// Removes segments that are to go, of which nobody uses anything any more.
     pub(super) fn finish_draining(&self) -> Result<()> {
-        let draining = lock(&self.slots).draining();
-        for number in draining {
-            let gone = self.shared.index.remove_all(|_, entry, is_pinned| {
-                entry.is_own() && entry.slot.segment == number && !is_pinned
+        let with_blocks = lock(&self.slots).draining_with_blocks();
+        if !with_blocks.is_empty() {
+            let is_it = |entry: &Entry| entry.is_own() && with_blocks.contains(&entry.slot.segment);
+            let pinned = Mutex::new(HashSet::new());
+            let buried = self.bury(|| {
+                let gone = self.shared.index.remove_all(|_, entry, is_pinned| {
+                    if is_it(entry) && is_pinned {
+                        lock(&pinned).insert(entry.slot.segment);
+                    }
+                    is_it(entry) && !is_pinned
+                });
+                self.counts.evicted.fetch_add(gone.len() as u64, Ordering::Relaxed);
+                self.departed.note(gone.iter().map(|gone| gone.fingerprint));
+                gone
             });
-            self.counts.evicted.fetch_add(gone.len() as u64, Ordering::Relaxed);
-            self.departed.note(gone.iter().map(|gone| gone.fingerprint));
+            if let Err(error) = buried {
+                // Records of a segment that is not there say nothing.
+                tracing::debug!(%error, "blocks go with their segment");
+            }
             let mut slots = lock(&self.slots);
-            for gone in gone {
-                let for_readers = gone.reuse == Reuse::Later;
-                slots.retire(gone.entry.slot, Waiting { for_tombstone: false, for_readers });
-            }
-            for slot in self.shared.index.freed() {
-                slots.unread(slot);
-            }
-            if !slots.is_drained(number) {
-                continue;
-            }
-            drop(slots);
-            self.remove_segment(number)?;
+            // Nobody knows for how long.
+            lock(&pinned).drain().for_each(|number| slots.keep(number));
         }
-        Ok(())
+        let drained: Vec<u32> = {
+            let mut slots = lock(&self.slots);
+            self.shared.index.freed().into_iter().for_each(|slot| slots.unread(slot));
+            slots.draining().into_iter().filter(|number| slots.is_drained(*number)).collect()
+        };
+        drained.into_iter().try_for_each(|number| self.remove_segment(number))
     }
 
     fn remove_segment(&self, number: u32) -> Result<()> {
@@ -172,38 +214,46 @@ impl Writer {
         if self.is_full.load(Ordering::Acquire) {
             return Ok(false);
         }
-        let slot_bytes = lock(&self.slots).slot_bytes(class);
-        let slots = (self.segment_bytes.saturating_sub(HEAD_LEN) / slot_bytes).max(1);
-        let number = self.next_segment.load(Ordering::Acquire);
-        let head = SegmentHead {
-            writer: self.id,
-            number: u32::try_from(number)
-                .map_err(|_| Error::Internal("there are no more segments".into()))?,
-            slot_bytes,
-            slots: u32::try_from(slots).unwrap_or(u32::MAX),
-        };
-        let (Some(len), Some(charge)) = (head.file_len(), self.limits.segment_bytes(&head)) else {
-            return Ok(false);
-        };
+        let Some(new) = self.new_segment(class)? else { return Ok(false) };
         let locked = self.shared.root.lock()?;
-        while !self.has_room(len, charge, &locked)? {
+        while !self.has_room(&new, 0, &locked)? {
             if !self.reclaim(&locked)? {
                 self.is_full.store(true, Ordering::Release);
-                self.note_want(charge, &locked)?;
+                self.note_want(new.charge, &locked)?;
                 return Ok(false);
             }
         }
-        self.wanted.store(0, Ordering::Release);
-        self.next_segment.store(number + 1, Ordering::Release);
-        match self.create_segment(head, len) {
+        let is_made = self.make_segment(&new, class)?;
+        if is_made {
+            self.wanted.store(0, Ordering::Release);
+        }
+        Ok(is_made)
+    }
+
+    /// The next segment for a class; `None` if no file is so large.
+    fn new_segment(&self, class: u8) -> Result<Option<NewSegment>> {
+        let slot_bytes = lock(&self.slots).slot_bytes(class);
+        let slots = (self.segment_bytes.saturating_sub(HEAD_LEN) / slot_bytes).max(1);
+        let number = u32::try_from(self.next_segment.load(Ordering::Acquire))
+            .map_err(|_| Error::Internal("there are no more segments".into()))?;
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX);
+        let head = SegmentHead { writer: self.id, number, slot_bytes, slots };
+        let sizes = head.file_len().zip(self.limits.segment_bytes(&head));
+        Ok(sizes.map(|(len, charge)| NewSegment { head, len, charge }))
+    }
+
+    /// Makes a segment for which there is room; `false` if the disk says otherwise.
+    fn make_segment(&self, new: &NewSegment, class: u8) -> Result<bool> {
+        self.next_segment.store(u64::from(new.head.number) + 1, Ordering::Release);
+        match self.create_segment(new.head, new.len) {
             Ok(segment) => {
-                self.shared.taken.fetch_add(len, Ordering::Relaxed);
+                self.shared.taken.fetch_add(new.len, Ordering::Relaxed);
                 self.shared.know_segment(0, &segment);
                 lock(&self.slots).add(segment, class, |_| false);
                 Ok(true)
             }
             Err(error) => {
-                let path = self.directory.join(names::segment(head.number));
+                let path = self.directory.join(names::segment(new.head.number));
                 // What is left counts as taken until the next opening removes it.
                 let _ = self.shared.disk.remove(&path);
                 self.is_full.store(true, Ordering::Release);
@@ -212,41 +262,54 @@ impl Writer {
         }
     }
 
-    /// Whether so many bytes more fit under all limits.
-    fn has_room(&self, len: u64, charge: u64, locked: &RootLock<'_>) -> Result<bool> {
+    /// Whether a segment more fits under all limits. Who does not get more than it `had` takes nobody's room.
+    fn has_room(&self, new: &NewSegment, had: u64, locked: &RootLock<'_>) -> Result<bool> {
         let charges = self.shared.root.charges(&self.limits)?;
         self.shared.taken.store(charges.taken, Ordering::Relaxed);
-        let own = charges.of_writers.get(&self.id).copied().unwrap_or(0).saturating_add(charge);
-        let mut needed = charges.total.saturating_add(charge);
+        let own = charges.of_writers.get(&self.id).copied().unwrap_or(0).saturating_add(new.charge);
+        let mut needed = charges.total.saturating_add(new.charge);
         let others = self.others(locked)?;
-        if own > self.limits.capacity / others.writers {
+        if own > had && own > self.limits.capacity / others.writers {
             // Who has less than its share comes first.
             needed = needed.saturating_add(others.wanted);
         }
         let fits = needed <= self.limits.capacity;
-        Ok(fits && self.shared.root.available()? >= self.limits.min_free.saturating_add(len))
+        Ok(fits && self.shared.root.available()? >= self.limits.min_free.saturating_add(new.len))
     }
 
-    /// Notes what we would allocate, if we have less than our share.
+    /// Notes what we would allocate, if we have less than our share, where others read it.
     fn note_want(&self, charge: u64, locked: &RootLock<'_>) -> Result<()> {
         let own = self.own_charge()?;
         let has_share = own.saturating_add(charge) > self.limits.capacity / self.others(locked)?.writers;
         self.wanted.store(if has_share { 0 } else { charge }, Ordering::Release);
-        Ok(())
+        self.say_alive()
     }
 
-    /// Who else writes. What the dead wanted does not count.
+    /// Who else writes. What the dead wanted does not count, nor what those want who have been silent for long.
     pub(super) fn others(&self, locked: &RootLock<'_>) -> Result<Others> {
         let root = &self.shared.root;
         let mut others = Others { writers: 1, wanted: 0 };
         for other in root.writers()?.iter().filter(|other| other.id != self.id) {
-            if root.try_lease(&other.path, locked)?.is_none() {
+            let is_dead = match root.try_lease(&other.path, locked) {
+                Ok(lease) => lease.is_some(),
+                Err(error) => {
+                    root.warn_once(&other.path, &error);
+                    false
+                }
+            };
+            if !is_dead {
                 others.writers += 1;
-                let wanted = root.lease(&other.path).map_or(0, |lease| lease.wanted_bytes);
-                others.wanted = others.wanted.max(wanted);
+                others.wanted = others.wanted.max(self.wanted_by(other));
             }
         }
         Ok(others)
+    }
+
+    /// What another writer would like to have.
+    fn wanted_by(&self, other: &WriterDirectory) -> u64 {
+        let oldest = u64::from(self.shared.now()).saturating_sub(SILENCE.as_secs());
+        let lease = self.shared.root.lease(&other.path).filter(|lease| lease.heartbeat >= oldest);
+        lease.map_or(0, |lease| lease.wanted_bytes)
     }
 
     fn own_charge(&self) -> Result<u64> {
@@ -267,31 +330,42 @@ impl Writer {
 
     /// Removes a segment of a writer that is gone, or what else it left. Whether there was anything.
     fn reclaim(&self, locked: &RootLock<'_>) -> Result<bool> {
-        let disk = &*self.shared.disk;
         let root = &self.shared.root;
         for other in root.writers()?.into_iter().filter(|other| other.id != self.id) {
-            let Some(_lease) = root.try_lease(&other.path, locked)? else { continue };
-            let files = disk.list(&other.path).map_err(failed("listing", &other.path))?;
-            let number_of = |name: &str| match WriterFile::parse(name) {
-                WriterFile::Segment(number) => Some(number),
-                _ => None,
-            };
-            let first = files.iter().filter_map(|file| number_of(&file.name)).min();
-            if let Some(number) = first {
-                let path = other.path.join(names::segment(number));
-                disk.remove(&path).map_err(failed("removing", &path))?;
-                disk.sync_directory(&other.path).map_err(failed("syncing", &other.path))?;
-                return Ok(true);
+            match self.reclaim_from(&other, locked) {
+                Ok(false) => {}
+                Ok(true) => return Ok(true),
+                // Others may have left something, too.
+                Err(error) => root.warn_once(&other.path, &error),
             }
-            for file in files {
-                let path = other.path.join(file.name);
-                disk.remove(&path).map_err(failed("removing", &path))?;
-            }
-            disk.remove_directory(&other.path).map_err(failed("removing", &other.path))?;
-            disk.sync_directory(&root.path).map_err(failed("syncing", &root.path))?;
-            return Ok(true);
         }
         Ok(false)
+    }
+
+    fn reclaim_from(&self, other: &WriterDirectory, locked: &RootLock<'_>) -> Result<bool> {
+        let disk = &*self.shared.disk;
+        let root = &self.shared.root;
+        let Some(_lease) = root.try_lease(&other.path, locked)? else { return Ok(false) };
+        let mut files = disk.list(&other.path).map_err(failed("listing", &other.path))?;
+        let number_of = |name: &str| match WriterFile::parse(name) {
+            WriterFile::Segment(number) => Some(number),
+            _ => None,
+        };
+        let first = files.iter().filter_map(|file| number_of(&file.name)).min();
+        if let Some(number) = first {
+            let path = other.path.join(names::segment(number));
+            disk.remove(&path).map_err(failed("removing", &path))?;
+            disk.sync_directory(&other.path).map_err(failed("syncing", &other.path))?;
+            return Ok(true);
+        }
+        files.sort_unstable_by(|first, second| first.name.cmp(&second.name));
+        for file in files {
+            let path = other.path.join(file.name);
+            disk.remove(&path).map_err(failed("removing", &path))?;
+        }
+        disk.remove_directory(&other.path).map_err(failed("removing", &other.path))?;
+        disk.sync_directory(&root.path).map_err(failed("syncing", &root.path))?;
+        Ok(true)
     }
 
     /// Evicts ahead, so that those who want a slot rarely wait; and keeps what there is within its limits.
@@ -300,19 +374,21 @@ impl Writer {
         self.is_full.store(false, Ordering::Release);
         let collected = self.collect();
         let now = self.shared.now();
-        let expired = self.shared.index.expired(now, 4096);
-        self.counts.expired.fetch_add(expired.len() as u64, Ordering::Relaxed);
-        self.departed.note(expired.iter().map(|gone| gone.fingerprint));
-        let buried = self.bury(&expired);
+        let buried = self.bury(|| {
+            let expired = self.shared.index.expired(now, 4096);
+            self.counts.expired.fetch_add(expired.len() as u64, Ordering::Relaxed);
+            self.departed.note(expired.iter().map(|gone| gone.fingerprint));
+            expired
+        });
         self.finish_draining()?;
         let kept = self.keep_limits();
-        let full = [collected, buried].into_iter().find_map(Result::err);
+        let full = [collected, buried.map(drop)].into_iter().find_map(Result::err);
         if let Some(error) = full {
             // The log has no room for what is gone. A segment can go without it.
             if is_full(&error)
-                && let Some(worth) = self.shared.index.coldest_segment(|_| true)
+                && let Some(number) = self.least_useful(None)
             {
-                self.give_up(worth.segment)?;
+                self.give_up(number)?;
             }
             return Err(error);
         }
@@ -325,33 +401,32 @@ impl Writer {
     /// that is gone, if there is one.
     fn keep_limits(&self) -> Result<()> {
         let root = &self.shared.root;
+        let is_too_much = |taken: u64| -> Result<bool> {
+            Ok(taken > self.limits.capacity || root.available()? < self.limits.min_free)
+        };
         let charges = root.charges(&self.limits)?;
         self.shared.taken.store(charges.taken, Ordering::Relaxed);
-        let own = charges.of_writers.get(&self.id).copied().unwrap_or(0);
-        let is_too_much = charges.total > self.limits.capacity || root.available()? < self.limits.min_free;
-        let is_wanted = |other: &WriterDirectory| {
-            other.id != self.id && root.lease(&other.path).is_some_and(|lease| lease.wanted_bytes > 0)
-        };
-        if !is_too_much && !root.writers()?.iter().any(is_wanted) {
+        let is_wanted = |other: &WriterDirectory| other.id != self.id && self.wanted_by(other) > 0;
+        if !is_too_much(charges.total)? && !root.writers()?.iter().any(is_wanted) {
             return Ok(());
         }
         let locked = root.lock()?;
+        // Somebody else may have given something meanwhile.
+        let charges = root.charges(&self.limits)?;
+        let own = charges.of_writers.get(&self.id).copied().unwrap_or(0);
         let others = self.others(&locked)?;
         let is_unfair = others.wanted > 0
             && own > self.limits.capacity / others.writers
             && charges.total.saturating_add(others.wanted) > self.limits.capacity;
-        if (is_too_much || is_unfair) && lock(&self.slots).draining().is_empty() {
-            if self.reclaim(&locked)? {
-                return Ok(());
-            }
-            drop(locked);
-            let unused = lock(&self.slots).unused(None);
-            let coldest = || self.shared.index.coldest_segment(|_| true).map(|worth| worth.segment);
-            if let Some(number) = unused.or_else(coldest) {
-                self.give_up(number)?;
-                // What was given up is not taken back at once.
-                self.is_full.store(true, Ordering::Release);
-            }
+        let must_give = is_unfair || is_too_much(charges.total)?;
+        if must_give
+            && lock(&self.slots).draining().is_empty()
+            && !self.reclaim(&locked)?
+            && let Some(number) = self.least_useful(None)
+        {
+            self.give_up(number)?;
+            // What was given up is not taken back at once.
+            self.is_full.store(true, Ordering::Release);
         }
         Ok(())
     }

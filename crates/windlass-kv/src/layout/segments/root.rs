@@ -19,7 +19,7 @@ use crate::{
     io::FileAccess,
 };
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
@@ -69,6 +69,8 @@ pub(super) struct Root {
     superblock: Mutex<Box<dyn DiskFile>>,
     /// Heads of segments that were read once; they never change.
     heads: Mutex<HashMap<(Uuid, u32), SegmentHead>>,
+    /// Directories of which it has been said that something is wrong with them.
+    warned: Mutex<HashSet<PathBuf>>,
 }
 
 /// As long as it lives, nobody else allocates room, or takes over directories.
@@ -122,7 +124,13 @@ impl Root {
             });
         }
         let superblock = Mutex::new(disk.open(&file, FileAccess::Read).map_err(failed("opening", &file))?);
-        Ok(Self { path: path.to_owned(), disk, superblock, heads: Mutex::default() })
+        Ok(Self {
+            path: path.to_owned(),
+            disk,
+            superblock,
+            heads: Mutex::default(),
+            warned: Mutex::default(),
+        })
     }
 
     /// Waits for the lock.
@@ -182,12 +190,17 @@ impl Root {
         charges.taken = (2 + 2 * namespaces as u64) * PAGE as u64;
         charges.total = charges.taken;
         let mut heads = lock(&self.heads);
+        let mut there = HashSet::new();
         for writer in self.writers()? {
             let listing = match self.disk.list(&writer.path) {
                 Ok(listing) => listing,
                 // It was removed meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(failed("listing", &writer.path)(error)),
+                // Nobody can know; the others go on.
+                Err(error) => {
+                    self.warn_once(&writer.path, &failed("listing", &writer.path)(error));
+                    continue;
+                }
             };
             let taken_before = charges.taken;
             let (mut segments, mut reserved, mut others) = (0_u64, limits.writer_bytes(), PAGE as u64);
@@ -196,6 +209,7 @@ impl Root {
                     others = others.saturating_add(file.allocated);
                     continue;
                 };
+                there.insert((writer.id, number));
                 let head = heads.get(&(writer.id, number)).copied().or_else(|| {
                     let head = read_head(&*self.disk, &writer.path.join(&file.name)).ok()?.ok()?;
                     heads.insert((writer.id, number), head);
@@ -213,8 +227,15 @@ impl Root {
             charges.total = charges.total.saturating_add(charge);
             charges.of_writers.insert(writer.id, charge);
         }
-        heads.retain(|(writer, _), _| charges.of_writers.contains_key(writer));
+        heads.retain(|segment, _| there.contains(segment));
         Ok(charges)
+    }
+
+    /// Says once of a writer's directory that something is wrong with it, which is in nobody else's way.
+    pub(super) fn warn_once(&self, directory: &Path, error: &Error) {
+        if lock(&self.warned).insert(directory.to_owned()) {
+            tracing::warn!(path = %directory.display(), %error, "something is wrong with a writer's directory");
+        }
     }
 
     /// Bytes that others can still write on this file system.

@@ -52,6 +52,10 @@ struct OwnSegment {
     segment: Arc<Segment>,
     class: u8,
     free: Vec<u32>,
+    /// Slots that somebody writes to.
+    claimed: u32,
+    /// Slots that the system may still write to, whenever. Removing the file does no harm: it lives until then.
+    lost: u32,
     /// Slots that have blocks without checksums, a bit each.
     without_sums: Vec<u64>,
     is_draining: bool,
@@ -64,6 +68,17 @@ pub(super) struct Waiting {
     pub(super) for_tombstone: bool,
     /// Somebody reads it.
     pub(super) for_readers: bool,
+}
+
+/// What becomes of the slot of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClaimEnd {
+    /// It may be used again.
+    Unused,
+    /// It has a block, or waits for a tombstone.
+    Used,
+    /// The system may still write to it.
+    Lost,
 }
 
 impl Slots {
@@ -98,7 +113,8 @@ impl Slots {
             own.with_free.insert(head.number);
         }
         let without_sums = vec![0; (head.slots as usize).div_ceil(64)];
-        let segment = OwnSegment { segment, class, free, without_sums, is_draining: false };
+        let segment =
+            OwnSegment { segment, class, free, claimed: 0, lost: 0, without_sums, is_draining: false };
         self.segments.insert(head.number, segment);
     }
 
@@ -110,26 +126,54 @@ impl Slots {
         self.segments.get(&segment).map(|own| own.class)
     }
 
-    /// Whether a segment could be given up for this class.
-    pub(super) fn may_give(&self, number: u32, class: u8) -> bool {
-        self.segments.get(&number).is_some_and(|own| own.class != class && !own.is_draining)
+    /// Whether a segment could be given up at once, unless for its own class.
+    pub(super) fn may_give(&self, number: u32, but: Option<u8>) -> bool {
+        let segment = self.segments.get(&number);
+        segment.is_some_and(|own| Some(own.class) != but && !own.is_draining && own.claimed == 0)
     }
 
-    /// A free slot of a class.
+    /// The class that blocks of a class go to: their own if it has segments, else that of the next larger slots, at most
+    /// twice as large.
+    pub(super) fn stand_in(&self, class: u8) -> u8 {
+        let own = &self.classes[usize::from(class)];
+        if own.slots > 0 {
+            return class;
+        }
+        let sizes = own.slot_bytes..=own.slot_bytes.saturating_mul(2);
+        let larger = self.classes().filter(|number| {
+            let other = &self.classes[usize::from(*number)];
+            other.slots > 0 && sizes.contains(&other.slot_bytes)
+        });
+        larger.min_by_key(|number| self.slot_bytes(*number)).unwrap_or(class)
+    }
+
+    /// A free slot of a class, for a claim.
     pub(super) fn take(&mut self, class: u8) -> Option<(Arc<Segment>, Slot)> {
         let own = &mut self.classes[usize::from(class)];
         let number = *own.with_free.first()?;
         let segment = self.segments.get_mut(&number)?;
         let slot = segment.free.pop()?;
         own.free -= 1;
+        segment.claimed += 1;
         if segment.free.is_empty() {
             own.with_free.remove(&number);
         }
         Some((Arc::clone(&segment.segment), Slot { segment: number, slot }))
     }
 
+    /// The claim of a slot has ended.
+    pub(super) fn end_claim(&mut self, slot: Slot, end: ClaimEnd) {
+        let Some(segment) = self.segments.get_mut(&slot.segment) else { return };
+        segment.claimed = segment.claimed.saturating_sub(1);
+        match end {
+            ClaimEnd::Unused => self.give_back(slot),
+            ClaimEnd::Used => {}
+            ClaimEnd::Lost => segment.lost += 1,
+        }
+    }
+
     /// A slot may be used again.
-    pub(super) fn give_back(&mut self, slot: Slot) {
+    fn give_back(&mut self, slot: Slot) {
         let Some(segment) = self.segments.get_mut(&slot.segment) else { return };
         debug_assert!(!segment.free.contains(&slot.slot), "{slot:?} is given back twice");
         segment.free.push(slot.slot);
@@ -234,6 +278,29 @@ impl Slots {
         class.slots -= u64::from(segment.segment.head.slots);
     }
 
+    /// Gives out slots of a draining segment again.
+    pub(super) fn keep(&mut self, number: u32) {
+        let Some(segment) = self.segments.get_mut(&number).filter(|own| own.is_draining) else { return };
+        segment.is_draining = false;
+        let class = &mut self.classes[usize::from(segment.class)];
+        class.free += segment.free.len() as u64;
+        class.slots += u64::from(segment.segment.head.slots);
+        if !segment.free.is_empty() {
+            class.with_free.insert(number);
+        }
+    }
+
+    /// Draining segments that have blocks still, as far as is known without asking the index.
+    pub(super) fn draining_with_blocks(&self) -> HashSet<u32> {
+        let draining = self.segments.iter().filter(|(_, own)| own.is_draining);
+        let with_blocks = draining.filter(|(number, own)| {
+            let retired = self.retired.keys().filter(|slot| slot.segment == **number).count();
+            let gone = own.free.len() + retired + own.claimed as usize + own.lost as usize;
+            gone < own.segment.head.slots as usize
+        });
+        with_blocks.map(|(number, _)| *number).collect()
+    }
+
     /// Segments that give out no more slots.
     pub(super) fn draining(&self) -> Vec<u32> {
         let draining = self.segments.iter().filter(|(_, segment)| segment.is_draining);
@@ -246,12 +313,13 @@ impl Slots {
         others.find(|(_, own)| own.free.len() == own.segment.head.slots as usize).map(|(number, _)| *number)
     }
 
-    /// Whether all slots of a draining segment have been given back, but for those whose tombstones only are missing.
+    /// Whether nobody uses a slot of a draining segment any more, but for those whose tombstones only are missing.
     pub(super) fn is_drained(&self, number: u32) -> bool {
         let Some(segment) = self.segments.get(&number) else { return false };
         let waiting = self.retired.iter().filter(|(slot, _)| slot.segment == number);
         let buried = waiting.filter(|(_, waiting)| !waiting.for_readers).count();
-        segment.is_draining && segment.free.len() + buried == segment.segment.head.slots as usize
+        let unused = segment.free.len() + buried + segment.lost as usize;
+        segment.is_draining && unused == segment.segment.head.slots as usize
     }
 
     /// Forgets a segment.
@@ -262,10 +330,11 @@ impl Slots {
         self.unread.retain(|slot| slot.segment != number);
     }
 
-    /// Slots that are free, or will be. For tests.
+    /// Slots that are free, or will be, or are lost. For tests.
     #[cfg(test)]
     pub(super) fn free_or_retired(&self) -> u64 {
-        let free: usize = self.segments.values().map(|segment| segment.free.len()).sum();
+        let unused = |own: &OwnSegment| own.free.len() + own.lost as usize;
+        let free: usize = self.segments.values().map(unused).sum();
         (free + self.retired.len()) as u64
     }
 

@@ -558,6 +558,62 @@ fn what_others_remove_is_not_found_any_more() {
 }
 
 #[test]
+fn who_lags_over_several_logs_reads_the_directory_anew() {
+    let bench = Bench::new();
+    let (writer, reader) = (bench.open(), bench.open());
+    bench.put_all(&writer, &["a", "b"]);
+    reader.maintain().unwrap();
+    let blocks = [(b"a".as_slice(), fingerprint("a"))];
+    assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
+    // The log that the reader is at goes, and the one that followed it.
+    for key in ["c", "d", "e"] {
+        writer.writer.as_ref().unwrap().checkpoint().unwrap();
+        bench.put_all(&writer, &[key]);
+    }
+    reader.maintain().unwrap();
+    assert_eq!(bench.found(&reader, &["a", "b", "c", "d", "e"]), [false, true, true, true, true]);
+}
+
+#[test]
+fn a_log_that_could_not_be_made_leaves_no_gap_for_those_who_follow() {
+    // The file may be missing, or there without a head.
+    for operation in [Operation::Create, Operation::Write] {
+        let bench = Bench::new();
+        let (writer, reader) = (bench.open(), bench.open());
+        bench.put_all(&writer, &["a"]);
+        reader.maintain().unwrap();
+        let checkpoint = || writer.writer.as_ref().unwrap().checkpoint();
+        bench.fail(operation, "idx-", 1, Errno::IO);
+        assert!(checkpoint().is_err());
+        checkpoint().unwrap();
+        // The log before it is there still.
+        let blocks = [(b"a".as_slice(), fingerprint("a"))];
+        assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
+        bench.put_all(&writer, &["b"]);
+        reader.maintain().unwrap();
+        assert_eq!(bench.found(&reader, &["a", "b"]), [false, true], "{operation:?}");
+    }
+}
+
+#[test]
+fn a_log_that_goes_while_a_directory_is_read_hides_nothing() {
+    let bench = Bench::new();
+    let writer = bench.open();
+    bench.put_all(&writer, &["a"]);
+    writer.writer.as_ref().unwrap().checkpoint().unwrap();
+    let blocks = [(b"a".as_slice(), fingerprint("a"))];
+    assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
+    bench.put_all(&writer, &["b"]);
+    // The second one has the tombstone.
+    bench.fail(Operation::Open, "idx-000002", 1, Errno::NOENT);
+    let mut options = bench.options.clone();
+    options.access = StoreAccess::Read;
+    let reader = Bench { options, disk: bench.disk.clone(), ..Bench::new() }.open();
+    assert!(bench.find(&reader, "a").is_none());
+    assert!(bench.has(&reader, "b"));
+}
+
+#[test]
 fn a_block_that_cannot_be_followed_is_in_no_others_way() {
     let bench = Bench::new();
     let (writer, reader) = (bench.open(), bench.open());
@@ -715,6 +771,116 @@ fn the_dead_neither_want_nor_share() {
     }
     let gone = before - rich.usage().blocks;
     assert!(gone * 4 < before, "{gone} of {before} went for somebody who is not there");
+}
+
+#[test]
+fn many_sizes_find_room_in_a_store_that_several_share() {
+    let mut bench = Bench::new();
+    bench.options.capacity_bytes = Some(24 << 20);
+    bench.options.segment_bytes = None;
+    let stores = [(); 4].map(|()| bench.open());
+    let mut dice = Dice(5);
+    let (mut done, mut refused) = (0, 0);
+    for number in 0..3000 {
+        let store = &stores[number % 4];
+        // More classes than there could be segments.
+        let len = 4096 << dice.below(6);
+        match bench.put_len(store, &format!("key {number}"), len + dice.below(len as u64) as usize).unwrap() {
+            Put::Done => done += 1,
+            Put::Dropped(why) => {
+                assert_eq!(why, DropReason::NoRoom);
+                refused += 1;
+            }
+        }
+        if dice.one_in(10) {
+            bench.now.fetch_add(1, Ordering::Relaxed);
+            store.maintain().unwrap();
+        }
+    }
+    assert!(refused * 50 < done, "{refused} refused, {done} done");
+    assert!(bench.disk.most_used() <= 24 << 20, "{}", bench.disk.most_used());
+    let found = (0..3000).filter(|number| bench.has(&stores[number % 4], &format!("key {number}"))).count();
+    assert!(found > 100, "{found}");
+}
+
+#[test]
+fn a_directory_that_nobody_can_use_keeps_nobody_from_writing() {
+    let bench = Bench::new();
+    let (first, second) = (bench.open(), bench.open());
+    for number in 0..40 {
+        bench.put(&second, &format!("second {number}")).unwrap();
+    }
+    let lease = bench.files("LEASE")[1].clone();
+    drop(second);
+    let name: &'static str = Box::leak(lease.to_string_lossy().into_owned().into_boxed_str());
+    bench.fail(Operation::Open, name, u32::MAX, Errno::ACCESS);
+    for number in 0..100 {
+        assert_eq!(bench.put(&first, &format!("first {number}")).unwrap(), Put::Done);
+        first.maintain().unwrap();
+    }
+    bench.disk.end_faults();
+    // What is in it cannot be removed either.
+    bench.fail(Operation::Remove, name, u32::MAX, Errno::ISDIR);
+    for number in 0..100 {
+        assert_eq!(bench.put(&first, &format!("again {number}")).unwrap(), Put::Done);
+        first.maintain().unwrap();
+    }
+}
+
+#[test]
+fn what_is_deleted_while_its_segment_goes_does_not_come_back() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["read", "gone"]);
+    let found = bench.find(&store, "read").unwrap();
+    let segment = found.token.downcast_ref::<FoundToken>().unwrap().entry.slot.segment;
+    let writer = store.writer.as_ref().unwrap();
+    lock(&writer.slots).drain(segment);
+    writer.finish_draining().unwrap();
+    assert_eq!(bench.files("seg-").len(), 1, "somebody reads it");
+    let blocks = [(b"gone".as_slice(), fingerprint("gone"))];
+    assert_eq!(store.delete(NAMESPACE, &blocks).unwrap(), 0);
+    drop((found, store));
+    bench.disk.crash();
+    assert_eq!(bench.found(&bench.open(), &["gone"]), [false]);
+}
+
+#[test]
+fn what_was_condemned_before_it_was_deleted_does_not_come_back() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    store.condemn(&bench.find(&store, "a").unwrap());
+    let blocks = [(b"a".as_slice(), fingerprint("a"))];
+    assert_eq!(store.delete(NAMESPACE, &blocks).unwrap(), 0);
+    drop(store);
+    bench.disk.crash();
+    assert_eq!(bench.found(&bench.open(), &["a"]), [false]);
+}
+
+#[test]
+fn lost_places_and_pinned_blocks_do_not_keep_segments_from_going() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let Reservation::Claimed(claim) = bench.reserve(&store, "lost").unwrap() else { panic!() };
+    store.lose(claim);
+    let segment_of = |key| {
+        let found = bench.find(&store, key).unwrap();
+        found.token.downcast_ref::<FoundToken>().unwrap().entry.slot.segment
+    };
+    let writer = store.writer.as_ref().unwrap();
+    lock(&writer.slots).drain(segment_of("a"));
+    writer.finish_draining().unwrap();
+    assert!(bench.files("seg-").is_empty());
+    bench.put_all(&store, &["pinned"]);
+    store.pin(fingerprint("pinned"));
+    lock(&writer.slots).drain(segment_of("pinned"));
+    writer.finish_draining().unwrap();
+    assert!(lock(&writer.slots).draining().is_empty(), "it is in use as before");
+    bench.put_all(&store, &["b"]);
+    assert_eq!(bench.found(&store, &["pinned", "b"]), [true, true]);
+    assert_eq!(bench.files("seg-").len(), 1);
 }
 
 #[test]

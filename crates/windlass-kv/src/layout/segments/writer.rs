@@ -14,7 +14,7 @@ use super::{
     log::{Log, Sync},
     root::Limits,
     segment::Segment,
-    slots::{Slots, Waiting, slot_bytes},
+    slots::{ClaimEnd, Slots, Waiting, slot_bytes},
 };
 use crate::{
     DropReason, Durability, Error, Fingerprint, NamespaceId, Result,
@@ -78,7 +78,8 @@ pub(super) struct Writer {
     pub(super) is_full: AtomicBool,
     /// Bytes that we would allocate if others gave them up.
     pub(super) wanted: AtomicU64,
-    pub(super) heartbeat: AtomicU64,
+    /// What our lease says: when, and what is wanted.
+    pub(super) said: Mutex<Option<(u64, u64)>>,
     pub(super) is_closed: AtomicBool,
     pub(super) counts: Counts,
     pub(super) departed: Departed,
@@ -121,22 +122,13 @@ struct Token {
     stride: u64,
     shards: u16,
     expires: u32,
-    fate: Fate,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Undecided,
-    /// Its slot has a block, or waits for a tombstone.
-    Settled,
-    /// The system may still write to the slot.
-    Lost,
+    end: ClaimEnd,
 }
 
 /// Gives a claim up, but not its slot back.
 pub(super) fn lose(mut claim: Claim) {
     if let Some(token) = claim.token.downcast_mut::<Token>() {
-        token.fate = Fate::Lost;
+        token.end = ClaimEnd::Lost;
     }
 }
 
@@ -149,9 +141,7 @@ impl Token {
 
 impl Drop for Token {
     fn drop(&mut self) {
-        if self.fate == Fate::Undecided {
-            lock(&self.writer.slots).give_back(self.slot);
-        }
+        lock(&self.writer.slots).end_claim(self.slot, self.end);
         let mut pending = lock(&self.writer.pending);
         pending.blocks.remove(&self.fingerprint);
         if let Some(bytes) = pending.bytes.get_mut(&self.namespace) {
@@ -208,7 +198,7 @@ impl Writer {
             stride: shape.stride,
             shards: shape.shards,
             expires: self.expiry(&block, now),
-            fate: Fate::Undecided,
+            end: ClaimEnd::Unused,
             segment,
         };
         let place = Place {
@@ -246,11 +236,12 @@ impl Writer {
 
     /// Evicts blocks; how many went.
     pub(super) fn evict(&self, want: &Want) -> Result<Vec<Removed>> {
-        let evicted = self.shared.index.evict(want, self.shared.now());
-        self.counts.evicted.fetch_add(evicted.len() as u64, Ordering::Relaxed);
-        self.departed.note(evicted.iter().map(|gone| gone.fingerprint));
-        self.bury(&evicted)?;
-        Ok(evicted)
+        self.bury(|| {
+            let evicted = self.shared.index.evict(want, self.shared.now());
+            self.counts.evicted.fetch_add(evicted.len() as u64, Ordering::Relaxed);
+            self.departed.note(evicted.iter().map(|gone| gone.fingerprint));
+            evicted
+        })
     }
 
     /// The header of a block.
@@ -306,7 +297,7 @@ impl Writer {
             for mut block in good {
                 results[block.number] = Err(again(&error));
                 // Its record may be on the disk: until a tombstone is there, the slot stays as it is.
-                block.token.fate = Fate::Settled;
+                block.token.end = ClaimEnd::Used;
                 let (fingerprint, sequence) = (block.record.fingerprint, block.record.sequence);
                 let slot = block.token.slot;
                 self.bury_later(Unburied { fingerprint, sequence, slot }, Reuse::Now);
@@ -369,7 +360,7 @@ impl Writer {
         let token = &mut block.token;
         let record = &block.record;
         let entry = own_entry(record, token.class);
-        token.fate = Fate::Settled;
+        token.end = ClaimEnd::Used;
         match self.shared.index.insert(record.fingerprint, &entry, Existing::Replace) {
             Inserted::Replaced(removed) if removed.entry.is_own() => {
                 // Its tombstone is the record of the block that replaced it.
@@ -394,30 +385,34 @@ impl Writer {
         if is_needed { Sync::Now } else { Sync::Later }
     }
 
-    /// Writes down that blocks are gone, which frees their slots. If that fails, it is tried again later.
-    pub(super) fn bury(&self, removed: &[Removed]) -> Result<()> {
-        if removed.is_empty() {
-            return Ok(());
-        }
-        let tombstones: Vec<Change> = removed
-            .iter()
-            .map(|gone| Change::Tombstone { fingerprint: gone.fingerprint, sequence: gone.entry.sequence })
-            .collect();
-        let buried = {
+    /// Removes blocks, and writes down that they are gone, which frees their slots. If that fails, it is tried again later.
+    pub(super) fn bury(&self, remove: impl FnOnce() -> Vec<Removed>) -> Result<Vec<Removed>> {
+        let (removed, buried) = {
+            // Who waits for those that publish knows that what is not found any more stays away.
             let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
-            self.log.append(&tombstones, self.sync_mode())
+            let removed = remove();
+            if removed.is_empty() {
+                return Ok(removed);
+            }
+            let tombstone = |gone: &Removed| Change::Tombstone {
+                fingerprint: gone.fingerprint,
+                sequence: gone.entry.sequence,
+            };
+            let tombstones: Vec<Change> = removed.iter().map(tombstone).collect();
+            let buried = self.log.append(&tombstones, self.sync_mode());
+            (removed, buried)
         };
         match buried {
             Ok(()) => {
                 let mut slots = lock(&self.slots);
-                for gone in removed {
+                for gone in &removed {
                     let for_readers = gone.reuse == Reuse::Later;
                     slots.retire(gone.entry.slot, Waiting { for_tombstone: false, for_readers });
                 }
-                Ok(())
+                Ok(removed)
             }
             Err(error) => {
-                for gone in removed {
+                for gone in &removed {
                     let (fingerprint, sequence) = (gone.fingerprint, gone.entry.sequence);
                     let unburied = Unburied { fingerprint, sequence, slot: gone.entry.slot };
                     self.bury_later(unburied, gone.reuse);
@@ -439,18 +434,30 @@ impl Writer {
         for slot in self.shared.index.freed() {
             lock(&self.slots).unread(slot);
         }
+        if lock(&self.unburied).is_empty() {
+            return Ok(());
+        }
+        let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
+        self.bury_rest()
+    }
+
+    /// Sees to it that no block that is not found any more comes back after a crash.
+    fn bury_all(&self) -> Result<()> {
+        // Nobody is about to write a tombstone.
+        let _alone = self.publishing.write().unwrap_or_else(PoisonError::into_inner);
+        self.bury_rest()
+    }
+
+    /// Writes tombstones that could not be written before.
+    fn bury_rest(&self) -> Result<()> {
         let unburied = std::mem::take(&mut *lock(&self.unburied));
         if unburied.is_empty() {
             return Ok(());
         }
-        let tombstones: Vec<Change> = unburied
-            .iter()
-            .map(|gone| Change::Tombstone { fingerprint: gone.fingerprint, sequence: gone.sequence })
-            .collect();
-        let buried = {
-            let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
-            self.log.append(&tombstones, self.sync_mode())
-        };
+        let tombstone =
+            |gone: &Unburied| Change::Tombstone { fingerprint: gone.fingerprint, sequence: gone.sequence };
+        let tombstones: Vec<Change> = unburied.iter().map(tombstone).collect();
+        let buried = self.log.append(&tombstones, self.sync_mode());
         match buried {
             Ok(()) => {
                 let mut slots = lock(&self.slots);
@@ -467,11 +474,13 @@ impl Writer {
         let Some(namespace) = self.shared.namespaces.known(namespace) else { return Ok(0) };
         let is_it =
             |entry: &Entry, is_pinned: bool| entry.is_own() && entry.namespace == namespace && !is_pinned;
-        let removed: Vec<Removed> = blocks
-            .iter()
-            .filter_map(|(_, fingerprint)| self.shared.index.remove_if(fingerprint, is_it))
-            .collect();
-        self.bury(&removed)?;
+        let removed = self.bury(|| {
+            let index = &self.shared.index;
+            blocks.iter().filter_map(|(_, fingerprint)| index.remove_if(fingerprint, is_it)).collect()
+        })?;
+        if removed.len() < blocks.len() {
+            self.bury_all()?;
+        }
         Ok(removed.len())
     }
 
@@ -479,16 +488,19 @@ impl Writer {
     pub(super) fn clear(&self, namespace: NamespaceId) -> Result<usize> {
         self.check_open()?;
         let Some(namespace) = self.shared.namespaces.known(namespace) else { return Ok(0) };
-        let removed = self
-            .shared
-            .index
-            .remove_all(|_, entry, is_pinned| entry.is_own() && entry.namespace == namespace && !is_pinned);
-        self.bury(&removed)?;
+        let removed = self.bury(|| {
+            let index = &self.shared.index;
+            index.remove_all(|_, entry, is_pinned| {
+                entry.is_own() && entry.namespace == namespace && !is_pinned
+            })
+        })?;
+        self.bury_all()?;
         Ok(removed.len())
     }
 
     /// Makes a damaged block of our own a miss.
     pub(super) fn condemn(&self, fingerprint: &Fingerprint, sequence: u64) {
+        let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
         let is_it = |entry: &Entry, _| entry.is_own() && entry.sequence == sequence;
         if let Some(gone) = self.shared.index.remove_if(fingerprint, is_it) {
             let unburied = Unburied { fingerprint: *fingerprint, sequence, slot: gone.entry.slot };
