@@ -7,7 +7,7 @@ use windlass_kv::{Durability, IoRoute, LayoutKind, NamespaceId};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Kv {
-    /// Show what a store holds: capacity, use, namespaces, and how it works
+    /// Show what a store holds: capacity, use, who writes, namespaces, and how it works
     Stat(Stat),
     /// List namespaces, or the blocks of one
     Ls(List),

@@ -45,6 +45,7 @@ macro_rules! conformance {
             readers_change_nothing,
             what_another_process_writes_is_found,
             what_is_evicted_is_less,
+            who_writes_is_known,
             many_threads_see_no_wrong_byte,
         );
     };
@@ -747,6 +748,18 @@ pub(crate) fn what_is_evicted_is_less(open: Open) {
     bench.layout().evict(u64::MAX).unwrap();
     assert_eq!(bench.layout().usage().blocks, 0);
     assert_eq!(bench.layout().evicted().blocks.len(), there);
+}
+
+pub(crate) fn who_writes_is_known(open: Open) {
+    let bench = Bench::new(open);
+    assert_eq!(bench.store("a", &[bytes("a", LEN)]), Stored::Committed);
+    bench.layout().maintain().unwrap();
+    let writers = bench.layout().writers().unwrap();
+    let [writer] = &writers[..] else { panic!("{writers:?}") };
+    assert!(writer.is_alive && writer.process == std::process::id(), "{writer:?}");
+    assert_eq!(writer.capacity_bytes, Some(CAPACITY));
+    // Where blocks are nobody's, there is no number.
+    assert!(writer.blocks.is_none_or(|blocks| blocks == 1), "{writer:?}");
 }
 
 pub(crate) fn many_threads_see_no_wrong_byte(open: Open) {

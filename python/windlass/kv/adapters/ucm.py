@@ -184,17 +184,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
             StoreUnhealthyError: The storage failed, or took too long; or it may use the memory for ever.
             RuntimeError: Blocks were not stored, as there is no room, or as they have other shards.
         """
-        statuses: list[str] = []
-        lost: MemoryLostError | None = None
-        for ticket in task.tickets:
-            try:
-                statuses += settle(ticket).statuses
-            except MemoryLostError as error:
-                # The others are under way still.
-                lost = error
-        if lost is not None:
-            log.error("UCM cannot keep memory back, so its process has to be restarted: %s", lost)
-            raise StoreUnhealthyError(str(lost)) from lost
+        statuses = _settled(task.tickets)
         bad = [status for status in statuses if not is_accepted(status)]
         if not bad:
             return
@@ -250,7 +240,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
             # The caller learns of no task, and takes its memory back.
             for ticket in task.tickets:
                 ticket.cancel()
-                settle(ticket)
+            _settled(task.tickets)
             raise
         return task
 
@@ -327,6 +317,22 @@ class _Geometry:
                 f"addresses of {found.shape} make no shards of {len(self.sizes)} tensors, as tensor_size_list has them"
             )
         return _Rows(addresses=found, sizes=self.sizes, device=self.device)
+
+
+def _settled(tickets: list[Ticket]) -> list[str]:
+    """How items ended, once all requests have and nothing uses their memory."""
+    statuses: list[str] = []
+    lost: MemoryLostError | None = None
+    for ticket in tickets:
+        try:
+            statuses += settle(ticket).statuses
+        except MemoryLostError as error:
+            # The others are under way still.
+            lost = error
+    if lost is not None:
+        log.error("UCM cannot keep memory back, so its process has to be restarted: %s", lost)
+        raise StoreUnhealthyError(str(lost)) from lost
+    return statuses
 
 
 def _roots(config: Mapping[str, Any]) -> list[str]:
