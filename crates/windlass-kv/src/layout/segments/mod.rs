@@ -43,6 +43,7 @@ use follow::{Followed, SegmentTable};
 use namespaces::Namespaces;
 use recover::WriterOptions;
 use root::{Limits, Root};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use segment::Segment;
 use std::{
     fmt, io,
@@ -62,7 +63,7 @@ pub(crate) struct Segments {
     shared: Arc<Shared>,
     /// `None` if the store was opened for reading only.
     writer: Option<Arc<Writer>>,
-    followed: Mutex<Followed>,
+    followed: Followed,
     corrupt: AtomicU64,
     lost_on_recovery: u64,
     recovery: Duration,
@@ -101,6 +102,7 @@ impl Segments {
     pub(crate) fn open(options: &StoreOptions) -> Result<Self> {
         let surroundings =
             Surroundings { clock: Box::new(format::now_seconds), new_id: Box::new(Uuid::new_v4) };
+        raise_descriptor_limit();
         Self::open_on(Arc::new(RealDisk), options, surroundings)
     }
 
@@ -136,7 +138,7 @@ impl Segments {
         // Our own blocks first: their namespaces keep the numbers that our logs give them.
         let opened = writer_options.map(|options| Writer::open(Arc::clone(&shared), &options)).transpose()?;
         let (writer, lost_on_recovery) = opened.map_or((None, 0), |(writer, lost)| (Some(writer), lost));
-        let mut followed = Followed::default();
+        let followed = Followed::default();
         if let Err(error) = followed.follow(&shared, writer.as_ref().map(|writer| writer.id)) {
             tracing::warn!(%error, "not all blocks of other writers are found");
         }
@@ -148,7 +150,7 @@ impl Segments {
         Ok(Self {
             shared,
             writer,
-            followed: Mutex::new(followed),
+            followed,
             corrupt: AtomicU64::new(0),
             lost_on_recovery,
             recovery: start.elapsed(),
@@ -162,7 +164,7 @@ impl Segments {
     /// Whether a block of another writer is still what the index says, after that writer's log was read to its end. It
     /// writes a tombstone before it uses a slot again.
     fn is_still_there(&self, token: &FoundToken) -> bool {
-        if let Err(error) = lock(&self.followed).catch_up(&self.shared, token.entry.owner) {
+        if let Err(error) = self.followed.catch_up(&self.shared, token.entry.owner) {
             tracing::warn!(%error, "the log of another writer cannot be read");
             return false;
         }
@@ -255,10 +257,6 @@ impl Layout for Segments {
         if header.stride != found.place.stride || header.table.0.len() != usize::from(token.entry.flags) + 1 {
             return Verdict::Corrupt("its header and the index log disagree about its shards".into());
         }
-        let has_sums = header.table.0.iter().all(|shard| shard.checksum.is_some());
-        if !is_own && !has_sums && !self.is_still_there(token) {
-            return Verdict::Moved;
-        }
         Verdict::Good(header.table)
     }
 
@@ -341,7 +339,7 @@ impl Layout for Segments {
 
     fn maintain(&self) -> Result<()> {
         let own = self.writer.as_ref().map(|writer| writer.id);
-        let followed = lock(&self.followed).follow(&self.shared, own);
+        let followed = self.followed.follow(&self.shared, own);
         let Some(writer) = &self.writer else { return followed.and(self.shared.count_taken()) };
         writer.check_open()?;
         let alive = writer.say_alive();
@@ -430,6 +428,18 @@ impl fmt::Debug for Shared {
 impl fmt::Debug for Writer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Writer").field("directory", &self.directory).field("epoch", &self.epoch).finish()
+    }
+}
+
+/// Lets this process open as many files as it may: segments of all writers are kept open.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the limit of open files stays as it is");
     }
 }
 
