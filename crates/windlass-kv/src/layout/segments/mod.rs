@@ -12,7 +12,10 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod bury;
 mod checkpoint;
+mod claim;
+mod commit;
 #[cfg(test)]
 mod conformance_tests;
 mod follow;
@@ -261,7 +264,7 @@ impl Layout for Segments {
     }
 
     fn lose(&self, claim: Claim) {
-        writer::lose(claim);
+        claim::lose(claim);
     }
 
     fn is_still_there(&self, found: &Found) -> bool {

@@ -4,6 +4,7 @@
 use super::{
     Shared,
     checkpoint::{Checkpoints, remove_logs},
+    claim::Pending,
     failed,
     log::{Log, Start},
     names::{self, WriterFile},
@@ -12,7 +13,7 @@ use super::{
     root::{Limits, WriterDirectory},
     segment::Segment,
     slots::Slots,
-    writer::{COUNT_BITS, Counts, Pending, Writer, own_entry},
+    writer::{COUNT_BITS, Counts, Writer, own_entry},
 };
 use crate::{
     Durability, Error, Result,
