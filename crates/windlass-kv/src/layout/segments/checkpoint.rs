@@ -6,7 +6,7 @@
 
 use super::{
     failed, lock,
-    log::Start,
+    log::{Prepared, Start},
     names::{self, WriterFile},
     replay::list,
     writer::{Writer, stride_of},
@@ -31,7 +31,7 @@ use std::{
 const CHUNK: usize = 1 << 20;
 
 /// What the disk has.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Checkpoints {
     /// Of the newest.
     pub(super) generation: u64,
@@ -39,6 +39,17 @@ pub(super) struct Checkpoints {
     pub(super) log: u32,
     /// Bytes of the logs since then, without the one that is written to.
     pub(super) bytes_before: u64,
+    /// Where the log begins that is written to, if the checkpoint before it could not be written yet.
+    begun: Option<Start>,
+    /// A log for one in doubt, which waits for its checkpoint.
+    prepared: Option<Prepared>,
+}
+
+impl Checkpoints {
+    /// What there is after an opening, or a checkpoint.
+    pub(super) fn new(generation: u64, log: u32, bytes_before: u64) -> Self {
+        Self { generation, log, bytes_before, begun: None, prepared: None }
+    }
 }
 
 impl Writer {
@@ -58,17 +69,23 @@ impl Writer {
             if self.log.is_in_doubt() {
                 return self.replace_log(&mut known);
             }
-            let prepared = self.log.prepare()?;
-            let start = prepared.start;
-            // Should the checkpoint fail, they stay.
-            known.bytes_before = known.bytes_before.saturating_add(self.log.len());
-            self.log.switch(prepared);
-            start
+            match known.begun {
+                // A checkpoint that fails again and again leaves no more than one log.
+                Some(start) => start,
+                None => {
+                    let prepared = self.log.prepare()?;
+                    let start = prepared.start;
+                    known.bytes_before = known.bytes_before.saturating_add(self.log.len());
+                    self.log.switch(prepared);
+                    known.begun = Some(start);
+                    start
+                }
+            }
         };
         let generation = known.generation + 1;
         self.write_checkpoint(generation, start)?;
         let keep_from = known.log;
-        *known = Checkpoints { generation, log: start.log, bytes_before: 0 };
+        *known = Checkpoints::new(generation, start.log, 0);
         self.remove_logs(keep_from)
     }
 
@@ -81,9 +98,17 @@ impl Writer {
 
     /// Writes a checkpoint of what is certain, and forgets all logs and checkpoints before it: one of them is in doubt.
     fn replace_log(&self, known: &mut Checkpoints) -> Result<()> {
-        let prepared = self.log.prepare()?;
-        self.forget_before(known, prepared.start)?;
-        self.log.switch(prepared);
+        let prepared = match known.prepared.take() {
+            Some(prepared) => prepared,
+            None => self.log.prepare()?,
+        };
+        match self.forget_before(known, prepared.start) {
+            Ok(()) => self.log.switch(prepared),
+            Err(error) => {
+                known.prepared = Some(prepared);
+                return Err(error);
+            }
+        }
         Ok(())
     }
 
@@ -98,7 +123,7 @@ impl Writer {
             }
             _ => {}
         }
-        *known = Checkpoints { generation, log: start.log, bytes_before: 0 };
+        *known = Checkpoints::new(generation, start.log, 0);
         self.remove_logs(start.log)?;
         let directory = &self.directory;
         self.shared.disk.sync_directory(directory).map_err(failed("syncing", directory))

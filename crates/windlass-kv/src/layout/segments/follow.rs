@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Shared, failed,
+    Shared, failed, lock,
     names::{self, WriterFile},
     replay::{Position, list, replay},
     root::WriterDirectory,
@@ -11,7 +11,7 @@ use super::{
     writer::flags_of,
 };
 use crate::{
-    Error, NamespaceId, Result,
+    Error, Fingerprint, NamespaceId, Result,
     disk::{Disk, DiskFile, read_full},
     format::record::{BlockRecord, Change, RECORD_LEN, Record},
     index::{Entry, Existing, Slot},
@@ -21,7 +21,7 @@ use crate::{
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     io,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard},
 };
 use uuid::Uuid;
 
@@ -33,7 +33,17 @@ const MOST_ATTEMPTS: u32 = 3;
 /// All writers but ourselves.
 #[derive(Debug, Default)]
 pub(super) struct Followed {
-    writers: Vec<Follower>,
+    writers: RwLock<Vec<Known>>,
+    /// Held by who changes the list.
+    changing: Mutex<()>,
+}
+
+/// A writer in the list. Who waits for one does not wait for the others.
+#[derive(Debug)]
+struct Known {
+    id: Uuid,
+    owner: u16,
+    follower: Arc<Mutex<Follower>>,
 }
 
 /// Another writer.
@@ -47,6 +57,8 @@ struct Follower {
     position: Option<Position>,
     /// Segments that could not be opened: they were removed before we came to them, or are damaged.
     absent: HashSet<u32>,
+    /// Whether it has left the list.
+    has_ended: bool,
 }
 
 /// Whether a log goes on where it was left.
@@ -62,34 +74,30 @@ enum Step {
 
 impl Followed {
     /// Looks for writers that came or went, and reads what all of them have written.
-    pub(super) fn follow(&mut self, shared: &Shared, own: Option<Uuid>) -> Result<()> {
+    pub(super) fn follow(&self, shared: &Shared, own: Option<Uuid>) -> Result<()> {
+        let _changing = lock(&self.changing);
         let mut directories = shared.root.writers()?;
         directories.retain(|directory| Some(directory.id) != own);
-        self.writers.retain(|follower| {
-            let is_there = directories.iter().any(|directory| directory.id == follower.directory.id);
-            if !is_there {
-                shared.forget_owner(follower.owner);
-            }
-            is_there
-        });
+        let is_gone = |known: &mut Known| !directories.iter().any(|directory| directory.id == known.id);
+        let gone: Vec<Known> = self.change().extract_if(.., is_gone).collect();
+        for known in gone {
+            lock(&known.follower).end(shared);
+        }
         for directory in directories {
-            if self.writers.iter().any(|follower| follower.directory.id == directory.id) {
+            let mut writers = self.change();
+            if writers.iter().any(|known| known.id == directory.id) {
                 continue;
             }
-            let is_used = |owner: &u16| self.writers.iter().any(|follower| follower.owner == *owner);
+            let is_used = |owner: &u16| writers.iter().any(|known| known.owner == *owner);
             let Some(owner) = (1..=u16::MAX).find(|owner| !is_used(owner)) else { break };
-            let namespaces = BTreeMap::new();
-            self.writers.push(Follower {
-                directory,
-                owner,
-                namespaces,
-                position: None,
-                absent: HashSet::new(),
-            });
+            let id = directory.id;
+            let follower = Arc::new(Mutex::new(Follower::new(directory, owner)));
+            writers.push(Known { id, owner, follower });
         }
         // One whose files cannot be read is in nobody's way.
         let mut followed = Ok(());
-        for follower in &mut self.writers {
+        for follower in self.all() {
+            let mut follower = lock(&follower);
             let caught_up = follower.catch_up(shared);
             followed = followed.and(caught_up).and(follower.forget_removed(shared));
         }
@@ -98,20 +106,45 @@ impl Followed {
 
     /// Their numbers in the index.
     pub(super) fn owners(&self) -> HashMap<Uuid, u16> {
-        self.writers.iter().map(|follower| (follower.directory.id, follower.owner)).collect()
+        let writers = self.writers.read().unwrap_or_else(PoisonError::into_inner);
+        writers.iter().map(|known| (known.id, known.owner)).collect()
     }
 
     /// Reads what one of them has written.
-    pub(super) fn catch_up(&mut self, shared: &Shared, owner: u16) -> Result<()> {
-        match self.writers.iter_mut().find(|follower| follower.owner == owner) {
-            Some(follower) => follower.catch_up(shared),
-            None => Ok(()),
-        }
+    pub(super) fn catch_up(&self, shared: &Shared, owner: u16) -> Result<()> {
+        let follower = {
+            let writers = self.writers.read().unwrap_or_else(PoisonError::into_inner);
+            writers.iter().find(|known| known.owner == owner).map(|known| Arc::clone(&known.follower))
+        };
+        follower.map_or(Ok(()), |follower| lock(&follower).catch_up(shared))
+    }
+
+    fn change(&self) -> RwLockWriteGuard<'_, Vec<Known>> {
+        self.writers.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn all(&self) -> Vec<Arc<Mutex<Follower>>> {
+        let writers = self.writers.read().unwrap_or_else(PoisonError::into_inner);
+        writers.iter().map(|known| Arc::clone(&known.follower)).collect()
     }
 }
 
 impl Follower {
+    fn new(directory: WriterDirectory, owner: u16) -> Self {
+        let (namespaces, absent) = (BTreeMap::new(), HashSet::new());
+        Self { directory, owner, namespaces, position: None, absent, has_ended: false }
+    }
+
+    /// Forgets all that it had. Its number may be another's from now on.
+    fn end(&mut self, shared: &Shared) {
+        self.has_ended = true;
+        shared.forget_owner(self.owner);
+    }
+
     fn catch_up(&mut self, shared: &Shared) -> Result<()> {
+        if self.has_ended {
+            return Ok(());
+        }
         let caught_up = self.read_all(shared);
         if caught_up.is_err() {
             // What was passed over comes again with all the rest.
@@ -138,22 +171,31 @@ impl Follower {
 
     /// Reads all that the directory says.
     fn start_over(&mut self, shared: &Shared) -> Result<()> {
-        shared.forget_owner(self.owner);
-        self.namespaces.clear();
-        self.absent.clear();
-        let mut attempts = 1..=MOST_ATTEMPTS;
-        let replayed = loop {
-            let replayed = match replay(&*shared.disk, &self.directory.path, self.directory.id) {
-                // It is being removed.
-                Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
-                replayed => replayed?,
-            };
-            // What is missing may have been removed for a newer checkpoint while this was read.
-            attempts.next();
-            if replayed.lost == 0 || attempts.is_empty() {
-                break replayed;
+        let replay = || replay(&*shared.disk, &self.directory.path, self.directory.id);
+        let mut replayed = replay();
+        for _ in 1..MOST_ATTEMPTS {
+            if replayed.as_ref().is_ok_and(|replayed| replayed.lost == 0) {
+                break;
             }
+            // What is missing may have been removed for a newer checkpoint while this was read.
+            replayed = replay();
+        }
+        let replayed = match replayed {
+            // It is being removed.
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                shared.forget_owner(self.owner);
+                return Ok(());
+            }
+            replayed => replayed?,
         };
+        // What is there still is found all the while.
+        let is_there = |fingerprint: &Fingerprint, sequence| {
+            replayed.blocks.get(fingerprint).is_some_and(|block| block.sequence == sequence)
+        };
+        shared.index.remove_all(|fingerprint, entry, _| {
+            entry.owner == self.owner && !is_there(fingerprint, entry.sequence)
+        });
+        self.absent.clear();
         self.namespaces = replayed.namespaces;
         self.position = replayed.end;
         let mut blocks: Vec<BlockRecord> = replayed.blocks.into_values().collect();
@@ -282,7 +324,7 @@ impl Follower {
     }
 
     /// Forgets segments that were given up: as long as they are open, the disk keeps them.
-    fn forget_removed(&self, shared: &Shared) -> Result<()> {
+    fn forget_removed(&mut self, shared: &Shared) -> Result<()> {
         let files = match list(&*shared.disk, &self.directory.path) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
             files => files?,
@@ -296,6 +338,7 @@ impl Follower {
             .collect();
         let gone: HashSet<u32> =
             shared.segments_of(self.owner).into_iter().filter(|number| !there.contains(number)).collect();
+        self.absent.retain(|number| there.contains(number));
         if gone.is_empty() {
             return Ok(());
         }

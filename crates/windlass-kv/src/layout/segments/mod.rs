@@ -12,7 +12,10 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod bury;
 mod checkpoint;
+mod claim;
+mod commit;
 #[cfg(test)]
 mod conformance_tests;
 mod follow;
@@ -44,6 +47,7 @@ use follow::{Followed, SegmentTable};
 use namespaces::Namespaces;
 use recover::WriterOptions;
 use root::{Limits, Root, WriterDirectory};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use segment::Segment;
 use std::{
     collections::HashMap,
@@ -67,7 +71,7 @@ pub(crate) struct Segments {
     shared: Arc<Shared>,
     /// `None` if the store was opened for reading only.
     writer: Option<Arc<Writer>>,
-    followed: Mutex<Followed>,
+    followed: Followed,
     corrupt: AtomicU64,
     lost_on_recovery: u64,
     recovery: Duration,
@@ -106,6 +110,7 @@ impl Segments {
     pub(crate) fn open(options: &StoreOptions) -> Result<Self> {
         let surroundings =
             Surroundings { clock: Box::new(format::now_seconds), new_id: Box::new(Uuid::new_v4) };
+        raise_descriptor_limit();
         Self::open_on(Arc::new(RealDisk), options, surroundings)
     }
 
@@ -141,7 +146,7 @@ impl Segments {
         // Our own blocks first: their namespaces keep the numbers that our logs give them.
         let opened = writer_options.map(|options| Writer::open(Arc::clone(&shared), &options)).transpose()?;
         let (writer, lost_on_recovery) = opened.map_or((None, 0), |(writer, lost)| (Some(writer), lost));
-        let mut followed = Followed::default();
+        let followed = Followed::default();
         if let Err(error) = followed.follow(&shared, writer.as_ref().map(|writer| writer.id)) {
             tracing::warn!(%error, "not all blocks of other writers are found");
         }
@@ -153,7 +158,7 @@ impl Segments {
         Ok(Self {
             shared,
             writer,
-            followed: Mutex::new(followed),
+            followed,
             corrupt: AtomicU64::new(0),
             lost_on_recovery,
             recovery: start.elapsed(),
@@ -167,7 +172,7 @@ impl Segments {
     /// Whether a block of another writer is still what the index says, after that writer's log was read to its end. It
     /// writes a tombstone before it uses a slot again.
     fn is_still_there(&self, token: &FoundToken) -> bool {
-        if let Err(error) = lock(&self.followed).catch_up(&self.shared, token.entry.owner) {
+        if let Err(error) = self.followed.catch_up(&self.shared, token.entry.owner) {
             tracing::warn!(%error, "the log of another writer cannot be read");
             return false;
         }
@@ -273,15 +278,11 @@ impl Layout for Segments {
         if header.stride != found.place.stride || header.table.0.len() != usize::from(token.entry.flags) + 1 {
             return Verdict::Corrupt("its header and the index log disagree about its shards".into());
         }
-        let has_sums = header.table.0.iter().all(|shard| shard.checksum.is_some());
-        if !is_own && !has_sums && !self.is_still_there(token) {
-            return Verdict::Moved;
-        }
         Verdict::Good(header.table)
     }
 
     fn lose(&self, claim: Claim) {
-        writer::lose(claim);
+        claim::lose(claim);
     }
 
     fn is_still_there(&self, found: &Found) -> bool {
@@ -371,7 +372,7 @@ impl Layout for Segments {
     }
 
     fn follow(&self) -> Result<()> {
-        lock(&self.followed).follow(&self.shared, self.writer.as_ref().map(|writer| writer.id))
+        self.followed.follow(&self.shared, self.writer.as_ref().map(|writer| writer.id))
     }
 
     fn evicted(&self) -> Evicted {
@@ -379,7 +380,7 @@ impl Layout for Segments {
     }
 
     fn writers(&self) -> Result<Vec<WriterStats>> {
-        let mut owners = lock(&self.followed).owners();
+        let mut owners = self.followed.owners();
         owners.extend(self.writer.as_ref().map(|writer| (writer.id, 0)));
         let mut blocks = HashMap::<u16, u64>::new();
         let (mut cursor, mut some) = (Some(0), Vec::new());
@@ -481,6 +482,18 @@ impl fmt::Debug for Shared {
 impl fmt::Debug for Writer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Writer").field("directory", &self.directory).field("epoch", &self.epoch).finish()
+    }
+}
+
+/// Lets this process open as many files as it may: segments of all writers are kept open.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the limit of open files stays as it is");
     }
 }
 

@@ -4,6 +4,7 @@
 use super::{
     Shared,
     checkpoint::{Checkpoints, remove_logs},
+    claim::Pending,
     failed,
     log::{Log, Start},
     names::{self, WriterFile},
@@ -12,12 +13,13 @@ use super::{
     root::{Limits, WriterDirectory},
     segment::Segment,
     slots::Slots,
-    writer::{COUNT_BITS, Counts, Pending, Writer, own_entry},
+    writer::{COUNT_BITS, Counts, Writer, own_entry},
 };
 use crate::{
     Durability, Error, Result,
     disk::{DiskFile, Extend},
     format::{
+        Invalid,
         lease::{Account, Lease},
         record::{Begin, BlockRecord, RECORD_LEN, Sums},
         segment::HEAD_LEN,
@@ -103,11 +105,11 @@ impl Writer {
             logged: Mutex::new(replayed.namespaces.keys().copied().collect()),
             unburied: Mutex::default(),
             publishing: RwLock::default(),
-            checkpoints: Mutex::new(Checkpoints {
-                generation: replayed.generation,
-                log: replayed.first_log,
-                bytes_before: replayed.log_bytes,
-            }),
+            checkpoints: Mutex::new(Checkpoints::new(
+                replayed.generation,
+                replayed.first_log,
+                replayed.log_bytes,
+            )),
             making_room: Mutex::default(),
             has_blocks_without_sums: AtomicBool::new(has_blocks_without_sums),
             is_full: AtomicBool::new(false),
@@ -214,7 +216,7 @@ impl Recovered {
             let file = shared.disk.open(&path, FileAccess::ReadWrite).map_err(failed("opening", &path))?;
             file.sync_data().map_err(failed("syncing", &path))?;
         }
-        let mut segments = OwnSegments::open(shared, &directory)?;
+        let mut segments = OwnSegments::open(shared, limits, &directory)?;
         remove_leftovers(shared, &directory, &replayed)?;
         let (blocks, lost) = sift(&replayed, &segments);
         let lost = lost + replayed.lost;
@@ -282,17 +284,26 @@ struct OwnSegments {
 }
 
 impl OwnSegments {
-    fn open(shared: &Shared, directory: &WriterDirectory) -> Result<Self> {
+    fn open(shared: &Shared, limits: &Limits, directory: &WriterDirectory) -> Result<Self> {
         let mut segments = Self { whole: BTreeMap::new(), damaged: HashSet::new(), highest: 0 };
         for file in list(&*shared.disk, &directory.path)? {
             let WriterFile::Segment(number) = file else { continue };
             segments.highest = segments.highest.max(number);
             let path = directory.path.join(names::segment(number));
             let access = FileAccess::ReadWrite;
-            match Segment::open(&*shared.disk, &path, access, directory.id, number)? {
+            let opened = Segment::open(&*shared.disk, &path, access, directory.id, number)?;
+            let opened = match opened {
                 Ok(segment) => {
                     let len = segment.file.len().map_err(failed("reading", &path))?;
                     let whole = segment.head.file_len().unwrap_or(u64::MAX);
+                    // Its head is believed as far as there is a file, or a file may be.
+                    let is_possible = whole <= len.max(limits.capacity);
+                    is_possible.then_some((segment, len, whole)).ok_or(Invalid::Value("it is cut short"))
+                }
+                Err(why) => Err(why),
+            };
+            match opened {
+                Ok((segment, len, whole)) => {
                     if len < whole {
                         // What was cut off is lost, but its room is not.
                         segment

@@ -38,6 +38,15 @@ struct NewSegment {
     charge: u64,
 }
 
+/// What was given up for a segment that is to be made.
+#[derive(Default)]
+struct Given {
+    /// What was counted for us before.
+    own_before: u64,
+    /// Bytes of files. As long as others have them open, the disk does not know that they are free.
+    bytes: u64,
+}
+
 /// After so long, who said that it wants room does not count.
 const SILENCE: Duration = Duration::from_secs(60);
 /// Most segments that are given up for one that is larger.
@@ -130,15 +139,23 @@ impl Writer {
         let Some(new) = self.new_segment(class)? else { return Ok(false) };
         // Until the new one is there: others would take the room.
         let locked = self.shared.root.lock()?;
-        let before = self.own_charge()?;
+        let charges = self.shared.root.charges(&self.limits)?;
+        if self.is_too_much(charges.total)? {
+            // There would not be room for another. What is too much goes in time.
+            return Ok(false);
+        }
+        let own = charges.of_writers.get(&self.id).copied().unwrap_or(0);
+        let mut given = Given { own_before: own, bytes: 0 };
         for _ in 0..MOST_GIVEN_UP {
             let Some(number) = self.least_useful(Some(class)) else { break };
+            let len = self.shared.segment(0, number).and_then(|segment| segment.head.file_len());
             self.give_up(number)?;
             if !lock(&self.slots).draining().is_empty() {
                 // Its room comes when those are done who use it.
                 break;
             }
-            if self.has_room(&new, before, &locked)? {
+            given.bytes = given.bytes.saturating_add(len.unwrap_or(0));
+            if self.has_room(&new, &given, &locked)? {
                 return self.make_segment(&new, class);
             }
         }
@@ -216,7 +233,7 @@ impl Writer {
         }
         let Some(new) = self.new_segment(class)? else { return Ok(false) };
         let locked = self.shared.root.lock()?;
-        while !self.has_room(&new, 0, &locked)? {
+        while !self.has_room(&new, &Given::default(), &locked)? {
             if !self.reclaim(&locked)? {
                 self.is_full.store(true, Ordering::Release);
                 self.note_want(new.charge, &locked)?;
@@ -262,19 +279,25 @@ impl Writer {
         }
     }
 
-    /// Whether a segment more fits under all limits. Who does not get more than it `had` takes nobody's room.
-    fn has_room(&self, new: &NewSegment, had: u64, locked: &RootLock<'_>) -> Result<bool> {
+    /// Whether a segment more fits under all limits. Who gets no more than it had takes nobody's room.
+    fn has_room(&self, new: &NewSegment, given: &Given, locked: &RootLock<'_>) -> Result<bool> {
         let charges = self.shared.root.charges(&self.limits)?;
         self.shared.taken.store(charges.taken, Ordering::Relaxed);
         let own = charges.of_writers.get(&self.id).copied().unwrap_or(0).saturating_add(new.charge);
         let mut needed = charges.total.saturating_add(new.charge);
         let others = self.others(locked)?;
-        if own > had && own > self.limits.capacity / others.writers {
+        if own > given.own_before && own > self.limits.capacity / others.writers {
             // Who has less than its share comes first.
             needed = needed.saturating_add(others.wanted);
         }
+        let available = self.shared.root.available()?.saturating_add(given.bytes);
         let fits = needed <= self.limits.capacity;
-        Ok(fits && self.shared.root.available()? >= self.limits.min_free.saturating_add(new.len))
+        Ok(fits && available >= self.limits.min_free.saturating_add(new.len))
+    }
+
+    /// Whether more is taken than may be, of the store or of the disk.
+    fn is_too_much(&self, taken: u64) -> Result<bool> {
+        Ok(taken > self.limits.capacity || self.shared.root.available()? < self.limits.min_free)
     }
 
     /// Notes what we would allocate, if we have less than our share, where others read it.
@@ -401,13 +424,10 @@ impl Writer {
     /// that is gone, if there is one.
     fn keep_limits(&self) -> Result<()> {
         let root = &self.shared.root;
-        let is_too_much = |taken: u64| -> Result<bool> {
-            Ok(taken > self.limits.capacity || root.available()? < self.limits.min_free)
-        };
         let charges = root.charges(&self.limits)?;
         self.shared.taken.store(charges.taken, Ordering::Relaxed);
         let is_wanted = |other: &WriterDirectory| other.id != self.id && self.wanted_by(other) > 0;
-        if !is_too_much(charges.total)? && !root.writers()?.iter().any(is_wanted) {
+        if !self.is_too_much(charges.total)? && !root.writers()?.iter().any(is_wanted) {
             return Ok(());
         }
         let locked = root.lock()?;
@@ -418,7 +438,7 @@ impl Writer {
         let is_unfair = others.wanted > 0
             && own > self.limits.capacity / others.writers
             && charges.total.saturating_add(others.wanted) > self.limits.capacity;
-        let must_give = is_unfair || is_too_much(charges.total)?;
+        let must_give = is_unfair || self.is_too_much(charges.total)?;
         if must_give
             && lock(&self.slots).draining().is_empty()
             && !self.reclaim(&locked)?

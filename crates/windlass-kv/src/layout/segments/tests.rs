@@ -273,6 +273,62 @@ fn a_checkpoint_that_fails_is_tried_again_before_the_next_log_is_long() {
 }
 
 #[test]
+fn checkpoints_that_fail_again_and_again_leave_few_files() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let writer = store.writer.as_ref().unwrap();
+    bench.put_all(&store, &["a"]);
+    bench.fail(Operation::Rename, "CKPT", 8, Errno::NOSPC);
+    (0..4).for_each(|_| assert!(writer.checkpoint().is_err()));
+    // A log in doubt waits for a checkpoint, too.
+    bench.fail(Operation::Sync, "idx-", 1, Errno::IO);
+    assert!(bench.put(&store, "b").is_err());
+    (0..4).for_each(|_| assert!(writer.checkpoint().is_err()));
+    assert!(bench.files("idx-").len() <= 3, "{:?}", bench.files("idx-"));
+    writer.checkpoint().unwrap();
+    assert_eq!(bench.files("idx-").len(), 1);
+    bench.put_all(&store, &["c"]);
+    drop(store);
+    bench.disk.crash();
+    let store = bench.open();
+    assert_eq!(bench.found(&store, &["a", "b", "c"]), [true, false, true]);
+    assert_eq!(store.usage().lost_on_recovery, 0);
+}
+
+#[test]
+fn a_head_that_promises_more_than_there_can_be_is_not_believed() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let writer = store.writer.as_ref().unwrap().id;
+    drop(store);
+    let segment = bench.file("seg-");
+    let head = format::segment::SegmentHead { writer, number: 1, slot_bytes: 8192, slots: u32::MAX };
+    bench.disk.write(&segment, 0, &head.to_bytes()).unwrap();
+    let store = bench.open();
+    assert_eq!(bench.found(&store, &["a"]), [false]);
+    assert_eq!(store.usage().lost_on_recovery, 1);
+    bench.put_all(&store, &["a"]);
+    assert!(bench.disk.most_used() <= 1 << 20);
+}
+
+#[test]
+fn blocks_are_found_while_a_directory_is_read_anew() {
+    let bench = Bench::new();
+    let (writer, reader) = (bench.open(), bench.open());
+    bench.put_all(&writer, &["a"]);
+    reader.maintain().unwrap();
+    bench.fail(Operation::Open, "idx-", u32::MAX, Errno::MFILE);
+    assert!(reader.maintain().is_err());
+    assert!(reader.maintain().is_err());
+    assert!(bench.has(&reader, "a"));
+    bench.disk.end_faults();
+    bench.put_all(&writer, &["b"]);
+    reader.maintain().unwrap();
+    assert_eq!(bench.found(&reader, &["a", "b"]), [true, true]);
+}
+
+#[test]
 fn data_that_could_not_be_synced_is_not_committed_by_a_later_sync() {
     for seed in 0..20 {
         let mut bench = Bench::new();

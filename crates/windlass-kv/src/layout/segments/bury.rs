@@ -1,0 +1,153 @@
+//! Blocks that go: each has a tombstone in the log before its slot is used again.
+#![forbid(unsafe_code)]
+
+use super::{lock, slots::Waiting, writer::Writer};
+use crate::{
+    Fingerprint, NamespaceId, Result,
+    format::record::Change,
+    index::{Entry, Removed, Reuse, Slot, Want},
+};
+use std::sync::{PoisonError, atomic::Ordering};
+
+/// A block that is gone, but not for the disk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unburied {
+    pub(super) fingerprint: Fingerprint,
+    pub(super) sequence: u64,
+    pub(super) slot: Slot,
+}
+
+impl Writer {
+    /// Evicts blocks; how many went.
+    pub(super) fn evict(&self, want: &Want) -> Result<Vec<Removed>> {
+        self.bury(|| {
+            let evicted = self.shared.index.evict(want, self.shared.now());
+            self.counts.evicted.fetch_add(evicted.len() as u64, Ordering::Relaxed);
+            self.departed.note(evicted.iter().map(|gone| gone.fingerprint));
+            evicted
+        })
+    }
+
+    /// Removes own blocks for which `is_it`, unless they are pinned; how many.
+    pub(super) fn delete(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize> {
+        self.check_open()?;
+        let Some(namespace) = self.shared.namespaces.known(namespace) else { return Ok(0) };
+        let is_it =
+            |entry: &Entry, is_pinned: bool| entry.is_own() && entry.namespace == namespace && !is_pinned;
+        let removed = self.bury(|| {
+            let index = &self.shared.index;
+            blocks.iter().filter_map(|(_, fingerprint)| index.remove_if(fingerprint, is_it)).collect()
+        })?;
+        if removed.len() < blocks.len() {
+            self.bury_all()?;
+        }
+        Ok(removed.len())
+    }
+
+    /// Removes all own blocks of a namespace that are not pinned; how many.
+    pub(super) fn clear(&self, namespace: NamespaceId) -> Result<usize> {
+        self.check_open()?;
+        let Some(namespace) = self.shared.namespaces.known(namespace) else { return Ok(0) };
+        let removed = self.bury(|| {
+            let index = &self.shared.index;
+            index.remove_all(|_, entry, is_pinned| {
+                entry.is_own() && entry.namespace == namespace && !is_pinned
+            })
+        })?;
+        self.bury_all()?;
+        Ok(removed.len())
+    }
+
+    /// Makes a damaged block of our own a miss.
+    pub(super) fn condemn(&self, fingerprint: &Fingerprint, sequence: u64) {
+        let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |entry: &Entry, _| entry.is_own() && entry.sequence == sequence;
+        if let Some(gone) = self.shared.index.remove_if(fingerprint, is_it) {
+            let unburied = Unburied { fingerprint: *fingerprint, sequence, slot: gone.entry.slot };
+            self.bury_later(unburied, gone.reuse);
+        }
+    }
+
+    /// Removes blocks, and writes down that they are gone, which frees their slots. If that fails, it is tried again later.
+    pub(super) fn bury(&self, remove: impl FnOnce() -> Vec<Removed>) -> Result<Vec<Removed>> {
+        let (removed, buried) = {
+            // Who waits for those that publish knows that what is not found any more stays away.
+            let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
+            let removed = remove();
+            if removed.is_empty() {
+                return Ok(removed);
+            }
+            let tombstone = |gone: &Removed| Change::Tombstone {
+                fingerprint: gone.fingerprint,
+                sequence: gone.entry.sequence,
+            };
+            let tombstones: Vec<Change> = removed.iter().map(tombstone).collect();
+            let buried = self.log.append(&tombstones, self.sync_mode());
+            (removed, buried)
+        };
+        match buried {
+            Ok(()) => {
+                let mut slots = lock(&self.slots);
+                for gone in &removed {
+                    let for_readers = gone.reuse == Reuse::Later;
+                    slots.retire(gone.entry.slot, Waiting { for_tombstone: false, for_readers });
+                }
+                Ok(removed)
+            }
+            Err(error) => {
+                for gone in &removed {
+                    let (fingerprint, sequence) = (gone.fingerprint, gone.entry.sequence);
+                    let unburied = Unburied { fingerprint, sequence, slot: gone.entry.slot };
+                    self.bury_later(unburied, gone.reuse);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Keeps the slot of a block that is gone until the disk knows.
+    pub(super) fn bury_later(&self, gone: Unburied, reuse: Reuse) {
+        let waiting = Waiting { for_tombstone: true, for_readers: reuse == Reuse::Later };
+        lock(&self.slots).retire(gone.slot, waiting);
+        lock(&self.unburied).push(gone);
+    }
+
+    /// Frees what can be freed by now: slots that are not read any more, and those whose tombstones were missing.
+    pub(super) fn collect(&self) -> Result<()> {
+        for slot in self.shared.index.freed() {
+            lock(&self.slots).unread(slot);
+        }
+        if lock(&self.unburied).is_empty() {
+            return Ok(());
+        }
+        let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
+        self.bury_rest()
+    }
+
+    /// Sees to it that no block that is not found any more comes back after a crash.
+    fn bury_all(&self) -> Result<()> {
+        // Nobody is about to write a tombstone.
+        let _alone = self.publishing.write().unwrap_or_else(PoisonError::into_inner);
+        self.bury_rest()
+    }
+
+    /// Writes tombstones that could not be written before.
+    fn bury_rest(&self) -> Result<()> {
+        let unburied = std::mem::take(&mut *lock(&self.unburied));
+        if unburied.is_empty() {
+            return Ok(());
+        }
+        let tombstone =
+            |gone: &Unburied| Change::Tombstone { fingerprint: gone.fingerprint, sequence: gone.sequence };
+        let tombstones: Vec<Change> = unburied.iter().map(tombstone).collect();
+        let buried = self.log.append(&tombstones, self.sync_mode());
+        match buried {
+            Ok(()) => {
+                let mut slots = lock(&self.slots);
+                unburied.iter().for_each(|gone| slots.buried(gone.slot));
+            }
+            Err(_) => lock(&self.unburied).extend(unburied),
+        }
+        buried
+    }
+}

@@ -1,0 +1,232 @@
+//! Claims: places for blocks that are to be written.
+#![forbid(unsafe_code)]
+
+use super::{
+    lock,
+    segment::Segment,
+    slots::{ClaimEnd, slot_bytes},
+    writer::Writer,
+};
+use crate::{
+    DropReason, Error, Fingerprint, Result,
+    format::{
+        self,
+        header::{BlockHeader, MAX_SHARD_LEN},
+        record::MAX_PAYLOAD_LEN,
+    },
+    index::{Candidates, Enough, MAX_SLOT_BYTES, Slot, Want},
+    layout::{Claim, HEADER_LEN, MAX_SHARDS, NewBlock, Place, Reservation, ShardTable},
+};
+use std::{
+    any::Any,
+    collections::{HashMap, HashSet},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+/// Blocks that are being written.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    pub(super) blocks: HashSet<Fingerprint>,
+    /// Bytes of each namespace.
+    pub(super) bytes: HashMap<u16, u64>,
+}
+
+/// What we know of a claim.
+pub(super) struct Token {
+    pub(super) writer: Arc<Writer>,
+    pub(super) segment: Arc<Segment>,
+    /// Syncs of the segment that had failed before anything was written to the slot.
+    pub(super) failures: u64,
+    pub(super) slot: Slot,
+    pub(super) class: u8,
+    pub(super) namespace: u16,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) sequence: u64,
+    pub(super) stride: u64,
+    pub(super) shards: u16,
+    pub(super) expires: u32,
+    pub(super) end: ClaimEnd,
+}
+
+impl Writer {
+    /// A place for a block.
+    pub(super) fn reserve(self: &Arc<Self>, block: NewBlock) -> Result<Reservation> {
+        self.check_open()?;
+        let shape = Shape::of(&block)?;
+        let slot_bytes = match slot_bytes(shape.payload) {
+            Some(bytes) if bytes <= self.largest_slot.min(MAX_SLOT_BYTES) => bytes,
+            _ => return Ok(Reservation::Dropped(DropReason::TooLarge)),
+        };
+        let namespace = self.shared.namespaces.number(block.namespace)?;
+        let now = self.shared.now();
+        let mut turn = Turn::of(self, block.fingerprint);
+        if !turn.is_first {
+            return Ok(Reservation::InFlight);
+        }
+        if self.shared.index.contains(&block.fingerprint, now) {
+            return Ok(Reservation::Exists);
+        }
+        if !self.shared.index.admit(&block.fingerprint, now) {
+            return Ok(Reservation::Dropped(DropReason::NotAdmitted));
+        }
+        if self.log.is_in_doubt() {
+            // Nothing could be committed; and places of blocks whose commit failed may not be used again yet.
+            return Ok(Reservation::Dropped(DropReason::NoRoom));
+        }
+        let bytes = HEADER_LEN as u64 + shape.payload;
+        if !self.make_quota(namespace, bytes)? {
+            return Ok(Reservation::Dropped(DropReason::Quota));
+        }
+        let Some((segment, slot, class)) = self.take_slot(slot_bytes)? else {
+            return Ok(Reservation::Dropped(DropReason::NoRoom));
+        };
+        let Some(offset) = segment.head.offset(slot.slot) else {
+            return Err(Error::Internal(format!("{slot:?} is not in its segment")));
+        };
+        turn.hand_over();
+        *lock(&self.pending).bytes.entry(namespace).or_default() += bytes;
+        let token = Token {
+            writer: Arc::clone(self),
+            failures: segment.failures(),
+            slot,
+            class,
+            namespace,
+            fingerprint: block.fingerprint,
+            sequence: self.next_sequence.fetch_add(1, Ordering::Relaxed),
+            stride: shape.stride,
+            shards: shape.shards,
+            expires: self.expiry(&block, now),
+            end: ClaimEnd::Unused,
+            segment,
+        };
+        let place = Place {
+            file: Arc::clone(&token.segment.data).into(),
+            header: Some(offset),
+            payload: offset + HEADER_LEN as u64,
+            stride: shape.stride,
+        };
+        Ok(Reservation::Claimed(Claim { block, place, token: Box::new(token) }))
+    }
+
+    /// When a block ends: by its own time, or by that of its namespace.
+    fn expiry(&self, block: &NewBlock, now: u32) -> u32 {
+        let own = format::expiry_seconds(block.expires);
+        let seconds = |ttl: Duration| u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX).max(1);
+        let ttl = self.shared.namespaces.options(block.namespace).ttl;
+        let of_namespace = ttl.map_or(0, |ttl| now.saturating_add(seconds(ttl)));
+        [own, of_namespace].into_iter().filter(|seconds| *seconds != 0).min().unwrap_or(0)
+    }
+
+    /// Whether a namespace may have so many bytes more, after as much has gone as can.
+    fn make_quota(&self, namespace: u16, bytes: u64) -> Result<bool> {
+        let excess = || {
+            let pending = lock(&self.pending).bytes.get(&namespace).copied().unwrap_or(0);
+            self.shared.index.quota_excess(namespace, bytes.saturating_add(pending))
+        };
+        let too_many = excess();
+        if too_many == 0 {
+            return Ok(true);
+        }
+        let want = Want { from: Candidates::Namespace(namespace), enough: Enough::Bytes(too_many) };
+        self.evict(&want)?;
+        Ok(excess() == 0)
+    }
+
+    /// The header of a block.
+    pub(super) fn header(&self, claim: &Claim, table: &ShardTable) -> Result<Vec<u8>> {
+        let token = token_of(&claim.token)?;
+        let header = BlockHeader {
+            fingerprint: claim.block.fingerprint,
+            namespace: claim.block.namespace,
+            key: claim.block.key.clone(),
+            writer: self.id,
+            sequence: token.sequence,
+            created: self.shared.now().into(),
+            expires: token.expires,
+            stride: token.stride,
+            table: table.clone(),
+        };
+        header.to_bytes().map_err(|why| Error::InvalidRequest(why.to_string()))
+    }
+}
+
+/// Gives a claim up, but not its slot back.
+pub(super) fn lose(mut claim: Claim) {
+    if let Some(token) = claim.token.downcast_mut::<Token>() {
+        token.end = ClaimEnd::Lost;
+    }
+}
+
+impl Token {
+    /// Bytes that it takes.
+    fn bytes(&self) -> u64 {
+        HEADER_LEN as u64 + self.stride * u64::from(self.shards)
+    }
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        lock(&self.writer.slots).end_claim(self.slot, self.end);
+        let mut pending = lock(&self.writer.pending);
+        pending.blocks.remove(&self.fingerprint);
+        if let Some(bytes) = pending.bytes.get_mut(&self.namespace) {
+            *bytes = bytes.saturating_sub(self.bytes());
+        }
+    }
+}
+
+fn token_of(token: &Box<dyn Any + Send + Sync>) -> Result<&Token> {
+    let foreign = || Error::Internal("a claim of another layout".into());
+    (**token).downcast_ref().ok_or_else(foreign)
+}
+
+/// How much room a block needs.
+struct Shape {
+    stride: u64,
+    shards: u16,
+    payload: u64,
+}
+
+impl Shape {
+    fn of(block: &NewBlock) -> Result<Self> {
+        let shards = u16::try_from(block.shards).ok().filter(|_| (1..=MAX_SHARDS).contains(&block.shards));
+        let shards = shards.ok_or_else(|| {
+            Error::InvalidRequest(format!("a block of {} shards: it has 1 to {MAX_SHARDS}", block.shards))
+        })?;
+        let stride = block.stride().filter(|_| block.shard_len <= MAX_SHARD_LEN);
+        let payload = stride.and_then(|stride| stride.checked_mul(shards.into()));
+        match (stride, payload) {
+            (Some(stride), Some(payload)) if payload <= MAX_PAYLOAD_LEN => {
+                Ok(Self { stride, shards, payload })
+            }
+            _ => Err(Error::InvalidRequest(format!("a shard of {} bytes is too long", block.shard_len))),
+        }
+    }
+}
+
+/// The right to write a block, until a claim has it.
+struct Turn<'a> {
+    writer: &'a Writer,
+    fingerprint: Fingerprint,
+    is_first: bool,
+}
+
+impl<'a> Turn<'a> {
+    fn of(writer: &'a Writer, fingerprint: Fingerprint) -> Self {
+        let is_first = lock(&writer.pending).blocks.insert(fingerprint);
+        Self { writer, fingerprint, is_first }
+    }
+
+    fn hand_over(&mut self) {
+        self.is_first = false;
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if self.is_first {
+            lock(&self.writer.pending).blocks.remove(&self.fingerprint);
+        }
+    }
+}

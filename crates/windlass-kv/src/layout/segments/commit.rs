@@ -1,0 +1,191 @@
+//! Commits: blocks that have been written are made visible.
+#![forbid(unsafe_code)]
+
+use super::{
+    bury::Unburied,
+    claim::Token,
+    failed, lock,
+    slots::{ClaimEnd, Waiting},
+    writer::{Writer, own_entry},
+};
+use crate::{
+    Durability, Error, Result,
+    format::record::{BlockRecord, Change, Sums},
+    index::{Existing, Inserted, Reuse, Slot},
+    layout::{BLOCK_LEN, Written},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, PoisonError, atomic::Ordering},
+};
+
+impl Writer {
+    /// Makes blocks visible; one answer each.
+    pub(super) fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
+        let mut results: Vec<Result<()>> = Vec::with_capacity(blocks.len());
+        let mut good: Vec<Ready> = Vec::with_capacity(blocks.len());
+        for (number, written) in blocks.into_iter().enumerate() {
+            match self.check_open().and_then(|()| Ready::new(written, number)) {
+                Ok(block) => {
+                    good.push(block);
+                    results.push(Ok(()));
+                }
+                Err(error) => results.push(Err(error)),
+            }
+        }
+        self.sync_data(&mut good, &mut results);
+        if good.is_empty() {
+            return results;
+        }
+        let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
+        let mut changes = self.unlogged(&good);
+        let namespaces: Vec<u16> = changes.iter().map(|(number, _)| *number).collect();
+        let mut changes: Vec<Change> = changes.drain(..).map(|(_, change)| change).collect();
+        changes.extend(good.iter().map(|block| Change::Commit(block.record)));
+        let without_sums: Vec<Slot> = good
+            .iter()
+            .filter(|block| block.record.sums == Sums::Some)
+            .map(|block| block.token.slot)
+            .collect();
+        if !without_sums.is_empty() {
+            self.has_blocks_without_sums.store(true, Ordering::Release);
+            let mut slots = lock(&self.slots);
+            without_sums.iter().for_each(|slot| slots.note_without_sums(*slot));
+        }
+        if let Err(error) = self.log.append(&changes, self.sync_mode()) {
+            for mut block in good {
+                results[block.number] = Err(again(&error));
+                // Its record may be on the disk: until a tombstone is there, the slot stays as it is.
+                block.token.end = ClaimEnd::Used;
+                let (fingerprint, sequence) = (block.record.fingerprint, block.record.sequence);
+                let slot = block.token.slot;
+                self.bury_later(Unburied { fingerprint, sequence, slot }, Reuse::Now);
+            }
+            return results;
+        }
+        lock(&self.logged).extend(namespaces);
+        // Backwards: what comes first in a prefix is to go last.
+        for block in good.into_iter().rev() {
+            let number = block.number;
+            if let Err(error) = self.publish(block) {
+                results[number] = Err(error);
+            }
+        }
+        results
+    }
+
+    /// Waits until the data of blocks is on the disk, where it has to be. Those where that fails are answered.
+    fn sync_data(&self, good: &mut Vec<Ready>, results: &mut [Result<()>]) {
+        let mut segments = BTreeMap::new();
+        for block in good.iter() {
+            if self.durability != Durability::None || block.record.sums == Sums::Some {
+                segments.entry(block.record.segment).or_insert_with(|| Arc::clone(&block.token.segment));
+            }
+        }
+        let mut failures = HashMap::new();
+        for (number, segment) in segments {
+            if let Err(error) = segment.sync() {
+                failures.insert(number, failed("syncing", segment.data.path())(error));
+            }
+        }
+        good.retain(|block| {
+            let segment = &block.token.segment;
+            if let Some(error) = failures.get(&block.record.segment) {
+                results[block.number] = Err(again(error));
+            } else if segment.failures() != block.token.failures {
+                let lost = std::io::Error::other("an earlier sync failed, and may have lost this block");
+                results[block.number] = Err(failed("syncing", segment.data.path())(lost));
+            }
+            results[block.number].is_ok()
+        });
+    }
+
+    /// Namespaces of blocks that the log does not know yet.
+    fn unlogged(&self, blocks: &[Ready]) -> Vec<(u16, Change)> {
+        let mut numbers: BTreeSet<u16> = blocks.iter().map(|block| block.record.namespace).collect();
+        let logged = lock(&self.logged);
+        numbers.retain(|number| !logged.contains(number));
+        let named = numbers.into_iter();
+        named
+            .filter_map(|number| {
+                let id = self.shared.namespaces.id(number)?;
+                Some((number, Change::Namespace { number, id }))
+            })
+            .collect()
+    }
+
+    /// Shows a block that the log has.
+    fn publish(&self, mut block: Ready) -> Result<()> {
+        let token = &mut block.token;
+        let record = &block.record;
+        let entry = own_entry(record, token.class);
+        token.end = ClaimEnd::Used;
+        match self.shared.index.insert(record.fingerprint, &entry, Existing::Replace) {
+            Inserted::Replaced(removed) if removed.entry.is_own() => {
+                // Its tombstone is the record of the block that replaced it.
+                let for_readers = removed.reuse == Reuse::Later;
+                let waiting = Waiting { for_tombstone: false, for_readers };
+                lock(&self.slots).retire(removed.entry.slot, waiting);
+            }
+            Inserted::New | Inserted::Replaced(_) | Inserted::Kept(_) => {}
+            Inserted::Refused => {
+                let (fingerprint, sequence, slot) = (record.fingerprint, record.sequence, token.slot);
+                self.bury_later(Unburied { fingerprint, sequence, slot }, Reuse::Now);
+                return Err(Error::InvalidRequest("there are too many namespaces for the index".into()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An error that several callers are told.
+fn again(error: &Error) -> Error {
+    match error {
+        Error::Io { doing, path, source } => Error::Io {
+            doing,
+            path: path.clone(),
+            source: match source.raw_os_error() {
+                Some(errno) => std::io::Error::from_raw_os_error(errno),
+                None => std::io::Error::new(source.kind(), source.to_string()),
+            },
+        },
+        other => Error::Internal(other.to_string()),
+    }
+}
+
+/// A block whose record can be written.
+struct Ready {
+    number: usize,
+    token: Box<Token>,
+    record: BlockRecord,
+}
+
+impl Ready {
+    fn new(written: Written, number: usize) -> Result<Self> {
+        let token: Box<Token> = written
+            .claim
+            .token
+            .downcast()
+            .map_err(|_| Error::Internal("a claim of another layout".into()))?;
+        let shards = &written.table.0;
+        if shards.len() != usize::from(token.shards) || shards.iter().any(|shard| shard.len > token.stride) {
+            return Err(Error::Internal("a block has other shards than were claimed".into()));
+        }
+        let sums = if shards.iter().all(|shard| shard.checksum.is_some()) { Sums::All } else { Sums::Some };
+        let stride_blocks = u32::try_from(token.stride / BLOCK_LEN)
+            .map_err(|_| Error::Internal("a shard is longer than a slot".into()))?;
+        let record = BlockRecord {
+            fingerprint: token.fingerprint,
+            namespace: token.namespace,
+            segment: token.slot.segment,
+            slot: token.slot.slot,
+            sequence: token.sequence,
+            payload_len: shards.iter().map(|shard| shard.len).sum(),
+            stride_blocks,
+            shards: token.shards,
+            expires: token.expires,
+            sums,
+        };
+        Ok(Self { number, token, record })
+    }
+}
