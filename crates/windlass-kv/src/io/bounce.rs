@@ -10,7 +10,7 @@ use crate::layout::BLOCK_LEN;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::{
     collections::VecDeque,
-    io,
+    io, mem,
     ptr::{self, NonNull},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -57,6 +57,15 @@ impl Drop for Mapping {
     }
 }
 
+/// Why there is no lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoLease {
+    /// Others have the memory, or wait longer for it.
+    Later,
+    /// So much is lost that there will never be enough.
+    Never,
+}
+
 /// The slots.
 #[derive(Debug)]
 pub(super) struct BouncePool {
@@ -72,6 +81,8 @@ struct State {
     free: Vec<usize>,
     /// Workers that wait for so many slots.
     waiting: VecDeque<(usize, Arc<Wake>)>,
+    /// Slots that are never given back.
+    lost: usize,
 }
 
 impl State {
@@ -96,13 +107,13 @@ impl BouncePool {
             mapping: Mapping::new(len)?,
             slot_len,
             slots,
-            state: Mutex::new(State { free, waiting: VecDeque::new() }),
+            state: Mutex::new(State { free, ..State::default() }),
         }))
     }
 
-    /// Bytes of all slots.
+    /// Bytes of all slots that are not lost.
     pub(super) fn len(&self) -> u64 {
-        (self.slots * self.slot_len) as u64
+        ((self.slots - self.lock().lost) * self.slot_len) as u64
     }
 
     /// All of its memory, for a device to know.
@@ -110,21 +121,24 @@ impl BouncePool {
         (self.mapping.start, self.slots * self.slot_len)
     }
 
-    /// Room for `bytes`, at most [`BouncePool::len`], if there is any and nobody waits longer for it. Else `wake` is
-    /// notified when it is worth asking again: by the same, or others will wait for ever.
-    pub(super) fn try_take(self: &Arc<Self>, bytes: u64, wake: &Arc<Wake>) -> Option<Lease> {
+    /// Room for `bytes`, if there is any and nobody waits longer for it. Where that may come later, `wake` is notified
+    /// when it is worth asking again: by the same, or others will wait for ever.
+    pub(super) fn try_take(self: &Arc<Self>, bytes: u64, wake: &Arc<Wake>) -> Result<Lease, NoLease> {
         let count = usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(self.slot_len);
         if count == 0 {
-            return Some(Lease { pool: self.clone(), slots: Vec::new() });
+            return Ok(Lease { pool: self.clone(), slots: Vec::new() });
         }
         let mut state = self.lock();
+        if count > self.slots - state.lost {
+            return Err(NoLease::Never);
+        }
         let place = state.waiting.iter().position(|(_, own)| Arc::ptr_eq(own, wake));
         if place.unwrap_or(state.waiting.len()) > 0 || count > state.free.len() {
             match place {
                 Some(place) => state.waiting[place].0 = count,
                 None => state.waiting.push_back((count, wake.clone())),
             }
-            return None;
+            return Err(NoLease::Later);
         }
         if place.is_some() {
             state.waiting.pop_front();
@@ -133,7 +147,7 @@ impl BouncePool {
         let mut slots = state.free.split_off(kept);
         slots.reverse();
         state.wake_next();
-        Some(Lease { pool: self.clone(), slots })
+        Ok(Lease { pool: self.clone(), slots })
     }
 
     /// The worker of `wake` does not wait any more.
@@ -178,6 +192,24 @@ impl Lease {
             Some((address.as_ptr(), count))
         })
     }
+
+    /// Never gives them back, as somebody may go on using them. Who waits for more than is left is told.
+    pub(super) fn lose(mut self) {
+        let slots = mem::take(&mut self.slots);
+        let mut state = self.pool.lock();
+        state.lost += slots.len();
+        let left = self.pool.slots - state.lost;
+        state.waiting.retain(|(count, wake)| {
+            if *count > left {
+                wake.notify();
+            }
+            *count <= left
+        });
+        state.wake_next();
+        drop(state);
+        // The mapping stays as long as they are used, which is for ever.
+        mem::forget(self);
+    }
 }
 
 impl Drop for Lease {
@@ -200,8 +232,8 @@ mod tests {
         let pool = BouncePool::new(4 * 4096, 4096).unwrap();
         let [first, second] = [(); 2].map(|()| Arc::new(Wake::new().unwrap()));
         let held = pool.try_take(3 * 4096, &first).unwrap();
-        assert!(pool.try_take(2 * 4096, &first).is_none());
-        assert!(pool.try_take(1, &second).is_none(), "there is a slot, but another waits for two");
+        assert_eq!(pool.try_take(2 * 4096, &first).unwrap_err(), NoLease::Later);
+        assert!(pool.try_take(1, &second).is_err(), "there is a slot, but another waits for two");
         drop(held);
         let large = pool.try_take(2 * 4096, &first).unwrap();
         let small = pool.try_take(1, &second).unwrap();
@@ -214,11 +246,28 @@ mod tests {
         let pool = BouncePool::new(2 * 4096, 4096).unwrap();
         let [first, second] = [(); 2].map(|()| Arc::new(Wake::new().unwrap()));
         let _held = pool.try_take(4096, &first).unwrap();
-        assert!(pool.try_take(2 * 4096, &first).is_none());
-        assert!(pool.try_take(4096, &second).is_none());
+        assert!(pool.try_take(2 * 4096, &first).is_err());
+        assert!(pool.try_take(4096, &second).is_err());
         pool.leave(&first);
         second.wait();
-        assert!(pool.try_take(4096, &second).is_some());
+        assert!(pool.try_take(4096, &second).is_ok());
+    }
+
+    #[test]
+    fn nobody_waits_for_memory_that_is_lost() {
+        let pool = BouncePool::new(4 * 4096, 4096).unwrap();
+        let [first, second, third] = [(); 3].map(|()| Arc::new(Wake::new().unwrap()));
+        let held = pool.try_take(2 * 4096, &third).unwrap();
+        let lost = pool.try_take(2 * 4096, &third).unwrap();
+        assert_eq!(pool.try_take(3 * 4096, &first).unwrap_err(), NoLease::Later);
+        assert_eq!(pool.try_take(2 * 4096, &second).unwrap_err(), NoLease::Later);
+        lost.lose();
+        first.wait();
+        assert_eq!(pool.try_take(3 * 4096, &first).unwrap_err(), NoLease::Never);
+        assert_eq!(pool.len(), 2 * 4096);
+        drop(held);
+        second.wait();
+        assert!(pool.try_take(2 * 4096, &second).is_ok());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{DirectPath, Error, Result, layout::BLOCK_LEN};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io, mem,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -46,6 +46,8 @@ struct State {
     regions: Vec<Arc<DirectBuffer>>,
     /// What shows, for each device, that they do.
     proofs: HashMap<u32, Arc<DirectProof>>,
+    /// Devices that nobody knows the copies of: their contexts are usually gone.
+    in_doubt: HashSet<u32>,
 }
 
 impl DeviceSide {
@@ -290,6 +292,8 @@ impl DeviceLane {
             // SAFETY: the caller vouches for the pieces; the lease is pinned memory, and ours.
             if let Err(failed) = unsafe { queue.run(direction, &copies, after) } {
                 if failed.is_in_doubt {
+                    // Else each further copy would lose memory, until none is left for other devices.
+                    self.side.lock().in_doubt.insert(ordinal);
                     // The memory stays pinned, and mapped.
                     mem::forget(self.side.clone());
                 }
@@ -300,6 +304,13 @@ impl DeviceLane {
     }
 
     fn queue(&mut self, ordinal: u32) -> windlass::Result<&HostCopies> {
+        if self.side.lock().in_doubt.contains(&ordinal) {
+            let why = Unavailable {
+                reason: "nobody knows what became of earlier copies".into(),
+                fix: "open the store in a new process".into(),
+            };
+            return Err(windlass::Error::DeviceUnavailable { device: format!("cuda:{ordinal}"), why });
+        }
         if !self.queues.contains_key(&ordinal) {
             let device = Device::open(ordinal)?;
             self.side.pin(&device, &self.pool)?;

@@ -3,7 +3,7 @@
 
 use super::{
     Carrier, Direction, Failure, Job, Priority,
-    bounce::{BouncePool, Lease},
+    bounce::{BouncePool, Lease, NoLease},
     device::DeviceLane,
     engine::Shared,
     file::DataFile,
@@ -15,7 +15,8 @@ use super::{
     transfer::{Transfer, plan},
     wake::Wake,
 };
-use std::{collections::VecDeque, io, mem, sync::Arc};
+use crate::layout::BLOCK_LEN;
+use std::{collections::VecDeque, io, sync::Arc};
 use windlass::{DeviceId, device::CopyError, route::Access};
 
 /// Bytes of one step.
@@ -126,7 +127,8 @@ impl Worker {
     }
 
     fn limits(&self) -> Limits {
-        let bounce_bytes = self.pool.len().min(STEP_BYTES + crate::layout::BLOCK_LEN);
+        // Where all is lost, the step finds that out.
+        let bounce_bytes = self.pool.len().clamp(BLOCK_LEN, STEP_BYTES + BLOCK_LEN);
         Limits { step_bytes: STEP_BYTES, segments: STEP_SEGMENTS, bounce_bytes }
     }
 
@@ -151,18 +153,27 @@ impl Worker {
                 self.put_step_back(number, step);
                 return;
             }
-            let Some(lease) = self.pool.try_take(step.bounced, &self.wake) else {
-                self.put_step_back(number, step);
-                self.is_short = true;
-                return;
-            };
-            self.begin(number, step, lease);
+            match self.pool.try_take(step.bounced, &self.wake) {
+                Ok(lease) => self.begin(number, step, lease),
+                Err(NoLease::Later) => {
+                    self.put_step_back(number, step);
+                    self.is_short = true;
+                    return;
+                }
+                Err(NoLease::Never) => self.fail(number, Failure::Io(no_memory_left())),
+            }
         }
     }
 
     fn put_step_back(&mut self, number: usize, step: Step) {
         if let Some(transfer) = self.transfers.get_mut(number).and_then(Option::as_mut) {
             transfer.steps.push_front(step);
+        }
+    }
+
+    fn fail(&mut self, number: usize, failure: Failure) {
+        if let Some(transfer) = self.transfers.get_mut(number).and_then(Option::as_mut) {
+            transfer.fail(failure);
         }
     }
 
@@ -231,12 +242,16 @@ impl Worker {
                 None
             }
             Some(step) => match self.pool.try_take(step.bounced, &self.wake) {
-                Some(lease) => Some((step, lease)),
-                None => {
+                Ok(lease) => Some((step, lease)),
+                Err(NoLease::Later) => {
                     steps.push_front(step);
                     self.is_short = true;
                     self.shared.queue.put_back(Queued { job, steps: Some(steps) });
                     return false;
+                }
+                Err(NoLease::Never) => {
+                    Queued { job, steps: None }.end(Failure::Io(no_memory_left()));
+                    return true;
                 }
             },
         };
@@ -454,11 +469,18 @@ impl Worker {
 fn fail_copy(transfer: &mut Transfer, failed: CopyError, lease: Lease) {
     if failed.is_in_doubt {
         tracing::error!(error = %failed.error, "memory is leaked, since nobody knows whether a device still copies it");
-        mem::forget(lease);
+        lease.lose();
         transfer.lose(io::Error::other(failed.error));
     } else {
         transfer.fail(Failure::Device(failed.error));
     }
+}
+
+/// What a step fails with that needs more of our memory than was not lost.
+fn no_memory_left() -> io::Error {
+    io::Error::other(
+        "most of the memory that bytes pass through is lost: devices or the system may still use it",
+    )
 }
 
 fn is_out_of_descriptors(error: &io::Error) -> bool {

@@ -453,6 +453,10 @@ fn memory_in_doubt_is_lost() {
     stand_in.reset();
     assert!(matches!(written.result, Err(Failure::Lost(_))), "{written:?}");
     assert!(held.upgrade().is_some(), "the caller's memory is never let go");
+    let again = run(&engine, |done| job(Direction::Write, &file, parts, done));
+    assert!(matches!(again.result, Err(Failure::Device(_))), "more would be lost: {again:?}");
+    let other = DeviceMemory::of(1, &pattern(16 << 20, 3));
+    let parts = parts_of(vec![other.piece(0, other.len)]);
     run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
     drop(engine);
     assert!(stand_in.count("pinned_bytes") > 0, "it stays pinned");
