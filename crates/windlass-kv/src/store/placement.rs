@@ -6,7 +6,7 @@ use super::{
     assembly::{Joined, Progressed, Share},
     commit::{CommitTask, Waiter},
     core::Message,
-    gate::Charge,
+    gate::{Charge, Waiting},
     group::{Group, GroupItem},
     requests::StoreUnderWay,
 };
@@ -38,20 +38,37 @@ pub(crate) struct StoreOptions {
     pub(crate) under_way: Arc<StoreUnderWay>,
 }
 
-/// A request to store, of which each group has entered the gate.
+/// A request to store, which the gate has taken.
 pub(crate) struct StoreTask {
     pub(crate) options: Arc<StoreOptions>,
-    pub(crate) groups: VecDeque<(Charge, Group)>,
+    pub(crate) groups: VecDeque<(Taken, Group)>,
+}
+
+/// Part of a store that counts for the gate until it has been written, or is given up.
+pub(crate) struct Taken {
+    core: Arc<Core>,
+    charge: Charge,
+}
+
+impl Taken {
+    /// Of a store that [`Gate::take_store`](super::Gate::take_store) has taken.
+    pub(crate) fn new(core: Arc<Core>, charge: Charge) -> Self {
+        Self { core, charge }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.core.gate.store_ended(self.charge);
+    }
 }
 
 /// Places blocks until it is told to stop.
 pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<StoreTask>>) {
     while let Ok(Message::Task(StoreTask { options, groups })) = tasks.recv() {
-        for (charge, group) in groups {
-            if options.ticket.has_ended() {
-                core.left(charge);
-            } else {
-                place(core, &options, charge, group);
+        for (taken, group) in groups {
+            if !options.ticket.has_ended() {
+                place(core, &options, taken, group);
             }
         }
         options.ticket.release();
@@ -80,14 +97,14 @@ pub(crate) fn count_refused(core: &Core, options: &StoreOptions, status: Status)
     }
 }
 
-fn place(core: &Arc<Core>, options: &Arc<StoreOptions>, charge: Charge, mut group: Group) {
+fn place(core: &Arc<Core>, options: &Arc<StoreOptions>, taken: Taken, mut group: Group) {
     loop {
         let assembly = match core.assemblies.get(group.fingerprint) {
             Some(assembly) => assembly,
             None => match reserve(core, options, &group) {
                 Ok(assembly) => assembly,
                 Err(status) => {
-                    core.left(charge);
+                    drop(taken);
                     return refuse(core, options, group.items.into_iter().map(|item| (item, status)));
                 }
             },
@@ -99,11 +116,11 @@ fn place(core: &Arc<Core>, options: &Arc<StoreOptions>, charge: Charge, mut grou
             }
             Joined::Write { items, others, part } => {
                 if items.is_empty() {
-                    core.left(charge);
+                    drop(taken);
                     return refuse(core, options, others);
                 }
                 refuse(core, options, others);
-                return write(core, options, assembly, charge, items, part);
+                return write(core, options, assembly, taken, items, part);
             }
         }
     }
@@ -165,7 +182,7 @@ fn write(
     core: &Arc<Core>,
     options: &Arc<StoreOptions>,
     assembly: Arc<Assembly>,
-    charge: Charge,
+    taken: Taken,
     items: Vec<GroupItem>,
     part: Share,
 ) {
@@ -175,9 +192,10 @@ fn write(
     let parts: Option<Vec<_>> = write.items.iter().map(|item| item.part(&place)).collect();
     let (Some(parts), Some(lease)) = (parts, ticket.lease()) else {
         // The request has ended meanwhile; or the place is not what was asked for, which the layout would have to answer for.
-        core.left(charge);
+        drop(taken);
         return write.failed(Status::Mismatch, None);
     };
+    let charge = taken.charge;
     let header = match (part, place.header) {
         (Share::Last, Some(offset)) => Header::Write { offset, make: write.make_header() },
         _ => Header::None,
@@ -195,12 +213,13 @@ fn write(
         keep: KeepAlive::new(lease),
         done: Box::new(move |outcome| {
             // First, so that who learns of the end finds room for more.
+            drop(taken);
             write.core.left(charge);
             write.core.note_outcome(Direction::Write, &outcome);
             write.ended(outcome);
         }),
     };
-    core.submit(vec![job]);
+    core.enter(vec![(charge, Waiting::Job(Box::new(job)))]);
 }
 
 impl ShardWrite {
@@ -264,7 +283,7 @@ impl ShardWrite {
                 }
             }),
         };
-        core.submit(vec![job]);
+        core.submit(vec![Waiting::Job(Box::new(job))]);
     }
 
     fn commit(self, written: Written, started: Option<Instant>) {
