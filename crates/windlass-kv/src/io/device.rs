@@ -93,7 +93,7 @@ impl DeviceSide {
             }
         };
         self.lock().regions.extend(buffer.clone());
-        Ok(Region { side: self.clone(), buffer })
+        Ok(Region { side: self.clone(), buffer, process: std::process::id() })
     }
 
     /// # Safety
@@ -231,18 +231,35 @@ impl DeviceSide {
 pub(crate) struct Region {
     side: Arc<DeviceSide>,
     buffer: Option<Arc<DirectBuffer>>,
+    process: u32,
 }
 
 impl Region {
     /// Whether its bytes go past the host's memory.
     pub(crate) fn is_direct(&self) -> bool {
         let is_known = |buffer| self.side.lock().regions.iter().any(|own| Arc::ptr_eq(own, buffer));
-        self.buffer.as_ref().is_some_and(is_known)
+        !self.is_childs() && self.buffer.as_ref().is_some_and(is_known)
+    }
+
+    /// Locks what a thread may hold while another forks.
+    #[cfg(test)]
+    pub(super) fn hold(&self) -> impl Drop + '_ {
+        self.side.lock()
+    }
+
+    /// Whether this is a copy in a child of fork, where locks may be held by threads that it lacks.
+    fn is_childs(&self) -> bool {
+        self.process != std::process::id()
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.is_childs() {
+            // The memory is known to the parent's driver, which the child must not call.
+            mem::forget((self.side.clone(), self.buffer.take()));
+            return;
+        }
         if let Some(buffer) = &self.buffer {
             self.side.lock().regions.retain(|own| !Arc::ptr_eq(own, buffer));
         }

@@ -436,6 +436,37 @@ fn faults_of_the_driver_fail_the_transfer_and_leave_nothing() {
     }
 }
 
+#[test]
+fn a_child_of_fork_leaves_registered_memory_alone() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Prefer)).unwrap();
+    let memory = DeviceMemory::of(0, &pattern(1 << 20, 2));
+    // SAFETY: the memory outlives the region.
+    let region = unsafe { engine.register_device(0, memory.address, 1 << 20) }.unwrap();
+    let is_direct = region.is_direct();
+    let held = region.hold();
+    // SAFETY: the child touches no lock, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: a deadlock ends this process too.
+        unsafe { libc::alarm(20) };
+        let leaves = !region.is_direct();
+        // SAFETY: as if it was dropped; its borrow by `held` means nothing here.
+        drop(unsafe { std::ptr::read(&region) });
+        // SAFETY: ends this process.
+        unsafe { libc::_exit(if leaves { 0 } else { 1 }) };
+    }
+    drop(held);
+    let mut status = 0;
+    // SAFETY: `status` is written.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(region.is_direct(), is_direct);
+    drop((region, engine, memory));
+    stand_in.assert_nothing_left("fork");
+}
+
 /// If nobody can know whether copies have ended, their memory is never used again.
 #[test]
 fn memory_in_doubt_is_lost() {
