@@ -246,6 +246,7 @@ impl ShardWrite {
             }
             Progressed::HeaderNext => self.write_header(started),
             Progressed::Whole(written) => self.commit(written, started),
+            Progressed::Abandoned => self.failed(Status::Io(libc::EIO), started),
         }
     }
 
