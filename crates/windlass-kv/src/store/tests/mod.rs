@@ -245,6 +245,22 @@ fn a_header_that_cannot_be_written_leaves_the_block_to_be_completed() {
 }
 
 #[test]
+fn a_shard_of_a_block_that_is_lost_is_not_stored() {
+    let bench = bench(|_| {});
+    bench.transfers.hold(Some(Direction::Write));
+    let (first, _) = bench.store_shard("a", 0, 2);
+    let (last, _) = bench.store_shard("a", 1, 2);
+    // Once this one is there, both others are on their way.
+    let (other, _) = bench.store_shard("b", 0, 2);
+    eventually("all are placed", || bench.store.stats().unwrap().partial_blocks == 2);
+    bench.transfers.lose_next();
+    bench.transfers.hold(None);
+    let failed = [Status::Io(libc::EIO)];
+    assert_eq!((end(&first).items, end(&last).items), (failed.to_vec(), failed.to_vec()));
+    assert_eq!(end(&other).items, [Status::Ok]);
+}
+
+#[test]
 fn a_commit_that_fails_leaves_no_block() {
     let bench = bench(|_| {});
     crate::sync::lock(&bench.layout.state).commits_fail = true;
@@ -489,6 +505,18 @@ fn verify_finds_damage_and_scrubbing_too() {
         assert_eq!(block.shards[0].len, SHARD as u64);
         assert!(bench.store.events().iter().any(|event| event.kind == EventKind::CorruptBlock));
     }
+}
+
+#[test]
+fn scrubbing_rests_where_it_owns_no_blocks() {
+    let bench = bench(|options| options.scrub_bytes_per_second = 1 << 30);
+    crate::sync::lock(&bench.layout.state).is_others = true;
+    bench.put("a");
+    let lists = || crate::sync::lock(&bench.layout.state).lists;
+    eventually("it looks", || lists() > 0);
+    let before = lists();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(lists() - before <= 6, "{} times in half a second", lists() - before);
 }
 
 #[test]
