@@ -48,6 +48,8 @@ struct State {
     proofs: HashMap<u32, Arc<DirectProof>>,
     /// Devices that nobody knows the copies of: their contexts are usually gone.
     in_doubt: HashSet<u32>,
+    /// Devices whose events were asked after.
+    devices: HashMap<u32, Arc<Device>>,
 }
 
 impl DeviceSide {
@@ -167,6 +169,36 @@ impl DeviceSide {
         file.cufile().map(|_| ()).map_err(Clone::clone)
     }
 
+    /// Whether the event of a job is reached, if it has one.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Safety
+    /// It must be a live event.
+    pub(super) unsafe fn is_reached(&self, job: &Job) -> windlass::Result<bool> {
+        let Some(event) = job.wait_event else { return Ok(true) };
+        let devices = job.parts.iter().flat_map(|part| &part.pieces).map(|piece| piece.device);
+        let ordinals = devices.filter_map(|device| match device {
+            DeviceId::Cuda(ordinal) => Some(ordinal),
+            DeviceId::Cpu => None,
+        });
+        let device = self.device(ordinals.min().unwrap_or(0))?;
+        // SAFETY: passed on.
+        unsafe { device.is_event_reached(event) }
+    }
+
+    /// A device, which stays open: it is asked after often.
+    fn device(&self, ordinal: u32) -> windlass::Result<Arc<Device>> {
+        let open = self.lock().devices.get(&ordinal).cloned();
+        if let Some(device) = open {
+            return Ok(device);
+        }
+        let device = Device::open(ordinal)?;
+        self.lock().devices.insert(ordinal, device.clone());
+        Ok(device)
+    }
+
     /// The direct path is not taken any more for a file.
     pub(super) fn give_up_file(&self, file: &DataFile, why: &Unavailable) {
         self.refusals.add(GDS, file.path(), why);
@@ -284,20 +316,18 @@ impl DeviceLane {
     }
 
     /// Copies the bounced pieces of a step that are on devices, from them before a write, to them after a read, and
-    /// waits for that. `after` is an event to be reached before.
+    /// waits for that.
     ///
     /// # Errors
     /// The device's. If nobody knows whether copies go on, the lease must never be given back.
     ///
     /// # Safety
     /// The pieces must be allocated on their devices, and nobody may use them, or the lease, in a way that copies forbid.
-    /// `after` must be a live event.
     pub(super) unsafe fn copy(
         &mut self,
         direction: Direction,
         step: &Step,
         lease: &Lease,
-        after: Option<u64>,
     ) -> std::result::Result<(), CopyError> {
         let direction = match direction {
             Direction::Read => CopyDirection::ToDevice,
@@ -307,7 +337,7 @@ impl DeviceLane {
             let sure = |error| CopyError { error, is_in_doubt: false };
             let queue = self.queue(ordinal).map_err(sure)?;
             // SAFETY: the caller vouches for the pieces; the lease is pinned memory, and ours.
-            if let Err(failed) = unsafe { queue.run(direction, &copies, after) } {
+            if let Err(failed) = unsafe { queue.run(direction, &copies, None) } {
                 if failed.is_in_doubt {
                     // Else each further copy would lose memory, until none is left for other devices.
                     self.side.lock().in_doubt.insert(ordinal);
@@ -334,24 +364,6 @@ impl DeviceLane {
             self.queues.insert(ordinal, HostCopies::new(&device)?);
         }
         self.queues.get(&ordinal).ok_or_else(|| windlass::Error::Internal("a queue is gone".into()))
-    }
-
-    /// Waits for an event on behalf of the host.
-    ///
-    /// # Errors
-    /// The device's.
-    ///
-    /// # Safety
-    /// It must be a live event.
-    pub(super) unsafe fn wait_for(&self, job: &Job, event: u64) -> windlass::Result<()> {
-        let devices = job.parts.iter().flat_map(|part| &part.pieces).map(|piece| piece.device);
-        let ordinal = devices.filter_map(|device| match device {
-            DeviceId::Cuda(ordinal) => Some(ordinal),
-            DeviceId::Cpu => None,
-        });
-        let device = Device::open(ordinal.min().unwrap_or(0))?;
-        // SAFETY: passed on.
-        unsafe { device.wait_for_event(event) }
     }
 
     /// Has cuFile move a step, and says how many bytes that was.

@@ -104,11 +104,15 @@ impl Lane {
     }
 
     pub(super) fn has_room(&self) -> bool {
-        let capacity = match &self.kind {
+        self.in_flight() < self.capacity()
+    }
+
+    /// Most operations at a time.
+    pub(super) fn capacity(&self) -> usize {
+        match &self.kind {
             Kind::Ring(ring) => ring.capacity(),
             Kind::Blocking(_) => 1,
-        };
-        self.in_flight() < capacity
+        }
     }
 
     /// Operations that were pushed and have not come back.

@@ -138,7 +138,7 @@ impl Namespace {
     ///
     /// # Safety
     /// The memory of all pieces may be written until the ticket is released
-    /// ([`Ticket::is_released`]); nobody else reads or writes it until then.
+    /// ([`Ticket::is_released`]); nobody else reads or writes it until then. An event to wait for lives until then too.
     ///
     /// # Errors
     /// [`Error::InvalidRequest`], [`Error::TooManyCompletions`], [`Error::Closed`].
@@ -164,7 +164,7 @@ impl Namespace {
     ///
     /// # Safety
     /// The memory of all pieces may be read until the ticket is released ([`Ticket::is_released`]); nobody writes it
-    /// until then.
+    /// until then. An event to wait for lives until then too.
     ///
     /// # Errors
     /// [`Error::InvalidRequest`], [`Error::TooManyCompletions`], [`Error::ReadOnly`], [`Error::Closed`].
