@@ -21,7 +21,7 @@ use std::{
     path::Path,
     sync::{
         Arc, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -32,6 +32,8 @@ pub(crate) struct Core {
     pub(crate) layout: Arc<dyn Layout>,
     pub(crate) requests: Arc<Requests>,
     pub(crate) gate: Gate,
+    /// Blocks of stores that were taken, and may come to be committed.
+    pub(crate) coming: AtomicUsize,
     pub(crate) assemblies: Assemblies,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Events,
@@ -87,7 +89,9 @@ impl Core {
 
     /// Has transfers begin as there is room for them.
     pub(crate) fn enter(&self, transfers: Vec<(Charge, Waiting)>) {
-        self.submit(self.gate.enter_or_queue(transfers));
+        if !transfers.is_empty() {
+            self.submit(self.gate.enter_or_queue(transfers));
+        }
     }
 
     /// A transfer that entered the gate has ended.

@@ -52,9 +52,7 @@ pub(crate) fn load(core: &Arc<Core>, options: LoadOptions, groups: Vec<Group>) {
     // The transfers have their own leases.
     ticket.release();
     core.submit(jobs);
-    if !waiting.is_empty() {
-        core.enter(waiting);
-    }
+    core.enter(waiting);
     core.layout.touch(&touched);
     ticket.settle(settled, None);
 }
@@ -127,8 +125,8 @@ impl WaitingLoad {
         items.sort_by_key(|item| item.shard);
         let mut parts = Vec::with_capacity(items.len());
         let mut mismatched = Vec::new();
-        items.retain(|item| {
-            let part = item.part(&found.place);
+        items.retain_mut(|item| {
+            let part = item.take_part(&found.place);
             if part.is_none() {
                 mismatched.push(item.settled(Status::Mismatch));
             }

@@ -214,7 +214,7 @@ impl Namespace {
             let status = if exists {
                 Status::Exists
             } else if is_taken {
-                admitted.push_back((Taken::new(core.clone(), charge(&group)), group));
+                admitted.push_back((Taken::new(core, charge(&group)), group));
                 continue;
             } else {
                 Status::Dropped(DropReason::Busy)

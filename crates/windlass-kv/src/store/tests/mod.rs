@@ -261,6 +261,18 @@ fn a_shard_of_a_block_that_is_lost_is_not_stored() {
 }
 
 #[test]
+fn blocks_of_one_request_share_commits() {
+    let bench = bench(|options| options.durability = crate::Durability::Batched);
+    let memory = Arc::new(bytes(0, SHARD));
+    let items = ["a", "b", "c", "d"].map(|key| item(key, 0, &memory)).into();
+    // SAFETY: the request keeps the memory.
+    let ticket = unsafe { bench.namespace.store(request(items, &memory, 1)) }.unwrap();
+    assert_eq!(end(&ticket).items, [Status::Ok; 4]);
+    let commits = bench.store.stats().unwrap().commits;
+    assert!(commits < 4, "{commits} commits of 4 blocks");
+}
+
+#[test]
 fn a_commit_that_fails_leaves_no_block() {
     let bench = bench(|_| {});
     crate::sync::lock(&bench.layout.state).commits_fail = true;
