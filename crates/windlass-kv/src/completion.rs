@@ -71,7 +71,7 @@ pub enum DropReason {
     NoRoom,
     /// The namespace has used up its quota, with blocks that cannot go.
     Quota,
-    /// More bytes are under way than `max_in_flight_bytes`.
+    /// Other stores that are under way leave it no room in `max_in_flight_bytes`.
     Busy,
     /// It was not asked for before (`admission`).
     NotAdmitted,

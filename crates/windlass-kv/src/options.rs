@@ -159,7 +159,8 @@ pub struct StoreOptions {
     pub direct: DirectPath,
     /// Threads that move bytes. Default: one for each CPU, at most 4; 8 for the route `threads`.
     pub io_threads: Option<usize>,
-    /// Most bytes of transfers that are under way; more are queued (loads) or refused as busy (stores).
+    /// Most bytes of transfers that are under way; more are queued. Stores are refused as busy, each as a whole, if those
+    /// before it leave no room in as many bytes; one that is larger goes alone.
     pub max_in_flight_bytes: u64,
     /// Whether the checksum of a block is compared when it is loaded.
     pub verify: bool,

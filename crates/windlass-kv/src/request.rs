@@ -27,7 +27,8 @@ pub struct Request {
     /// decides.
     pub ttl: Option<Duration>,
     /// A CUDA event, as a handle of the driver's, that work on the device must have reached before the memory is
-    /// read, or written.
+    /// read, or written. It lives, and is not recorded anew, until the ticket is released
+    /// ([`Ticket::is_released`](crate::Ticket::is_released)): `keep` may hold it.
     pub wait_event: Option<u64>,
     /// What keeps the memory from being freed.
     pub keep: KeepAlive,

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{DirectPath, Error, Result, layout::BLOCK_LEN};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io, mem,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -46,6 +46,10 @@ struct State {
     regions: Vec<Arc<DirectBuffer>>,
     /// What shows, for each device, that they do.
     proofs: HashMap<u32, Arc<DirectProof>>,
+    /// Devices that nobody knows the copies of: their contexts are usually gone.
+    in_doubt: HashSet<u32>,
+    /// Devices whose events were asked after.
+    devices: HashMap<u32, Arc<Device>>,
 }
 
 impl DeviceSide {
@@ -91,7 +95,7 @@ impl DeviceSide {
             }
         };
         self.lock().regions.extend(buffer.clone());
-        Ok(Region { side: self.clone(), buffer })
+        Ok(Region { side: self.clone(), buffer, process: std::process::id() })
     }
 
     /// # Safety
@@ -165,6 +169,36 @@ impl DeviceSide {
         file.cufile().map(|_| ()).map_err(Clone::clone)
     }
 
+    /// Whether the event of a job is reached, if it has one.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Safety
+    /// It must be a live event.
+    pub(super) unsafe fn is_reached(&self, job: &Job) -> windlass::Result<bool> {
+        let Some(event) = job.wait_event else { return Ok(true) };
+        let devices = job.parts.iter().flat_map(|part| &part.pieces).map(|piece| piece.device);
+        let ordinals = devices.filter_map(|device| match device {
+            DeviceId::Cuda(ordinal) => Some(ordinal),
+            DeviceId::Cpu => None,
+        });
+        let device = self.device(ordinals.min().unwrap_or(0))?;
+        // SAFETY: passed on.
+        unsafe { device.is_event_reached(event) }
+    }
+
+    /// A device, which stays open: it is asked after often.
+    fn device(&self, ordinal: u32) -> windlass::Result<Arc<Device>> {
+        let open = self.lock().devices.get(&ordinal).cloned();
+        if let Some(device) = open {
+            return Ok(device);
+        }
+        let device = Device::open(ordinal)?;
+        self.lock().devices.insert(ordinal, device.clone());
+        Ok(device)
+    }
+
     /// The direct path is not taken any more for a file.
     pub(super) fn give_up_file(&self, file: &DataFile, why: &Unavailable) {
         self.refusals.add(GDS, file.path(), why);
@@ -229,18 +263,35 @@ impl DeviceSide {
 pub(crate) struct Region {
     side: Arc<DeviceSide>,
     buffer: Option<Arc<DirectBuffer>>,
+    process: u32,
 }
 
 impl Region {
     /// Whether its bytes go past the host's memory.
     pub(crate) fn is_direct(&self) -> bool {
         let is_known = |buffer| self.side.lock().regions.iter().any(|own| Arc::ptr_eq(own, buffer));
-        self.buffer.as_ref().is_some_and(is_known)
+        !self.is_childs() && self.buffer.as_ref().is_some_and(is_known)
+    }
+
+    /// Locks what a thread may hold while another forks.
+    #[cfg(test)]
+    pub(super) fn hold(&self) -> impl Drop + '_ {
+        self.side.lock()
+    }
+
+    /// Whether this is a copy in a child of fork, where locks may be held by threads that it lacks.
+    fn is_childs(&self) -> bool {
+        self.process != std::process::id()
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.is_childs() {
+            // The memory is known to the parent's driver, which the child must not call.
+            mem::forget((self.side.clone(), self.buffer.take()));
+            return;
+        }
         if let Some(buffer) = &self.buffer {
             self.side.lock().regions.retain(|own| !Arc::ptr_eq(own, buffer));
         }
@@ -265,20 +316,18 @@ impl DeviceLane {
     }
 
     /// Copies the bounced pieces of a step that are on devices, from them before a write, to them after a read, and
-    /// waits for that. `after` is an event to be reached before.
+    /// waits for that.
     ///
     /// # Errors
     /// The device's. If nobody knows whether copies go on, the lease must never be given back.
     ///
     /// # Safety
     /// The pieces must be allocated on their devices, and nobody may use them, or the lease, in a way that copies forbid.
-    /// `after` must be a live event.
     pub(super) unsafe fn copy(
         &mut self,
         direction: Direction,
         step: &Step,
         lease: &Lease,
-        after: Option<u64>,
     ) -> std::result::Result<(), CopyError> {
         let direction = match direction {
             Direction::Read => CopyDirection::ToDevice,
@@ -288,8 +337,10 @@ impl DeviceLane {
             let sure = |error| CopyError { error, is_in_doubt: false };
             let queue = self.queue(ordinal).map_err(sure)?;
             // SAFETY: the caller vouches for the pieces; the lease is pinned memory, and ours.
-            if let Err(failed) = unsafe { queue.run(direction, &copies, after) } {
+            if let Err(failed) = unsafe { queue.run(direction, &copies, None) } {
                 if failed.is_in_doubt {
+                    // Else each further copy would lose memory, until none is left for other devices.
+                    self.side.lock().in_doubt.insert(ordinal);
                     // The memory stays pinned, and mapped.
                     mem::forget(self.side.clone());
                 }
@@ -300,30 +351,19 @@ impl DeviceLane {
     }
 
     fn queue(&mut self, ordinal: u32) -> windlass::Result<&HostCopies> {
+        if self.side.lock().in_doubt.contains(&ordinal) {
+            let why = Unavailable {
+                reason: "nobody knows what became of earlier copies".into(),
+                fix: "open the store in a new process".into(),
+            };
+            return Err(windlass::Error::DeviceUnavailable { device: format!("cuda:{ordinal}"), why });
+        }
         if !self.queues.contains_key(&ordinal) {
             let device = Device::open(ordinal)?;
             self.side.pin(&device, &self.pool)?;
             self.queues.insert(ordinal, HostCopies::new(&device)?);
         }
         self.queues.get(&ordinal).ok_or_else(|| windlass::Error::Internal("a queue is gone".into()))
-    }
-
-    /// Waits for an event on behalf of the host.
-    ///
-    /// # Errors
-    /// The device's.
-    ///
-    /// # Safety
-    /// It must be a live event.
-    pub(super) unsafe fn wait_for(&self, job: &Job, event: u64) -> windlass::Result<()> {
-        let devices = job.parts.iter().flat_map(|part| &part.pieces).map(|piece| piece.device);
-        let ordinal = devices.filter_map(|device| match device {
-            DeviceId::Cuda(ordinal) => Some(ordinal),
-            DeviceId::Cpu => None,
-        });
-        let device = Device::open(ordinal.min().unwrap_or(0))?;
-        // SAFETY: passed on.
-        unsafe { device.wait_for_event(event) }
     }
 
     /// Has cuFile move a step, and says how many bytes that was.

@@ -7,6 +7,7 @@ use super::{
     Failure, Job,
     bounce::BouncePool,
     device::{DeviceLane, DeviceSide, Region},
+    events::EventLine,
     lane::Lane,
     queue::{Queue, Queued},
     ring::RingLane,
@@ -119,6 +120,8 @@ impl Refusals {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) queue: Queue,
+    /// Of workers that serve devices.
+    pub(super) events: EventLine,
     pub(super) workers: usize,
     pub(super) window_bytes: u64,
     pub(super) background: Background,
@@ -131,46 +134,27 @@ impl Shared {
             reject(jobs, || io::Error::other("the threads that move bytes have ended"));
         }
     }
+
+    fn cancel(&self, tag: u64) -> usize {
+        // In the order in which jobs go from one to the other.
+        self.events.cancel(tag) + self.queue.cancel(tag)
+    }
 }
 
 /// How many threads are busy with jobs that nobody waits for: some are kept free for the others.
 #[derive(Debug)]
 pub(super) struct Background {
     busy: AtomicUsize,
-    /// Of these, those that do nothing but wait for the event of a job.
-    blocked: AtomicUsize,
     most: usize,
-}
-
-/// A thread that waits for the event of a job.
-#[derive(Debug)]
-pub(super) struct Blocked<'a>(&'a Background);
-
-impl Drop for Blocked<'_> {
-    fn drop(&mut self) {
-        self.0.blocked.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl Background {
     fn new(workers: usize) -> Self {
-        Self { busy: AtomicUsize::new(0), blocked: AtomicUsize::new(0), most: (workers - workers / 4).max(1) }
+        Self { busy: AtomicUsize::new(0), most: (workers - workers / 4).max(1) }
     }
 
     pub(super) fn is_full(&self) -> bool {
         self.busy.load(Ordering::Relaxed) >= self.most
-    }
-
-    /// Whether no other thread may wait for an event.
-    pub(super) fn is_blocked(&self) -> bool {
-        self.blocked.load(Ordering::Relaxed) >= self.most
-    }
-
-    /// Permission to wait for an event, if others are left to work meanwhile.
-    pub(super) fn block(&self) -> Option<Blocked<'_>> {
-        let more = |blocked: usize| (blocked < self.most).then_some(blocked + 1);
-        self.blocked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Blocked(self))
     }
 
     pub(super) fn began(&self, is_demand: bool) {
@@ -283,7 +267,7 @@ impl IoEngine {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         let of_devices = devices.as_ref().map(|group| group.shared.clone());
         drop(devices);
-        self.hosts.shared.queue.cancel(tag) + of_devices.map_or(0, |shared| shared.queue.cancel(tag))
+        self.hosts.shared.cancel(tag) + of_devices.map_or(0, |shared| shared.cancel(tag))
     }
 
     /// Makes memory of a device known to the direct path, if `direct` of the options allows that and it is proven to
@@ -345,7 +329,8 @@ impl Group {
         refusals: &Arc<Refusals>,
     ) -> Result<Self> {
         let shared = Arc::new(Shared {
-            queue: Queue::new(),
+            queue: Queue::default(),
+            events: EventLine::default(),
             workers,
             window_bytes: WINDOW_BYTES,
             background: Background::new(workers),
@@ -357,12 +342,17 @@ impl Group {
             let devices = side.map(|side| DeviceLane::new(side.clone(), pool.clone()));
             group.start_worker(options, route, number, pool, devices)?;
         }
-        let shared = group.shared.clone();
-        let timer =
-            thread::Builder::new().name("windlass-kv-time".into()).spawn(move || shared.queue.expire());
-        let failed =
-            |source| Error::Io { doing: "starting a thread for", path: options.root.clone(), source };
-        group.threads.push(timer.map_err(failed)?);
+        if let Some(side) = side.cloned() {
+            let shared = group.shared.clone();
+            let watch = move || {
+                // SAFETY: whoever submits a job vouches for its event until `keep` is dropped.
+                shared.events.watch(&shared.queue, |job| unsafe { side.is_reached(job) });
+            };
+            let watcher = thread::Builder::new().name("windlass-kv-event".into()).spawn(watch);
+            let failed =
+                |source| Error::Io { doing: "starting a thread for", path: options.root.clone(), source };
+            group.threads.push(watcher.map_err(failed)?);
+        }
         Ok(group)
     }
 
@@ -420,6 +410,7 @@ impl Drop for Group {
             std::mem::forget(self.shared.clone());
             return;
         }
+        self.shared.events.close(|| Failure::Cancelled);
         self.shared.queue.close(|| Failure::Cancelled);
         self.wakes.iter().for_each(|wake| wake.notify());
         for thread in self.threads.drain(..) {

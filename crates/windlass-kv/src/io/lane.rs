@@ -7,7 +7,7 @@ use super::{
     Direction, blocking::BlockingLane, bounce::Lease, file::DataFile, memory, plan::Step, ring::RingLane,
     wake::Wake,
 };
-use std::{io, sync::Arc};
+use std::{io, mem, sync::Arc};
 use windlass::route::Access;
 
 /// One read or write. It holds the memory of ours that it uses; that of the caller is held by its transfer.
@@ -46,6 +46,13 @@ impl Op {
     /// Points the next attempt at what is missing.
     pub(super) fn aim(&mut self) {
         self.segments = memory::segments(&self.step, &self.lease, self.filled..self.end());
+    }
+
+    /// Nobody knows whether it has ended: what it uses is never freed.
+    pub(super) fn lose(self) {
+        let Self { file, lease, segments, .. } = self;
+        mem::forget((file, segments));
+        lease.lose();
     }
 }
 
@@ -97,11 +104,15 @@ impl Lane {
     }
 
     pub(super) fn has_room(&self) -> bool {
-        let capacity = match &self.kind {
+        self.in_flight() < self.capacity()
+    }
+
+    /// Most operations at a time.
+    pub(super) fn capacity(&self) -> usize {
+        match &self.kind {
             Kind::Ring(ring) => ring.capacity(),
             Kind::Blocking(_) => 1,
-        };
-        self.in_flight() < capacity
+        }
     }
 
     /// Operations that were pushed and have not come back.

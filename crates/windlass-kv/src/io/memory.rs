@@ -164,10 +164,12 @@ unsafe fn copy_and_sum(step: &Step, lease: &Lease, sums: &mut [PartSum], towards
 /// Puts a header into its place in the lease. It is cut or filled up with zeros to its length.
 pub(super) fn put_header(step: &Step, lease: &Lease, header: &[u8]) {
     for (address, range) in header_runs(step, lease) {
-        for (at, position) in range.enumerate() {
-            let byte = header.get(position).copied().unwrap_or(0);
-            // SAFETY: inside the run, which is memory of the lease: the step that holds it is not under way yet.
-            unsafe { address.add(at).write(byte) };
+        let bytes = header.get(range.start..).unwrap_or(&[]);
+        let count = bytes.len().min(range.len());
+        // SAFETY: inside the run, which is memory of the lease: the step that holds it is not under way yet.
+        unsafe {
+            ptr::copy_nonoverlapping(bytes.as_ptr(), address, count);
+            address.add(count).write_bytes(0, range.len() - count);
         }
     }
 }

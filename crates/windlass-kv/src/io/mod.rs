@@ -7,6 +7,7 @@ mod bounce;
 mod checksum;
 mod device;
 mod engine;
+mod events;
 #[cfg(feature = "fault-injection")]
 pub(crate) mod fault;
 mod file;
@@ -114,6 +115,7 @@ pub(crate) struct Job {
     /// If it has not begun by then, it does not.
     pub(crate) deadline: Option<Instant>,
     /// A CUDA event, as a handle of the driver's, that work on the device must have reached before the memory is touched.
+    /// It lives until `keep` is dropped.
     pub(crate) wait_event: Option<u64>,
     /// Dropped after the memory was touched for the last time, before `done` is called.
     pub(crate) keep: KeepAlive,

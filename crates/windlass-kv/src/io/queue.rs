@@ -1,11 +1,14 @@
-//! Jobs that wait for a worker: what is waited for first, but nothing for ever; what waits for too long not at all.
+//! Jobs that wait for a worker: what is waited for first, but nothing for ever.
 #![forbid(unsafe_code)]
 
 use super::{Failure, Job, Outcome, Priority, plan::Step, wake::Wake};
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 /// Of so many jobs one is taken from the lesser line, where both have some.
@@ -43,11 +46,12 @@ pub(super) enum Accept {
     Demand,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
-    /// For who ends jobs whose time is over.
-    changed: Condvar,
+    /// What `state` says, for who asks often.
+    len: AtomicUsize,
+    is_closed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -59,56 +63,34 @@ struct Parked {
 
 #[derive(Debug, Default)]
 struct State {
-    jobs: HashMap<u64, Queued>,
-    /// The jobs of each priority; some may have ended already.
-    lines: [VecDeque<u64>; 3],
-    /// How many of each priority there are.
-    waiting: [usize; 3],
-    deadlines: BTreeSet<(Instant, u64)>,
+    /// The jobs of each priority, by number: the lowest is the next.
+    lines: [BTreeMap<i64, Queued>; 3],
+    /// Tag, line and number of each job.
+    by_tag: BTreeSet<(u64, usize, i64)>,
     /// Workers that have nothing to do, or could do more.
     parked: Vec<Parked>,
-    numbered: u64,
+    /// Number of the last job that was put at the end, or, counted down, at the front.
+    last: i64,
+    first: i64,
     taken: u64,
     is_closed: bool,
 }
 
 impl State {
-    fn remove(&mut self, number: u64) -> Option<Queued> {
-        let queued = self.jobs.remove(&number)?;
-        self.waiting[queued.job.priority as usize] -= 1;
-        if let Some(deadline) = queued.job.deadline {
-            self.deadlines.remove(&(deadline, number));
-        }
-        Some(queued)
+    fn insert(&mut self, number: i64, queued: Queued) {
+        let line = queued.job.priority as usize;
+        self.by_tag.insert((queued.job.tag, line, number));
+        self.lines[line].insert(number, queued);
     }
 
-    /// The next that is still there.
     fn next_of(&mut self, line: Priority) -> Option<Queued> {
-        while let Some(number) = self.lines[line as usize].pop_front() {
-            if let Some(queued) = self.remove(number) {
-                return Some(queued);
-            }
-        }
-        None
-    }
-
-    fn number(&mut self, queued: Queued) -> (u64, Priority) {
-        let (number, priority) = (self.numbered, queued.job.priority);
-        self.numbered += 1;
-        if let Some(deadline) = queued.job.deadline {
-            self.deadlines.insert((deadline, number));
-        }
-        self.waiting[priority as usize] += 1;
-        self.jobs.insert(number, queued);
-        (number, priority)
+        let (number, queued) = self.lines[line as usize].pop_first()?;
+        self.by_tag.remove(&(queued.job.tag, line as usize, number));
+        Some(queued)
     }
 }
 
 impl Queue {
-    pub(super) fn new() -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new() }
-    }
-
     /// Adds jobs, and wakes as many workers. Gives them back if the queue is closed.
     pub(super) fn push(&self, jobs: Vec<Job>) -> Result<(), Vec<Job>> {
         let woken = {
@@ -116,19 +98,19 @@ impl Queue {
             if state.is_closed {
                 return Err(jobs);
             }
-            if jobs.iter().any(|job| job.deadline.is_some()) {
-                self.changed.notify_all();
-            }
             let mut woken = Vec::new();
             for job in jobs {
-                let (number, priority) = state.number(Queued { job, steps: None });
-                state.lines[priority as usize].push_back(number);
+                let priority = job.priority;
+                state.last += 1;
+                let number = state.last;
+                state.insert(number, Queued { job, steps: None });
                 let takes =
                     |parked: &Parked| priority == Priority::Demand || parked.accept == Accept::Everything;
                 if let Some(place) = state.parked.iter().rposition(takes) {
                     woken.push(state.parked.remove(place).wake);
                 }
             }
+            self.note(&state);
             woken
         };
         woken.iter().for_each(|wake| wake.notify());
@@ -142,17 +124,18 @@ impl Queue {
             drop(state);
             return queued.end(Failure::Cancelled);
         }
-        let has_deadline = queued.job.deadline.is_some();
-        let (number, priority) = state.number(queued);
-        state.lines[priority as usize].push_front(number);
-        if has_deadline {
-            self.changed.notify_all();
-        }
+        state.first -= 1;
+        let number = state.first;
+        state.insert(number, queued);
+        self.note(&state);
     }
 
     /// The next job.
     pub(super) fn take(&self, accept: Accept) -> Option<Queued> {
         use Priority::{Background, Demand, Idle};
+        if self.len() == 0 {
+            return None;
+        }
         let mut state = self.lock();
         let turn = state.taken + 1;
         let order: &[Priority] = match accept {
@@ -163,20 +146,21 @@ impl Queue {
         };
         let queued = order.iter().find_map(|&line| state.next_of(line))?;
         state.taken += 1;
+        self.note(&state);
         Some(queued)
     }
 
     /// Jobs that wait.
     pub(super) fn len(&self) -> usize {
-        self.lock().jobs.len()
+        self.len.load(Ordering::Relaxed)
     }
 
     /// Lets a worker be woken by the next job that it could take; `false` if there is one.
     pub(super) fn park(&self, worker: usize, wake: &Arc<Wake>, accept: Accept) -> bool {
         let mut state = self.lock();
         let is_work = match accept {
-            Accept::Everything => !state.jobs.is_empty(),
-            Accept::Demand => state.waiting[Priority::Demand as usize] > 0,
+            Accept::Everything => state.lines.iter().any(|line| !line.is_empty()),
+            Accept::Demand => !state.lines[Priority::Demand as usize].is_empty(),
         };
         if is_work {
             return false;
@@ -192,60 +176,43 @@ impl Queue {
 
     /// Ends the jobs of this tag that no worker has begun; says how many.
     pub(super) fn cancel(&self, tag: u64) -> usize {
-        let cancelled: Vec<Queued> = {
+        let mut cancelled = Vec::new();
+        {
             let mut state = self.lock();
-            let own = state.jobs.iter().filter(|(_, queued)| queued.job.tag == tag);
-            let numbers: Vec<u64> = own.map(|(number, _)| *number).collect();
-            numbers.into_iter().filter_map(|number| state.remove(number)).collect()
-        };
+            let places = state.by_tag.range((tag, 0, i64::MIN)..=(tag, usize::MAX, i64::MAX));
+            for place in places.copied().collect::<Vec<_>>() {
+                let (_, line, number) = place;
+                cancelled.extend(state.lines[line].remove(&number));
+                state.by_tag.remove(&place);
+            }
+            self.note(&state);
+        }
         let count = cancelled.len();
         cancelled.into_iter().for_each(|queued| queued.end(Failure::Cancelled));
         count
     }
 
-    /// Ends jobs whose time is over, as it comes to that, until the queue is closed.
-    pub(super) fn expire(&self) {
-        let mut state = self.lock();
-        while !state.is_closed {
-            let now = Instant::now();
-            let mut expired = Vec::new();
-            while let Some(&(deadline, number)) = state.deadlines.first()
-                && deadline <= now
-            {
-                state.deadlines.pop_first();
-                expired.extend(state.remove(number));
-            }
-            if !expired.is_empty() {
-                drop(state);
-                expired.into_iter().for_each(|queued: Queued| queued.end(Failure::TimedOut));
-                state = self.lock();
-                continue;
-            }
-            state = match state.deadlines.first().copied() {
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some((deadline, _)) => {
-                    let waited = self.changed.wait_timeout(state, deadline.saturating_duration_since(now));
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
-    }
-
     pub(super) fn is_closed(&self) -> bool {
-        self.lock().is_closed
+        self.is_closed.load(Ordering::Acquire)
     }
 
     /// Ends the jobs that wait, and takes no more.
     pub(super) fn close(&self, failure: impl Fn() -> Failure) {
-        let left: Vec<Queued> = {
+        let lines = {
             let mut state = self.lock();
             state.is_closed = true;
-            state.deadlines.clear();
-            state.waiting = [0; 3];
-            self.changed.notify_all();
-            state.jobs.drain().map(|(_, queued)| queued).collect()
+            state.by_tag.clear();
+            let lines = mem::take(&mut state.lines);
+            self.note(&state);
+            lines
         };
-        left.into_iter().for_each(|queued| queued.end(failure()));
+        lines.into_iter().flat_map(BTreeMap::into_values).for_each(|queued| queued.end(failure()));
+    }
+
+    /// Only with the lock, so that what is noted last is so.
+    fn note(&self, state: &State) {
+        self.len.store(state.lines.iter().map(BTreeMap::len).sum(), Ordering::Relaxed);
+        self.is_closed.store(state.is_closed, Ordering::Release);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -187,7 +187,7 @@ impl RingLane {
 
     /// Nothing more can be learnt of the operations: the kernel may go on using their memory, so it is never freed.
     fn leak(&mut self) {
-        self.in_flight.drain(..).for_each(std::mem::forget);
+        self.in_flight.drain(..).flatten().for_each(Op::lose);
         self.free.clear();
     }
 }

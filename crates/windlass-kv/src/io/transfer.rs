@@ -44,7 +44,6 @@ pub(super) struct Transfer {
     pub(super) file: Arc<DataFile>,
     /// Whether the file is open for this transfer's sake.
     pub(super) is_late: bool,
-    pub(super) wait_event: Option<u64>,
     pub(super) is_demand: bool,
     /// Steps that have not begun.
     pub(super) steps: VecDeque<Step>,
@@ -77,7 +76,6 @@ impl Transfer {
             direction: job.direction,
             file,
             is_late: job.file.is_late(),
-            wait_event: job.wait_event,
             is_demand: job.priority == super::Priority::Demand,
             steps,
             running: 0,

@@ -2,8 +2,8 @@
 #![allow(unsafe_code)]
 
 use super::{
-    Carrier, Direction, Failure, Job, Priority,
-    bounce::{BouncePool, Lease},
+    Carrier, Direction, Failure, Job,
+    bounce::{BouncePool, Lease, NoLease, Urgency},
     device::DeviceLane,
     engine::Shared,
     file::DataFile,
@@ -15,13 +15,16 @@ use super::{
     transfer::{Transfer, plan},
     wake::Wake,
 };
-use std::{collections::VecDeque, io, mem, sync::Arc};
-use windlass::{DeviceId, device::CopyError, route::Access};
+use crate::layout::BLOCK_LEN;
+use std::{collections::VecDeque, io, mem, sync::Arc, time::Instant};
+use windlass::{device::CopyError, route::Access};
 
 /// Bytes of one step.
 const STEP_BYTES: u64 = 8 << 20;
 /// Pieces of the caller's memory in one step: the system takes 1024, and memory of ours needs some.
 const STEP_SEGMENTS: usize = 512;
+/// Of so many steps one is taken from jobs that nobody waits for, where others have some too.
+const RESTS_TURN: u64 = 8;
 /// Files that all workers together have open for single transfers: half as many as descriptors.
 const MOST_LATE_FILES: usize = 128;
 
@@ -37,16 +40,23 @@ pub(super) struct Worker {
     /// Jobs that have begun, by the number that their operations carry.
     transfers: Vec<Option<Transfer>>,
     free: Vec<usize>,
-    /// Of these, those that have steps to begin, oldest first.
-    unfinished: VecDeque<usize>,
+    /// Of these, those that have steps to begin, oldest first, by urgency.
+    unfinished: [VecDeque<usize>; 2],
+    /// Steps that were begun.
+    begun: u64,
     /// Bytes that are with the lane.
     in_flight_bytes: u64,
     /// Of these, those that nobody waits for.
     background_bytes: u64,
+    background_steps: usize,
     /// Files that are open for single transfers.
     late_files: usize,
-    /// Whether there was no memory for the next step, or no descriptor for the next job.
-    is_short: bool,
+    /// Whether there was no memory for the next step, by urgency.
+    is_short: [bool; 2],
+    /// Whether the pool knows that this worker waits.
+    waits: [bool; 2],
+    /// Whether there was no descriptor for the next job.
+    lacks_descriptor: bool,
 }
 
 impl Worker {
@@ -66,11 +76,15 @@ impl Worker {
             wake,
             transfers: Vec::new(),
             free: Vec::new(),
-            unfinished: VecDeque::new(),
+            unfinished: Default::default(),
+            begun: 0,
             in_flight_bytes: 0,
             background_bytes: 0,
+            background_steps: 0,
             late_files: 0,
-            is_short: false,
+            is_short: [false; 2],
+            waits: [false; 2],
+            lacks_descriptor: false,
         }
     }
 
@@ -78,16 +92,20 @@ impl Worker {
     pub(super) fn run(mut self) {
         let mut done = Vec::new();
         loop {
+            self.is_short = [false; 2];
+            self.lacks_descriptor = false;
+            if !self.is_rests_turn() {
+                // Before the room is taken by jobs that nobody waits for, and that have begun.
+                self.take_jobs();
+            }
             self.begin_steps();
             self.take_jobs();
             if self.is_idle() && self.shared.queue.is_closed() {
                 break;
             }
-            if !self.is_short {
-                self.pool.leave(&self.wake);
-            }
+            self.leave_pool();
             let accept = self.accept();
-            let is_parked = self.has_room() && self.may_open() && !self.is_short;
+            let is_parked = self.takes_jobs();
             if is_parked && !self.shared.queue.park(self.number, &self.wake, accept) {
                 continue;
             }
@@ -100,64 +118,122 @@ impl Worker {
                 return self.give_up(&error);
             }
         }
-        self.pool.leave(&self.wake);
+        self.is_short = [false; 2];
+        self.leave_pool();
     }
 
     fn is_idle(&self) -> bool {
-        self.lane.in_flight() == 0 && self.unfinished.is_empty()
+        self.lane.in_flight() == 0 && self.unfinished.iter().all(VecDeque::is_empty)
     }
 
-    fn has_room(&self) -> bool {
-        self.lane.has_room() && self.in_flight_bytes < self.shared.window_bytes
+    /// Does not wait for memory that nothing lacks any more.
+    fn leave_pool(&mut self) {
+        for urgency in Urgency::ALL {
+            if !self.is_short[urgency as usize] && mem::take(&mut self.waits[urgency as usize]) {
+                self.pool.leave(urgency, &self.wake);
+            }
+        }
+    }
+
+    /// Memory of ours for a step.
+    fn take_memory(&mut self, step: &Step, urgency: Urgency) -> Result<Lease, NoLease> {
+        let taken = self.pool.try_take(step.bounced, urgency, &self.wake);
+        let waits = matches!(taken, Err(NoLease::Later));
+        self.is_short[urgency as usize] = waits;
+        // A step that needs none does not take this worker's place.
+        if waits || step.bounced > 0 {
+            self.waits[urgency as usize] = waits;
+        }
+        taken
+    }
+
+    /// Whether a step may begin. Demand has some room of its own.
+    fn has_room(&self, urgency: Urgency) -> bool {
+        let window = self.shared.window_bytes;
+        let is_free = self.in_flight_bytes < window;
+        self.lane.has_room()
+            && match urgency {
+                Urgency::Demand => is_free || self.in_flight_bytes - self.background_bytes < window / 4,
+                Urgency::Rest => is_free && !self.has_enough_of_rest(),
+            }
     }
 
     fn may_open(&self) -> bool {
         self.late_files < (MOST_LATE_FILES / self.shared.workers.max(1)).max(1)
     }
 
-    /// Demand finds room whatever else there is to do.
+    /// Whether it has enough of what nobody waits for, of a ring's room.
+    fn has_enough_of_rest(&self) -> bool {
+        let most = self.lane.capacity() - self.lane.capacity() / 4;
+        let is_full = self.background_bytes >= self.shared.window_bytes / 4 * 3;
+        self.lane.is_ring() && (is_full || self.background_steps >= most)
+    }
+
     fn accept(&self) -> Accept {
-        let is_full = if self.lane.is_ring() {
-            self.background_bytes >= self.shared.window_bytes / 4 * 3
+        let is_full =
+            if self.lane.is_ring() { self.has_enough_of_rest() } else { self.shared.background.is_full() };
+        let rest = Urgency::Rest as usize;
+        if is_full || self.is_short[rest] || !self.unfinished[rest].is_empty() {
+            Accept::Demand
         } else {
-            self.shared.background.is_full()
-        };
-        if is_full || self.shared.background.is_blocked() { Accept::Demand } else { Accept::Everything }
+            Accept::Everything
+        }
+    }
+
+    /// Whether it could begin a job that somebody waits for.
+    fn takes_jobs(&self) -> bool {
+        let demand = Urgency::Demand as usize;
+        let is_held_up =
+            self.is_short[demand] || !self.unfinished[demand].is_empty() || self.lacks_descriptor;
+        self.has_room(Urgency::Demand) && self.may_open() && !is_held_up
     }
 
     fn limits(&self) -> Limits {
-        let bounce_bytes = self.pool.len().min(STEP_BYTES + crate::layout::BLOCK_LEN);
+        // Where all is lost, the step finds that out.
+        let bounce_bytes = self.pool.len().clamp(BLOCK_LEN, STEP_BYTES + BLOCK_LEN);
         Limits { step_bytes: STEP_BYTES, segments: STEP_SEGMENTS, bounce_bytes }
     }
 
     /// Begins steps of jobs that have begun.
     fn begin_steps(&mut self) {
-        self.is_short = false;
-        while let Some(&number) = self.unfinished.front() {
+        while let Some(urgency) = self.next_urgency() {
+            let line = urgency as usize;
+            let Some(&number) = self.unfinished[line].front() else { return };
             let Some(transfer) = self.transfers.get_mut(number).and_then(Option::as_mut) else {
-                self.unfinished.pop_front();
+                self.unfinished[line].pop_front();
                 continue;
             };
             let Some(step) = transfer.steps.pop_front() else {
-                self.unfinished.pop_front();
+                self.unfinished[line].pop_front();
                 self.end_if_over(number);
                 continue;
             };
             if step.is_devices {
+                self.begun += 1;
                 self.move_directly(number, &step);
                 continue;
             }
-            if !self.has_room() {
-                self.put_step_back(number, step);
-                return;
+            match self.take_memory(&step, urgency) {
+                Ok(lease) => self.begin(number, step, lease),
+                Err(NoLease::Later) => self.put_step_back(number, step),
+                Err(NoLease::Never) => self.fail(number, Failure::Io(no_memory_left())),
             }
-            let Some(lease) = self.pool.try_take(step.bounced, &self.wake) else {
-                self.put_step_back(number, step);
-                self.is_short = true;
-                return;
-            };
-            self.begin(number, step, lease);
         }
+    }
+
+    fn is_rests_turn(&self) -> bool {
+        (self.begun + 1).is_multiple_of(RESTS_TURN)
+    }
+
+    /// Whose step is the next.
+    fn next_urgency(&self) -> Option<Urgency> {
+        let may = |urgency: &Urgency| {
+            let line = *urgency as usize;
+            !self.unfinished[line].is_empty() && !self.is_short[line] && self.has_room(*urgency)
+        };
+        let [first, second] = Urgency::ALL;
+        let order = if self.is_rests_turn() { [second, first] } else { [first, second] };
+        order.into_iter().find(may)
     }
 
     fn put_step_back(&mut self, number: usize, step: Step) {
@@ -166,42 +242,48 @@ impl Worker {
         }
     }
 
-    /// Takes a share of the jobs that wait.
-    fn take_jobs(&mut self) {
-        if !self.unfinished.is_empty() {
-            return;
-        }
-        let share = self.shared.queue.len().div_ceil(self.shared.workers).max(1);
-        for _ in 0..share {
-            if !self.has_room() || !self.may_open() || !self.unfinished.is_empty() {
-                return;
-            }
-            let Some(queued) = self.shared.queue.take(self.accept()) else { return };
-            if !self.begin_job(queued) {
-                return;
-            }
+    fn fail(&mut self, number: usize, failure: Failure) {
+        if let Some(transfer) = self.transfers.get_mut(number).and_then(Option::as_mut) {
+            transfer.fail(failure);
         }
     }
 
-    /// Begins a job; `false` if there is no memory or no descriptor for it, and it waits again.
-    fn begin_job(&mut self, queued: Queued) -> bool {
-        let Queued { job, steps } = queued;
-        if job.deadline.is_some_and(|deadline| deadline <= std::time::Instant::now()) {
-            Queued { job, steps }.end(Failure::TimedOut);
-            return true;
+    /// Takes a share of the jobs that wait.
+    fn take_jobs(&mut self) {
+        let share = self.shared.queue.len().div_ceil(self.shared.workers).max(1);
+        for _ in 0..share {
+            if !self.takes_jobs() {
+                return;
+            }
+            let Some(queued) = self.shared.queue.take(self.accept()) else { return };
+            self.begin_job(queued);
+        }
+    }
+
+    /// Begins a job. If there is no memory or no descriptor for it, or its event is not reached, it waits again.
+    fn begin_job(&mut self, queued: Queued) {
+        let Queued { mut job, steps } = queued;
+        if job.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Queued { job, steps }.end(Failure::TimedOut);
+        }
+        if let Some(devices) = &self.devices
+            && job.wait_event.is_some()
+        {
+            // SAFETY: whoever submits a job vouches for its event until `keep` is dropped.
+            match unsafe { devices.side().is_reached(&job) } {
+                Ok(true) => job.wait_event = None,
+                Ok(false) => return self.shared.events.push(job),
+                Err(error) => return Queued { job, steps }.end(Failure::Device(error)),
+            }
         }
         let file = match job.file.open() {
             Ok(file) => file,
             // There is one when another has ended.
             Err(error) if is_out_of_descriptors(&error) && self.lane.in_flight() > 0 => {
-                self.is_short = true;
-                self.shared.queue.put_back(Queued { job, steps });
-                return false;
+                self.lacks_descriptor = true;
+                return self.shared.queue.put_back(Queued { job, steps });
             }
-            Err(error) => {
-                Queued { job, steps }.end(Failure::Io(error));
-                return true;
-            }
+            Err(error) => return Queued { job, steps }.end(Failure::Io(error)),
         };
         let planned = match steps {
             Some(steps) => Ok(steps),
@@ -209,20 +291,9 @@ impl Worker {
         };
         let mut steps = match planned {
             Ok(steps) => steps,
-            Err(failure) => {
-                Queued { job, steps: None }.end(failure);
-                return true;
-            }
+            Err(failure) => return Queued { job, steps: None }.end(failure),
         };
-        // Whoever waits for the event of a job that nobody waits for does nothing else meanwhile: some are kept free.
-        let shared = self.shared.clone();
-        let is_blocking =
-            job.wait_event.is_some() && self.devices.is_some() && job.priority != Priority::Demand;
-        let blocked = if is_blocking { shared.background.block() } else { None };
-        if is_blocking && blocked.is_none() {
-            self.shared.queue.put_back(Queued { job, steps: Some(steps) });
-            return false;
-        }
+        let urgency = Urgency::of(job.priority);
         // Without memory for its first step it has not begun: it can still be cancelled, or be too late.
         let first = match steps.pop_front() {
             None => None,
@@ -230,13 +301,14 @@ impl Worker {
                 steps.push_front(step);
                 None
             }
-            Some(step) => match self.pool.try_take(step.bounced, &self.wake) {
-                Some(lease) => Some((step, lease)),
-                None => {
+            Some(step) => match self.take_memory(&step, urgency) {
+                Ok(lease) => Some((step, lease)),
+                Err(NoLease::Later) => {
                     steps.push_front(step);
-                    self.is_short = true;
-                    self.shared.queue.put_back(Queued { job, steps: Some(steps) });
-                    return false;
+                    return self.shared.queue.put_back(Queued { job, steps: Some(steps) });
+                }
+                Err(NoLease::Never) => {
+                    return Queued { job, steps: None }.end(Failure::Io(no_memory_left()));
                 }
             },
         };
@@ -244,21 +316,15 @@ impl Worker {
             self.transfers.push(None);
             self.transfers.len() - 1
         });
-        let waited = self.wait_for_event(&job, &steps);
-        drop(blocked);
-        let mut transfer = Transfer::begin(job, file, steps);
-        if let Err(error) = waited {
-            transfer.fail(Failure::Device(error));
-        }
+        let transfer = Transfer::begin(job, file, steps);
         self.shared.background.began(transfer.is_demand);
         self.late_files += usize::from(transfer.is_late);
         self.transfers[number] = Some(transfer);
         if let Some((step, lease)) = first {
             self.begin(number, step, lease);
         }
-        self.unfinished.push_back(number);
+        self.unfinished[urgency as usize].push_back(number);
         self.begin_steps();
-        true
     }
 
     /// The steps of a job, as things stand with its file and its memory.
@@ -278,19 +344,6 @@ impl Worker {
             devices.side().note_unaligned(file);
         }
         Ok(steps)
-    }
-
-    /// Waits for a job's event, if others than queues of copies are to touch its memory, or if nobody waits for the job:
-    /// its copies then do not keep this thread waiting.
-    fn wait_for_event(&self, job: &Job, steps: &VecDeque<Step>) -> windlass::Result<()> {
-        let (Some(event), Some(devices)) = (job.wait_event, &self.devices) else { return Ok(()) };
-        let is_hosts =
-            job.parts.iter().flat_map(|part| &part.pieces).any(|piece| piece.device == DeviceId::Cpu);
-        if is_hosts || job.priority != Priority::Demand || steps.iter().any(|step| step.is_devices) {
-            // SAFETY: whoever submits a job vouches for its event.
-            unsafe { devices.wait_for(job, event)? };
-        }
-        Ok(())
     }
 
     /// Has a device move a step; what it does not take goes by way of host memory, if it may.
@@ -333,10 +386,11 @@ impl Worker {
         if transfer.has_failed() {
             return;
         }
+        self.begun += 1;
         if transfer.direction == Direction::Write {
             if let Some(devices) = &mut self.devices {
-                // SAFETY: whoever submits a job vouches for its memory and its event; the lease is ours.
-                let copied = unsafe { devices.copy(Direction::Write, &step, &lease, transfer.wait_event) };
+                // SAFETY: whoever submits a job vouches for its memory; the lease is ours.
+                let copied = unsafe { devices.copy(Direction::Write, &step, &lease) };
                 if let Err(failed) = copied {
                     return fail_copy(transfer, failed, lease);
                 }
@@ -354,6 +408,7 @@ impl Worker {
         self.in_flight_bytes += step.len;
         if !transfer.is_demand {
             self.background_bytes += step.len;
+            self.background_steps += 1;
         }
         let mut op = Op {
             transfer: number,
@@ -401,9 +456,8 @@ impl Worker {
                     unsafe { memory::scatter(&op.step, &op.lease, &mut transfer.sums) };
                     memory::take_header(&op.step, &op.lease, &mut transfer.header);
                     if let Some(devices) = &mut self.devices {
-                        let after = transfer.wait_event;
-                        // SAFETY: as above; whoever submits a job vouches for memory of devices, and for its event, too.
-                        copied = unsafe { devices.copy(Direction::Read, &op.step, &op.lease, after) };
+                        // SAFETY: as above; whoever submits a job vouches for memory of devices too.
+                        copied = unsafe { devices.copy(Direction::Read, &op.step, &op.lease) };
                     }
                 }
             }
@@ -413,6 +467,7 @@ impl Worker {
         self.in_flight_bytes -= op.step.len;
         if !transfer.is_demand {
             self.background_bytes -= op.step.len;
+            self.background_steps -= 1;
         }
         let Op { transfer: number, lease, .. } = op;
         match copied {
@@ -426,7 +481,8 @@ impl Worker {
         let Some(place) = self.transfers.get_mut(number) else { return };
         if let Some(mut transfer) = place.take_if(|transfer| transfer.is_over()) {
             self.free.push(number);
-            self.unfinished.retain(|own| *own != number);
+            let line = if transfer.is_demand { Urgency::Demand } else { Urgency::Rest };
+            self.unfinished[line as usize].retain(|own| *own != number);
             self.check_direct(&mut transfer);
             self.shared.background.ended(transfer.is_demand);
             self.late_files -= usize::from(transfer.is_late);
@@ -445,7 +501,8 @@ impl Worker {
             }
             transfer.end();
         }
-        self.pool.leave(&self.wake);
+        self.is_short = [false; 2];
+        self.leave_pool();
         self.shared.queue.close(|| Failure::Io(copy_of(error)));
     }
 }
@@ -454,11 +511,18 @@ impl Worker {
 fn fail_copy(transfer: &mut Transfer, failed: CopyError, lease: Lease) {
     if failed.is_in_doubt {
         tracing::error!(error = %failed.error, "memory is leaked, since nobody knows whether a device still copies it");
-        mem::forget(lease);
+        lease.lose();
         transfer.lose(io::Error::other(failed.error));
     } else {
         transfer.fail(Failure::Device(failed.error));
     }
+}
+
+/// What a step fails with that needs more of our memory than was not lost.
+fn no_memory_left() -> io::Error {
+    io::Error::other(
+        "most of the memory that bytes pass through is lost: devices or the system may still use it",
+    )
 }
 
 fn is_out_of_descriptors(error: &io::Error) -> bool {

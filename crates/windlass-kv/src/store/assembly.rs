@@ -109,6 +109,8 @@ pub(crate) enum Progressed {
     HeaderNext,
     /// It is whole, with its header.
     Whole(Written),
+    /// It was given up meanwhile, and will never be found.
+    Abandoned,
 }
 
 impl Assembly {
@@ -186,6 +188,9 @@ impl Assembly {
     /// Shards have been written.
     pub(crate) fn written(&self, shards: &[(u32, Shard)], part: Share) -> Progressed {
         let mut progress = lock(&self.progress);
+        if matches!(progress.phase, Phase::Abandoned) {
+            return Progressed::Abandoned;
+        }
         for (number, shard) in shards {
             progress.shards[*number as usize] = ShardState::Written(*shard);
         }
@@ -266,7 +271,7 @@ impl Progress {
             }
             other => {
                 self.phase = other;
-                Progressed::Waiting
+                Progressed::Abandoned
             }
         }
     }

@@ -1,7 +1,12 @@
 //! Blocks that are whole become visible, in groups that share their syncs.
 #![forbid(unsafe_code)]
 
-use super::{Assembly, Core, core::Message, placement::status_of, requests::StoreUnderWay};
+use super::{
+    Assembly, Core,
+    core::Message,
+    placement::{Coming, status_of},
+    requests::StoreUnderWay,
+};
 use crate::{
     Durability, EventKind, Status,
     layout::Written,
@@ -10,8 +15,7 @@ use crate::{
 };
 use crossbeam_channel::Receiver;
 use std::{
-    collections::HashSet,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -27,6 +31,7 @@ pub(crate) struct CommitTask {
     pub(crate) counters: Arc<NamespaceCounters>,
     pub(crate) waiter: Waiter,
     pub(crate) under_way: Arc<StoreUnderWay>,
+    pub(crate) coming: Coming,
 }
 
 /// The items that end with the block.
@@ -46,12 +51,11 @@ pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<CommitTask>>) {
     while let Ok(Message::Task(first)) = tasks.recv() {
         let end = Instant::now() + gathering;
         let mut bytes = len_bytes(&first);
-        let mut requests = HashSet::from([first.waiter.ticket.id]);
         let mut group = vec![first];
         let mut stops = false;
         while bytes < LARGEST_GROUP && !stops {
-            // Where no other store is under way, none will come that could share the sync.
-            let is_alone = core.requests.stores_under_way() <= requests.len();
+            // Where no other block is under way, none will come that could share the sync.
+            let is_alone = core.coming.load(Ordering::Relaxed) <= group.len();
             let end = if is_alone { Instant::now() } else { end };
             let next = match end.saturating_duration_since(Instant::now()) {
                 Duration::ZERO => tasks.try_recv().ok(),
@@ -60,7 +64,6 @@ pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<CommitTask>>) {
             match next {
                 Some(Message::Task(task)) => {
                     bytes = bytes.saturating_add(len_bytes(&task));
-                    requests.insert(task.waiter.ticket.id);
                     group.push(task);
                 }
                 Some(Message::Stop) => stops = true,
@@ -81,13 +84,13 @@ fn len_bytes(task: &CommitTask) -> u64 {
 fn commit(core: &Arc<Core>, group: Vec<CommitTask>) {
     let (blocks, rest): (Vec<_>, Vec<_>) = group
         .into_iter()
-        .map(|CommitTask { written, assembly, counters, waiter, under_way }| {
-            (written, (assembly, counters, waiter, under_way))
+        .map(|CommitTask { written, assembly, counters, waiter, under_way, coming }| {
+            (written, (assembly, counters, waiter, under_way, coming))
         })
         .unzip();
     let mut results = core.layout.commit(blocks).into_iter();
     core.metrics.commits.inc();
-    for (assembly, counters, waiter, under_way) in rest {
+    for (assembly, counters, waiter, under_way, coming) in rest {
         // It is found now, or its place is free.
         core.assemblies.remove(&assembly);
         let Waiter { ticket, mut settled, started } = waiter;
@@ -101,6 +104,7 @@ fn commit(core: &Arc<Core>, group: Vec<CommitTask>) {
             }
             None => fail(&mut settled, Status::Io(libc::EIO)),
         }
+        drop(coming);
         ticket.settle(settled, started);
         drop(under_way);
     }

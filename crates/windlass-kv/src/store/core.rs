@@ -1,7 +1,12 @@
 //! What the threads of a store share.
 #![forbid(unsafe_code)]
 
-use super::{Assemblies, Events, Gate, Requests, commit::CommitTask, gate::Charge, placement::StoreTask};
+use super::{
+    Assemblies, Events, Gate, Requests,
+    commit::CommitTask,
+    gate::{Charge, Waiting},
+    placement::StoreTask,
+};
 use crate::{
     Error, EventKind, Key, NamespaceId, Result, Stats, Status, StoreAccess, StoreOptions,
     io::{Direction, Failure, Job, Outcome, Transfers},
@@ -16,7 +21,7 @@ use std::{
     path::Path,
     sync::{
         Arc, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -27,6 +32,8 @@ pub(crate) struct Core {
     pub(crate) layout: Arc<dyn Layout>,
     pub(crate) requests: Arc<Requests>,
     pub(crate) gate: Gate,
+    /// Blocks of stores that were taken, and may come to be committed.
+    pub(crate) coming: AtomicUsize,
     pub(crate) assemblies: Assemblies,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Events,
@@ -80,17 +87,23 @@ impl Core {
         std::process::id() != self.process
     }
 
-    /// Hands transfers on. If nobody takes them any more, they end as cancelled.
-    pub(crate) fn submit(&self, jobs: Vec<Job>) {
-        if jobs.is_empty() {
-            return;
+    /// Has transfers begin as there is room for them.
+    pub(crate) fn enter(&self, transfers: Vec<(Charge, Waiting)>) {
+        if !transfers.is_empty() {
+            self.submit(self.gate.enter_or_queue(transfers));
         }
-        submit_in_turn(self.transfers(), jobs);
     }
 
     /// A transfer that entered the gate has ended.
     pub(crate) fn left(&self, charge: Charge) {
         self.submit(self.gate.leave(charge));
+    }
+
+    /// Hands transfers on. If nobody takes them any more, they end as cancelled.
+    pub(crate) fn submit(&self, transfers: Vec<Waiting>) {
+        if !transfers.is_empty() {
+            submit_in_turn(self.transfers(), transfers);
+        }
     }
 
     /// Counts what a transfer did.
@@ -106,8 +119,7 @@ impl Core {
 
     /// A request has ended early: takes back what has not begun of it.
     pub(crate) fn withdraw(&self, ticket: &Arc<TicketState>, status: Status) {
-        // These never entered the gate, and nobody waits for them any more.
-        drop(self.gate.withdraw(ticket.id));
+        self.gate.withdraw(ticket.id).into_iter().for_each(cancel);
         if let Some(transfers) = self.transfers() {
             transfers.cancel(ticket.id);
         }
@@ -136,7 +148,7 @@ impl Core {
             corrupt_blocks: usage.corrupt_blocks,
             open_requests: self.requests.open_count() as u64,
             in_flight_bytes: self.gate.in_flight_bytes(),
-            queued_loads: self.gate.waiting() as u64,
+            queued_loads: self.gate.waiting_loads() as u64,
             partial_blocks: self.assemblies.len() as u64,
             leased_requests: self.requests.leased_count() as u64,
             forgotten_events: self.events.forgotten(),
@@ -158,17 +170,17 @@ impl Core {
 }
 
 /// Transfers, and who is to move them.
-type Submission = (Option<Arc<dyn Transfers>>, Vec<Job>);
+type Submission = (Option<Arc<dyn Transfers>>, Vec<Waiting>);
 
 thread_local! {
     /// What this thread is to submit after what it submits now; `None` while it submits nothing.
     static NEXT: RefCell<Option<VecDeque<Submission>>> = const { RefCell::new(None) };
 }
 
-/// Submits transfers. One that is refused ends at once, and its end may submit the next, which is refused too: those are
-/// submitted one after the other here, not each within the other.
-fn submit_in_turn(transfers: Option<Arc<dyn Transfers>>, jobs: Vec<Job>) {
-    let mut submission = Some((transfers, jobs));
+/// Submits transfers. One that is refused, or finds its block gone, ends at once, and its end may submit the next, which
+/// ends too: those are submitted one after the other here, not each within the other.
+fn submit_in_turn(transfers: Option<Arc<dyn Transfers>>, waiting: Vec<Waiting>) {
+    let mut submission = Some((transfers, waiting));
     NEXT.with_borrow_mut(|next| match next {
         Some(next) => next.extend(submission.take()),
         None => *next = Some(VecDeque::new()),
@@ -177,10 +189,15 @@ fn submit_in_turn(transfers: Option<Arc<dyn Transfers>>, jobs: Vec<Job>) {
         return;
     }
     let _done = Done;
-    while let Some((transfers, jobs)) = submission {
+    while let Some((transfers, waiting)) = submission {
         match transfers {
-            Some(transfers) => transfers.submit(jobs),
-            None => jobs.into_iter().for_each(cancel),
+            Some(transfers) => {
+                let jobs: Vec<Job> = waiting.into_iter().filter_map(begin).collect();
+                if !jobs.is_empty() {
+                    transfers.submit(jobs);
+                }
+            }
+            None => waiting.into_iter().for_each(cancel),
         }
         submission = NEXT.with_borrow_mut(|next| next.as_mut().and_then(VecDeque::pop_front));
     }
@@ -195,9 +212,22 @@ impl Drop for Done {
     }
 }
 
+/// What is to be moved; `None` if that is nothing any more.
+fn begin(transfer: Waiting) -> Option<Job> {
+    match transfer {
+        Waiting::Job(job) => Some(*job),
+        Waiting::Load(load) => load.begin(),
+    }
+}
+
 /// Ends a transfer that was never begun.
-fn cancel(job: Job) {
-    let Job { keep, done, .. } = job;
-    drop(keep);
-    done(Outcome::failed(Failure::Cancelled));
+fn cancel(transfer: Waiting) {
+    match transfer {
+        Waiting::Job(job) => {
+            let Job { keep, done, .. } = *job;
+            drop(keep);
+            done(Outcome::failed(Failure::Cancelled));
+        }
+        Waiting::Load(load) => load.cancel(),
+    }
 }

@@ -1,13 +1,21 @@
 //! How many bytes may be under way.
 #![forbid(unsafe_code)]
 
-use crate::{io::Job, sync::lock};
-use std::{collections::VecDeque, sync::Mutex};
+use super::load::WaitingLoad;
+use crate::{Priority, io::Job, sync::lock};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Mutex,
+};
 
 /// The least that a transfer counts, so that their number is limited too.
 const LEAST_CHARGE: u64 = 4096;
+/// Of so many transfers one is taken from the lesser line, where both have some.
+const OTHERS_TURN: u64 = 8;
 
 /// Lets transfers begin as long as they have not more than so many bytes together. One that has more goes alone.
+///
+/// Loads wait without limit. Stores are taken or refused as they come, and those that were taken wait like loads.
 pub(crate) struct Gate {
     limit: u64,
     state: Mutex<State>,
@@ -16,7 +24,15 @@ pub(crate) struct Gate {
 #[derive(Default)]
 struct State {
     in_flight: u64,
-    waiting: VecDeque<(Charge, Job)>,
+    /// Of stores that were taken and have not ended, whether they wait, are in flight, or are still to be placed.
+    stores: u64,
+    /// What waits, oldest first: what somebody waits for, and the rest.
+    lines: [BTreeMap<u64, (Charge, Waiting)>; 2],
+    /// Tag, line and number of each that waits.
+    by_tag: BTreeSet<(u64, usize, u64)>,
+    loads: usize,
+    numbered: u64,
+    admitted: u64,
 }
 
 /// What a transfer counts.
@@ -29,50 +45,95 @@ impl Charge {
     }
 }
 
+/// A transfer that is to begin.
+pub(crate) enum Waiting {
+    Job(Box<Job>),
+    Load(Box<WaitingLoad>),
+}
+
+impl Waiting {
+    fn tag(&self) -> u64 {
+        match self {
+            Self::Job(job) => job.tag,
+            Self::Load(load) => load.tag(),
+        }
+    }
+
+    fn priority(&self) -> Priority {
+        match self {
+            Self::Job(job) => job.priority,
+            Self::Load(load) => load.priority(),
+        }
+    }
+}
+
 impl Gate {
     pub(crate) fn new(limit: u64) -> Self {
         Self { limit, state: Mutex::default() }
+    }
+
+    /// Whether a store of these transfers may wait for its turn: it may unless others leave it no room. If so, each of
+    /// them counts until [`Gate::store_ended`].
+    pub(crate) fn take_store(&self, charges: impl Iterator<Item = Charge>) -> bool {
+        let sum = charges.fold(0, |sum: u64, charge| sum.saturating_add(charge.0));
+        let mut state = lock(&self.state);
+        let taken = state.stores.saturating_add(sum);
+        let fits = state.stores == 0 || taken <= self.limit;
+        if fits {
+            state.stores = taken;
+        }
+        fits
+    }
+
+    /// A transfer of a store has ended, or will not be made.
+    pub(crate) fn store_ended(&self, charge: Charge) {
+        let mut state = lock(&self.state);
+        state.stores = state.stores.saturating_sub(charge.0);
     }
 
     /// Whether a transfer may begin, which none may that would overtake those that wait. If so, it counts until
     /// [`Gate::leave`].
     pub(crate) fn try_enter(&self, charge: Charge) -> bool {
         let mut state = lock(&self.state);
-        state.waiting.is_empty() && state.try_enter(charge, self.limit)
+        state.by_tag.is_empty() && state.try_enter(charge, self.limit)
     }
 
     /// Those of these transfers that may begin. The others come out of [`Gate::leave`] in time.
-    pub(crate) fn enter_or_queue(&self, jobs: Vec<(Charge, Job)>) -> Vec<Job> {
+    pub(crate) fn enter_or_queue(&self, transfers: Vec<(Charge, Waiting)>) -> Vec<Waiting> {
         let mut state = lock(&self.state);
-        state.waiting.extend(jobs);
+        for (charge, transfer) in transfers {
+            state.queue(charge, transfer);
+        }
         state.admit(self.limit)
     }
 
     /// A transfer has ended. Those that may begin now.
-    pub(crate) fn leave(&self, charge: Charge) -> Vec<Job> {
+    pub(crate) fn leave(&self, charge: Charge) -> Vec<Waiting> {
         let mut state = lock(&self.state);
         state.in_flight = state.in_flight.saturating_sub(charge.0);
         state.admit(self.limit)
     }
 
-    /// Takes back what waits for a request.
-    pub(crate) fn withdraw(&self, tag: u64) -> Vec<Job> {
+    /// Takes back what waits for a request. It counts as if it had begun, until it ends: that lets in those behind it.
+    pub(crate) fn withdraw(&self, tag: u64) -> Vec<Waiting> {
         let mut state = lock(&self.state);
-        if !state.waiting.iter().any(|(_, job)| job.tag == tag) {
-            return Vec::new();
+        let places: Vec<_> = state.by_tag.range((tag, 0, 0)..=(tag, usize::MAX, u64::MAX)).copied().collect();
+        let mut withdrawn = Vec::with_capacity(places.len());
+        for (_, line, number) in places {
+            if let Some((charge, transfer)) = state.remove(line, number) {
+                state.in_flight = state.in_flight.saturating_add(charge.0);
+                withdrawn.push(transfer);
+            }
         }
-        let (withdrawn, kept): (VecDeque<_>, VecDeque<_>) =
-            state.waiting.drain(..).partition(|(_, job)| job.tag == tag);
-        state.waiting = kept;
-        withdrawn.into_iter().map(|(_, job)| job).collect()
+        withdrawn
     }
 
     pub(crate) fn in_flight_bytes(&self) -> u64 {
         lock(&self.state).in_flight
     }
 
-    pub(crate) fn waiting(&self) -> usize {
-        lock(&self.state).waiting.len()
+    pub(crate) fn waiting_loads(&self) -> usize {
+        lock(&self.state).loads
     }
 }
 
@@ -86,14 +147,37 @@ impl State {
         fits
     }
 
-    /// In the order in which they came: none overtakes one that does not fit yet.
-    fn admit(&mut self, limit: u64) -> Vec<Job> {
+    fn queue(&mut self, charge: Charge, transfer: Waiting) {
+        let line = usize::from(transfer.priority() != Priority::Demand);
+        let number = self.numbered;
+        self.numbered += 1;
+        self.loads += usize::from(matches!(transfer, Waiting::Load(_)));
+        self.by_tag.insert((transfer.tag(), line, number));
+        self.lines[line].insert(number, (charge, transfer));
+    }
+
+    fn remove(&mut self, line: usize, number: u64) -> Option<(Charge, Waiting)> {
+        let (charge, transfer) = self.lines[line].remove(&number)?;
+        self.by_tag.remove(&(transfer.tag(), line, number));
+        self.loads -= usize::from(matches!(transfer, Waiting::Load(_)));
+        Some((charge, transfer))
+    }
+
+    /// Within a line in the order in which they came: none overtakes one that does not fit yet.
+    fn admit(&mut self, limit: u64) -> Vec<Waiting> {
         let mut admitted = Vec::new();
-        while let Some((charge, _)) = self.waiting.front() {
-            if !self.try_enter(*charge, limit) {
+        loop {
+            let is_others_turn = (self.admitted + 1).is_multiple_of(OTHERS_TURN);
+            let order = if is_others_turn { [1, 0] } else { [0, 1] };
+            let next = order.into_iter().find_map(|line| {
+                self.lines[line].first_key_value().map(|(number, (charge, _))| (line, *number, *charge))
+            });
+            let Some((line, number, charge)) = next else { break };
+            if !self.try_enter(charge, limit) {
                 break;
             }
-            admitted.extend(self.waiting.pop_front().map(|(_, job)| job));
+            self.admitted += 1;
+            admitted.extend(self.remove(line, number).map(|(_, transfer)| transfer));
         }
         admitted
     }

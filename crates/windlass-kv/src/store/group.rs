@@ -7,7 +7,7 @@ use crate::{
     layout::{MAX_SHARDS, Place},
     ticket::Settled,
 };
-use std::collections::HashMap;
+use std::{collections::HashMap, mem};
 
 /// The items of one block.
 pub(crate) struct Group {
@@ -46,12 +46,12 @@ impl GroupItem {
         Settled { item: self.item, status, bytes: 0 }
     }
 
-    /// Where its bytes are in a file; `None` if the place cannot have them.
-    pub(crate) fn part(&self, place: &Place) -> Option<Part> {
+    /// Where its bytes are in a file, with its pieces, which it has no more then; `None` if the place cannot have them.
+    pub(crate) fn take_part(&mut self, place: &Place) -> Option<Part> {
         let offset = place.stride.checked_mul(u64::from(self.shard))?.checked_add(place.payload)?;
         (self.len <= place.stride && offset.checked_add(place.stride).is_some()).then(|| Part {
             offset,
-            pieces: self.pieces.clone(),
+            pieces: mem::take(&mut self.pieces),
             len: self.len,
         })
     }

@@ -3,7 +3,7 @@
 
 use super::{
     Core,
-    gate::Charge,
+    gate::{Charge, Waiting},
     group::{Group, GroupItem},
 };
 use crate::{
@@ -11,119 +11,168 @@ use crate::{
     io::{Checksums, Direction, Failure, Header, Job, Outcome},
     layout::{Found, Lookup, ShardTable, Verdict},
     metrics::NamespaceCounters,
-    ticket::{Settled, TicketState},
+    ticket::{Lease, Settled, TicketState},
 };
 use std::{io::ErrorKind, sync::Arc, time::Instant};
 
 /// What loads of one request have in common.
-pub(crate) struct LoadOptions<'a> {
+pub(crate) struct LoadOptions {
     pub(crate) namespace: NamespaceId,
-    pub(crate) counters: &'a Arc<NamespaceCounters>,
+    pub(crate) counters: Arc<NamespaceCounters>,
     pub(crate) priority: Priority,
     pub(crate) wait_event: Option<u64>,
+    pub(crate) ticket: Arc<TicketState>,
 }
 
 /// Begins to load the blocks of a request.
-pub(crate) fn load(
-    core: &Arc<Core>,
-    options: &LoadOptions<'_>,
-    groups: Vec<Group>,
-    ticket: &Arc<TicketState>,
-) {
-    let mut settled = Vec::new();
-    let mut jobs = Vec::new();
+pub(crate) fn load(core: &Arc<Core>, options: LoadOptions, groups: Vec<Group>) {
+    let options = Arc::new(options);
+    let ticket = &options.ticket;
+    let (mut settled, mut jobs, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
     let mut touched = Vec::with_capacity(groups.len());
     for group in groups {
-        match core.layout.find(options.namespace, &group.key, group.fingerprint) {
-            Lookup::Found(found) => {
-                touched.push(group.fingerprint);
-                jobs.extend(job(core, options, group, found, ticket, &mut settled));
+        let found = match find(core, &options, &group) {
+            Ok(found) => found,
+            Err(status) => {
+                settled.extend(group.settled(status));
+                continue;
             }
-            Lookup::Miss => {
-                options.counters.misses.inc_by(group.items.len() as u64);
-                settled.extend(group.settled(Status::Miss));
-            }
-            Lookup::Expired => {
-                options.counters.expired.inc_by(group.items.len() as u64);
-                settled.extend(group.settled(Status::Expired));
-            }
-            Lookup::Failed(error) => {
-                core.note_block(EventKind::LoadFailed, options.namespace, &group.key, error.to_string());
-                let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                settled.extend(group.settled(Status::Io(errno)));
-            }
+        };
+        touched.push(group.fingerprint);
+        // The request may have ended meanwhile.
+        let Some(lease) = ticket.lease() else { continue };
+        let charge = Charge::of(group.len_bytes());
+        let load = WaitingLoad { core: core.clone(), options: options.clone(), group, charge, lease };
+        if waiting.is_empty() && core.gate.try_enter(charge) {
+            jobs.extend(load.job(found).map(|job| Waiting::Job(Box::new(job))));
+        } else {
+            waiting.push((charge, Waiting::Load(Box::new(load))));
         }
     }
     // The transfers have their own leases.
     ticket.release();
-    core.submit(core.gate.enter_or_queue(jobs));
+    core.submit(jobs);
+    core.enter(waiting);
     core.layout.touch(&touched);
     ticket.settle(settled, None);
 }
 
-/// The transfer of a block that was found.
-fn job(
-    core: &Arc<Core>,
-    options: &LoadOptions<'_>,
-    group: Group,
-    found: Found,
-    ticket: &Arc<TicketState>,
-    settled: &mut Vec<Settled>,
-) -> Option<(Charge, Job)> {
-    let lease = ticket.lease()?;
-    let Group { key, mut items, .. } = group;
-    items.sort_by_key(|item| item.shard);
-    let mut parts = Vec::with_capacity(items.len());
-    items.retain(|item| {
-        let part = item.part(&found.place);
-        if part.is_none() {
-            settled.push(item.settled(Status::Mismatch));
+/// Where a block is, or what its items end as.
+fn find(core: &Core, options: &LoadOptions, group: &Group) -> Result<Found, Status> {
+    let count = group.items.len() as u64;
+    match core.layout.find(options.namespace, &group.key, group.fingerprint) {
+        Lookup::Found(found) => Ok(found),
+        Lookup::Miss => {
+            options.counters.misses.inc_by(count);
+            Err(Status::Miss)
         }
-        let fits = part.is_some();
-        parts.extend(part);
-        fits
-    });
-    if items.is_empty() {
-        return None;
+        Lookup::Expired => {
+            options.counters.expired.inc_by(count);
+            Err(Status::Expired)
+        }
+        Lookup::Failed(error) => {
+            core.note_block(EventKind::LoadFailed, options.namespace, &group.key, error.to_string());
+            Err(Status::Io(error.raw_os_error().unwrap_or(libc::EIO)))
+        }
     }
-    let charge = Charge::of(parts.iter().fold(0, |sum, part| part.len.saturating_add(sum)));
-    let file = found.place.file.clone();
-    let header = found.place.header.map_or(Header::None, |offset| Header::Read { offset });
-    let load = BlockLoad {
-        core: core.clone(),
-        ticket: ticket.clone(),
-        namespace: options.namespace,
-        counters: options.counters.clone(),
-        key,
-        found,
-        items,
-    };
-    let job = Job {
-        tag: ticket.id,
-        direction: Direction::Read,
-        priority: options.priority,
-        file,
-        header,
-        parts,
-        checksums: if core.options.verify { Checksums::Compute } else { Checksums::Skip },
-        deadline: ticket.deadline,
-        wait_event: options.wait_event,
-        keep: KeepAlive::new(lease),
-        done: Box::new(move |outcome| {
-            // First, so that who learns of the end finds room for more.
-            load.core.left(charge);
-            load.arrived(outcome);
-        }),
-    };
-    Some((charge, job))
+}
+
+/// The load of a block that waits until fewer bytes are under way. It does not hold the block's place meanwhile, or
+/// those that wait would keep the store from using any place anew.
+pub(crate) struct WaitingLoad {
+    core: Arc<Core>,
+    options: Arc<LoadOptions>,
+    group: Group,
+    charge: Charge,
+    lease: Arc<Lease>,
+}
+
+impl WaitingLoad {
+    pub(crate) fn tag(&self) -> u64 {
+        self.options.ticket.id
+    }
+
+    pub(crate) fn priority(&self) -> Priority {
+        self.options.priority
+    }
+
+    /// Its turn has come; `None` if the block is gone.
+    pub(crate) fn begin(self) -> Option<Job> {
+        match find(&self.core, &self.options, &self.group) {
+            Ok(found) => self.job(found),
+            Err(status) => {
+                self.end(status);
+                None
+            }
+        }
+    }
+
+    pub(crate) fn cancel(self) {
+        self.end(Status::Cancelled);
+    }
+
+    fn end(self, status: Status) {
+        let Self { core, options, group, charge, lease } = self;
+        drop(lease);
+        core.left(charge);
+        options.ticket.settle(group.settled(status), None);
+    }
+
+    /// The transfer of a block that was found. It has entered the gate.
+    fn job(self, found: Found) -> Option<Job> {
+        let Self { core, options, group, charge, lease } = self;
+        let Group { key, mut items, .. } = group;
+        items.sort_by_key(|item| item.shard);
+        let mut parts = Vec::with_capacity(items.len());
+        let mut mismatched = Vec::new();
+        items.retain_mut(|item| {
+            let part = item.take_part(&found.place);
+            if part.is_none() {
+                mismatched.push(item.settled(Status::Mismatch));
+            }
+            let fits = part.is_some();
+            parts.extend(part);
+            fits
+        });
+        if items.is_empty() {
+            drop((lease, found));
+            core.left(charge);
+            options.ticket.settle(mismatched, None);
+            return None;
+        }
+        if !mismatched.is_empty() {
+            options.ticket.settle(mismatched, None);
+        }
+        let ticket = options.ticket.clone();
+        let file = found.place.file.clone();
+        let header = found.place.header.map_or(Header::None, |offset| Header::Read { offset });
+        let checksums = if core.options.verify { Checksums::Compute } else { Checksums::Skip };
+        let (priority, wait_event) = (options.priority, options.wait_event);
+        let load = BlockLoad { core, options, key, found, items };
+        Some(Job {
+            tag: ticket.id,
+            direction: Direction::Read,
+            priority,
+            file,
+            header,
+            parts,
+            checksums,
+            deadline: ticket.deadline,
+            wait_event,
+            keep: KeepAlive::new(lease),
+            done: Box::new(move |outcome| {
+                // First, so that who learns of the end finds room for more.
+                load.core.left(charge);
+                load.arrived(outcome);
+            }),
+        })
+    }
 }
 
 /// The load of one block whose bytes are on their way.
 struct BlockLoad {
     core: Arc<Core>,
-    ticket: Arc<TicketState>,
-    namespace: NamespaceId,
-    counters: Arc<NamespaceCounters>,
+    options: Arc<LoadOptions>,
     key: Key,
     found: Found,
     items: Vec<GroupItem>,
@@ -146,7 +195,7 @@ enum Judged {
 impl BlockLoad {
     fn arrived(self, outcome: Outcome) {
         self.core.note_outcome(Direction::Read, &outcome);
-        self.ticket.transferred(&outcome);
+        self.options.ticket.transferred(&outcome);
         let started = outcome.started;
         match outcome.result {
             Ok(()) => match self.core.layout.check(&self.found, &self.key, &outcome.header) {
@@ -167,7 +216,12 @@ impl BlockLoad {
                     // It was whole once.
                     Failure::Short { .. } => self.corrupt(reason, started),
                     _ => {
-                        self.core.note_block(EventKind::LoadFailed, self.namespace, &self.key, reason);
+                        self.core.note_block(
+                            EventKind::LoadFailed,
+                            self.options.namespace,
+                            &self.key,
+                            reason,
+                        );
                         self.end(Status::Io(failure.errno()), started);
                     }
                 }
@@ -236,7 +290,7 @@ impl BlockLoad {
     }
 
     fn count(&self, status: Status, bytes: u64) {
-        let counters = &self.counters;
+        let counters = &self.options.counters;
         match status {
             Status::Ok => counters.hits.inc(),
             Status::Miss => counters.misses.inc(),
@@ -257,7 +311,7 @@ impl BlockLoad {
     /// Before anybody learns of it: who asks again does not find it.
     fn condemn(&self, reason: String) {
         self.core.layout.condemn(&self.found);
-        self.core.note_block(EventKind::CorruptBlock, self.namespace, &self.key, reason);
+        self.core.note_block(EventKind::CorruptBlock, self.options.namespace, &self.key, reason);
     }
 
     fn end(self, status: Status, started: Option<Instant>) {
@@ -269,9 +323,9 @@ impl BlockLoad {
     }
 
     fn finish(self, settled: Vec<Settled>, started: Option<Instant>) {
-        let Self { ticket, found, .. } = self;
+        let Self { options, found, .. } = self;
         // The place first, so that who sees the end can have the block removed.
         drop(found);
-        ticket.settle(settled, started);
+        options.ticket.settle(settled, started);
     }
 }

@@ -48,7 +48,10 @@ use std::{
     ops::ControlFlow,
     os::fd::BorrowedFd,
     path::Path,
-    sync::{Arc, Mutex, RwLock, atomic::AtomicBool},
+    sync::{
+        Arc, Mutex, RwLock,
+        atomic::{AtomicBool, AtomicUsize},
+    },
     time::Duration,
 };
 
@@ -131,6 +134,7 @@ impl Store {
             layout,
             requests: Arc::new(Requests::new(metrics.clone())?),
             gate: Gate::new(options.max_in_flight_bytes),
+            coming: AtomicUsize::new(0),
             assemblies: Assemblies::default(),
             metrics,
             events: Events::default(),

@@ -7,7 +7,7 @@ use super::{
     gate::Charge,
     group::{Group, group},
     load::{self, LoadOptions},
-    placement::{self, StoreTask},
+    placement::{self, StoreTask, Taken},
     verify,
 };
 use crate::{
@@ -143,7 +143,7 @@ impl Namespace {
     ///
     /// # Safety
     /// The memory of all pieces may be written until the ticket is released
-    /// ([`Ticket::is_released`]); nobody else reads or writes it until then.
+    /// ([`Ticket::is_released`]); nobody else reads or writes it until then. An event to wait for lives until then too.
     ///
     /// # Errors
     /// [`Error::InvalidRequest`], [`Error::TooManyCompletions`], [`Error::Closed`].
@@ -154,8 +154,9 @@ impl Namespace {
         let priority = request.priority.unwrap_or(Priority::Demand);
         let wait_event = request.wait_event;
         let ticket = self.begin(request, items, Kind::Load)?;
-        let options = LoadOptions { namespace: self.id, counters: &self.counters, priority, wait_event };
-        load::load(self.core(), &options, groups, &ticket);
+        let (counters, own) = (self.counters.clone(), ticket.clone());
+        let options = LoadOptions { namespace: self.id, counters, priority, wait_event, ticket: own };
+        load::load(self.core(), options, groups);
         Ok(Ticket::new(ticket))
     }
 
@@ -168,7 +169,7 @@ impl Namespace {
     ///
     /// # Safety
     /// The memory of all pieces may be read until the ticket is released ([`Ticket::is_released`]); nobody writes it
-    /// until then.
+    /// until then. An event to wait for lives until then too.
     ///
     /// # Errors
     /// [`Error::InvalidRequest`], [`Error::TooManyCompletions`], [`Error::ReadOnly`], [`Error::Closed`].
@@ -204,19 +205,21 @@ impl Namespace {
         Ok(Ticket::new(ticket))
     }
 
-    /// Ends what is there already, and what is too much at once, without troubling anybody else.
-    fn admit(&self, groups: Vec<Group>, options: &placement::StoreOptions) -> VecDeque<(Charge, Group)> {
+    /// Ends what is there already. The rest is taken whole, or refused if others leave it no room.
+    fn admit(&self, groups: Vec<Group>, options: &placement::StoreOptions) -> VecDeque<(Taken, Group)> {
         let core = self.core();
         let blocks: Vec<_> = groups.iter().map(|group| (group.key.as_bytes(), group.fingerprint)).collect();
         let mut found = vec![false; blocks.len()];
         core.layout.contains(self.id, &blocks, &mut found);
+        let charges =
+            groups.iter().zip(&found).filter(|(_, exists)| !**exists).map(|(group, _)| charge(group));
+        let is_taken = core.gate.take_store(charges);
         let (mut admitted, mut settled) = (VecDeque::with_capacity(groups.len()), Vec::new());
         for (group, exists) in groups.into_iter().zip(found) {
-            let charge = Charge::of(group.len_bytes());
             let status = if exists {
                 Status::Exists
-            } else if core.gate.try_enter(charge) {
-                admitted.push_back((charge, group));
+            } else if is_taken {
+                admitted.push_back((Taken::new(core, charge(&group)), group));
                 continue;
             } else {
                 Status::Dropped(DropReason::Busy)
@@ -309,6 +312,10 @@ impl Namespace {
         self.core().check_open()?;
         self.core().check_writable()
     }
+}
+
+fn charge(group: &Group) -> Charge {
+    Charge::of(group.len_bytes())
 }
 
 /// Length of the longest shard of each block, and bytes between their starts.

@@ -6,7 +6,7 @@ use super::{
     assembly::{Joined, Progressed, Share},
     commit::{CommitTask, Waiter},
     core::Message,
-    gate::Charge,
+    gate::{Charge, Waiting},
     group::{Group, GroupItem},
     requests::StoreUnderWay,
 };
@@ -20,9 +20,13 @@ use crate::{
 use crossbeam_channel::Receiver;
 use std::{
     collections::VecDeque,
+    mem,
     sync::{Arc, atomic::Ordering},
     time::{Instant, SystemTime},
 };
+
+/// Writes that are handed on together: each time costs locks, and wakes threads.
+const MOST_TOGETHER: usize = 32;
 
 /// What the blocks of one request have in common.
 pub(crate) struct StoreOptions {
@@ -38,22 +42,60 @@ pub(crate) struct StoreOptions {
     pub(crate) under_way: Arc<StoreUnderWay>,
 }
 
-/// A request to store, of which each group has entered the gate.
+/// A request to store, which the gate has taken.
 pub(crate) struct StoreTask {
     pub(crate) options: Arc<StoreOptions>,
-    pub(crate) groups: VecDeque<(Charge, Group)>,
+    pub(crate) groups: VecDeque<(Taken, Group)>,
+}
+
+/// Part of a store that was taken.
+pub(crate) struct Taken {
+    room: Room,
+    coming: Coming,
+}
+
+impl Taken {
+    /// Of a store that [`Gate::take_store`](super::Gate::take_store) has taken.
+    pub(crate) fn new(core: &Arc<Core>, charge: Charge) -> Self {
+        core.coming.fetch_add(1, Ordering::Relaxed);
+        Self { room: Room { core: core.clone(), charge }, coming: Coming(core.clone()) }
+    }
+}
+
+/// Counts for the gate until it has been written, or is given up.
+struct Room {
+    core: Arc<Core>,
+    charge: Charge,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.core.gate.store_ended(self.charge);
+    }
+}
+
+/// May come to be committed, as long as this lives.
+pub(crate) struct Coming(Arc<Core>);
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.0.coming.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Places blocks until it is told to stop.
 pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<StoreTask>>) {
     while let Ok(Message::Task(StoreTask { options, groups })) = tasks.recv() {
-        for (charge, group) in groups {
-            if options.ticket.has_ended() {
-                core.left(charge);
-            } else {
-                place(core, &options, charge, group);
+        let mut writes = Vec::new();
+        for (taken, group) in groups {
+            if !options.ticket.has_ended() {
+                writes.extend(place(core, &options, taken, group));
+            }
+            if writes.len() >= MOST_TOGETHER {
+                core.enter(mem::take(&mut writes));
             }
         }
+        core.enter(writes);
         options.ticket.release();
     }
 }
@@ -80,15 +122,22 @@ pub(crate) fn count_refused(core: &Core, options: &StoreOptions, status: Status)
     }
 }
 
-fn place(core: &Arc<Core>, options: &Arc<StoreOptions>, charge: Charge, mut group: Group) {
+/// The write of a block's shards, if there is anything to write.
+fn place(
+    core: &Arc<Core>,
+    options: &Arc<StoreOptions>,
+    taken: Taken,
+    mut group: Group,
+) -> Option<(Charge, Waiting)> {
     loop {
         let assembly = match core.assemblies.get(group.fingerprint) {
             Some(assembly) => assembly,
             None => match reserve(core, options, &group) {
                 Ok(assembly) => assembly,
                 Err(status) => {
-                    core.left(charge);
-                    return refuse(core, options, group.items.into_iter().map(|item| (item, status)));
+                    drop(taken);
+                    refuse(core, options, group.items.into_iter().map(|item| (item, status)));
+                    return None;
                 }
             },
         };
@@ -99,11 +148,12 @@ fn place(core: &Arc<Core>, options: &Arc<StoreOptions>, charge: Charge, mut grou
             }
             Joined::Write { items, others, part } => {
                 if items.is_empty() {
-                    core.left(charge);
-                    return refuse(core, options, others);
+                    drop(taken);
+                    refuse(core, options, others);
+                    return None;
                 }
                 refuse(core, options, others);
-                return write(core, options, assembly, charge, items, part);
+                return write(core, options, assembly, taken, items, part);
             }
         }
     }
@@ -159,25 +209,30 @@ struct ShardWrite {
     assembly: Arc<Assembly>,
     items: Vec<GroupItem>,
     part: Share,
+    coming: Coming,
 }
 
 fn write(
     core: &Arc<Core>,
     options: &Arc<StoreOptions>,
     assembly: Arc<Assembly>,
-    charge: Charge,
+    taken: Taken,
     items: Vec<GroupItem>,
     part: Share,
-) {
+) -> Option<(Charge, Waiting)> {
     let ticket = &options.ticket;
-    let write = ShardWrite { core: core.clone(), options: options.clone(), assembly, items, part };
+    let Taken { room, coming } = taken;
+    let mut write =
+        ShardWrite { core: core.clone(), options: options.clone(), assembly, items, part, coming };
     let place = write.assembly.place().clone();
-    let parts: Option<Vec<_>> = write.items.iter().map(|item| item.part(&place)).collect();
+    let parts: Option<Vec<_>> = write.items.iter_mut().map(|item| item.take_part(&place)).collect();
     let (Some(parts), Some(lease)) = (parts, ticket.lease()) else {
         // The request has ended meanwhile; or the place is not what was asked for, which the layout would have to answer for.
-        core.left(charge);
-        return write.failed(Status::Mismatch, None);
+        drop(room);
+        write.failed(Status::Mismatch, None);
+        return None;
     };
+    let charge = room.charge;
     let header = match (part, place.header) {
         (Share::Last, Some(offset)) => Header::Write { offset, make: write.make_header() },
         _ => Header::None,
@@ -195,13 +250,14 @@ fn write(
         keep: KeepAlive::new(lease),
         done: Box::new(move |outcome| {
             // First, so that who learns of the end finds room for more.
+            drop(room);
             write.core.left(charge);
             write.core.note_outcome(Direction::Write, &outcome);
             write.options.ticket.transferred(&outcome);
             write.ended(outcome);
         }),
     };
-    core.submit(vec![job]);
+    Some((charge, Waiting::Job(Box::new(job))))
 }
 
 impl ShardWrite {
@@ -228,6 +284,7 @@ impl ShardWrite {
             }
             Progressed::HeaderNext => self.write_header(started),
             Progressed::Whole(written) => self.commit(written, started),
+            Progressed::Abandoned => self.failed(Status::Io(libc::EIO), started),
         }
     }
 
@@ -265,7 +322,7 @@ impl ShardWrite {
                 }
             }),
         };
-        core.submit(vec![job]);
+        core.submit(vec![Waiting::Job(Box::new(job))]);
     }
 
     fn commit(self, written: Written, started: Option<Instant>) {
@@ -277,6 +334,7 @@ impl ShardWrite {
             counters: self.options.counters.clone(),
             waiter: Waiter { ticket: self.options.ticket.clone(), settled, started },
             under_way: self.options.under_way.clone(),
+            coming: self.coming,
         };
         // If nobody commits any more, the store is closed, and has ended the request.
         let _ = self.core.commits.send(Message::Task(task));

@@ -178,11 +178,6 @@ impl Requests {
         Arc::new(StoreUnderWay { requests: self.clone(), number })
     }
 
-    /// How many stores have not ended wholly.
-    pub(crate) fn stores_under_way(&self) -> usize {
-        lock(&self.stores).len()
-    }
-
     /// Waits for all stores that have begun.
     pub(crate) fn flush(&self, timeout: Option<Duration>) -> Result<()> {
         let end = self.next.load(Ordering::Relaxed);

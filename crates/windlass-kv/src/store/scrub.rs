@@ -11,12 +11,16 @@ use crate::{
     layout::{HEADER_LEN, Listed},
 };
 use std::{
+    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 /// Time between rounds.
 const ROUND: Duration = Duration::from_millis(100);
+
+/// Of the time that it took to find nothing to read, so many times that passes before it looks again.
+const IDLE_FACTOR: u32 = 20;
 
 /// Reads own blocks, again and again, until the bell is rung. Others look after theirs.
 pub(crate) fn run(core: &Arc<Core>, bell: &Bell) {
@@ -25,22 +29,29 @@ pub(crate) fn run(core: &Arc<Core>, bell: &Bell) {
     let mut credit = 0.0;
     let mut last = Instant::now();
     let mut page: Vec<Listed> = Vec::new();
-    let mut next = 0;
-    while !bell.wait(ROUND) {
+    let mut next = Some(0);
+    let mut has_read = false;
+    let mut pause = ROUND;
+    while !bell.wait(pause) {
         // What was not read for lack of blocks is not made up for.
         credit = f64::min(credit + last.elapsed().as_secs_f64() * rate, rate);
         last = Instant::now();
+        pause = ROUND;
         while credit > 0.0 && !bell.wait(Duration::ZERO) {
-            let Some(block) = page.pop() else {
-                next = core.layout.list(next, PAGE, &mut page).unwrap_or(0);
-                if next == 0 && page.is_empty() {
-                    break;
+            if let Some(block) = page.pop() {
+                if block.is_own {
+                    verify::verify_one(core, &block, Priority::Idle, &mut Verified::default());
+                    credit -= (block.payload_len + HEADER_LEN as u64) as f64;
+                    has_read = true;
                 }
-                continue;
-            };
-            if block.is_own {
-                verify::verify_one(core, &block, Priority::Idle, &mut Verified::default());
-                credit -= (block.payload_len + HEADER_LEN as u64) as f64;
+            } else if let Some(cursor) = next {
+                next = core.layout.list(cursor, PAGE, &mut page);
+            } else {
+                next = Some(0);
+                if !mem::take(&mut has_read) {
+                    pause = pause.max(last.elapsed() * IDLE_FACTOR);
+                }
+                break;
             }
         }
     }

@@ -66,7 +66,9 @@ impl Threads {
             move || run(&core)
         };
         let (placing, committing, keeping) = (core.clone(), core.clone(), (core.clone(), bell.clone()));
-        let scrubbing = (core.options.scrub_bytes_per_second > 0).then(|| (core.clone(), bell.clone()));
+        // Who only reads owns no blocks.
+        let scrubs = core.options.scrub_bytes_per_second > 0 && core.check_writable().is_ok();
+        let scrubbing = scrubs.then(|| (core.clone(), bell.clone()));
         let scrub = |(core, bell): (Arc<Core>, Arc<Bell>)| {
             Thread::start("windlass-kv-scrub", move || scrub::run(&core, &bell))
         };

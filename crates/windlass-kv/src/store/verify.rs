@@ -1,7 +1,7 @@
 //! Reads blocks for their own sake: to see what they are made of, and whether they are what was stored.
 #![forbid(unsafe_code)]
 
-use super::Core;
+use super::{Core, gate::Waiting};
 use crate::{
     BlockInfo, Error, EventKind, Fingerprint, KeepAlive, Key, NamespaceId, Piece, Priority, Result,
     ShardInfo, Verified,
@@ -226,7 +226,7 @@ fn transfer(
             let _ = send.send(outcome);
         }),
     };
-    core.submit(vec![job]);
+    core.submit(vec![Waiting::Job(Box::new(job))]);
     let outcome = receive.recv_timeout(LONGEST_READ).unwrap_or_else(|_| Outcome::failed(Failure::TimedOut));
     core.note_outcome(Direction::Read, &outcome);
     outcome

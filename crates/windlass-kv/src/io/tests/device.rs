@@ -11,6 +11,7 @@ mod device_memory;
 use super::*;
 use crate::{DirectPath, IoRoute};
 use device_memory::{Code, DeviceMemory, Turn, in_context};
+use stand_in::STAND_IN;
 use std::ffi::c_void;
 use windlass::device::CopyDirection;
 
@@ -81,19 +82,54 @@ fn bytes_of_devices_pass_through_pinned_memory() {
     }
 }
 
+/// An event of device 0, and the stream that reaches it.
+struct Event {
+    stream: *mut c_void,
+    event: *mut c_void,
+}
+
+impl Event {
+    /// One that is reached once `content` has been copied to `memory`, which takes so long. Both must live until then.
+    fn after(memory: &DeviceMemory, content: &[u8], time: Duration) -> Self {
+        let create_stream: unsafe extern "C" fn(*mut *mut c_void, u32) -> Code =
+            STAND_IN.function("cuStreamCreate");
+        let create_event: unsafe extern "C" fn(*mut *mut c_void, u32) -> Code =
+            STAND_IN.function("cuEventCreate");
+        let record: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Code =
+            STAND_IN.function("cuEventRecord");
+        let copy: unsafe extern "C" fn(u64, *const c_void, usize, *mut c_void) -> Code =
+            STAND_IN.function("cuMemcpyHtoDAsync_v2");
+        let (mut stream, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
+        STAND_IN.set(&format!("COPY_LATENCY_US={}", time.as_micros()));
+        // SAFETY: of these signatures in the driver. The caller waits for the copy.
+        in_context(0, || unsafe {
+            assert_eq!(create_stream(&mut stream, 1), 0);
+            assert_eq!(create_event(&mut event, 2), 0);
+            assert_eq!(copy(memory.address, content.as_ptr().cast(), content.len(), stream), 0);
+            assert_eq!(record(event, stream), 0);
+        });
+        Self { stream, event }
+    }
+
+    fn handle(&self) -> u64 {
+        self.event.expose_provenance() as u64
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let destroy_stream: unsafe extern "C" fn(*mut c_void) -> Code =
+            STAND_IN.function("cuStreamDestroy_v2");
+        let destroy_event: unsafe extern "C" fn(*mut c_void) -> Code = STAND_IN.function("cuEventDestroy_v2");
+        // SAFETY: made by `after`, destroyed once.
+        in_context(0, || unsafe { (destroy_event(self.event), destroy_stream(self.stream)) });
+    }
+}
+
 #[test]
 fn an_event_is_waited_for_before_memory_is_read() {
     let stand_in = Turn::take();
     let directory = disk();
-    let create_stream: unsafe extern "C" fn(*mut *mut c_void, u32) -> Code =
-        stand_in.function("cuStreamCreate");
-    let destroy_stream: unsafe extern "C" fn(*mut c_void) -> Code = stand_in.function("cuStreamDestroy_v2");
-    let create_event: unsafe extern "C" fn(*mut *mut c_void, u32) -> Code =
-        stand_in.function("cuEventCreate");
-    let record: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Code = stand_in.function("cuEventRecord");
-    let destroy_event: unsafe extern "C" fn(*mut c_void) -> Code = stand_in.function("cuEventDestroy_v2");
-    let copy: unsafe extern "C" fn(u64, *const c_void, usize, *mut c_void) -> Code =
-        stand_in.function("cuMemcpyHtoDAsync_v2");
     for registered in [false, true] {
         let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Prefer)).unwrap();
         let file = new_file(directory.path(), if registered { "direct" } else { "staged" });
@@ -102,25 +138,50 @@ fn an_event_is_waited_for_before_memory_is_read() {
         let region =
             registered.then(|| unsafe { engine.register_device(0, memory.address, 1 << 20) }.unwrap());
         let content = pattern(1 << 20, 3);
-        let (mut stream, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
-        stand_in.set("COPY_LATENCY_US=100000");
-        // SAFETY: of these signatures in the driver. The copy is waited for below, by the event.
-        in_context(0, || unsafe {
-            assert_eq!(create_stream(&mut stream, 1), 0);
-            assert_eq!(create_event(&mut event, 2), 0);
-            assert_eq!(copy(memory.address, content.as_ptr().cast(), content.len(), stream), 0);
-            assert_eq!(record(event, stream), 0);
-        });
+        let event = Event::after(&memory, &content, Duration::from_millis(100));
         let parts = parts_of(vec![memory.piece(0, 1 << 20)]);
-        let wait_event = Some(event.expose_provenance() as u64);
+        let wait_event = Some(event.handle());
         let written = run(&engine, |done| Job { wait_event, ..job(Direction::Write, &file, parts, done) });
         written.result.unwrap();
         stand_in.set("COPY_LATENCY_US=0");
         assert!(std::fs::read(file.path()).unwrap()[4096..] == content, "registered: {registered}");
-        // SAFETY: made above, destroyed once.
-        in_context(0, || unsafe { (destroy_event(event), destroy_stream(stream)) });
-        drop((region, engine));
+        drop((event, region, engine));
     }
+}
+
+#[test]
+fn events_that_are_not_reached_hold_up_nobody_else() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Off)).unwrap();
+    let file = new_file(directory.path(), "data");
+    let content = pattern(1 << 20, 3);
+    let memory = DeviceMemory::of(0, &content);
+    let event = Event::after(&memory, &content, Duration::from_secs(3));
+    let begin = Instant::now();
+    let submit = |tag, priority| {
+        let (done, receiver) = outcome();
+        let parts = parts_of(vec![memory.piece(0, 4096)]);
+        let wait_event = Some(event.handle());
+        engine.submit(vec![Job { tag, priority, wait_event, ..job(Direction::Write, &file, parts, done) }]);
+        receiver
+    };
+    let loads: Vec<_> = (0..16).map(|_| submit(1, Priority::Demand)).collect();
+    let stores: Vec<_> = (0..16).map(|_| submit(2, Priority::Background)).collect();
+    stand_in.set("COPY_LATENCY_US=0");
+    let other = DeviceMemory::of(0, &content);
+    let parts = vec![Part { offset: 1 << 20, pieces: vec![other.piece(0, 4096)], len: 4096 }];
+    run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
+    assert_eq!(engine.cancel(1), 16);
+    for receiver in loads {
+        assert!(matches!(receiver.recv_timeout(PATIENCE).unwrap().result, Err(Failure::Cancelled)));
+    }
+    assert!(begin.elapsed() < Duration::from_secs(3), "it took {:?}", begin.elapsed());
+    assert!(stores.iter().all(|receiver| receiver.try_recv().is_err()));
+    stores.iter().for_each(|receiver| receiver.recv_timeout(PATIENCE).unwrap().result.unwrap());
+    assert!(begin.elapsed() >= Duration::from_secs(3));
+    drop((event, engine, memory, other));
+    stand_in.assert_nothing_left("events");
 }
 
 #[test]
@@ -327,6 +388,37 @@ fn faults_of_the_driver_fail_the_transfer_and_leave_nothing() {
     }
 }
 
+#[test]
+fn a_child_of_fork_leaves_registered_memory_alone() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Prefer)).unwrap();
+    let memory = DeviceMemory::of(0, &pattern(1 << 20, 2));
+    // SAFETY: the memory outlives the region.
+    let region = unsafe { engine.register_device(0, memory.address, 1 << 20) }.unwrap();
+    let is_direct = region.is_direct();
+    let held = region.hold();
+    // SAFETY: the child touches no lock, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: a deadlock ends this process too.
+        unsafe { libc::alarm(20) };
+        let leaves = !region.is_direct();
+        // SAFETY: as if it was dropped; its borrow by `held` means nothing here.
+        drop(unsafe { std::ptr::read(&region) });
+        // SAFETY: ends this process.
+        unsafe { libc::_exit(if leaves { 0 } else { 1 }) };
+    }
+    drop(held);
+    let mut status = 0;
+    // SAFETY: `status` is written.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(region.is_direct(), is_direct);
+    drop((region, engine, memory));
+    stand_in.assert_nothing_left("fork");
+}
+
 /// If nobody can know whether copies have ended, their memory is never used again.
 #[test]
 fn memory_in_doubt_is_lost() {
@@ -344,6 +436,10 @@ fn memory_in_doubt_is_lost() {
     stand_in.reset();
     assert!(matches!(written.result, Err(Failure::Lost(_))), "{written:?}");
     assert!(held.upgrade().is_some(), "the caller's memory is never let go");
+    let again = run(&engine, |done| job(Direction::Write, &file, parts, done));
+    assert!(matches!(again.result, Err(Failure::Device(_))), "more would be lost: {again:?}");
+    let other = DeviceMemory::of(1, &pattern(16 << 20, 3));
+    let parts = parts_of(vec![other.piece(0, other.len)]);
     run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
     drop(engine);
     assert!(stand_in.count("pinned_bytes") > 0, "it stays pinned");

@@ -245,6 +245,34 @@ fn a_header_that_cannot_be_written_leaves_the_block_to_be_completed() {
 }
 
 #[test]
+fn a_shard_of_a_block_that_is_lost_is_not_stored() {
+    let bench = bench(|_| {});
+    bench.transfers.hold(Some(Direction::Write));
+    let (first, _) = bench.store_shard("a", 0, 2);
+    let (last, _) = bench.store_shard("a", 1, 2);
+    // Once this one is there, both others are on their way.
+    let (other, _) = bench.store_shard("b", 0, 2);
+    eventually("all are placed", || bench.store.stats().unwrap().partial_blocks == 2);
+    bench.transfers.lose_next();
+    bench.transfers.hold(None);
+    let failed = [Status::Io(libc::EIO)];
+    assert_eq!((end(&first).items, end(&last).items), (failed.to_vec(), failed.to_vec()));
+    assert_eq!(end(&other).items, [Status::Ok]);
+}
+
+#[test]
+fn blocks_of_one_request_share_commits() {
+    let bench = bench(|options| options.durability = crate::Durability::Batched);
+    let memory = Arc::new(bytes(0, SHARD));
+    let items = ["a", "b", "c", "d"].map(|key| item(key, 0, &memory)).into();
+    // SAFETY: the request keeps the memory.
+    let ticket = unsafe { bench.namespace.store(request(items, &memory, 1)) }.unwrap();
+    assert_eq!(end(&ticket).items, [Status::Ok; 4]);
+    let commits = bench.store.stats().unwrap().commits;
+    assert!(commits < 4, "{commits} commits of 4 blocks");
+}
+
+#[test]
 fn a_commit_that_fails_leaves_no_block() {
     let bench = bench(|_| {});
     crate::sync::lock(&bench.layout.state).commits_fail = true;
@@ -302,15 +330,61 @@ fn too_many_bytes_at_once_queue_loads_and_refuse_stores() {
     let loads: Vec<_> = (0..5).map(|_| bench.load("a", 0, SHARD)).collect();
     let stats = bench.store.stats().unwrap();
     assert_eq!((stats.in_flight_bytes, stats.queued_loads), (10_000, 3));
-    assert_eq!(end(&bench.store_shard("b", 0, 1).0).items, [Status::Dropped(DropReason::Busy)]);
+    let stores = ["b", "c"].map(|key| bench.store_shard(key, 0, 1).0);
+    assert_eq!(end(&bench.store_shard("d", 0, 1).0).items, [Status::Dropped(DropReason::Busy)]);
     assert!(loads[4].0.cancel() && loads[4].0.is_released());
     bench.transfers.hold(None);
     for (ticket, memory) in &loads[..4] {
         assert_eq!(end(ticket).items, [Status::Ok]);
         assert!(**memory == bytes(0, SHARD));
     }
+    stores
+        .iter()
+        .for_each(|ticket| assert_eq!(end(ticket).items, [Status::Ok], "loads alone refuse no store"));
     eventually("all have left", || bench.store.stats().unwrap().in_flight_bytes == 0);
     assert_eq!(bench.store.stats().unwrap().dropped.busy, 1);
+    bench.put("d");
+}
+
+#[test]
+fn a_store_is_taken_whole_or_not_at_all() {
+    let bench = bench(|options| options.max_in_flight_bytes = 10_000);
+    let store = |keys: &[&str]| {
+        let memory = Arc::new(bytes(0, SHARD));
+        let items = keys.iter().map(|key| item(key, 0, &memory)).collect();
+        // SAFETY: the request keeps the memory.
+        unsafe { bench.namespace.store(request(items, &memory, 1)) }.unwrap()
+    };
+    bench.transfers.hold(Some(Direction::Write));
+    let large = store(&["a", "b", "c"]);
+    eventually("it is placed", || bench.layout.free() == 1);
+    assert_eq!(bench.store.stats().unwrap().in_flight_bytes, 10_000);
+    assert_eq!(end(&store(&["d"])).items, [Status::Dropped(DropReason::Busy)]);
+    bench.transfers.hold(None);
+    assert_eq!(end(&large).items, [Status::Ok; 3]);
+    bench.transfers.hold(Some(Direction::Write));
+    let small = store(&["d"]);
+    let refused = store(&["a", "e", "f"]);
+    let busy = Status::Dropped(DropReason::Busy);
+    assert_eq!(end(&refused).items, [Status::Exists, busy, busy], "none of it, rather than one");
+    bench.transfers.hold(None);
+    assert_eq!(end(&small).items, [Status::Ok]);
+}
+
+#[test]
+fn a_store_that_waits_is_cancelled_and_leaves_nothing() {
+    let bench = bench(|options| options.max_in_flight_bytes = SHARD as u64);
+    bench.put("a");
+    bench.transfers.hold(Some(Direction::Read));
+    let (load, _) = bench.load("a", 0, SHARD);
+    let (store, memory) = bench.store_shard("b", 0, 1);
+    eventually("it is placed", || bench.layout.free() == 2);
+    assert!(store.cancel());
+    eventually("its place is given back", || bench.layout.free() == 3);
+    eventually("its memory is free", || store.is_released() && Arc::strong_count(&memory) == 1);
+    bench.transfers.hold(None);
+    assert_eq!(end(&load).items, [Status::Ok]);
+    eventually("all have left", || bench.store.stats().unwrap().in_flight_bytes == 0);
     bench.put("b");
 }
 
@@ -322,10 +396,42 @@ fn a_store_does_not_overtake_loads_that_wait() {
     let (small, _) = bench.load("a", 0, SHARD);
     let (large, _) = bench.load("a", 0, 8000);
     assert_eq!(bench.store.stats().unwrap().queued_loads, 1);
-    assert_eq!(end(&bench.store_shard("b", 0, 1).0).items, [Status::Dropped(DropReason::Busy)]);
+    let (store, _) = bench.store_shard("b", 0, 1);
+    eventually("it is placed", || bench.layout.free() == 2);
+    assert_eq!(bench.store.stats().unwrap().in_flight_bytes, SHARD as u64);
     bench.transfers.hold(None);
     assert_eq!((end(&small).items[0], end(&large).items[0]), (Status::Ok, Status::Mismatch));
+    assert_eq!(end(&store).items, [Status::Ok]);
+}
+
+#[test]
+fn a_load_that_is_given_up_lets_in_those_behind_it() {
+    let bench = bench(|options| options.max_in_flight_bytes = 12_000);
+    bench.put("a");
+    bench.transfers.hold(Some(Direction::Read));
+    let (first, _) = bench.load("a", 0, SHARD);
+    let (large, _) = bench.load("a", 0, 8000);
+    let (last, _) = bench.load("a", 0, SHARD);
+    large.cancel();
+    let stats = bench.store.stats().unwrap();
+    assert_eq!((stats.in_flight_bytes, stats.queued_loads), (2 * SHARD as u64, 0));
+    bench.transfers.hold(None);
+    assert_eq!((end(&first).items[0], end(&last).items[0]), (Status::Ok, Status::Ok));
+}
+
+#[test]
+fn a_load_that_waits_does_not_hold_its_block() {
+    let bench = bench(|options| options.max_in_flight_bytes = SHARD as u64);
+    bench.put("a");
     bench.put("b");
+    bench.transfers.hold(Some(Direction::Read));
+    let (first, _) = bench.load("a", 0, SHARD);
+    let (second, _) = bench.load("b", 0, SHARD);
+    let (third, _) = bench.load("a", 0, SHARD);
+    assert_eq!(bench.namespace.delete(&["b"]).unwrap(), 1);
+    bench.transfers.hold(None);
+    let ended = [first, second, third].map(|ticket| end(&ticket).items[0]);
+    assert_eq!(ended, [Status::Ok, Status::Miss, Status::Ok]);
 }
 
 #[test]
@@ -411,6 +517,18 @@ fn verify_finds_damage_and_scrubbing_too() {
         assert_eq!(block.shards[0].len, SHARD as u64);
         assert!(bench.store.events().iter().any(|event| event.kind == EventKind::CorruptBlock));
     }
+}
+
+#[test]
+fn scrubbing_rests_where_it_owns_no_blocks() {
+    let bench = bench(|options| options.scrub_bytes_per_second = 1 << 30);
+    crate::sync::lock(&bench.layout.state).is_others = true;
+    bench.put("a");
+    let lists = || crate::sync::lock(&bench.layout.state).lists;
+    eventually("it looks", || lists() > 0);
+    let before = lists();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(lists() - before <= 6, "{} times in half a second", lists() - before);
 }
 
 #[test]

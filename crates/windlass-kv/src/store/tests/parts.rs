@@ -41,6 +41,10 @@ pub(super) struct State {
     /// Whether the owner of all places has given them to others since they were found.
     pub(super) has_moved: bool,
     pub(super) condemned: u64,
+    /// Whether all blocks are another process's.
+    pub(super) is_others: bool,
+    /// How often blocks were listed.
+    pub(super) lists: u64,
 }
 
 #[derive(Clone)]
@@ -230,11 +234,14 @@ impl Layout for Slots {
     }
 
     fn list(&self, _: u64, _: usize, into: &mut Vec<Listed>) -> Option<u64> {
-        into.extend(lock(&self.state).blocks.iter().map(|(fingerprint, block)| Listed {
+        let mut state = lock(&self.state);
+        state.lists += 1;
+        let is_own = !state.is_others;
+        into.extend(state.blocks.iter().map(|(fingerprint, block)| Listed {
             namespace: block.namespace,
             fingerprint: *fingerprint,
             payload_len: block.stride,
-            is_own: true,
+            is_own,
             expires: block.expires,
         }));
         None

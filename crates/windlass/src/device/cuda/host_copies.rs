@@ -136,19 +136,22 @@ impl HostCopies {
 }
 
 impl Device {
-    /// Waits until an event (`CUevent`) of this device is reached.
+    /// Whether an event (`CUevent`) of this device is reached.
     ///
     /// # Errors
     /// [`Error::Device`].
     ///
     /// # Safety
     /// It must be a live event.
-    pub unsafe fn wait_for_event(&self, event: u64) -> Result<()> {
+    pub unsafe fn is_event_reached(&self, event: u64) -> Result<bool> {
         let _entered = self.enter()?;
         let event = ptr::with_exposed_provenance_mut::<c_void>(event as usize);
         // SAFETY: the caller's event lives.
-        let code = unsafe { (self.driver.functions.event_synchronize)(event) };
-        self.check("waiting for an event", "cuEventSynchronize", code)
+        let code = unsafe { (self.driver.functions.event_query)(event) };
+        if code == driver::NOT_READY {
+            return Ok(false);
+        }
+        self.check("asking after an event", "cuEventQuery", code).map(|()| true)
     }
 }
 
