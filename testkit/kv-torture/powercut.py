@@ -42,7 +42,17 @@ def mounted(image: Path, at: Path, *options: str) -> Iterator[Path]:
     try:
         yield at
     finally:
-        call("umount", at)
+        unmount(at)
+
+
+def unmount(at: Path) -> None:
+    """Unmounts a file system, as soon as nobody uses it: a process that was killed may take a moment to end."""
+    for _ in range(100):
+        done = subprocess.run(["umount", str(at)], capture_output=True, text=True, check=False)
+        if not done.returncode:
+            return
+        time.sleep(0.1)
+    raise SystemExit(f"umount {at}: {done.stderr.strip()}")
 
 
 @contextlib.contextmanager
@@ -82,6 +92,12 @@ class Writer:
         if not self._ready.wait(60):
             raise SystemExit("the writer does not begin")
 
+    def close(self) -> None:
+        """Ends it, if it still runs."""
+        self._process.kill()
+        self._process.wait()
+        self._thread.join()
+
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -93,13 +109,10 @@ class Writer:
         """Everything up to now."""
         return "".join(list(self._lines))
 
-    def kill(self) -> None:
-        """Ends it, or says that it has ended by itself."""
+    def check(self) -> None:
+        """Whether it still runs."""
         if self._process.poll() is not None:
             raise SystemExit(f"the writer ended by itself, with {self._process.returncode}")
-        self._process.kill()
-        self._process.wait()
-        self._thread.join()
 
 
 def trial(arguments: argparse.Namespace, kind: str, durability: str, clones: Path) -> dict[str, Any]:
@@ -116,16 +129,16 @@ def trial(arguments: argparse.Namespace, kind: str, durability: str, clones: Pat
         with mounted(image, inner) as at:
             options = ["--durability", durability, "--capacity", str(arguments.capacity)]
             options += ["--block-bytes", str(arguments.block_bytes), "--delete-one-in", "20"]
-            writer = Writer(arguments.program, at / "store", options)
             snapshots: list[Cut] = []
-            for _ in range(min(CUTS_OF_ONE_WRITER, arguments.cuts - total["cuts"])):
-                time.sleep(chance.uniform(0.005, 0.4))
-                # What was said by now has to be on the disk; what is said while it is cloned may be.
-                said = writer.said()
-                cut = clones / f"cut-{len(snapshots)}.img"
-                call("cp", "--reflink=always", image, cut)
-                snapshots.append(Cut(cut, said, writer.said()))
-            writer.kill()
+            with contextlib.closing(Writer(arguments.program, at / "store", options)) as writer:
+                for _ in range(min(CUTS_OF_ONE_WRITER, arguments.cuts - total["cuts"])):
+                    time.sleep(chance.uniform(0.005, 0.4))
+                    # What was said by now has to be on the disk; what is said while it is cloned may be.
+                    said = writer.said()
+                    cut = clones / f"cut-{len(snapshots)}.img"
+                    call("cp", "--reflink=always", image, cut)
+                    snapshots.append(Cut(cut, said, writer.said()))
+                writer.check()
         for cut in snapshots:
             look_at(arguments, total, cut, clones.parent / "cut")
             cut.image.unlink()
