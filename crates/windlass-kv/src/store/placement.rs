@@ -88,15 +88,16 @@ pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<StoreTask>>) {
     while let Ok(Message::Task(StoreTask { options, groups })) = tasks.recv() {
         let mut writes = Vec::new();
         for (taken, group) in groups {
-            if !options.ticket.has_ended() {
-                writes.extend(place(core, &options, taken, group));
-            }
             if writes.len() >= MOST_TOGETHER {
                 core.enter(mem::take(&mut writes));
             }
+            if !options.ticket.has_ended() {
+                writes.extend(place(core, &options, taken, group));
+            }
         }
-        core.enter(writes);
+        // The writes have their own leases. Before they are handed on: who learns of their end finds the memory free.
         options.ticket.release();
+        core.enter(writes);
     }
 }
 
