@@ -171,9 +171,9 @@ bench-3fs *arguments: setup
     '{{ bin }}/maturin' develop --quiet --release
     '{{ bin }}/python' bench/threefs.py "$@"
 
-# Cut the power under the KV store 300 times for each file system and durability, kill its writers 1,000 times, and use
-# it from 4 processes for 10 minutes. Needs root, loop devices and xfsprogs; takes an hour.
-torture-kv cuts="300" kills="1000" seconds="600": venv
+# Cut the power under the KV store 100 times for each file system and durability, kill its writers 1,000 times, and use
+# it from 4 processes for 10 minutes. Needs root, loop devices and xfsprogs; takes half an hour.
+torture-kv cuts="100" kills="1000" seconds="600": venv
     cargo build --quiet --release --package kv-torture
     '{{ bin }}/python' testkit/kv-torture/torture.py target/release/kv-torture --cuts {{ cuts }} --kills {{ kills }} \
         --seconds {{ seconds }} --output bench/results/kv-torture.md

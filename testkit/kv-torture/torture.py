@@ -88,7 +88,7 @@ def main() -> None:
     """Exits with 1 if a block was wrong, or lost although it was synced."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program", type=Path)
-    parser.add_argument("--cuts", type=int, default=300, help="of each file system and durability")
+    parser.add_argument("--cuts", type=int, default=100, help="of each file system and durability")
     parser.add_argument("--file-systems", nargs="+", default=["ext4", "xfs"])
     parser.add_argument("--durabilities", nargs="+", default=["sync", "batched", "none"])
     parser.add_argument("--capacity", type=int, default=2 << 30)
