@@ -90,6 +90,7 @@ class Writer:
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
         if not self._ready.wait(60):
+            self.close()
             raise SystemExit("the writer does not begin")
 
     def close(self) -> None:

@@ -154,7 +154,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// A process that uses the store.
 struct Worker {
     child: Child,
-    tally: JoinHandle<anyhow::Result<Tally>>,
+    tally: Option<JoinHandle<anyhow::Result<Tally>>>,
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It has ended by now, unless the trial was given up.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 impl Worker {
@@ -178,7 +186,7 @@ impl Worker {
             }
             Ok(last)
         });
-        Ok(Self { child, tally })
+        Ok(Self { child, tally: Some(tally) })
     }
 
     fn kill(mut self) -> anyhow::Result<Tally> {
@@ -195,8 +203,9 @@ impl Worker {
         self.tally()
     }
 
-    fn tally(self) -> anyhow::Result<Tally> {
-        self.tally.join().map_err(|_| anyhow::anyhow!("reading what a process said failed"))?
+    fn tally(mut self) -> anyhow::Result<Tally> {
+        let tally = self.tally.take().context("it has been asked before")?;
+        tally.join().map_err(|_| anyhow::anyhow!("reading what a process said failed"))?
     }
 }
 
@@ -211,9 +220,9 @@ fn flip_a_bit(root: &Path, number: u64) -> anyhow::Result<()> {
     // It may be gone by now.
     let Ok(file) = fs::File::options().read(true).write(true).open(path) else { return Ok(()) };
     let len = file.metadata()?.len();
-    if len > 0 {
-        let (at, mut byte) = (mix(number ^ 1) % len, [0]);
-        file.read_exact_at(&mut byte, at)?;
+    let (at, mut byte) = (mix(number ^ 1) % len.max(1), [0]);
+    // Nor is it as long as it was.
+    if file.read_exact_at(&mut byte, at).is_ok() {
         byte[0] ^= 1 << (number % 8);
         file.write_all_at(&byte, at)?;
     }

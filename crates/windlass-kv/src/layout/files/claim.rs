@@ -60,10 +60,13 @@ impl Shared {
     pub(super) fn sweep(&self) {
         let given_up = std::mem::take(&mut *lock(&self.given_up));
         for (temporary, reserved) in given_up {
-            if let Err(error) = self.disk.remove(&temporary) {
-                tracing::debug!(path = %temporary.display(), %error, "a file that was given up cannot be removed");
+            match self.disk.remove(&temporary) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::debug!(path = %temporary.display(), %error, "a file that was given up cannot be removed");
+                    lock(&self.given_up).push((temporary, reserved));
+                }
+                _ => self.room.give_up(reserved),
             }
-            self.room.give_up(reserved);
         }
     }
 

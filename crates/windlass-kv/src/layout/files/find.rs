@@ -162,10 +162,11 @@ impl Shared {
 
     fn condemn_file(&self, fingerprint: Fingerprint, id: FileId, path: &Path) {
         self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
-        let known = self.index.remove(&fingerprint);
+        let bytes = self.index.remove(&fingerprint).map_or(0, |known| known.entry.slot_bytes);
         self.sums.forget(&fingerprint);
         let is_same = path.symlink_metadata().is_ok_and(|metadata| FileId::of(&metadata) == id);
         if !is_same {
+            self.others.vanished(bytes);
             return;
         }
         let removed = match &self.writer {
@@ -173,9 +174,11 @@ impl Shared {
             None => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
         };
         match removed {
-            Ok(()) => self.room.removed(known.map_or(0, |known| known.entry.slot_bytes)),
+            Ok(()) => self.room.removed(bytes),
             Err(error) => {
                 tracing::debug!(path = %path.display(), %error, "a damaged block is left where it is");
+                // It is in nobody's index, and takes room all the same.
+                self.others.vanished(bytes);
                 lock(&self.condemned).insert(fingerprint, id);
             }
         }
@@ -234,8 +237,9 @@ impl Shared {
         match self.index.insert(fingerprint, &entry, Existing::Keep) {
             Inserted::Kept(known) => Some(known),
             _ => {
-                // Files that are not ours to describe may be there without a word of any writer.
-                if !namespace.tree.is_bare() {
+                // Files that are not ours to describe may be there without a word of any writer. What this process is
+                // storing just now counts as its own.
+                if !namespace.tree.is_bare() && !lock(&self.in_flight).contains(&fingerprint) {
                     self.others.adopted(entry.slot_bytes);
                 }
                 Some(entry)

@@ -18,7 +18,11 @@ use std::{
 
 /// The other writers.
 #[derive(Debug, Default)]
-pub(super) struct Others(Mutex<State>);
+pub(super) struct Others {
+    state: Mutex<State>,
+    /// Held by who reads what they say, so that nobody takes it for newer than it is.
+    reading: Mutex<()>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -42,12 +46,15 @@ struct Known {
     /// What it had written when the look began that is under way.
     settled_at_begin: u64,
     is_gone: bool,
+    /// Whether it was when that look began.
+    was_gone_at_begin: bool,
 }
 
 impl Others {
     /// Reads what writers say, of which these are the directories. Whether some have come or gone, so that what they did
     /// meanwhile is not known.
     pub(super) fn read(&self, disk: &RealDisk, root: &Path, directories: &[PathBuf]) -> bool {
+        let _one = lock(&self.reading);
         let changed = root.metadata().and_then(|metadata| metadata.modified()).ok();
         let said: Vec<_> = directories
             .iter()
@@ -56,7 +63,7 @@ impl Others {
                 Some((directory, Lease::parse(&bytes).ok()?.account))
             })
             .collect();
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         for (directory, account) in said {
             state.writers.entry(directory.clone()).or_default().now = account;
         }
@@ -69,15 +76,15 @@ impl Others {
 
     /// All files will be looked at.
     pub(super) fn look_begins(&self) {
-        for known in lock(&self.0).writers.values_mut() {
-            known.settled_at_begin = known.now.settled;
+        for known in lock(&self.state).writers.values_mut() {
+            (known.settled_at_begin, known.was_gone_at_begin) = (known.now.settled, known.is_gone);
         }
     }
 
     /// All files that were there when that began, and still are, are in the index.
     pub(super) fn look_ends(&self) {
-        let mut state = lock(&self.0);
-        state.writers.retain(|_, known| !known.is_gone);
+        let mut state = lock(&self.state);
+        state.writers.retain(|_, known| !known.was_gone_at_begin);
         for known in state.writers.values_mut() {
             known.settled_before = known.settled_at_begin;
             known.removed_before = known.now.removed;
@@ -87,19 +94,19 @@ impl Others {
 
     /// A block of another process is in the index now.
     pub(super) fn adopted(&self, bytes: u64) {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         state.adopted = state.adopted.saturating_add(bytes);
     }
 
     /// A block that another process removed is not in the index any more.
     pub(super) fn vanished(&self, bytes: u64) {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         state.vanished = state.vanished.saturating_add(bytes);
     }
 
     /// Bytes that their files take, besides those in the index.
     pub(super) fn bytes(&self) -> u64 {
-        let state = lock(&self.0);
+        let state = lock(&self.state);
         let wide = i128::from;
         let changes = state.writers.values().map(|known| {
             let written = wide(known.now.taken) - wide(known.settled_before);
@@ -125,7 +132,7 @@ mod tests {
     }
 
     fn say(others: &Others, accounts: &[Account]) {
-        let mut state = lock(&others.0);
+        let mut state = lock(&others.state);
         for (number, account) in accounts.iter().enumerate() {
             state.writers.entry(PathBuf::from(number.to_string())).or_default().now = *account;
         }
@@ -174,8 +181,13 @@ mod tests {
     #[test]
     fn a_writer_that_has_ended_counts_until_the_next_look() {
         let others = with(&[account(50, 50, 0)]);
-        lock(&others.0).writers.values_mut().for_each(|known| known.is_gone = true);
-        assert_eq!(others.bytes(), 50);
+        others.look_begins();
+        say(&others, &[account(70, 70, 0)]);
+        lock(&others.state).writers.values_mut().for_each(|known| known.is_gone = true);
+        assert_eq!(others.bytes(), 70);
+        // Some may have been written where that look had passed.
+        others.look_ends();
+        assert_eq!(others.bytes(), 20);
         others.look_begins();
         others.look_ends();
         assert_eq!(others.bytes(), 0);

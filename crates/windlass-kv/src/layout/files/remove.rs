@@ -52,7 +52,10 @@ impl Shared {
                 self.room.removed(removed.map_or(0, |removed| removed.entry.slot_bytes));
                 Ok(true)
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.others.vanished(removed.map_or(0, |removed| removed.entry.slot_bytes));
+                Ok(false)
+            }
             Err(error) => Err(failed("removing", path)(error)),
         }
     }

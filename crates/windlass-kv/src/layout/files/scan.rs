@@ -24,6 +24,8 @@ use std::{
 
 /// Longest time that one call spends, but for a directory that it has begun with.
 const SLICE: Duration = Duration::from_millis(10);
+/// Between two looks that somebody waits for is so many times what the last one took.
+const LOOK_SHARE: u32 = 10;
 
 /// The look that is under way.
 #[derive(Debug, Default)]
@@ -37,10 +39,17 @@ pub(super) struct Scan {
     is_under_way: bool,
     /// Whether something could not be looked at, so that what was not seen may be there all the same.
     is_partial: bool,
+    begun: Option<Instant>,
     ended: Option<Instant>,
+    /// How long the last one took.
+    took: Duration,
 }
 
 impl Scan {
+    fn has_ended_within(&self, time: Duration) -> bool {
+        self.ended.is_some_and(|ended| ended.elapsed() < time)
+    }
+
     pub(super) fn generation(&self) -> u8 {
         self.generation
     }
@@ -143,10 +152,16 @@ impl Shared {
         Ok(self.others.read(&self.disk, &self.root, &directories))
     }
 
-    /// Looks at everything, or at the rest of it, at once.
+    /// Looks at everything, or at the rest of it, at once, unless too much time would go into that.
     pub(super) fn scan_now(&self) {
-        if !lock(&self.scan).is_under_way {
-            lock(&self.scan).ended = None;
+        {
+            let mut scan = lock(&self.scan);
+            if scan.has_ended_within(scan.took.saturating_mul(LOOK_SHARE)) {
+                return;
+            }
+            if !scan.is_under_way {
+                scan.ended = None;
+            }
         }
         loop {
             self.scan_some();
@@ -161,16 +176,17 @@ impl Shared {
         let _one = lock(&self.scanning);
         let started = Instant::now();
         loop {
-            let next = {
-                let mut scan = lock(&self.scan);
-                if !scan.is_under_way {
-                    if scan.ended.is_some_and(|ended| ended.elapsed() < self.timing.rescan) {
-                        return;
-                    }
-                    self.begin(&mut scan);
+            let is_under_way = {
+                let scan = lock(&self.scan);
+                if !scan.is_under_way && scan.has_ended_within(self.timing.rescan) {
+                    return;
                 }
-                scan.rest.pop_front()
+                scan.is_under_way
             };
+            if !is_under_way {
+                self.begin();
+            }
+            let next = lock(&self.scan).rest.pop_front();
             let Some((namespace, directory)) = next else {
                 self.end_scan();
                 return;
@@ -188,24 +204,32 @@ impl Shared {
         }
     }
 
-    fn begin(&self, scan: &mut Scan) {
-        scan.generation = scan.generation.wrapping_add(1);
-        scan.is_under_way = true;
-        self.sums.look_begins();
-        scan.first_new = self.number();
-        scan.is_partial = self.read_others().is_err();
+    fn begin(&self) {
+        let mut is_partial = self.read_others().is_err();
         self.others.look_begins();
-        scan.is_partial |= self.namespaces.read(&self.disk, &self.root).is_err();
+        self.sums.look_begins();
+        {
+            // What comes from now on is not missed.
+            let mut scan = lock(&self.scan);
+            scan.generation = scan.generation.wrapping_add(1);
+            scan.is_under_way = true;
+            scan.begun = Some(Instant::now());
+            scan.first_new = self.number();
+        }
+        is_partial |= self.namespaces.read(&self.disk, &self.root).is_err();
+        let mut rest = VecDeque::new();
         for namespace in self.namespaces.all() {
             match directories(&namespace.tree) {
                 Ok(directories) => {
                     self.room.note_directories(&namespace, directories.len());
                     let directories = directories.into_iter();
-                    scan.rest.extend(directories.map(|directory| (Arc::clone(&namespace), directory)));
+                    rest.extend(directories.map(|directory| (Arc::clone(&namespace), directory)));
                 }
-                Err(_) => scan.is_partial = true,
+                Err(_) => is_partial = true,
             }
         }
+        let mut scan = lock(&self.scan);
+        (scan.rest, scan.is_partial) = (rest, is_partial);
     }
 
     /// Forgets what has not been seen.
@@ -213,6 +237,7 @@ impl Shared {
         let others = self.read_others();
         let mut scan = lock(&self.scan);
         scan.is_under_way = false;
+        scan.took = scan.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
         // Who came or went meanwhile may have done what was not seen.
         scan.ended = (!others.as_ref().is_ok_and(|have_changed| *have_changed)).then(Instant::now);
         let (generation, first_new, is_partial) = (scan.generation, scan.first_new, scan.is_partial);
@@ -220,6 +245,8 @@ impl Shared {
         if is_partial || others.is_err() {
             return;
         }
+        // Before what is gone is forgotten: rather too much is counted than too little.
+        self.others.look_ends();
         let unseen = |entry: &crate::index::Entry| entry.flags != generation && entry.sequence < first_new;
         for removed in self.index.remove_all(|_, entry, _| unseen(entry)) {
             if let Some(namespace) = self.namespaces.numbered(removed.entry.namespace) {
@@ -227,7 +254,6 @@ impl Shared {
             }
             self.sums.forget(&removed.fingerprint);
         }
-        self.others.look_ends();
         self.sums.look_ends(|fingerprint| self.index.peek(fingerprint).is_some());
     }
 

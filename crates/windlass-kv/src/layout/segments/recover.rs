@@ -218,9 +218,9 @@ impl Recovered {
         }
         let mut segments = OwnSegments::open(shared, limits, &directory)?;
         remove_leftovers(shared, &directory, &replayed)?;
-        let (blocks, lost) = sift(&replayed, &segments);
+        let (blocks, lost) = sift(&replayed, &mut segments);
         let lost = lost + replayed.lost;
-        segments.remove_unused(shared, &directory, &blocks)?;
+        segments.remove_unused(shared, &directory)?;
         // What is lost to us without a tombstone is lost to those who follow, too.
         let begin = if lost > 0 { Begin::Anew } else { Begin::Next };
         let start = Start::new(replayed.next_log, replayed.next_record, begin);
@@ -273,10 +273,19 @@ fn make_directory(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>
     Ok((WriterDirectory { id, path }, lease))
 }
 
+/// A segment of ours.
+struct OwnSegment {
+    segment: Arc<Segment>,
+    /// Bytes that its file had.
+    len: u64,
+    /// Which of its slots have blocks.
+    taken: Vec<bool>,
+}
+
 /// The segments of a directory that is ours.
 struct OwnSegments {
-    /// By number, with the lengths that their files had.
-    whole: BTreeMap<u32, (Arc<Segment>, u64)>,
+    /// By number.
+    whole: BTreeMap<u32, OwnSegment>,
     /// Those whose heads were damaged. They are removed: nothing in them is known.
     damaged: HashSet<u32>,
     /// The highest number of any.
@@ -312,7 +321,8 @@ impl OwnSegments {
                             .map_err(failed("making room for", &path))?;
                         segment.sync().map_err(failed("syncing", &path))?;
                     }
-                    segments.whole.insert(number, (segment, len));
+                    let taken = vec![false; segment.head.slots as usize];
+                    segments.whole.insert(number, OwnSegment { segment, len, taken });
                 }
                 Err(why) => {
                     tracing::warn!(path = %path.display(), %why, "a segment is lost");
@@ -326,14 +336,8 @@ impl OwnSegments {
 
     /// Removes segments without blocks. One that was left behind when it could not be synced may be in memory only, and
     /// nothing tells which those are.
-    fn remove_unused(
-        &mut self,
-        shared: &Shared,
-        directory: &WriterDirectory,
-        blocks: &[BlockRecord],
-    ) -> Result<()> {
-        let used: HashSet<u32> = blocks.iter().map(|block| block.segment).collect();
-        for (number, _) in self.whole.extract_if(.., |number, _| !used.contains(number)) {
+    fn remove_unused(&mut self, shared: &Shared, directory: &WriterDirectory) -> Result<()> {
+        for (number, _) in self.whole.extract_if(.., |_, own| !own.taken.contains(&true)) {
             let path = directory.path.join(names::segment(number));
             shared.disk.remove(&path).map_err(failed("removing", &path))?;
         }
@@ -353,10 +357,9 @@ fn remove_leftovers(shared: &Shared, directory: &WriterDirectory, replayed: &Rep
 }
 
 /// Blocks that are where they say, newest first, and how many are not. Of two in one slot, the newer is there.
-fn sift(replayed: &Replayed, segments: &OwnSegments) -> (Vec<BlockRecord>, u64) {
+fn sift(replayed: &Replayed, segments: &mut OwnSegments) -> (Vec<BlockRecord>, u64) {
     let mut blocks: Vec<BlockRecord> = replayed.blocks.values().copied().collect();
     blocks.sort_unstable_by_key(|block| Reverse(block.sequence));
-    let mut taken = HashSet::with_capacity(blocks.len());
     let mut lost = 0;
     blocks.retain(|block| {
         if !replayed.namespaces.contains_key(&block.namespace) {
@@ -364,10 +367,12 @@ fn sift(replayed: &Replayed, segments: &OwnSegments) -> (Vec<BlockRecord>, u64) 
             return false;
         }
         // Segments that were given up are not there any more, with all their blocks.
-        let whole = segments.whole.get(&block.segment);
-        let is_there = whole.is_some_and(|(segment, len)| fits(block, segment, *len));
-        lost += u64::from(!is_there && (whole.is_some() || segments.damaged.contains(&block.segment)));
-        is_there && taken.insert((block.segment, block.slot))
+        let whole = segments.whole.get_mut(&block.segment);
+        let is_known = whole.is_some() || segments.damaged.contains(&block.segment);
+        let place = whole.filter(|own| fits(block, &own.segment, own.len));
+        lost += u64::from(place.is_none() && is_known);
+        let taken = place.and_then(|own| own.taken.get_mut(block.slot as usize));
+        taken.is_some_and(|taken| !std::mem::replace(taken, true))
     });
     (blocks, lost)
 }
@@ -385,13 +390,11 @@ fn fits(block: &BlockRecord, segment: &Segment, len: u64) -> bool {
 
 /// Fills the index and the slots; whether there are blocks without checksums.
 fn take_in(shared: &Shared, slots: &mut Slots, segments: OwnSegments, blocks: &[BlockRecord]) -> bool {
-    let taken: HashSet<Slot> =
-        blocks.iter().map(|block| Slot { segment: block.segment, slot: block.slot }).collect();
-    for (number, (segment, _)) in segments.whole {
+    for OwnSegment { segment, taken, .. } in segments.whole.into_values() {
         // There is a class for each, as the segment was made by one.
         if let Some(class) = slots.class(segment.head.slot_bytes) {
             shared.know_segment(0, &segment);
-            slots.add(segment, class, |slot| taken.contains(&Slot { segment: number, slot }));
+            slots.add(segment, class, |slot| taken.get(slot as usize).is_some_and(|taken| *taken));
         }
     }
     let mut has_blocks_without_sums = false;

@@ -19,8 +19,9 @@ use crate::{
     },
     io::FileAccess,
 };
+use hashbrown::HashMap;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
 };
