@@ -971,3 +971,28 @@ fn logs_and_checkpoints_stay_short() {
     assert!(bench.disk.most_used() <= 1 << 20);
     assert!(!bench.files("CKPT").is_empty());
 }
+
+#[test]
+fn nothing_is_there_of_a_writer_whose_number_another_has() {
+    let bench = Bench::new();
+    let (first, reader) = (bench.open(), bench.open());
+    bench.put_all(&first, &["a"]);
+    reader.maintain().unwrap();
+    let found = bench.find(&reader, "a").unwrap();
+    let directory = first.writer.as_ref().unwrap().directory.clone();
+    drop(first);
+    for file in bench.disk.list(&directory).unwrap() {
+        bench.disk.remove(&directory.join(file.name)).unwrap();
+    }
+    bench.disk.remove_directory(&directory).unwrap();
+    // It does the same, and so its blocks have the same sequences.
+    let second = bench.open();
+    reader.follow().unwrap();
+    bench.put_all(&second, &["a"]);
+    reader.follow().unwrap();
+    let entry = |found: &Found| found.token.downcast_ref::<FoundToken>().unwrap().entry;
+    let again = bench.find(&reader, "a").unwrap();
+    assert_eq!((entry(&found).owner, entry(&found).sequence), (entry(&again).owner, entry(&again).sequence));
+    assert!(!Layout::is_still_there(&reader, &found));
+    assert!(Layout::is_still_there(&reader, &again));
+}
