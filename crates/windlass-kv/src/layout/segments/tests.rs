@@ -996,3 +996,23 @@ fn nothing_is_there_of_a_writer_whose_number_another_has() {
     assert!(!Layout::is_still_there(&reader, &found));
     assert!(Layout::is_still_there(&reader, &again));
 }
+
+#[test]
+fn who_condemns_a_block_does_not_wait_for_a_log_that_changes() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let found = bench.find(&store, "a").unwrap();
+    let (done, wait) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let alone = store.writer.as_ref().unwrap().publishing.write().unwrap();
+        scope.spawn(|| {
+            store.condemn(&found);
+            done.send(()).unwrap();
+        });
+        let ended = wait.recv_timeout(Duration::from_secs(10));
+        drop(alone);
+        ended.unwrap();
+    });
+    assert!(bench.find(&store, "a").is_none());
+}
