@@ -136,6 +136,16 @@ impl Writer {
 
     /// Gives up segments of other classes until this one has another; whether it has.
     fn take_over(&self, class: u8) -> Result<bool> {
+        if !lock(&self.slots).draining().is_empty() {
+            // What was given up before comes first.
+            self.finish_draining()?;
+            if self.allocate(class)? {
+                return Ok(true);
+            }
+        }
+        if self.is_refused.load(Ordering::Acquire) || !lock(&self.slots).draining().is_empty() {
+            return Ok(false);
+        }
         let Some(new) = self.new_segment(class)? else { return Ok(false) };
         // Until the new one is there: others would take the room.
         let locked = self.shared.root.lock()?;
@@ -150,13 +160,15 @@ impl Writer {
             let Some(number) = self.least_useful(Some(class)) else { break };
             let len = self.shared.segment(0, number).and_then(|segment| segment.head.file_len());
             self.give_up(number)?;
-            if !lock(&self.slots).draining().is_empty() {
-                // Its room comes when those are done who use it.
+            if lock(&self.slots).class_of(number).is_some() {
+                // Its room comes when those are done who use it, if it comes.
                 break;
             }
             given.bytes = given.bytes.saturating_add(len.unwrap_or(0));
             if self.has_room(&new, &given, &locked)? {
-                return self.make_segment(&new, class);
+                let made = self.make_segment(&new, class);
+                self.is_refused.store(!matches!(made, Ok(true)), Ordering::Release);
+                return made;
             }
         }
         Ok(false)
@@ -395,6 +407,7 @@ impl Writer {
     pub(super) fn maintain_room(&self) -> Result<()> {
         let _one = lock(&self.making_room);
         self.is_full.store(false, Ordering::Release);
+        self.is_refused.store(false, Ordering::Release);
         let collected = self.collect();
         let now = self.shared.now();
         let buried = self.bury(|| {

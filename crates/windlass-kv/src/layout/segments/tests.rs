@@ -1016,3 +1016,44 @@ fn who_condemns_a_block_does_not_wait_for_a_log_that_changes() {
     });
     assert!(bench.find(&store, "a").is_none());
 }
+
+#[test]
+fn a_disk_that_refuses_segments_costs_few_of_those_that_are_there() {
+    let bench = Bench::new();
+    let store = bench.open();
+    for number in 0..100 {
+        bench.put(&store, &format!("small {number}")).unwrap();
+    }
+    let before = bench.files("seg-").len();
+    bench.fail(Operation::Allocate, "seg-", u32::MAX, Errno::NOSPC);
+    for number in 0..10 {
+        let put = bench.put_len(&store, &format!("large {number}"), 8 * LEN).unwrap();
+        assert_eq!(put, Put::Dropped(DropReason::NoRoom));
+    }
+    assert_eq!(bench.files("seg-").len(), before - 1);
+    bench.disk.end_faults();
+    store.maintain().unwrap();
+    assert_eq!(bench.put_len(&store, "large", 8 * LEN).unwrap(), Put::Done);
+}
+
+#[test]
+fn while_a_segment_that_was_given_up_is_read_no_other_is() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["read"]);
+    let found = bench.find(&store, "read").unwrap();
+    let segment = found.token.downcast_ref::<FoundToken>().unwrap().entry.slot.segment;
+    for number in 0..100 {
+        bench.put(&store, &format!("small {number}")).unwrap();
+    }
+    lock(&store.writer.as_ref().unwrap().slots).drain(segment);
+    let before = bench.files("seg-").len();
+    for number in 0..3 {
+        let put = bench.put_len(&store, &format!("large {number}"), 8 * LEN).unwrap();
+        assert_eq!(put, Put::Dropped(DropReason::NoRoom));
+    }
+    assert_eq!(bench.files("seg-").len(), before);
+    drop(found);
+    assert_eq!(bench.put_len(&store, "large", 8 * LEN).unwrap(), Put::Done);
+    assert_eq!(bench.files("seg-").len(), before, "its room was enough");
+}
