@@ -1057,3 +1057,35 @@ fn while_a_segment_that_was_given_up_is_read_no_other_is() {
     assert_eq!(bench.put_len(&store, "large", 8 * LEN).unwrap(), Put::Done);
     assert_eq!(bench.files("seg-").len(), before, "its room was enough");
 }
+
+#[test]
+fn a_directory_that_cannot_be_listed_takes_what_it_took() {
+    let bench = Bench::new();
+    let first = bench.open();
+    for number in 0..100 {
+        bench.put(&first, &format!("first {number}")).unwrap();
+    }
+    let directory = first.writer.as_ref().unwrap().directory.to_string_lossy().into_owned();
+    let name: &'static str = Box::leak(directory.into_boxed_str());
+    let put_many = |store: &Segments| {
+        for number in 0..100 {
+            bench.put(store, &format!("second {number}")).unwrap();
+            store.maintain().ok();
+        }
+    };
+    let capacity = bench.options.capacity_bytes.unwrap();
+    let second = bench.open();
+    bench.fail(Operation::List, name, u32::MAX, Errno::MFILE);
+    put_many(&second);
+    assert!(bench.disk.most_used() <= capacity, "{}", bench.disk.most_used());
+    drop(second);
+    // This one has never seen it.
+    let third = bench.open();
+    put_many(&third);
+    assert!(bench.disk.most_used() <= capacity, "{}", bench.disk.most_used());
+    bench.disk.end_faults();
+    // What is not for us to look into is in nobody's way.
+    bench.fail(Operation::List, name, u32::MAX, Errno::ACCESS);
+    let fourth = bench.open();
+    assert_eq!(bench.put(&fourth, "a").unwrap(), Put::Done);
+}
