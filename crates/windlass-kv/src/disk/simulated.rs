@@ -18,6 +18,7 @@ const SECTOR: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Open,
+    List,
     Create,
     Write,
     Sync,
@@ -434,9 +435,12 @@ impl Disk for SimulatedDisk {
     }
 
     fn list(&self, directory: &Path) -> io::Result<Vec<Listing>> {
-        let state = self.state();
+        let mut state = self.state();
         if state.names.get(directory) != Some(&Named::Directory) {
             return Err(io::ErrorKind::NotFound.into());
+        }
+        if !state.faults.is_empty() {
+            state.begin(Operation::List, directory)?;
         }
         let children = state.names.iter().filter(|(path, _)| path.parent() == Some(directory));
         Ok(children

@@ -60,31 +60,31 @@ impl Writer {
 
     /// Makes a damaged block of our own a miss.
     pub(super) fn condemn(&self, fingerprint: &Fingerprint, sequence: u64) {
-        let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
         let is_it = |entry: &Entry, _| entry.is_own() && entry.sequence == sequence;
+        // Held all the while: who buries what is gone finds it there. The disk is not waited for under it.
+        let mut unburied = lock(&self.unburied);
         if let Some(gone) = self.shared.index.remove_if(fingerprint, is_it) {
-            let unburied = Unburied { fingerprint: *fingerprint, sequence, slot: gone.entry.slot };
-            self.bury_later(unburied, gone.reuse);
+            let slot = gone.entry.slot;
+            self.retire_unburied(slot, gone.reuse);
+            unburied.push(Unburied { fingerprint: *fingerprint, sequence, slot });
         }
     }
 
     /// Removes blocks, and writes down that they are gone, which frees their slots. If that fails, it is tried again later.
     pub(super) fn bury(&self, remove: impl FnOnce() -> Vec<Removed>) -> Result<Vec<Removed>> {
-        let (removed, buried) = {
-            // Who waits for those that publish knows that what is not found any more stays away.
-            let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
-            let removed = remove();
-            if removed.is_empty() {
-                return Ok(removed);
-            }
-            let tombstone = |gone: &Removed| Change::Tombstone {
-                fingerprint: gone.fingerprint,
-                sequence: gone.entry.sequence,
-            };
-            let tombstones: Vec<Change> = removed.iter().map(tombstone).collect();
-            let buried = self.log.append(&tombstones, self.sync_mode());
-            (removed, buried)
+        // Until those are noted whose tombstones are missing: who waits for those that publish knows that what is not
+        // found any more stays away.
+        let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
+        let removed = remove();
+        if removed.is_empty() {
+            return Ok(removed);
+        }
+        let tombstone = |gone: &Removed| Change::Tombstone {
+            fingerprint: gone.fingerprint,
+            sequence: gone.entry.sequence,
         };
+        let tombstones: Vec<Change> = removed.iter().map(tombstone).collect();
+        let buried = self.log.append(&tombstones, self.sync_mode());
         match buried {
             Ok(()) => {
                 let mut slots = lock(&self.slots);
@@ -107,9 +107,13 @@ impl Writer {
 
     /// Keeps the slot of a block that is gone until the disk knows.
     pub(super) fn bury_later(&self, gone: Unburied, reuse: Reuse) {
-        let waiting = Waiting { for_tombstone: true, for_readers: reuse == Reuse::Later };
-        lock(&self.slots).retire(gone.slot, waiting);
+        self.retire_unburied(gone.slot, reuse);
         lock(&self.unburied).push(gone);
+    }
+
+    fn retire_unburied(&self, slot: Slot, reuse: Reuse) {
+        let waiting = Waiting { for_tombstone: true, for_readers: reuse == Reuse::Later };
+        lock(&self.slots).retire(slot, waiting);
     }
 
     /// Frees what can be freed by now: slots that are not read any more, and those whose tombstones were missing.

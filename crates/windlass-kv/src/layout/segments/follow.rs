@@ -110,13 +110,26 @@ impl Followed {
         writers.iter().map(|known| (known.id, known.owner)).collect()
     }
 
-    /// Reads what one of them has written.
-    pub(super) fn catch_up(&self, shared: &Shared, owner: u16) -> Result<()> {
+    /// Whether a writer still has a block, after its log was read to its end. It writes a tombstone before it uses a slot
+    /// again. One that has left the list may have done so unread.
+    pub(super) fn still_has(
+        &self,
+        shared: &Shared,
+        writer: Uuid,
+        fingerprint: &Fingerprint,
+        sequence: u64,
+    ) -> Result<bool> {
         let follower = {
             let writers = self.writers.read().unwrap_or_else(PoisonError::into_inner);
-            writers.iter().find(|known| known.owner == owner).map(|known| Arc::clone(&known.follower))
+            writers.iter().find(|known| known.id == writer).map(|known| Arc::clone(&known.follower))
         };
-        follower.map_or(Ok(()), |follower| lock(&follower).catch_up(shared))
+        let Some(follower) = follower else { return Ok(false) };
+        let mut follower = lock(&follower);
+        follower.catch_up(shared)?;
+        let known = shared.index.peek(fingerprint);
+        // The number of one that has ended may be another's by now.
+        Ok(!follower.has_ended
+            && known.is_some_and(|known| known.owner == follower.owner && known.sequence == sequence))
     }
 
     fn change(&self) -> RwLockWriteGuard<'_, Vec<Known>> {

@@ -102,6 +102,8 @@ struct Shared {
 struct FoundToken {
     fingerprint: Fingerprint,
     entry: Entry,
+    /// Whose it is: numbers in the index are given to others in time.
+    writer: Uuid,
     _hold: ReadHold,
 }
 
@@ -169,15 +171,14 @@ impl Segments {
         self.writer.as_ref().ok_or_else(|| Error::ReadOnly { path: self.shared.root.path.clone() })
     }
 
-    /// Whether a block of another writer is still what the index says, after that writer's log was read to its end. It
-    /// writes a tombstone before it uses a slot again.
+    /// Whether a block of another writer is still where it was found.
     fn is_still_there(&self, token: &FoundToken) -> bool {
-        if let Err(error) = self.followed.catch_up(&self.shared, token.entry.owner) {
+        let (writer, sequence) = (token.writer, token.entry.sequence);
+        let has = self.followed.still_has(&self.shared, writer, &token.fingerprint, sequence);
+        has.unwrap_or_else(|error| {
             tracing::warn!(%error, "the log of another writer cannot be read");
-            return false;
-        }
-        let known = self.shared.index.peek(&token.fingerprint);
-        known.is_some_and(|known| known.owner == token.entry.owner && known.sequence == token.entry.sequence)
+            false
+        })
     }
 
     fn condemn_token(&self, token: &FoundToken) {
@@ -236,24 +237,17 @@ impl Layout for Segments {
             index::Lookup::Miss => return Lookup::Miss,
             index::Lookup::Expired => return Lookup::Expired,
         };
-        let segment = self.shared.segment(entry.owner, entry.slot.segment);
-        let place = segment.and_then(|segment| {
-            let offset = segment.head.offset(entry.slot.slot)?;
-            Some(Place {
-                file: Arc::clone(&segment.data).into(),
-                header: Some(offset),
-                payload: offset + HEADER_LEN as u64,
-                stride: stride_of(&entry),
-            })
-        });
-        match place {
-            Some(place) => Lookup::Found(Found {
-                place,
-                is_held: entry.is_own(),
-                token: Box::new(FoundToken { fingerprint, entry, _hold: hold }),
-            }),
-            None => Lookup::Miss,
-        }
+        let Some(segment) = self.shared.segment(entry.owner, entry.slot.segment) else { return Lookup::Miss };
+        let Some(offset) = segment.head.offset(entry.slot.slot) else { return Lookup::Miss };
+        let place = Place {
+            file: Arc::clone(&segment.data).into(),
+            header: Some(offset),
+            payload: offset + HEADER_LEN as u64,
+            stride: stride_of(&entry),
+        };
+        let (is_held, writer) = (entry.is_own(), segment.head.writer);
+        let token = Box::new(FoundToken { fingerprint, entry, writer, _hold: hold });
+        Lookup::Found(Found { place, is_held, token })
     }
 
     fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
@@ -351,7 +345,7 @@ impl Layout for Segments {
             Ok(_) => "its place has another block".into(),
             Err(why) => format!("its header is damaged: {why}"),
         };
-        let token = FoundToken { fingerprint: block, entry, _hold: hold };
+        let token = FoundToken { fingerprint: block, entry, writer: segment.head.writer, _hold: hold };
         // Another process may have given the place to another block, or may be writing it just now.
         if !entry.is_own() && !self.is_still_there(&token) {
             return Ok(None);

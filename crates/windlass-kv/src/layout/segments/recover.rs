@@ -113,6 +113,7 @@ impl Writer {
             making_room: Mutex::default(),
             has_blocks_without_sums: AtomicBool::new(has_blocks_without_sums),
             is_full: AtomicBool::new(false),
+            is_refused: AtomicBool::new(false),
             wanted: AtomicU64::new(0),
             said: Mutex::default(),
             is_closed: AtomicBool::new(false),

@@ -4,7 +4,7 @@
 use super::{
     failed, lock,
     names::{self, WriterFile},
-    root::{RootLock, WriterDirectory},
+    root::{Charges, Limits, RootLock, WriterDirectory},
     segment::Segment,
     writer::Writer,
 };
@@ -136,11 +136,21 @@ impl Writer {
 
     /// Gives up segments of other classes until this one has another; whether it has.
     fn take_over(&self, class: u8) -> Result<bool> {
+        if !lock(&self.slots).draining().is_empty() {
+            // What was given up before comes first.
+            self.finish_draining()?;
+            if self.allocate(class)? {
+                return Ok(true);
+            }
+        }
+        if self.is_refused.load(Ordering::Acquire) || !lock(&self.slots).draining().is_empty() {
+            return Ok(false);
+        }
         let Some(new) = self.new_segment(class)? else { return Ok(false) };
         // Until the new one is there: others would take the room.
         let locked = self.shared.root.lock()?;
         let charges = self.shared.root.charges(&self.limits)?;
-        if self.is_too_much(charges.total)? {
+        if !charges.is_current || self.is_too_much(charges.total)? {
             // There would not be room for another. What is too much goes in time.
             return Ok(false);
         }
@@ -150,13 +160,20 @@ impl Writer {
             let Some(number) = self.least_useful(Some(class)) else { break };
             let len = self.shared.segment(0, number).and_then(|segment| segment.head.file_len());
             self.give_up(number)?;
-            if !lock(&self.slots).draining().is_empty() {
-                // Its room comes when those are done who use it.
+            if lock(&self.slots).class_of(number).is_some() {
+                // Its room comes when those are done who use it, if it comes.
                 break;
             }
             given.bytes = given.bytes.saturating_add(len.unwrap_or(0));
-            if self.has_room(&new, &given, &locked)? {
-                return self.make_segment(&new, class);
+            let charges = self.charges()?;
+            if !charges.is_current {
+                // What was just given up is counted still.
+                break;
+            }
+            if self.has_room(&charges, &new, &given, &locked)? {
+                let made = self.make_segment(&new, class);
+                self.is_refused.store(!matches!(made, Ok(true)), Ordering::Release);
+                return made;
             }
         }
         Ok(false)
@@ -233,8 +250,13 @@ impl Writer {
         }
         let Some(new) = self.new_segment(class)? else { return Ok(false) };
         let locked = self.shared.root.lock()?;
-        while !self.has_room(&new, &Given::default(), &locked)? {
-            if !self.reclaim(&locked)? {
+        loop {
+            let charges = self.charges()?;
+            if !charges.is_partial && self.has_room(&charges, &new, &Given::default(), &locked)? {
+                break;
+            }
+            // What is not known to be in the way does not have to go.
+            if !charges.is_current || !self.reclaim(&locked)? {
                 self.is_full.store(true, Ordering::Release);
                 self.note_want(new.charge, &locked)?;
                 return Ok(false);
@@ -255,7 +277,7 @@ impl Writer {
             .map_err(|_| Error::Internal("there are no more segments".into()))?;
         let slots = u32::try_from(slots).unwrap_or(u32::MAX);
         let head = SegmentHead { writer: self.id, number, slot_bytes, slots };
-        let sizes = head.file_len().zip(self.limits.segment_bytes(&head));
+        let sizes = head.file_len().zip(Limits::segment_bytes(&head));
         Ok(sizes.map(|(len, charge)| NewSegment { head, len, charge }))
     }
 
@@ -279,10 +301,20 @@ impl Writer {
         }
     }
 
-    /// Whether a segment more fits under all limits. Who gets no more than it had takes nobody's room.
-    fn has_room(&self, new: &NewSegment, given: &Given, locked: &RootLock<'_>) -> Result<bool> {
+    fn charges(&self) -> Result<Charges> {
         let charges = self.shared.root.charges(&self.limits)?;
         self.shared.taken.store(charges.taken, Ordering::Relaxed);
+        Ok(charges)
+    }
+
+    /// Whether a segment more fits under all limits. Who gets no more than it had takes nobody's room.
+    fn has_room(
+        &self,
+        charges: &Charges,
+        new: &NewSegment,
+        given: &Given,
+        locked: &RootLock<'_>,
+    ) -> Result<bool> {
         let own = charges.of_writers.get(&self.id).copied().unwrap_or(0).saturating_add(new.charge);
         let mut needed = charges.total.saturating_add(new.charge);
         let others = self.others(locked)?;
@@ -395,6 +427,7 @@ impl Writer {
     pub(super) fn maintain_room(&self) -> Result<()> {
         let _one = lock(&self.making_room);
         self.is_full.store(false, Ordering::Release);
+        self.is_refused.store(false, Ordering::Release);
         let collected = self.collect();
         let now = self.shared.now();
         let buried = self.bury(|| {
@@ -424,8 +457,7 @@ impl Writer {
     /// that is gone, if there is one.
     fn keep_limits(&self) -> Result<()> {
         let root = &self.shared.root;
-        let charges = root.charges(&self.limits)?;
-        self.shared.taken.store(charges.taken, Ordering::Relaxed);
+        let charges = self.charges()?;
         let is_wanted = |other: &WriterDirectory| other.id != self.id && self.wanted_by(other) > 0;
         if !self.is_too_much(charges.total)? && !root.writers()?.iter().any(is_wanted) {
             return Ok(());

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Error, LayoutKind, Result,
-    disk::{Disk, DiskFile, TEMPORARY, create_over, write_full},
+    disk::{Disk, DiskFile, Listing, TEMPORARY, create_over, write_full},
     format::{
         Invalid, PAGE, VERSION,
         lease::{LEASE_LEN, Lease},
@@ -55,7 +55,7 @@ impl Limits {
     }
 
     /// Bytes that come with a segment: its own, and those of what is written about its blocks.
-    pub(super) fn segment_bytes(&self, head: &SegmentHead) -> Option<u64> {
+    pub(super) fn segment_bytes(head: &SegmentHead) -> Option<u64> {
         let records = u64::from(head.slots).checked_mul(RECORDS_PER_SLOT * RECORD_LEN as u64)?;
         head.file_len()?.checked_add(records)
     }
@@ -69,6 +69,8 @@ pub(super) struct Root {
     superblock: Mutex<Box<dyn DiskFile>>,
     /// Heads of segments that were read once; they never change.
     heads: Mutex<HashMap<(Uuid, u32), SegmentHead>>,
+    /// What each writer's files took when its directory was last listed.
+    counted: Mutex<HashMap<Uuid, Files>>,
     /// Directories of which it has been said that something is wrong with them.
     warned: Mutex<HashSet<PathBuf>>,
 }
@@ -94,6 +96,29 @@ pub(super) struct Charges {
     pub(super) taken: u64,
     /// All that is reserved.
     pub(super) total: u64,
+    /// Whether all directories could be listed just now that may be.
+    pub(super) is_current: bool,
+    /// Whether one of them never could: nobody knows what room is left.
+    pub(super) is_partial: bool,
+}
+
+/// What a writer's files take.
+#[derive(Clone, Copy, Debug, Default)]
+struct Files {
+    /// All of them, now.
+    taken: u64,
+    segments: u64,
+    /// Records of all blocks that the segments may have.
+    records: u64,
+    /// What is no segment.
+    others: u64,
+}
+
+impl Files {
+    fn charge(&self, limits: &Limits) -> u64 {
+        let reserved = limits.writer_bytes().saturating_add(self.records);
+        self.segments.saturating_add(reserved.max(self.others))
+    }
 }
 
 impl Root {
@@ -129,6 +154,7 @@ impl Root {
             disk,
             superblock,
             heads: Mutex::default(),
+            counted: Mutex::default(),
             warned: Mutex::default(),
         })
     }
@@ -184,51 +210,67 @@ impl Root {
 
     /// What is taken, and by whom.
     pub(super) fn charges(&self, limits: &Limits) -> Result<Charges> {
-        let mut charges = Charges::default();
+        let mut charges = Charges { is_current: true, ..Charges::default() };
         // The superblock, and what namespaces there are.
         let namespaces = self.disk.list(&self.path.join(names::NAMESPACES)).map_or(0, |list| list.len());
         charges.taken = (2 + 2 * namespaces as u64) * PAGE as u64;
         charges.total = charges.taken;
-        let mut heads = lock(&self.heads);
-        let mut there = HashSet::new();
-        for writer in self.writers()? {
-            let listing = match self.disk.list(&writer.path) {
-                Ok(listing) => listing,
+        let writers = self.writers()?;
+        let mut counted = lock(&self.counted);
+        counted.retain(|id, _| writers.iter().any(|writer| writer.id == *id));
+        for writer in writers {
+            match self.disk.list(&writer.path) {
+                Ok(listing) => drop(counted.insert(writer.id, self.count(&writer, listing))),
                 // It was removed meanwhile.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                // Nobody can know; the others go on.
-                Err(error) => {
-                    self.warn_once(&writer.path, &failed("listing", &writer.path)(error));
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    counted.remove(&writer.id);
                     continue;
                 }
-            };
-            let taken_before = charges.taken;
-            let (mut segments, mut reserved, mut others) = (0_u64, limits.writer_bytes(), PAGE as u64);
-            for file in listing {
-                let WriterFile::Segment(number) = WriterFile::parse(&file.name) else {
-                    others = others.saturating_add(file.allocated);
-                    continue;
-                };
-                there.insert((writer.id, number));
-                let head = heads.get(&(writer.id, number)).copied().or_else(|| {
-                    let head = read_head(&*self.disk, &writer.path.join(&file.name)).ok()?.ok()?;
-                    heads.insert((writer.id, number), head);
-                    Some(head)
-                });
-                let whole = head.and_then(|head| Some((head.file_len()?, limits.segment_bytes(&head)?)));
-                let (len, with_records) = whole.unwrap_or((file.allocated, file.allocated));
-                segments = segments.saturating_add(len.max(file.allocated));
-                reserved = reserved.saturating_add(with_records.saturating_sub(len));
-                charges.taken = charges.taken.saturating_add(file.allocated);
+                Err(error) => {
+                    // Of one that we may not look into, we shall never know; the others go on.
+                    if error.kind() != io::ErrorKind::PermissionDenied {
+                        charges.is_current = false;
+                        charges.is_partial |= !counted.contains_key(&writer.id);
+                    }
+                    self.warn_once(&writer.path, &failed("listing", &writer.path)(error));
+                }
             }
-            charges.taken = charges.taken.saturating_add(others);
-            charges.taken_by.insert(writer.id, charges.taken - taken_before);
-            let charge = segments.saturating_add(reserved.max(others));
+            let Some(files) = counted.get(&writer.id) else { continue };
+            let charge = files.charge(limits);
+            charges.taken = charges.taken.saturating_add(files.taken);
+            charges.taken_by.insert(writer.id, files.taken);
             charges.total = charges.total.saturating_add(charge);
             charges.of_writers.insert(writer.id, charge);
         }
-        heads.retain(|segment, _| there.contains(segment));
+        lock(&self.heads).retain(|(writer, _), _| counted.contains_key(writer));
         Ok(charges)
+    }
+
+    /// What the files of a directory take.
+    fn count(&self, writer: &WriterDirectory, listing: Vec<Listing>) -> Files {
+        let mut files = Files { others: PAGE as u64, ..Files::default() };
+        let mut heads = lock(&self.heads);
+        let mut there = HashSet::new();
+        for file in listing {
+            let WriterFile::Segment(number) = WriterFile::parse(&file.name) else {
+                files.others = files.others.saturating_add(file.allocated);
+                continue;
+            };
+            there.insert(number);
+            let head = heads.get(&(writer.id, number)).copied().or_else(|| {
+                let head = read_head(&*self.disk, &writer.path.join(&file.name)).ok()?.ok()?;
+                heads.insert((writer.id, number), head);
+                Some(head)
+            });
+            let whole = head.and_then(|head| Some((head.file_len()?, Limits::segment_bytes(&head)?)));
+            let (len, with_records) = whole.unwrap_or((file.allocated, file.allocated));
+            files.segments = files.segments.saturating_add(len.max(file.allocated));
+            files.records = files.records.saturating_add(with_records.saturating_sub(len));
+            files.taken = files.taken.saturating_add(file.allocated);
+        }
+        heads.retain(|(whose, number), _| *whose != writer.id || there.contains(number));
+        files.taken = files.taken.saturating_add(files.others);
+        files
     }
 
     /// Says once of a writer's directory that something is wrong with it, which is in nobody else's way.

@@ -971,3 +971,121 @@ fn logs_and_checkpoints_stay_short() {
     assert!(bench.disk.most_used() <= 1 << 20);
     assert!(!bench.files("CKPT").is_empty());
 }
+
+#[test]
+fn nothing_is_there_of_a_writer_whose_number_another_has() {
+    let bench = Bench::new();
+    let (first, reader) = (bench.open(), bench.open());
+    bench.put_all(&first, &["a"]);
+    reader.maintain().unwrap();
+    let found = bench.find(&reader, "a").unwrap();
+    let directory = first.writer.as_ref().unwrap().directory.clone();
+    drop(first);
+    for file in bench.disk.list(&directory).unwrap() {
+        bench.disk.remove(&directory.join(file.name)).unwrap();
+    }
+    bench.disk.remove_directory(&directory).unwrap();
+    // It does the same, and so its blocks have the same sequences.
+    let second = bench.open();
+    reader.follow().unwrap();
+    bench.put_all(&second, &["a"]);
+    reader.follow().unwrap();
+    let entry = |found: &Found| found.token.downcast_ref::<FoundToken>().unwrap().entry;
+    let again = bench.find(&reader, "a").unwrap();
+    assert_eq!((entry(&found).owner, entry(&found).sequence), (entry(&again).owner, entry(&again).sequence));
+    assert!(!Layout::is_still_there(&reader, &found));
+    assert!(Layout::is_still_there(&reader, &again));
+}
+
+#[test]
+fn who_condemns_a_block_does_not_wait_for_a_log_that_changes() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let found = bench.find(&store, "a").unwrap();
+    let (done, wait) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let alone = store.writer.as_ref().unwrap().publishing.write().unwrap();
+        scope.spawn(|| {
+            store.condemn(&found);
+            done.send(()).unwrap();
+        });
+        let ended = wait.recv_timeout(Duration::from_secs(10));
+        drop(alone);
+        ended.unwrap();
+    });
+    assert!(bench.find(&store, "a").is_none());
+}
+
+#[test]
+fn a_disk_that_refuses_segments_costs_few_of_those_that_are_there() {
+    let bench = Bench::new();
+    let store = bench.open();
+    for number in 0..100 {
+        bench.put(&store, &format!("small {number}")).unwrap();
+    }
+    let before = bench.files("seg-").len();
+    bench.fail(Operation::Allocate, "seg-", u32::MAX, Errno::NOSPC);
+    for number in 0..10 {
+        let put = bench.put_len(&store, &format!("large {number}"), 8 * LEN).unwrap();
+        assert_eq!(put, Put::Dropped(DropReason::NoRoom));
+    }
+    assert_eq!(bench.files("seg-").len(), before - 1);
+    bench.disk.end_faults();
+    store.maintain().unwrap();
+    assert_eq!(bench.put_len(&store, "large", 8 * LEN).unwrap(), Put::Done);
+}
+
+#[test]
+fn while_a_segment_that_was_given_up_is_read_no_other_is() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["read"]);
+    let found = bench.find(&store, "read").unwrap();
+    let segment = found.token.downcast_ref::<FoundToken>().unwrap().entry.slot.segment;
+    for number in 0..100 {
+        bench.put(&store, &format!("small {number}")).unwrap();
+    }
+    lock(&store.writer.as_ref().unwrap().slots).drain(segment);
+    let before = bench.files("seg-").len();
+    for number in 0..3 {
+        let put = bench.put_len(&store, &format!("large {number}"), 8 * LEN).unwrap();
+        assert_eq!(put, Put::Dropped(DropReason::NoRoom));
+    }
+    assert_eq!(bench.files("seg-").len(), before);
+    drop(found);
+    assert_eq!(bench.put_len(&store, "large", 8 * LEN).unwrap(), Put::Done);
+    assert_eq!(bench.files("seg-").len(), before, "its room was enough");
+}
+
+#[test]
+fn a_directory_that_cannot_be_listed_takes_what_it_took() {
+    let bench = Bench::new();
+    let first = bench.open();
+    for number in 0..100 {
+        bench.put(&first, &format!("first {number}")).unwrap();
+    }
+    let directory = first.writer.as_ref().unwrap().directory.to_string_lossy().into_owned();
+    let name: &'static str = Box::leak(directory.into_boxed_str());
+    let put_many = |store: &Segments| {
+        for number in 0..100 {
+            bench.put(store, &format!("second {number}")).unwrap();
+            store.maintain().ok();
+        }
+    };
+    let capacity = bench.options.capacity_bytes.unwrap();
+    let second = bench.open();
+    bench.fail(Operation::List, name, u32::MAX, Errno::MFILE);
+    put_many(&second);
+    assert!(bench.disk.most_used() <= capacity, "{}", bench.disk.most_used());
+    drop(second);
+    // This one has never seen it.
+    let third = bench.open();
+    put_many(&third);
+    assert!(bench.disk.most_used() <= capacity, "{}", bench.disk.most_used());
+    bench.disk.end_faults();
+    // What is not for us to look into is in nobody's way.
+    bench.fail(Operation::List, name, u32::MAX, Errno::ACCESS);
+    let fourth = bench.open();
+    assert_eq!(bench.put(&fourth, "a").unwrap(), Put::Done);
+}

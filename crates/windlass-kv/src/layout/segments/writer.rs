@@ -69,6 +69,9 @@ pub(super) struct Writer {
     pub(super) has_blocks_without_sums: AtomicBool,
     /// Whether there was no room for another segment when this was last looked at.
     pub(super) is_full: AtomicBool,
+    /// Whether the disk refused a segment although others had been given up for it. Until room is looked after again, no
+    /// more are.
+    pub(super) is_refused: AtomicBool,
     /// Bytes that we would allocate if others gave them up.
     pub(super) wanted: AtomicU64,
     /// What our lease says: when, and what is wanted.
