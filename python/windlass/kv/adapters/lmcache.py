@@ -16,7 +16,7 @@ from typing import Any
 
 from windlass.kv import Completion, Error, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, settle, summary
+from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, settle_all, summary
 
 log = logging.getLogger("windlass.kv")
 
@@ -116,13 +116,16 @@ class Client:
             self._is_closed = True
             tickets = [ticket for _, ticket, _ in self._open.values()]
             tickets += [ticket for operation in self._leased for ticket in operation.ended]
-        for ticket in tickets:
-            try:
-                settle(ticket)
-            except MemoryLostError as error:
-                # The store keeps that memory for as long as the process lives.
-                log.error("closing LMCache's client: %s", error)
-        self._store.close()
+        try:
+            settle_all(tickets)
+        except MemoryLostError as error:
+            # The store keeps that memory for as long as the process lives.
+            log.error("closing LMCache's client: %s", error)
+        try:
+            self._store.close()
+        except Error as error:
+            # LMCache has other clients to close.
+            log.error("closing LMCache's client: %s", error)
 
     def _begin(self, start: Callable[..., Ticket], keys: list[str], memoryviews: list[memoryview]) -> int:
         # Blocks of one request have room for its longest item each.
