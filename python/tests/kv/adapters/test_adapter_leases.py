@@ -172,6 +172,27 @@ def test_closing_lmcaches_client_waits_for_memory(tmp_path: Path, monkeypatch):
     assert not closing.is_alive()
 
 
+def test_closing_lmcaches_client_waits_for_memory_beside_what_is_lost(tmp_path: Path, monkeypatch):
+    client = Client(str(tmp_path / "kv"), **SMALL)
+    lost, held = Held("io:5"), Held("timed_out")
+    lost.is_lost, held.id = True, lost.id + 1
+    tickets = iter([lost, held])
+    monkeypatch.setattr(client._blocks.__class__, "load", lambda *_, **__: next(tickets))
+    drained = [[lost.completion, held.completion]]
+    held.completion.ticket = held.id
+    monkeypatch.setattr(client._store, "drain_completions", lambda: drained.pop() if drained else [])
+    # Of two lengths: an operation of two requests.
+    client.submit_batch_get(["a", "b"], [memoryview(bytearray(100)), memoryview(bytearray(200))])
+    assert client.drain_completions() == []
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    held.is_released = True
+    closing.join(20)
+    assert not closing.is_alive()
+
+
 def test_lmcaches_client_does_not_fail_when_its_store_cannot_be_closed(tmp_path: Path, monkeypatch, caplog):
     client = Client(str(tmp_path / "kv"), **SMALL)
     close = client._store.close
