@@ -16,7 +16,7 @@ use pyo3::{
 };
 use std::{os::fd::AsRawFd, path::PathBuf, ptr};
 use windlass::DeviceId;
-use windlass_kv::{KeepAlive, Region, Store};
+use windlass_kv::{Evicted, KeepAlive, Region, Store};
 
 /// An open store. `windlass.kv.Store` shows it.
 #[pyclass(frozen, module = "windlass._native")]
@@ -140,8 +140,10 @@ impl KvStore {
     /// Fingerprints of blocks of this process that were evicted, or have expired, since the last call; and how many
     /// others there were.
     fn evicted(&self, py: Python<'_>) -> PyResult<(Vec<String>, u64)> {
-        let evicted = self.store.get(py)?.evicted().into_python(py)?;
-        Ok((evicted.blocks.iter().map(ToString::to_string).collect(), evicted.forgotten))
+        let store = self.store.get(py)?;
+        let named =
+            |evicted: Evicted| (evicted.blocks.iter().map(ToString::to_string).collect(), evicted.forgotten);
+        py.detach(|| store.evicted().map(named)).into_python(py)
     }
 
     /// Looks for blocks that other processes have stored.

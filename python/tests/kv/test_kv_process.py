@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import select
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from conftest import OpenStore, random_bytes, run
 from windlass import kv
+from windlass.kv._waiting import PATIENCE
 
 
 def test_threads_share_a_store(blocks: kv.Namespace) -> None:
@@ -117,6 +119,41 @@ def test_a_task_that_is_cancelled_does_not_wait_any_more(store: kv.Store, blocks
 
     asyncio.run(main())
     assert store.drain_completions() == []
+
+
+def test_a_completion_that_came_as_its_wait_was_given_up_is_not_kept(
+    store: kv.Store, blocks: kv.Namespace
+) -> None:
+    async def main() -> None:
+        ticket = blocks.store(["a"], [random_bytes(3000)], notify=True)
+        task = asyncio.ensure_future(ticket)
+        await asyncio.sleep(0)
+        # The loop does not get to learn of it before the task is cancelled.
+        ticket.wait(30)
+        assert select.select([store.event_fd()], [], [], 30)[0]
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(main())
+    assert store.drain_completions() == []
+
+
+def test_nothing_is_kept_of_a_wait_for_what_was_drained(store: kv.Store, blocks: kv.Namespace) -> None:
+    ticket = blocks.store(["a"], [random_bytes(3000)], notify=True)
+    while not store.drain_completions():
+        pass
+
+    async def main() -> None:
+        task = asyncio.ensure_future(ticket)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    time.sleep(2 * PATIENCE)
+    assert store.drain_completions() == []
+    assert not store._waiting._given_up
 
 
 def test_a_child_of_fork_is_refused_the_store(store_root: Path) -> None:

@@ -81,8 +81,8 @@ class Namespace:
             ttl: Seconds that the blocks are kept, at most.
             wait_event: A CUDA event, of torch's or as a handle of the driver's, that work on the device must have
                 reached before the memory is read. By default what torch's current stream was given so far, if tensors
-                of torch's are on a device; other memory of devices has to hold its bytes already. An event that is given
-                by its handle must live until `ticket.released()`.
+                of torch's are on a device; other memory of devices has to hold its bytes already. An event that is
+                given by its handle must live until `ticket.released()`.
             priority: What goes first.
             notify: Whether `Store.event_fd` tells of the end.
         """

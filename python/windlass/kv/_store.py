@@ -64,7 +64,8 @@ class Store:
             use_direct: Whether devices are read and written past the host's memory: ``"prefer"``, where that is proven
                 to work; ``"require"`` or True, else it is an error; ``"off"`` or False, never.
             io_threads: Threads that move bytes. By default one for each CPU, at most 4.
-            max_in_flight: Most bytes of transfers under way. Further loads wait, further stores are dropped as busy.
+            max_in_flight: Most bytes of transfers under way. Further loads wait. A store is taken whole, and waits too,
+                unless those before it leave it no room: then it is dropped as busy. A larger one goes alone.
             verify: Whether checksums are compared when blocks are loaded.
             timeout: Seconds that a load or a store may take, unless it says otherwise.
             partial_timeout: Seconds after which a block is given up that does not get all its shards.

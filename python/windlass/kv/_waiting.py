@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from windlass.errors import RequestError
@@ -33,6 +34,9 @@ class Waiting:
         self._undrained: dict[int, Completion] = {}
         # Tickets that were awaited by somebody who waits no more: nobody will ask for their completions.
         self._given_up: set[int] = set()
+        # Those that had ended by then, and when their completions are here at the latest; somebody may have drained
+        # them before.
+        self._settled: deque[tuple[float, int]] = deque()
 
     def make_room(self, notify: bool) -> None:
         """Fails where one completion more would be one too many."""
@@ -76,8 +80,10 @@ class Waiting:
                 futures = self._awaited.get(number, [])
                 if future in futures:
                     futures.remove(future)
-                if not futures and self._awaited.pop(number, None) is not None and ticket.poll() is None:
+                if not futures and self._awaited.pop(number, None) is not None:
                     self._given_up.add(number)
+                    if ticket.poll() is not None:
+                        self._settled.append((time.monotonic() + PATIENCE, number))
                 self._watching[loop] -= 1
                 if self._watching[loop] == 0:
                     del self._watching[loop]
@@ -88,6 +94,7 @@ class Waiting:
             self._take()
 
     def _take(self) -> None:
+        now = time.monotonic()
         for completion in self._native.drain_completions():
             futures = self._awaited.pop(completion.ticket, None)
             if futures is None:
@@ -102,6 +109,8 @@ class Waiting:
                 except RuntimeError:
                     # Its loop was closed: nobody waits any more.
                     continue
+        while self._settled and self._settled[0][0] <= now:
+            self._given_up.discard(self._settled.popleft()[1])
 
 
 def _tell(future: asyncio.Future[Completion], completion: Completion) -> None:

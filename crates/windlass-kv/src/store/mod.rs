@@ -285,7 +285,8 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::TimedOut`] if stores did not end within `timeout`, or the system does not give back all memory: that
-    /// memory stays leased until it does. [`Error::Io`] if the index cannot be written.
+    /// memory stays leased until it does. [`Error::Io`] if the index cannot be written, or if nobody will ever know that
+    /// the system is done with what is being written: the directory is kept from others until the process ends.
     pub fn close(&self, timeout: Option<Duration>) -> Result<()> {
         self.inner.close(timeout)
     }

@@ -12,7 +12,7 @@ use super::{
 use crate::{Error, Result, Status, io::Transfers, sync::lock};
 use crossbeam_channel::Receiver;
 use std::{
-    mem,
+    io, mem,
     sync::{Arc, Condvar, Mutex, PoisonError, atomic::Ordering},
     thread,
     time::{Duration, Instant},
@@ -20,6 +20,10 @@ use std::{
 
 /// Time that the system gets to end what it has when the store closes.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// Why a store does not give back its directory that has ended otherwise.
+const LOST: &str = "a ring or a device failed, and may write to its files until this process ends; end it, and whoever \
+                    stores next takes its directory over";
 
 pub(crate) struct Threads {
     placement: Thread,
@@ -114,13 +118,18 @@ impl Inner {
         core.requests.open().iter().for_each(|ticket| {
             ticket.abort(Status::Cancelled);
         });
-        let ended = running.end(core, Instant::now() + GRACE) && !core.has_lost.load(Ordering::Acquire);
+        let ended = running.end(core, Instant::now() + GRACE);
+        let has_lost = core.has_lost.load(Ordering::Acquire);
         // What never got all its shards gives back its places.
         core.assemblies.abandon_older_than(Duration::ZERO);
-        if !ended {
+        if !ended || has_lost {
             // Something may still write to places of this process: nobody else may have its directory before the
             // process ends. What is not in its log is found out by who takes it over then.
             mem::forget(core.layout.clone());
+            if has_lost {
+                let path = core.root.to_path_buf();
+                return Err(Error::Io { doing: "closing", path, source: io::Error::other(LOST) });
+            }
             return Err(Error::TimedOut { what: "closing the store", waited_ms: GRACE.as_millis() });
         }
         flushed.and(core.layout.close())

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from adapter_hosts import SMALL
+from windlass.errors import StorageError
 from windlass.kv.adapters import _tickets
 from windlass.kv.adapters.lmcache import Client
 
@@ -86,6 +87,18 @@ def test_settling_waits_for_the_release(monkeypatch):
     assert pauses == sorted(pauses)
 
 
+def test_all_requests_are_settled_though_memory_of_one_is_lost():
+    lost, held = Held("io:5"), Held("timed_out")
+    lost.is_lost = True
+    releasing = threading.Timer(0.1, setattr, (held, "is_released", True))
+    releasing.start()
+    with pytest.raises(_tickets.MemoryLostError, match="1 io:5"):
+        _tickets.settle_all([lost, held])
+    assert held.is_released, "it is waited for"
+    releasing.join()
+    assert _tickets.settle_all([held, held]) == [held.completion] * 2
+
+
 def test_lmcache_is_told_when_its_memory_is_free(tmp_path: Path, monkeypatch):
     client = Client(str(tmp_path / "kv"), **SMALL)
     ticket = Held("ok", "timed_out")
@@ -157,3 +170,37 @@ def test_closing_lmcaches_client_waits_for_memory(tmp_path: Path, monkeypatch):
     ticket.is_released = True
     closing.join(20)
     assert not closing.is_alive()
+
+
+def test_closing_lmcaches_client_waits_for_memory_beside_what_is_lost(tmp_path: Path, monkeypatch):
+    client = Client(str(tmp_path / "kv"), **SMALL)
+    lost, held = Held("io:5"), Held("timed_out")
+    lost.is_lost, held.id = True, lost.id + 1
+    tickets = iter([lost, held])
+    monkeypatch.setattr(client._blocks.__class__, "load", lambda *_, **__: next(tickets))
+    drained = [[lost.completion, held.completion]]
+    held.completion.ticket = held.id
+    monkeypatch.setattr(client._store, "drain_completions", lambda: drained.pop() if drained else [])
+    # Of two lengths: an operation of two requests.
+    client.submit_batch_get(["a", "b"], [memoryview(bytearray(100)), memoryview(bytearray(200))])
+    assert client.drain_completions() == []
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    held.is_released = True
+    closing.join(20)
+    assert not closing.is_alive()
+
+
+def test_lmcaches_client_does_not_fail_when_its_store_cannot_be_closed(tmp_path: Path, monkeypatch, caplog):
+    client = Client(str(tmp_path / "kv"), **SMALL)
+    close = client._store.close
+
+    def fail() -> None:
+        raise StorageError("no room for the index")
+
+    monkeypatch.setattr(client._store, "close", fail)
+    client.close()
+    assert "no room for the index" in caplog.text
+    close()

@@ -21,7 +21,7 @@ import_host("ucm.store.factory_v1")
 from ucm.store.factory_v1 import UcmConnectorFactoryV1  # noqa: E402
 from ucm.store.pipeline.errors import StoreNotFoundError, StoreUnhealthyError  # noqa: E402
 from ucm.store.ucmstore_v1 import UcmKVStoreBaseV1  # noqa: E402
-from windlass.errors import OptionError, RequestError  # noqa: E402
+from windlass.errors import OptionError, RequestError, StorageError, StoreClosedError  # noqa: E402
 from windlass.kv.adapters.ucm import WindlassStore, WindlassTask  # noqa: E402
 
 pytestmark = HOST_WARNINGS
@@ -392,6 +392,22 @@ def test_memory_in_doubt_is_an_error_of_the_storage(store):
     assert store.check(task)
     with pytest.raises(StoreUnhealthyError, match="1 io:5"):
         store.wait(task)
+
+
+def test_all_stores_are_closed_though_one_cannot_be(opened, monkeypatch, caplog):
+    store = opened(storage_backends=[str(opened.root / name) for name in ("one", "two")])
+    first, second = store._stores
+    close = first.close
+
+    def fail() -> None:
+        raise StorageError("no room for the index")
+
+    monkeypatch.setattr(first, "close", fail)
+    store.close()
+    assert "no room for the index" in caplog.text
+    with pytest.raises(StoreClosedError):
+        second.stats()
+    close()
 
 
 def test_the_same_block_may_be_stored_again(store):

@@ -40,7 +40,7 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory  # noqa: E402
 from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: E402
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # noqa: E402
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
-from windlass.errors import OptionError  # noqa: E402
+from windlass.errors import OptionError, StorageError, StoreClosedError  # noqa: E402
 from windlass.kv.adapters._tickets import MemoryLostError  # noqa: E402
 from windlass.kv.adapters.vllm import FAILED_BLOCKS, WindlassTier  # noqa: E402
 
@@ -478,6 +478,26 @@ def test_memory_in_doubt_is_never_given_back(vllm, monkeypatch):
     assert list(vllm.tier.get_finished_jobs()) == []
     with pytest.raises(MemoryLostError, match="1 io:5"):
         vllm.tier.drain_jobs()
+    for _ in range(2):
+        with pytest.raises(MemoryLostError, match="1 io:5"):
+            vllm.manager.shutdown()
+    assert vllm.manager.primary_tier.get_kv_memoryview()[0, 0] == 0, "vLLM keeps it"
+    with pytest.raises(StoreClosedError):
+        vllm.tier._store.stats()
+    vllm.tier._jobs.clear()
+
+
+def test_a_store_that_cannot_be_closed_does_not_keep_vllm_from_its_memory(tmp_path, monkeypatch):
+    def fail() -> None:
+        raise StorageError("no room")
+
+    with engine(tmp_path / "kv") as vllm:
+        close = vllm.tier._store.close
+        monkeypatch.setattr(vllm.tier._store, "close", fail)
+        view = vllm.manager.primary_tier.get_kv_memoryview()
+    close()
+    with pytest.raises(ValueError, match="released"):
+        view[0, 0]
 
 
 def test_events_reach_vllms_manager(tmp_path):

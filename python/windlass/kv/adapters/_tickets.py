@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterable
 
 from windlass.errors import WindlassError
 from windlass.kv import Completion, Ticket
@@ -51,6 +52,25 @@ def settle(ticket: Ticket) -> Completion:
                 "the storage still has the memory of a request that ended: %s", summary(completion.statuses)
             )
     return completion
+
+
+def settle_all(tickets: Iterable[Ticket]) -> list[Completion]:
+    """Waits until all requests have ended and their memory is let go, as far as it ever is, and says how they ended.
+
+    Raises:
+        MemoryLostError: Memory of one or more is never let go.
+    """
+    completions: list[Completion] = []
+    lost: MemoryLostError | None = None
+    for ticket in tickets:
+        try:
+            completions.append(settle(ticket))
+        except MemoryLostError as error:
+            # The others are under way still.
+            lost = error
+    if lost is not None:
+        raise lost
+    return completions
 
 
 def is_accepted(status: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from windlass.kv import Completion, Error, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, settle, summary
+from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, settle_all, summary
 
 log = logging.getLogger("windlass.kv")
 
@@ -61,6 +61,8 @@ class Client:
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[_Operation, Ticket, list[int]]] = {}
         self._leased: list[_Operation] = []
+        # Requests whose memory is to become free, of operations that have other memory which never will.
+        self._retired: list[Ticket] = []
         self._done: list[Done] = []
         # Whether a timer is to look at memory that is leased.
         self._is_to_wake = False
@@ -115,14 +117,20 @@ class Client:
                 return
             self._is_closed = True
             tickets = [ticket for _, ticket, _ in self._open.values()]
-            tickets += [ticket for operation in self._leased for ticket in operation.ended]
-        for ticket in tickets:
-            try:
-                settle(ticket)
-            except MemoryLostError as error:
-                # The store keeps that memory for as long as the process lives.
-                log.error("closing LMCache's client: %s", error)
-        self._store.close()
+            # Those that ended, of operations that have others under way, too.
+            operations = [operation for operation, _, _ in self._open.values()] + self._leased
+            tickets += [ticket for operation in operations for ticket in operation.ended]
+            tickets += self._retired
+        try:
+            settle_all(tickets)
+        except MemoryLostError as error:
+            # The store keeps that memory for as long as the process lives.
+            log.error("closing LMCache's client: %s", error)
+        try:
+            self._store.close()
+        except Error as error:
+            # LMCache has other clients to close.
+            log.error("closing LMCache's client: %s", error)
 
     def _begin(self, start: Callable[..., Ticket], keys: list[str], memoryviews: list[memoryview]) -> int:
         # Blocks of one request have room for its longest item each.
@@ -186,6 +194,9 @@ class Client:
                     operation.number,
                     summary(operation.statuses),
                 )
+                self._retired += [
+                    ticket for ticket in operation.ended if not (ticket.lost() or ticket.released())
+                ]
             else:
                 self._leased.append(operation)
         if self._leased and not self._is_to_wake:

@@ -15,9 +15,9 @@ from ucm.store.pipeline.errors import StoreNotFoundError, StoreUnhealthyError
 from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 
 from windlass.errors import OptionError, RequestError
-from windlass.kv import Addresses, Namespace, Region, Store, Ticket
+from windlass.kv import Addresses, Error, Namespace, Region, Store, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, outcome, settle, summary
+from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, outcome, settle_all, summary
 
 log = logging.getLogger("windlass.kv")
 
@@ -202,7 +202,11 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
     def close(self) -> None:
         """Ends what is under way and closes the stores. UCM leaves that to the end of the process."""
         for store in self._stores:
-            store.close()
+            try:
+                store.close()
+            except Error as error:
+                # The others are to be closed, too.
+                log.error("closing UCM's store %s: %s", store.root, error)
         # Not before: what is under way reads and writes them.
         self._regions.clear()
 
@@ -321,18 +325,12 @@ class _Geometry:
 
 def _settled(tickets: list[Ticket]) -> list[str]:
     """How items ended, once all requests have and nothing uses their memory."""
-    statuses: list[str] = []
-    lost: MemoryLostError | None = None
-    for ticket in tickets:
-        try:
-            statuses += settle(ticket).statuses
-        except MemoryLostError as error:
-            # The others are under way still.
-            lost = error
-    if lost is not None:
-        log.error("UCM cannot keep memory back, so its process has to be restarted: %s", lost)
-        raise StoreUnhealthyError(str(lost)) from lost
-    return statuses
+    try:
+        completions = settle_all(tickets)
+    except MemoryLostError as error:
+        log.error("UCM cannot keep memory back, so its process has to be restarted: %s", error)
+        raise StoreUnhealthyError(str(error)) from error
+    return [status for completion in completions for status in completion.statuses]
 
 
 def _roots(config: Mapping[str, Any]) -> list[str]:

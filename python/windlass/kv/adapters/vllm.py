@@ -33,7 +33,7 @@ from vllm.v1.kv_offload.tiering.base import TIER_LABEL, JobId, JobResult, Second
 
 from windlass.kv import Addresses, Completion, Error, Ticket
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, outcome, settle, summary
+from windlass.kv.adapters._tickets import is_accepted, outcome, settle_all, summary
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
@@ -302,21 +302,25 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
         Raises:
             MemoryLostError: That will never be known of a job's, so the CPU tier must not be used again.
         """
-        for job in self._jobs.values():
-            if job.ticket is not None:
-                settle(job.ticket)
+        settle_all(job.ticket for job in self._jobs.values() if job.ticket is not None)
 
     def shutdown(self) -> None:
-        """Lets what is under way end, so that it is there after a restart, and lets go of the CPU tier's memory."""
+        """Lets what is under way end, so that it is there after a restart, and lets go of the CPU tier's memory.
+
+        Raises:
+            MemoryLostError: Some of that memory may be in use for ever. vLLM does not unmap it then.
+        """
         try:
             self.drain_jobs()
-        except MemoryLostError as error:
-            # The store keeps that memory for as long as the process lives.
-            log.error("tier %s: %s", self.tier_type, error)
-        self._jobs.clear()
-        self._is_closed = True
-        self._store.close()
-        self._rows = None
+            self._jobs.clear()
+        finally:
+            self._is_closed = True
+            try:
+                self._store.close()
+            except Error as error:
+                # No job has memory by now, or vLLM is told.
+                log.error("closing the store of tier %s: %s", self.tier_type, error)
+            self._rows = None
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
