@@ -87,10 +87,15 @@ impl Core {
         std::process::id() != self.process
     }
 
-    /// Has transfers begin as there is room for them.
-    pub(crate) fn enter(&self, transfers: Vec<(Charge, Waiting)>) {
-        if !transfers.is_empty() {
-            self.submit(self.gate.enter_or_queue(transfers));
+    /// Has transfers of a request begin as there is room for them.
+    pub(crate) fn enter(&self, ticket: &TicketState, transfers: Vec<(Charge, Waiting)>) {
+        if transfers.is_empty() {
+            return;
+        }
+        self.submit(self.gate.enter_or_queue(transfers));
+        if ticket.withdrawn.is_set() {
+            // It has ended meanwhile, and they may have come after it looked for them.
+            self.take_back(ticket);
         }
     }
 
@@ -118,17 +123,21 @@ impl Core {
     }
 
     /// A request has ended early: takes back what has not begun of it.
-    pub(crate) fn withdraw(&self, ticket: &Arc<TicketState>, status: Status) {
-        self.gate.withdraw(ticket.id).into_iter().for_each(cancel);
-        if let Some(transfers) = self.transfers() {
-            transfers.cancel(ticket.id);
-        }
+    pub(crate) fn withdraw(&self, ticket: &TicketState, status: Status) {
+        self.take_back(ticket);
         if !ticket.is_released() && status == Status::TimedOut {
             self.events.note(
                 EventKind::Leased,
                 None,
                 format!("request {} took too long; its memory is in use until the system is done", ticket.id),
             );
+        }
+    }
+
+    fn take_back(&self, ticket: &TicketState) {
+        self.gate.withdraw(ticket.id).into_iter().for_each(cancel);
+        if let Some(transfers) = self.transfers() {
+            transfers.cancel(ticket.id);
         }
     }
 

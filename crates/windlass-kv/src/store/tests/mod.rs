@@ -389,6 +389,30 @@ fn a_store_that_waits_is_cancelled_and_leaves_nothing() {
 }
 
 #[test]
+fn a_store_that_is_cancelled_while_others_of_its_blocks_are_placed_lets_its_memory_go() {
+    // Where one block has room, the other waits at the gate.
+    for limit in [SHARD as u64, 1 << 30] {
+        let bench = bench(|options| options.max_in_flight_bytes = limit);
+        bench.transfers.hold(Some(Direction::Write));
+        let (send, tickets) = std::sync::mpsc::channel::<Ticket>();
+        *crate::sync::lock(&bench.layout.on_reserve) = Some(Box::new(move |key| {
+            if *key == Key::new(b"c").unwrap() {
+                assert!(tickets.recv_timeout(LONG.unwrap()).unwrap().cancel());
+            }
+        }));
+        let memory = Arc::new(bytes(0, SHARD / 2));
+        let items = ["a", "b", "c"].map(|key| item(key, 0, &memory)).into();
+        // SAFETY: the request keeps the memory.
+        let ticket = unsafe { bench.namespace.store(request(items, &memory, 1)) }.unwrap();
+        send.send(ticket.clone()).unwrap();
+        assert_eq!(end(&ticket).items, [Status::Cancelled; 3]);
+        eventually("its memory is free", || ticket.is_released() && Arc::strong_count(&memory) == 1);
+        bench.transfers.hold(None);
+        bench.store.flush(LONG).unwrap();
+    }
+}
+
+#[test]
 fn a_store_does_not_overtake_loads_that_wait() {
     let bench = bench(|options| options.max_in_flight_bytes = 12_000);
     bench.put("a");

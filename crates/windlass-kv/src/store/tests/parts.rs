@@ -28,7 +28,11 @@ const SLOT: u64 = 1 << 20;
 pub(super) struct Slots {
     file: Arc<DataFile>,
     pub(super) state: Arc<Mutex<State>>,
+    /// Called before a place is given out.
+    pub(super) on_reserve: Mutex<Option<Hook>>,
 }
+
+type Hook = Box<dyn FnMut(&Key) + Send>;
 
 #[derive(Default)]
 pub(super) struct State {
@@ -79,7 +83,7 @@ impl Slots {
         file.buffered().set_len(slots * SLOT).unwrap();
         let free = (0..slots).rev().map(|slot| slot * SLOT).collect();
         let state = State { free, ..State::default() };
-        Self { file: Arc::new(file), state: Arc::new(Mutex::new(state)) }
+        Self { file: Arc::new(file), state: Arc::new(Mutex::new(state)), on_reserve: Mutex::default() }
     }
 
     /// Changes a byte of a block on the disk.
@@ -123,6 +127,9 @@ impl Layout for Slots {
     }
 
     fn reserve(&self, block: NewBlock) -> Result<Reservation> {
+        if let Some(hook) = &mut *lock(&self.on_reserve) {
+            hook(&block.key);
+        }
         let mut state = lock(&self.state);
         if state.blocks.contains_key(&block.fingerprint) {
             return Ok(Reservation::Exists);
