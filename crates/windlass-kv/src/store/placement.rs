@@ -316,6 +316,10 @@ impl ShardWrite {
             keep: KeepAlive::by_caller(),
             done: Box::new(move |outcome| {
                 self.core.note_outcome(Direction::Write, &outcome);
+                // A header that is lost has none of the request's memory.
+                if !matches!(outcome.result, Err(Failure::Lost(_))) {
+                    self.options.ticket.transferred(&outcome);
+                }
                 match outcome.result {
                     Ok(()) => match self.assembly.header_written() {
                         Progressed::Whole(written) => self.commit(written, started),

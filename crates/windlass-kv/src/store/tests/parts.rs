@@ -473,6 +473,7 @@ fn execute(mut job: Job, failure: Option<i32>) {
         carried += part.len;
     }
     let mut header = Vec::new();
+    carried += if matches!(job.header, Header::None) { 0 } else { HEADER_LEN as u64 };
     match std::mem::replace(&mut job.header, Header::None) {
         Header::None => {}
         Header::Read { offset } => {
