@@ -4,6 +4,7 @@
 use super::{
     Assemblies, Events, Gate, Requests,
     commit::CommitTask,
+    finder::Finder,
     gate::{Charge, Waiting},
     placement::StoreTask,
 };
@@ -32,6 +33,8 @@ pub(crate) struct Core {
     pub(crate) layout: Arc<dyn Layout>,
     pub(crate) requests: Arc<Requests>,
     pub(crate) gate: Gate,
+    /// Of use where finding blocks may wait.
+    pub(crate) finder: Finder,
     /// Blocks of stores that were taken, and may come to be committed.
     pub(crate) coming: AtomicUsize,
     pub(crate) assemblies: Assemblies,
@@ -106,9 +109,32 @@ impl Core {
 
     /// Hands transfers on. If nobody takes them any more, they end as cancelled.
     pub(crate) fn submit(&self, transfers: Vec<Waiting>) {
+        if !self.layout.find_waits() {
+            return self.begin(transfers);
+        }
+        let (mut loads, mut others) = (Vec::new(), Vec::new());
+        for transfer in transfers {
+            match transfer {
+                Waiting::Load(load) => loads.push(*load),
+                Waiting::Job(_) => others.push(transfer),
+            }
+        }
+        self.begin(others);
+        if !loads.is_empty() {
+            refuse(self.finder.push(loads));
+        }
+    }
+
+    /// As [`Core::submit`], by a thread that may find blocks.
+    pub(crate) fn begin(&self, transfers: Vec<Waiting>) {
         if !transfers.is_empty() {
             submit_in_turn(self.transfers(), transfers);
         }
+    }
+
+    /// Finds no blocks for loads any more.
+    pub(crate) fn close_finder(&self) {
+        refuse(self.finder.close());
     }
 
     /// Counts what a transfer did.
@@ -135,7 +161,9 @@ impl Core {
     }
 
     fn take_back(&self, ticket: &TicketState) {
+        // In the order in which transfers go from one to the other.
         self.gate.withdraw(ticket.id).into_iter().for_each(cancel);
+        self.finder.withdraw(ticket.id).into_iter().for_each(cancel);
         if let Some(transfers) = self.transfers() {
             transfers.cancel(ticket.id);
         }
@@ -209,6 +237,13 @@ fn submit_in_turn(transfers: Option<Arc<dyn Transfers>>, waiting: Vec<Waiting>) 
             None => waiting.into_iter().for_each(cancel),
         }
         submission = NEXT.with_borrow_mut(|next| next.as_mut().and_then(VecDeque::pop_front));
+    }
+}
+
+/// Ends transfers as cancelled.
+fn refuse(transfers: Vec<Waiting>) {
+    if !transfers.is_empty() {
+        submit_in_turn(None, transfers);
     }
 }
 

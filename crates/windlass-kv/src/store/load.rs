@@ -96,9 +96,13 @@ impl WaitingLoad {
         self.options.priority
     }
 
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.options.ticket.withdrawn.is_set()
+    }
+
     /// Its turn has come; `None` if the block is gone, or nobody waits for it any more.
     pub(crate) fn begin(self) -> Option<Job> {
-        if self.options.ticket.withdrawn.is_set() {
+        if self.is_withdrawn() {
             self.cancel();
             return None;
         }

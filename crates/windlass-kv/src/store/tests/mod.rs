@@ -26,10 +26,15 @@ struct Bench {
 }
 
 fn bench(change: impl FnOnce(&mut StoreOptions)) -> Bench {
+    bench_of(false, change)
+}
+
+/// `find_waits`: whether finding blocks is said to wait for the disk.
+fn bench_of(find_waits: bool, change: impl FnOnce(&mut StoreOptions)) -> Bench {
     let root = tempfile::tempdir().unwrap();
     let mut options = StoreOptions::new(root.path());
     change(&mut options);
-    let layout = Arc::new(Slots::new(root.path(), 4));
+    let layout = Arc::new(Slots::new(root.path(), 4, find_waits));
     let transfers = OneThread::start();
     let shared = transfers.shared();
     let store = Store::with_parts(options, layout.clone(), Arc::new(transfers)).unwrap();
@@ -447,6 +452,49 @@ fn a_load_that_is_given_up_lets_in_those_behind_it() {
 }
 
 #[test]
+fn deadlines_are_kept_while_a_block_is_looked_for_in_vain() {
+    let bench = bench_of(true, |options| options.max_in_flight_bytes = 12_000);
+    bench.put("a");
+    bench.put("b");
+    bench.transfers.hold(Some(Direction::Read));
+    let (open, opened) = std::sync::mpsc::channel::<()>();
+    let own = std::thread::current().id();
+    *crate::sync::lock(&bench.layout.on_find) = Some(Box::new(move |_| {
+        if std::thread::current().id() != own {
+            let _ = opened.recv_timeout(LONG.unwrap());
+        }
+    }));
+    let timed = |len, timeout| {
+        bench.load_with("a", 0, len, |request| request.timeout = Some(Duration::from_millis(timeout))).0
+    };
+    let (first, _) = bench.load("a", 0, SHARD);
+    // Its end lets in the next, whose block is looked for while the deadlines of the others pass.
+    let large = timed(8000, 20);
+    let found = timed(SHARD, 40);
+    let (last, _) = bench.load("b", 0, SHARD);
+    let late = timed(SHARD, 60);
+    for ticket in [&large, &found, &late] {
+        assert_eq!(end(ticket).items, [Status::TimedOut]);
+    }
+    eventually("who waits to be looked for is let go", || large.is_released() && late.is_released());
+    drop(open);
+    bench.transfers.hold(None);
+    assert_eq!((end(&first).items[0], end(&last).items[0]), (Status::Ok, Status::Ok));
+    eventually("all have left", || bench.store.stats().unwrap().in_flight_bytes == 0);
+    assert!(found.is_released());
+}
+
+#[test]
+fn a_store_closes_while_loads_wait_to_be_looked_for() {
+    let bench = bench_of(true, |options| options.max_in_flight_bytes = SHARD as u64);
+    bench.put("a");
+    bench.transfers.hold(Some(Direction::Read));
+    let loads: Vec<_> = (0..100).map(|_| bench.load("a", 0, SHARD).0).collect();
+    bench.store.close(LONG).unwrap();
+    assert!(loads.iter().all(|ticket| end(ticket).items == [Status::Cancelled] && ticket.is_released()));
+}
+
+#[test]
 fn a_load_that_waits_does_not_hold_its_block() {
     let bench = bench(|options| options.max_in_flight_bytes = SHARD as u64);
     bench.put("a");
@@ -463,15 +511,17 @@ fn a_load_that_waits_does_not_hold_its_block() {
 
 #[test]
 fn any_number_of_queued_loads_may_be_refused_one_after_the_other() {
-    let bench = bench(|options| options.max_in_flight_bytes = SHARD as u64);
-    bench.put("a");
-    bench.transfers.hold(Some(Direction::Read));
-    let loads: Vec<_> = (0..20_000).map(|_| bench.load("a", 0, SHARD).0).collect();
-    assert_eq!(bench.store.stats().unwrap().queued_loads, 19_999);
-    bench.transfers.refuse();
-    bench.transfers.hold(None);
-    for ticket in &loads[1..] {
-        assert_eq!(end(ticket).items, [Status::Io(libc::ENODEV)]);
+    for find_waits in [false, true] {
+        let bench = bench_of(find_waits, |options| options.max_in_flight_bytes = SHARD as u64);
+        bench.put("a");
+        bench.transfers.hold(Some(Direction::Read));
+        let loads: Vec<_> = (0..20_000).map(|_| bench.load("a", 0, SHARD).0).collect();
+        assert_eq!(bench.store.stats().unwrap().queued_loads, 19_999);
+        bench.transfers.refuse();
+        bench.transfers.hold(None);
+        for ticket in &loads[1..] {
+            assert_eq!(end(ticket).items, [Status::Io(libc::ENODEV)]);
+        }
     }
 }
 

@@ -30,6 +30,9 @@ pub(super) struct Slots {
     pub(super) state: Arc<Mutex<State>>,
     /// Called before a place is given out.
     pub(super) on_reserve: Mutex<Option<Hook>>,
+    /// Called before a block is found.
+    pub(super) on_find: Mutex<Option<Hook>>,
+    find_waits: bool,
 }
 
 type Hook = Box<dyn FnMut(&Key) + Send>;
@@ -77,13 +80,19 @@ impl Drop for SlotClaim {
 }
 
 impl Slots {
-    pub(super) fn new(root: &Path, slots: u64) -> Self {
+    pub(super) fn new(root: &Path, slots: u64, find_waits: bool) -> Self {
         let path = root.join("slots");
         let file = DataFile::open(&path, FileAccess::CreateNew).unwrap();
         file.buffered().set_len(slots * SLOT).unwrap();
         let free = (0..slots).rev().map(|slot| slot * SLOT).collect();
         let state = State { free, ..State::default() };
-        Self { file: Arc::new(file), state: Arc::new(Mutex::new(state)), on_reserve: Mutex::default() }
+        Self {
+            file: Arc::new(file),
+            state: Arc::new(Mutex::new(state)),
+            on_reserve: Mutex::default(),
+            on_find: Mutex::default(),
+            find_waits,
+        }
     }
 
     /// Changes a byte of a block on the disk.
@@ -176,7 +185,14 @@ impl Layout for Slots {
         blocks.iter().map(|_| Ok(())).collect()
     }
 
-    fn find(&self, _: NamespaceId, _: &Key, fingerprint: Fingerprint) -> Lookup {
+    fn find_waits(&self) -> bool {
+        self.find_waits
+    }
+
+    fn find(&self, _: NamespaceId, key: &Key, fingerprint: Fingerprint) -> Lookup {
+        if let Some(hook) = &mut *lock(&self.on_find) {
+            hook(key);
+        }
         let state = lock(&self.state);
         let Some(block) = state.blocks.get(&fingerprint) else {
             return Lookup::Miss;
