@@ -3,7 +3,7 @@
 
 use crate::{
     Carrier, Completion, Error, KeepAlive, Notify, Result, Status,
-    io::{Failure, Outcome},
+    io::{Failure, Outcome, Withdrawn},
     store::Core,
     sync::lock,
 };
@@ -108,6 +108,8 @@ pub(crate) struct TicketState {
     pub(crate) deadline: Option<Instant>,
     pub(crate) notify: Notify,
     pub(crate) kind: Kind,
+    /// Set if it ends early.
+    pub(crate) withdrawn: Withdrawn,
     process: u32,
     root: Arc<Path>,
     core: Weak<Core>,
@@ -166,6 +168,7 @@ impl TicketState {
             deadline: options.deadline,
             notify: options.notify,
             kind: options.kind,
+            withdrawn: Withdrawn::default(),
             process: core.process,
             root: core.root.clone(),
             core: Arc::downgrade(core),
@@ -282,6 +285,9 @@ impl TicketState {
         });
         progress.has_ended = true;
         drop(progress);
+        if early.is_some() {
+            self.withdrawn.set();
+        }
         self.release();
         let core = self.core.upgrade();
         if let Some(core) = &core {

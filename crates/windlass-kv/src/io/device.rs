@@ -5,6 +5,7 @@ use super::{
     Direction, Failure, Job,
     bounce::{BouncePool, Lease},
     engine::Refusals,
+    events::AwaitedEvent,
     file::DataFile,
     plan::{Content, DevicePieces, Place, Step},
 };
@@ -169,23 +170,17 @@ impl DeviceSide {
         file.cufile().map(|_| ()).map_err(Clone::clone)
     }
 
-    /// Whether the event of a job is reached, if it has one.
+    /// Whether an event is reached.
     ///
     /// # Errors
     /// The device's.
     ///
     /// # Safety
     /// It must be a live event.
-    pub(super) unsafe fn is_reached(&self, job: &Job) -> windlass::Result<bool> {
-        let Some(event) = job.wait_event else { return Ok(true) };
-        let devices = job.parts.iter().flat_map(|part| &part.pieces).map(|piece| piece.device);
-        let ordinals = devices.filter_map(|device| match device {
-            DeviceId::Cuda(ordinal) => Some(ordinal),
-            DeviceId::Cpu => None,
-        });
-        let device = self.device(ordinals.min().unwrap_or(0))?;
+    pub(super) unsafe fn is_reached(&self, event: AwaitedEvent) -> windlass::Result<bool> {
+        let device = self.device(event.ordinal)?;
         // SAFETY: passed on.
-        unsafe { device.is_event_reached(event) }
+        unsafe { device.is_event_reached(event.handle) }
     }
 
     /// A device, which stays open: it is asked after often.

@@ -7,9 +7,9 @@ use super::{
     Failure, Job,
     bounce::BouncePool,
     device::{DeviceLane, DeviceSide, Region},
-    events::EventLine,
+    events::{AwaitedEvent, EventLine},
     lane::Lane,
-    queue::{Queue, Queued},
+    queue::{Closing, Queue, Queued},
     ring::RingLane,
     wake::Wake,
     worker::Worker,
@@ -130,9 +130,15 @@ pub(super) struct Shared {
 
 impl Shared {
     fn push(&self, jobs: Vec<Job>) {
-        if let Err(jobs) = self.queue.push(jobs) {
-            reject(jobs, || io::Error::other("the threads that move bytes have ended"));
+        let (mut waiting, mut ready) = (Vec::new(), Vec::new());
+        for job in jobs {
+            match AwaitedEvent::of(&job) {
+                Some(event) => waiting.push((event, job)),
+                None => ready.push(job),
+            }
         }
+        self.events.push(waiting);
+        self.queue.push(ready);
     }
 
     fn cancel(&self, tag: u64) -> usize {
@@ -345,8 +351,9 @@ impl Group {
         if let Some(side) = side.cloned() {
             let shared = group.shared.clone();
             let watch = move || {
-                // SAFETY: whoever submits a job vouches for its event until `keep` is dropped.
-                shared.events.watch(&shared.queue, |job| unsafe { side.is_reached(job) });
+                // SAFETY: whoever submits a job vouches for its event until `keep` is dropped, which nobody does while
+                // the line asks.
+                shared.events.watch(&shared.queue, |event| unsafe { side.is_reached(event) });
             };
             let watcher = thread::Builder::new().name("windlass-kv-event".into()).spawn(watch);
             let failed =
@@ -410,8 +417,8 @@ impl Drop for Group {
             std::mem::forget(self.shared.clone());
             return;
         }
-        self.shared.events.close(|| Failure::Cancelled);
-        self.shared.queue.close(|| Failure::Cancelled);
+        self.shared.events.close(Closing::Dropped);
+        self.shared.queue.close(Closing::Dropped);
         self.wakes.iter().for_each(|wake| wake.notify());
         for thread in self.threads.drain(..) {
             // The last reference may go in a callback, on a thread of ours: it ends by itself.

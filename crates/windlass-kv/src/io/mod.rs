@@ -33,7 +33,14 @@ pub(crate) use transfers::Transfers;
 
 use crate::{KeepAlive, Piece};
 use serde::Serialize;
-use std::{fmt, io, time::Instant};
+use std::{
+    fmt, io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +121,8 @@ pub(crate) struct Job {
     pub(crate) checksums: Checksums,
     /// If it has not begun by then, it does not.
     pub(crate) deadline: Option<Instant>,
+    /// If it is set before it has begun, it does not begin.
+    pub(crate) withdrawn: Withdrawn,
     /// A CUDA event, as a handle of the driver's, that work on the device must have reached before the memory is touched.
     /// It lives until `keep` is dropped.
     pub(crate) wait_event: Option<u64>,
@@ -131,6 +140,21 @@ impl fmt::Debug for Job {
             .field("header", &self.header)
             .field("parts", &self.parts)
             .finish_non_exhaustive()
+    }
+}
+
+/// Whether jobs of a request are wanted no more. Set before they are looked for to be cancelled, so that one that is not
+/// found, being on its way from one thread to another, does not begin either.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Withdrawn(Arc<AtomicBool>);
+
+impl Withdrawn {
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
     }
 }
 

@@ -4,7 +4,7 @@
 use super::{Failure, Job, Outcome, Priority, plan::Step, wake::Wake};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    mem,
+    io, mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -36,6 +36,30 @@ impl Queued {
             started: None,
         });
     }
+}
+
+/// Why no jobs are taken any more.
+#[derive(Debug)]
+pub(super) enum Closing {
+    /// Nobody wants them moved.
+    Dropped,
+    /// Nobody can move them.
+    Broken(io::Error),
+}
+
+impl Closing {
+    /// What jobs end with.
+    pub(super) fn failure(&self) -> Failure {
+        match self {
+            Self::Dropped => Failure::Cancelled,
+            Self::Broken(error) => Failure::Io(copy_of(error)),
+        }
+    }
+}
+
+/// Errors of the system are not cloned.
+pub(super) fn copy_of(error: &io::Error) -> io::Error {
+    error.raw_os_error().map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
 }
 
 /// What a worker takes on.
@@ -73,10 +97,19 @@ struct State {
     last: i64,
     first: i64,
     taken: u64,
-    is_closed: bool,
+    closing: Option<Closing>,
 }
 
 impl State {
+    /// What a job ends with that is not to wait here. Asked with the lock: who withdraws a job says so before it looks
+    /// for it here.
+    fn refusal(&self, job: &Job) -> Option<Failure> {
+        match &self.closing {
+            Some(closing) => Some(closing.failure()),
+            None => job.withdrawn.is_set().then_some(Failure::Cancelled),
+        }
+    }
+
     fn insert(&mut self, number: i64, queued: Queued) {
         let line = queued.job.priority as usize;
         self.by_tag.insert((queued.job.tag, line, number));
@@ -91,15 +124,19 @@ impl State {
 }
 
 impl Queue {
-    /// Adds jobs, and wakes as many workers. Gives them back if the queue is closed.
-    pub(super) fn push(&self, jobs: Vec<Job>) -> Result<(), Vec<Job>> {
-        let woken = {
+    /// Adds jobs, and wakes as many workers.
+    pub(super) fn push(&self, jobs: Vec<Job>) {
+        if jobs.is_empty() {
+            return;
+        }
+        let (mut woken, mut refused) = (Vec::new(), Vec::new());
+        {
             let mut state = self.lock();
-            if state.is_closed {
-                return Err(jobs);
-            }
-            let mut woken = Vec::new();
             for job in jobs {
+                if let Some(failure) = state.refusal(&job) {
+                    refused.push((job, failure));
+                    continue;
+                }
                 let priority = job.priority;
                 state.last += 1;
                 let number = state.last;
@@ -111,18 +148,17 @@ impl Queue {
                 }
             }
             self.note(&state);
-            woken
-        };
+        }
         woken.iter().for_each(|wake| wake.notify());
-        Ok(())
+        refused.into_iter().for_each(|(job, failure)| Queued { job, steps: None }.end(failure));
     }
 
     /// Gives back a job that was taken and could not begin: it is the next.
     pub(super) fn put_back(&self, queued: Queued) {
         let mut state = self.lock();
-        if state.is_closed {
+        if let Some(failure) = state.refusal(&queued.job) {
             drop(state);
-            return queued.end(Failure::Cancelled);
+            return queued.end(failure);
         }
         state.first -= 1;
         let number = state.first;
@@ -197,22 +233,24 @@ impl Queue {
     }
 
     /// Ends the jobs that wait, and takes no more.
-    pub(super) fn close(&self, failure: impl Fn() -> Failure) {
-        let lines = {
+    pub(super) fn close(&self, closing: Closing) {
+        let ended: Vec<_> = {
             let mut state = self.lock();
-            state.is_closed = true;
             state.by_tag.clear();
             let lines = mem::take(&mut state.lines);
+            let closing = state.closing.get_or_insert(closing);
+            let ended = lines.into_iter().flat_map(BTreeMap::into_values);
+            let ended = ended.map(|queued| (queued, closing.failure())).collect();
             self.note(&state);
-            lines
+            ended
         };
-        lines.into_iter().flat_map(BTreeMap::into_values).for_each(|queued| queued.end(failure()));
+        ended.into_iter().for_each(|(queued, failure)| queued.end(failure));
     }
 
     /// Only with the lock, so that what is noted last is so.
     fn note(&self, state: &State) {
         self.len.store(state.lines.iter().map(BTreeMap::len).sum(), Ordering::Relaxed);
-        self.is_closed.store(state.is_closed, Ordering::Release);
+        self.is_closed.store(state.closing.is_some(), Ordering::Release);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -11,7 +11,7 @@ use super::{
     memory,
     outcome::{Next, settle},
     plan::{Content, DevicePieces, Limits, Step},
-    queue::{Accept, Queued},
+    queue::{Accept, Closing, Queued, copy_of},
     transfer::{Transfer, plan},
     wake::Wake,
 };
@@ -260,21 +260,14 @@ impl Worker {
         }
     }
 
-    /// Begins a job. If there is no memory or no descriptor for it, or its event is not reached, it waits again.
+    /// Begins a job. If there is no memory or no descriptor for it, it waits again.
     fn begin_job(&mut self, queued: Queued) {
-        let Queued { mut job, steps } = queued;
+        let Queued { job, steps } = queued;
+        if job.withdrawn.is_set() {
+            return Queued { job, steps }.end(Failure::Cancelled);
+        }
         if job.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return Queued { job, steps }.end(Failure::TimedOut);
-        }
-        if let Some(devices) = &self.devices
-            && job.wait_event.is_some()
-        {
-            // SAFETY: whoever submits a job vouches for its event until `keep` is dropped.
-            match unsafe { devices.side().is_reached(&job) } {
-                Ok(true) => job.wait_event = None,
-                Ok(false) => return self.shared.events.push(job),
-                Err(error) => return Queued { job, steps }.end(Failure::Device(error)),
-            }
         }
         let file = match job.file.open() {
             Ok(file) => file,
@@ -503,7 +496,9 @@ impl Worker {
         }
         self.is_short = [false; 2];
         self.leave_pool();
-        self.shared.queue.close(|| Failure::Io(copy_of(error)));
+        // In the order in which jobs go from one to the other.
+        self.shared.events.close(Closing::Broken(copy_of(error)));
+        self.shared.queue.close(Closing::Broken(copy_of(error)));
     }
 }
 
@@ -527,9 +522,4 @@ fn no_memory_left() -> io::Error {
 
 fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
-}
-
-/// Errors of the system are not cloned.
-fn copy_of(error: &io::Error) -> io::Error {
-    error.raw_os_error().map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
 }

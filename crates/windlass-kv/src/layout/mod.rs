@@ -223,6 +223,11 @@ pub(crate) trait Layout: Send + Sync {
     /// Where a block is.
     fn find(&self, namespace: NamespaceId, key: &Key, fingerprint: Fingerprint) -> Lookup;
 
+    /// Whether [`Layout::find`] may wait for the disk. Then it is only called by threads that may.
+    fn find_waits(&self) -> bool {
+        false
+    }
+
     /// Whether the header that was read from a place is that of the block that was looked for. `header` is empty where
     /// the place has none.
     fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict;

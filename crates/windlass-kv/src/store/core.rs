@@ -4,6 +4,7 @@
 use super::{
     Assemblies, Events, Gate, Requests,
     commit::CommitTask,
+    finder::Finder,
     gate::{Charge, Waiting},
     placement::StoreTask,
 };
@@ -32,6 +33,8 @@ pub(crate) struct Core {
     pub(crate) layout: Arc<dyn Layout>,
     pub(crate) requests: Arc<Requests>,
     pub(crate) gate: Gate,
+    /// Of use where finding blocks may wait.
+    pub(crate) finder: Finder,
     /// Blocks of stores that were taken, and may come to be committed.
     pub(crate) coming: AtomicUsize,
     pub(crate) assemblies: Assemblies,
@@ -87,10 +90,15 @@ impl Core {
         std::process::id() != self.process
     }
 
-    /// Has transfers begin as there is room for them.
-    pub(crate) fn enter(&self, transfers: Vec<(Charge, Waiting)>) {
-        if !transfers.is_empty() {
-            self.submit(self.gate.enter_or_queue(transfers));
+    /// Has transfers of a request begin as there is room for them.
+    pub(crate) fn enter(&self, ticket: &TicketState, transfers: Vec<(Charge, Waiting)>) {
+        if transfers.is_empty() {
+            return;
+        }
+        self.submit(self.gate.enter_or_queue(transfers));
+        if ticket.withdrawn.is_set() {
+            // It has ended meanwhile, and they may have come after it looked for them.
+            self.take_back(ticket);
         }
     }
 
@@ -101,9 +109,32 @@ impl Core {
 
     /// Hands transfers on. If nobody takes them any more, they end as cancelled.
     pub(crate) fn submit(&self, transfers: Vec<Waiting>) {
+        if !self.layout.find_waits() {
+            return self.begin(transfers);
+        }
+        let (mut loads, mut others) = (Vec::new(), Vec::new());
+        for transfer in transfers {
+            match transfer {
+                Waiting::Load(load) => loads.push(*load),
+                Waiting::Job(_) => others.push(transfer),
+            }
+        }
+        self.begin(others);
+        if !loads.is_empty() {
+            refuse(self.finder.push(loads));
+        }
+    }
+
+    /// As [`Core::submit`], by a thread that may find blocks.
+    pub(crate) fn begin(&self, transfers: Vec<Waiting>) {
         if !transfers.is_empty() {
             submit_in_turn(self.transfers(), transfers);
         }
+    }
+
+    /// Finds no blocks for loads any more.
+    pub(crate) fn close_finder(&self) {
+        refuse(self.finder.close());
     }
 
     /// Counts what a transfer did.
@@ -118,17 +149,23 @@ impl Core {
     }
 
     /// A request has ended early: takes back what has not begun of it.
-    pub(crate) fn withdraw(&self, ticket: &Arc<TicketState>, status: Status) {
-        self.gate.withdraw(ticket.id).into_iter().for_each(cancel);
-        if let Some(transfers) = self.transfers() {
-            transfers.cancel(ticket.id);
-        }
+    pub(crate) fn withdraw(&self, ticket: &TicketState, status: Status) {
+        self.take_back(ticket);
         if !ticket.is_released() && status == Status::TimedOut {
             self.events.note(
                 EventKind::Leased,
                 None,
                 format!("request {} took too long; its memory is in use until the system is done", ticket.id),
             );
+        }
+    }
+
+    fn take_back(&self, ticket: &TicketState) {
+        // In the order in which transfers go from one to the other.
+        self.gate.withdraw(ticket.id).into_iter().for_each(cancel);
+        self.finder.withdraw(ticket.id).into_iter().for_each(cancel);
+        if let Some(transfers) = self.transfers() {
+            transfers.cancel(ticket.id);
         }
     }
 
@@ -200,6 +237,13 @@ fn submit_in_turn(transfers: Option<Arc<dyn Transfers>>, waiting: Vec<Waiting>) 
             None => waiting.into_iter().for_each(cancel),
         }
         submission = NEXT.with_borrow_mut(|next| next.as_mut().and_then(VecDeque::pop_front));
+    }
+}
+
+/// Ends transfers as cancelled.
+fn refuse(transfers: Vec<Waiting>) {
+    if !transfers.is_empty() {
+        submit_in_turn(None, transfers);
     }
 }
 

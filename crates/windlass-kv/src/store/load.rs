@@ -52,7 +52,7 @@ pub(crate) fn load(core: &Arc<Core>, options: LoadOptions, groups: Vec<Group>) {
     // The transfers have their own leases.
     ticket.release();
     core.submit(jobs);
-    core.enter(waiting);
+    core.enter(ticket, waiting);
     core.layout.touch(&touched);
     ticket.settle(settled, None);
 }
@@ -96,8 +96,16 @@ impl WaitingLoad {
         self.options.priority
     }
 
-    /// Its turn has come; `None` if the block is gone.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.options.ticket.withdrawn.is_set()
+    }
+
+    /// Its turn has come; `None` if the block is gone, or nobody waits for it any more.
     pub(crate) fn begin(self) -> Option<Job> {
+        if self.is_withdrawn() {
+            self.cancel();
+            return None;
+        }
         match find(&self.core, &self.options, &self.group) {
             Ok(found) => self.job(found),
             Err(status) => {
@@ -158,6 +166,7 @@ impl WaitingLoad {
             parts,
             checksums,
             deadline: ticket.deadline,
+            withdrawn: ticket.withdrawn.clone(),
             wait_event,
             keep: KeepAlive::new(lease),
             done: Box::new(move |outcome| {

@@ -5,6 +5,7 @@ mod commit;
 mod core;
 mod described;
 mod events;
+mod finder;
 mod gate;
 mod group;
 mod housekeeping;
@@ -30,6 +31,7 @@ pub(crate) use self::core::Core;
 use self::{
     assembly::{Assemblies, Assembly},
     events::Events,
+    finder::Finder,
     gate::Gate,
     requests::Requests,
     threads::{Running, Threads},
@@ -134,6 +136,7 @@ impl Store {
             layout,
             requests: Arc::new(Requests::new(metrics.clone())?),
             gate: Gate::new(options.max_in_flight_bytes),
+            finder: Finder::default(),
             coming: AtomicUsize::new(0),
             assemblies: Assemblies::default(),
             metrics,

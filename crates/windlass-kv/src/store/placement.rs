@@ -89,7 +89,7 @@ pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<StoreTask>>) {
         let mut writes = Vec::new();
         for (taken, group) in groups {
             if writes.len() >= MOST_TOGETHER {
-                core.enter(mem::take(&mut writes));
+                core.enter(&options.ticket, mem::take(&mut writes));
             }
             if !options.ticket.has_ended() {
                 writes.extend(place(core, &options, taken, group));
@@ -97,7 +97,7 @@ pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<StoreTask>>) {
         }
         // The writes have their own leases. Before they are handed on: who learns of their end finds the memory free.
         options.ticket.release();
-        core.enter(writes);
+        core.enter(&options.ticket, writes);
     }
 }
 
@@ -247,6 +247,7 @@ fn write(
         parts,
         checksums: Checksums::Compute,
         deadline: ticket.deadline,
+        withdrawn: ticket.withdrawn.clone(),
         wait_event: options.wait_event,
         keep: KeepAlive::new(lease),
         done: Box::new(move |outcome| {
@@ -310,10 +311,15 @@ impl ShardWrite {
             parts: Vec::new(),
             checksums: Checksums::Skip,
             deadline: self.options.ticket.deadline,
+            withdrawn: self.options.ticket.withdrawn.clone(),
             wait_event: None,
             keep: KeepAlive::by_caller(),
             done: Box::new(move |outcome| {
                 self.core.note_outcome(Direction::Write, &outcome);
+                // A header that is lost has none of the request's memory.
+                if !matches!(outcome.result, Err(Failure::Lost(_))) {
+                    self.options.ticket.transferred(&outcome);
+                }
                 match outcome.result {
                     Ok(()) => match self.assembly.header_written() {
                         Progressed::Whole(written) => self.commit(written, started),

@@ -29,6 +29,8 @@ pub(crate) struct Threads {
     placement: Thread,
     commit: Thread,
     deadlines: Thread,
+    /// Only where finding blocks may wait.
+    finder: Option<Thread>,
     housekeeping: Thread,
     /// Only if blocks are to be scrubbed.
     scrub: Option<Thread>,
@@ -76,12 +78,14 @@ impl Threads {
         let scrub = |(core, bell): (Arc<Core>, Arc<Bell>)| {
             Thread::start("windlass-kv-scrub", move || scrub::run(&core, &bell))
         };
+        let finding = core.layout.find_waits().then(|| with(|core| core.finder.run(core)));
         let ringing = bell.clone();
         let start = || -> Result<Self> {
             Ok(Self {
                 placement: Thread::start("windlass-kv-place", move || placement::run(&placing, &places))?,
                 commit: Thread::start("windlass-kv-commit", move || commit::run(&committing, &groups))?,
                 deadlines: Thread::start("windlass-kv-clock", with(|core| core.requests.watch_deadlines()))?,
+                finder: finding.map(|find| Thread::start("windlass-kv-find", find)).transpose()?,
                 housekeeping: Thread::start("windlass-kv-house", move || {
                     housekeeping::run(&keeping.0, &keeping.1)
                 })?,
@@ -94,6 +98,7 @@ impl Threads {
             let _ = core.placement.send(Message::Stop);
             let _ = core.commits.send(Message::Stop);
             ringing.ring();
+            core.close_finder();
             core.requests.close();
             if let Some(transfers) = core.take_transfers() {
                 drop_by(transfers, Instant::now() + GRACE);
@@ -194,10 +199,13 @@ impl Threads {
     fn end(self, core: &Arc<Core>, deadline: Instant) -> bool {
         // First who makes transfers, then who moves them, then who commits what was moved.
         let _ = core.placement.send(Message::Stop);
+        core.close_finder();
         self.bell.ring();
         // Its reads go by, one after the other, once the bell is rung.
         let scrubbed = self.scrub.is_none_or(|scrub| scrub.ends_by(deadline));
-        let mut ended = self.placement.ends_by(deadline) & self.housekeeping.ends_by(deadline) & scrubbed;
+        let found = self.finder.is_none_or(|finder| finder.ends_by(deadline));
+        let mut ended =
+            self.placement.ends_by(deadline) & self.housekeeping.ends_by(deadline) & scrubbed & found;
         if let Some(transfers) = core.take_transfers() {
             ended &= drop_by(transfers, deadline);
         }

@@ -5,7 +5,7 @@ use super::{Core, gate::Waiting};
 use crate::{
     BlockInfo, Error, EventKind, Fingerprint, KeepAlive, Key, NamespaceId, Piece, Priority, Result,
     ShardInfo, Verified,
-    io::{Checksums, Direction, Failure, Header, Job, Outcome, Part},
+    io::{Checksums, Direction, Failure, Header, Job, Outcome, Part, Withdrawn},
     layout::{Found, Listed, Lookup, Shard, ShardTable, Verdict},
 };
 use std::{
@@ -219,6 +219,7 @@ fn transfer(
         parts,
         checksums: Checksums::Compute,
         deadline: Some(Instant::now() + LONGEST_READ),
+        withdrawn: Withdrawn::default(),
         wait_event: None,
         keep: KeepAlive::new(Arc::new(memory)),
         done: Box::new(move |outcome| {

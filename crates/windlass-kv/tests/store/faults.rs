@@ -184,6 +184,8 @@ fn a_store_that_hangs_ends_in_time_and_its_place_is_nobodys_until_it_does() {
 fn closing_does_not_wait_for_a_hung_disk_without_end() {
     each_route(|store, script| {
         let blocks = namespace(store);
+        // A store is under way for a moment after its ticket has ended.
+        store.flush(LONG).unwrap();
         let gate = Gate::new();
         let hang = gate.clone();
         script.set(move |_| Some(Fault::Hang(hang.clone())));

@@ -168,6 +168,8 @@ fn events_that_are_not_reached_hold_up_nobody_else() {
     };
     let loads: Vec<_> = (0..16).map(|_| submit(1, Priority::Demand)).collect();
     let stores: Vec<_> = (0..16).map(|_| submit(2, Priority::Background)).collect();
+    // The stream takes its time from its first look at the copy on.
+    std::thread::sleep(Duration::from_millis(200));
     stand_in.set("COPY_LATENCY_US=0");
     let other = DeviceMemory::of(0, &content);
     let parts = vec![Part { offset: 1 << 20, pieces: vec![other.piece(0, 4096)], len: 4096 }];

@@ -75,6 +75,7 @@ fn job(direction: Direction, file: &Arc<DataFile>, parts: Vec<Part>, done: Done)
         parts,
         checksums: Checksums::Compute,
         deadline: None,
+        withdrawn: Withdrawn::default(),
         wait_event: None,
         keep: KeepAlive::by_caller(),
         done,

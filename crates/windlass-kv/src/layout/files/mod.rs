@@ -226,6 +226,10 @@ impl Layout for Files {
         self.shared.find(namespace, key, fingerprint)
     }
 
+    fn find_waits(&self) -> bool {
+        true
+    }
+
     fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
         self.shared.check(found, key, header)
     }

@@ -26,10 +26,15 @@ struct Bench {
 }
 
 fn bench(change: impl FnOnce(&mut StoreOptions)) -> Bench {
+    bench_of(false, change)
+}
+
+/// `find_waits`: whether finding blocks is said to wait for the disk.
+fn bench_of(find_waits: bool, change: impl FnOnce(&mut StoreOptions)) -> Bench {
     let root = tempfile::tempdir().unwrap();
     let mut options = StoreOptions::new(root.path());
     change(&mut options);
-    let layout = Arc::new(Slots::new(root.path(), 4));
+    let layout = Arc::new(Slots::new(root.path(), 4, find_waits));
     let transfers = OneThread::start();
     let shared = transfers.shared();
     let store = Store::with_parts(options, layout.clone(), Arc::new(transfers)).unwrap();
@@ -144,7 +149,10 @@ fn the_last_of_two_transfers_completes_a_block_even_if_neither_began_last() {
     let (second, _) = bench.store_shard("a", 1, 2);
     eventually("both are placed", || bench.store.stats().unwrap().partial_blocks == 1);
     bench.transfers.hold(None);
-    assert_eq!((end(&first).items, end(&second).items), (vec![Status::Ok], vec![Status::Ok]));
+    let ended = [end(&first), end(&second)];
+    assert_eq!(ended.each_ref().map(|completion| completion.items[0]), [Status::Ok; 2]);
+    let carried: u64 = ended.iter().flat_map(|completion| completion.carried.values()).sum();
+    assert_eq!(carried, 2 * SHARD as u64 + 4096, "with the header, which was written by itself");
     assert_eq!((bench.get("a", 0), bench.get("a", 1)), (Status::Ok, Status::Ok));
 }
 
@@ -389,6 +397,30 @@ fn a_store_that_waits_is_cancelled_and_leaves_nothing() {
 }
 
 #[test]
+fn a_store_that_is_cancelled_while_others_of_its_blocks_are_placed_lets_its_memory_go() {
+    // Where one block has room, the other waits at the gate.
+    for limit in [SHARD as u64, 1 << 30] {
+        let bench = bench(|options| options.max_in_flight_bytes = limit);
+        bench.transfers.hold(Some(Direction::Write));
+        let (send, tickets) = std::sync::mpsc::channel::<Ticket>();
+        *crate::sync::lock(&bench.layout.on_reserve) = Some(Box::new(move |key| {
+            if *key == Key::new(b"c").unwrap() {
+                assert!(tickets.recv_timeout(LONG.unwrap()).unwrap().cancel());
+            }
+        }));
+        let memory = Arc::new(bytes(0, SHARD / 2));
+        let items = ["a", "b", "c"].map(|key| item(key, 0, &memory)).into();
+        // SAFETY: the request keeps the memory.
+        let ticket = unsafe { bench.namespace.store(request(items, &memory, 1)) }.unwrap();
+        send.send(ticket.clone()).unwrap();
+        assert_eq!(end(&ticket).items, [Status::Cancelled; 3]);
+        eventually("its memory is free", || ticket.is_released() && Arc::strong_count(&memory) == 1);
+        bench.transfers.hold(None);
+        bench.store.flush(LONG).unwrap();
+    }
+}
+
+#[test]
 fn a_store_does_not_overtake_loads_that_wait() {
     let bench = bench(|options| options.max_in_flight_bytes = 12_000);
     bench.put("a");
@@ -420,6 +452,49 @@ fn a_load_that_is_given_up_lets_in_those_behind_it() {
 }
 
 #[test]
+fn deadlines_are_kept_while_a_block_is_looked_for_in_vain() {
+    let bench = bench_of(true, |options| options.max_in_flight_bytes = 12_000);
+    bench.put("a");
+    bench.put("b");
+    bench.transfers.hold(Some(Direction::Read));
+    let (open, opened) = std::sync::mpsc::channel::<()>();
+    let own = std::thread::current().id();
+    *crate::sync::lock(&bench.layout.on_find) = Some(Box::new(move |_| {
+        if std::thread::current().id() != own {
+            let _ = opened.recv_timeout(LONG.unwrap());
+        }
+    }));
+    let timed = |len, timeout| {
+        bench.load_with("a", 0, len, |request| request.timeout = Some(Duration::from_millis(timeout))).0
+    };
+    let (first, _) = bench.load("a", 0, SHARD);
+    // Its end lets in the next, whose block is looked for while the deadlines of the others pass.
+    let large = timed(8000, 20);
+    let found = timed(SHARD, 40);
+    let (last, _) = bench.load("b", 0, SHARD);
+    let late = timed(SHARD, 60);
+    for ticket in [&large, &found, &late] {
+        assert_eq!(end(ticket).items, [Status::TimedOut]);
+    }
+    eventually("who waits to be looked for is let go", || large.is_released() && late.is_released());
+    drop(open);
+    bench.transfers.hold(None);
+    assert_eq!((end(&first).items[0], end(&last).items[0]), (Status::Ok, Status::Ok));
+    eventually("all have left", || bench.store.stats().unwrap().in_flight_bytes == 0);
+    assert!(found.is_released());
+}
+
+#[test]
+fn a_store_closes_while_loads_wait_to_be_looked_for() {
+    let bench = bench_of(true, |options| options.max_in_flight_bytes = SHARD as u64);
+    bench.put("a");
+    bench.transfers.hold(Some(Direction::Read));
+    let loads: Vec<_> = (0..100).map(|_| bench.load("a", 0, SHARD).0).collect();
+    bench.store.close(LONG).unwrap();
+    assert!(loads.iter().all(|ticket| end(ticket).items == [Status::Cancelled] && ticket.is_released()));
+}
+
+#[test]
 fn a_load_that_waits_does_not_hold_its_block() {
     let bench = bench(|options| options.max_in_flight_bytes = SHARD as u64);
     bench.put("a");
@@ -436,15 +511,17 @@ fn a_load_that_waits_does_not_hold_its_block() {
 
 #[test]
 fn any_number_of_queued_loads_may_be_refused_one_after_the_other() {
-    let bench = bench(|options| options.max_in_flight_bytes = SHARD as u64);
-    bench.put("a");
-    bench.transfers.hold(Some(Direction::Read));
-    let loads: Vec<_> = (0..20_000).map(|_| bench.load("a", 0, SHARD).0).collect();
-    assert_eq!(bench.store.stats().unwrap().queued_loads, 19_999);
-    bench.transfers.refuse();
-    bench.transfers.hold(None);
-    for ticket in &loads[1..] {
-        assert_eq!(end(ticket).items, [Status::Io(libc::ENODEV)]);
+    for find_waits in [false, true] {
+        let bench = bench_of(find_waits, |options| options.max_in_flight_bytes = SHARD as u64);
+        bench.put("a");
+        bench.transfers.hold(Some(Direction::Read));
+        let loads: Vec<_> = (0..20_000).map(|_| bench.load("a", 0, SHARD).0).collect();
+        assert_eq!(bench.store.stats().unwrap().queued_loads, 19_999);
+        bench.transfers.refuse();
+        bench.transfers.hold(None);
+        for ticket in &loads[1..] {
+            assert_eq!(end(ticket).items, [Status::Io(libc::ENODEV)]);
+        }
     }
 }
 
@@ -579,7 +656,7 @@ fn metrics_name_what_happened() {
     for line in [
         format!("windlass_kv_hits_total{{namespace=\"{namespace}\"}} 1"),
         "windlass_kv_blocks 1".into(),
-        "windlass_kv_carried_bytes_total{carrier=\"threads_buffered\",direction=\"write\"} 5000".into(),
+        "windlass_kv_carried_bytes_total{carrier=\"threads_buffered\",direction=\"write\"} 9096".into(),
         "windlass_kv_requests_total{status=\"ok\"} 2".into(),
     ] {
         assert!(metrics.lines().any(|other| other == line), "{line} in:\n{metrics}");

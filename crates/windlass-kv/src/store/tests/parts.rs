@@ -28,7 +28,14 @@ const SLOT: u64 = 1 << 20;
 pub(super) struct Slots {
     file: Arc<DataFile>,
     pub(super) state: Arc<Mutex<State>>,
+    /// Called before a place is given out.
+    pub(super) on_reserve: Mutex<Option<Hook>>,
+    /// Called before a block is found.
+    pub(super) on_find: Mutex<Option<Hook>>,
+    find_waits: bool,
 }
+
+type Hook = Box<dyn FnMut(&Key) + Send>;
 
 #[derive(Default)]
 pub(super) struct State {
@@ -73,13 +80,19 @@ impl Drop for SlotClaim {
 }
 
 impl Slots {
-    pub(super) fn new(root: &Path, slots: u64) -> Self {
+    pub(super) fn new(root: &Path, slots: u64, find_waits: bool) -> Self {
         let path = root.join("slots");
         let file = DataFile::open(&path, FileAccess::CreateNew).unwrap();
         file.buffered().set_len(slots * SLOT).unwrap();
         let free = (0..slots).rev().map(|slot| slot * SLOT).collect();
         let state = State { free, ..State::default() };
-        Self { file: Arc::new(file), state: Arc::new(Mutex::new(state)) }
+        Self {
+            file: Arc::new(file),
+            state: Arc::new(Mutex::new(state)),
+            on_reserve: Mutex::default(),
+            on_find: Mutex::default(),
+            find_waits,
+        }
     }
 
     /// Changes a byte of a block on the disk.
@@ -123,6 +136,9 @@ impl Layout for Slots {
     }
 
     fn reserve(&self, block: NewBlock) -> Result<Reservation> {
+        if let Some(hook) = &mut *lock(&self.on_reserve) {
+            hook(&block.key);
+        }
         let mut state = lock(&self.state);
         if state.blocks.contains_key(&block.fingerprint) {
             return Ok(Reservation::Exists);
@@ -169,7 +185,14 @@ impl Layout for Slots {
         blocks.iter().map(|_| Ok(())).collect()
     }
 
-    fn find(&self, _: NamespaceId, _: &Key, fingerprint: Fingerprint) -> Lookup {
+    fn find_waits(&self) -> bool {
+        self.find_waits
+    }
+
+    fn find(&self, _: NamespaceId, key: &Key, fingerprint: Fingerprint) -> Lookup {
+        if let Some(hook) = &mut *lock(&self.on_find) {
+            hook(key);
+        }
         let state = lock(&self.state);
         let Some(block) = state.blocks.get(&fingerprint) else {
             return Lookup::Miss;
@@ -466,6 +489,7 @@ fn execute(mut job: Job, failure: Option<i32>) {
         carried += part.len;
     }
     let mut header = Vec::new();
+    carried += if matches!(job.header, Header::None) { 0 } else { HEADER_LEN as u64 };
     match std::mem::replace(&mut job.header, Header::None) {
         Header::None => {}
         Header::Read { offset } => {
