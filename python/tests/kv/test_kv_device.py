@@ -114,7 +114,9 @@ def test_registered_memory_of_a_device(
         source, target = allocate(0, len(data)), allocate(0, len(data))
         source.write(data)
         regions = [store.register(source), store.register(target)]
-        assert all(region.is_direct for region in regions)
+        # cuFile keeps the mode that it had for the first test of this process.
+        is_direct = all(region.is_direct for region in regions)
+        assert is_direct or "gds" in {refusal["what"] for refusal in store.report()["refused"]}
         stored = blocks.store(["a"], [source]).wait(30)
         loaded = blocks.load(["a"], [target]).wait(30)
         assert stored.ok
@@ -124,7 +126,8 @@ def test_registered_memory_of_a_device(
         assert loaded.bounced_bytes == len(data)
         aligned = kv.Addresses([(source.address + 4095) & ~4095], 8192, device="cuda:0")
         stored = blocks.store(["aligned"], aligned).wait(30)
-        assert (stored.ok, stored.carried["gds"], stored.bounced_bytes) == (True, 8192, 0)
+        assert stored.ok
+        assert (stored.carried.get("gds", 0), stored.bounced_bytes) == ((8192, 0) if is_direct else (0, 8192))
         assert not store.register(bytearray(4096)).is_direct
         del regions
 
