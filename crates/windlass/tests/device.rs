@@ -6,8 +6,8 @@ mod common;
 
 use common::{
     Footprint, TestTensor, assert_is_file, assert_nothing_left, make_cold, make_warm, mixed_model,
-    on_device::{Turn, chunky, disk, staged, start_threads_that_stay, to_device},
-    stand_in::STAND_IN,
+    on_device::{chunky, disk, staged, start_threads_that_stay, to_device},
+    stand_in::{STAND_IN, Turn},
     tensor, write_model,
 };
 use std::{

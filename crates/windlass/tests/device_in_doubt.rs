@@ -5,9 +5,8 @@
 mod common;
 
 use common::{
-    on_device::Turn,
     reading::{Kind, LONG, Place, TestFile, assert_all_hold, range, submit},
-    stand_in::STAND_IN,
+    stand_in::{STAND_IN, Turn},
     tensor, write_model,
 };
 use windlass::{

@@ -6,8 +6,8 @@ mod common;
 
 use common::{
     Footprint, assert_is_file, assert_nothing_left, can_read, make_cold,
-    on_device::{Turn, chunky, disk, start_threads_that_stay, to_device},
-    stand_in::STAND_IN,
+    on_device::{chunky, disk, start_threads_that_stay, to_device},
+    stand_in::{STAND_IN, Turn},
     tensor, write_model,
 };
 use std::{

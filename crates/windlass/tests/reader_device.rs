@@ -6,10 +6,11 @@ mod common;
 
 use common::{
     Footprint, assert_nothing_left,
-    on_device::{Turn, chunky, disk, start_threads_that_stay},
+    on_device::{chunky, disk, start_threads_that_stay},
     reading::{
         Kind, LONG, Place, TestFile, assert_all_hold, lanes, no_faults, prepare, range, reader, submit, until,
     },
+    stand_in::Turn,
 };
 use std::{thread, time::Duration};
 use windlass::{

@@ -6,11 +6,11 @@ mod common;
 
 use common::{
     Footprint, assert_nothing_left, make_cold,
-    on_device::Turn,
     reading::{
         Kind, LONG, Place, TestFile, assert_all_hold, lanes, no_faults, places, prepare, range, reader,
         submit, write_file,
     },
+    stand_in::Turn,
 };
 use proptest::prelude::*;
 use std::{

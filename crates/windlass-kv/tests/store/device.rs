@@ -12,7 +12,8 @@ use crate::{
     common::*,
     damage::{files, flip},
 };
-use device_memory::{DeviceMemory, Turn};
+use device_memory::DeviceMemory;
+use stand_in::Turn;
 use std::sync::Arc;
 use windlass::device::CopyDirection;
 use windlass_kv::{

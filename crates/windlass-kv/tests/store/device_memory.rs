@@ -1,51 +1,11 @@
 //! Memory of the stand-in driver's devices, for the tests of transfers and those of whole stores.
 
-use super::{
-    Piece,
-    stand_in::{STAND_IN, StandIn},
-};
-use std::{
-    ffi::c_void,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use super::{Piece, stand_in::STAND_IN};
+use std::{ffi::c_void, sync::Arc};
 use windlass::{
     DeviceId,
     device::{CopyDirection, Device, HostCopies, HostCopy},
 };
-
-/// The stand-in, to oneself: its settings are the process's.
-pub struct Turn {
-    _turn: MutexGuard<'static, ()>,
-    /// What others have left: memory in doubt stays pinned.
-    before: Vec<(&'static str, u64)>,
-}
-
-impl Turn {
-    pub fn take() -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        STAND_IN.reset();
-        Self { _turn: turn, before: STAND_IN.leftovers() }
-    }
-
-    pub fn assert_nothing_left(&self, of: &str) {
-        assert_eq!(STAND_IN.leftovers(), self.before, "{of}");
-    }
-}
-
-impl std::ops::Deref for Turn {
-    type Target = StandIn;
-
-    fn deref(&self) -> &StandIn {
-        &STAND_IN
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        STAND_IN.reset();
-    }
-}
 
 /// What calls of the driver give back.
 pub type Code = i32;

@@ -1,43 +1,8 @@
 //! What tests of devices share: a turn at the stand-in, options, a file of several chunks.
 
-use super::{
-    TestTensor,
-    stand_in::{STAND_IN, StandIn},
-    tensor, write_model,
-};
-use std::{
-    path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use super::{TestTensor, tensor, write_model};
+use std::path::{Path, PathBuf};
 use windlass::{DeviceId, Dtype, LoadOptions, Route};
-
-/// The stand-in, to oneself: its settings are the process's.
-pub struct Turn {
-    _turn: MutexGuard<'static, ()>,
-}
-
-impl Turn {
-    pub fn take() -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        STAND_IN.reset();
-        Self { _turn: turn }
-    }
-}
-
-impl std::ops::Deref for Turn {
-    type Target = StandIn;
-
-    fn deref(&self) -> &StandIn {
-        &STAND_IN
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        STAND_IN.reset();
-    }
-}
 
 pub fn disk() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()

@@ -3,8 +3,9 @@
 use libloading::Library;
 use std::{
     ffi::{CString, c_char, c_int},
+    ops::Deref,
     path::PathBuf,
-    sync::LazyLock,
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
 /// The stand-in of this process: loaded once, and found by the engine from then on.
@@ -78,6 +79,40 @@ impl StandIn {
         let name = CString::new(name).unwrap();
         // SAFETY: the caller names the function's type.
         unsafe { *self.library.get::<T>(name.as_bytes_with_nul()).unwrap() }
+    }
+}
+
+/// The stand-in, to oneself: its settings are the process's.
+pub struct Turn {
+    _turn: MutexGuard<'static, ()>,
+    /// What others have left: memory in doubt stays pinned.
+    before: Vec<(&'static str, u64)>,
+}
+
+impl Turn {
+    pub fn take() -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        STAND_IN.reset();
+        Self { _turn: turn, before: STAND_IN.leftovers() }
+    }
+
+    pub fn assert_nothing_left(&self, of: &str) {
+        assert_eq!(STAND_IN.leftovers(), self.before, "{of}");
+    }
+}
+
+impl Deref for Turn {
+    type Target = StandIn;
+
+    fn deref(&self) -> &StandIn {
+        &STAND_IN
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        STAND_IN.reset();
     }
 }
 

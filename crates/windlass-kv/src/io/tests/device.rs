@@ -10,8 +10,8 @@ mod device_memory;
 
 use super::*;
 use crate::{DirectPath, IoRoute};
-use device_memory::{Code, DeviceMemory, Turn, in_context};
-use stand_in::STAND_IN;
+use device_memory::{Code, DeviceMemory, in_context};
+use stand_in::{STAND_IN, Turn};
 use std::ffi::c_void;
 use windlass::device::CopyDirection;
 

@@ -1,0 +1,273 @@
+//! Disks that fail, and clocks that jump: what was acknowledged stays, and what was deleted stays away.
+
+use super::*;
+
+#[test]
+fn a_full_disk_under_the_log_costs_nothing_but_the_blocks_that_met_it() {
+    let bench = Bench::new();
+    bench.put_all(&bench.open(), &["a"]);
+    // A new log, which has no room for records yet.
+    let store = bench.open();
+    let Reservation::Claimed(claim) = bench.reserve(&store, "b").unwrap() else { panic!() };
+    let written = bench.write(&store, claim, &content("b", LEN));
+    bench.fail(Operation::Allocate, "idx-", 1, Errno::NOSPC);
+    let refused = store.commit(vec![written]).pop().unwrap().unwrap_err();
+    assert_eq!(errno(&refused), Some(Errno::NOSPC.raw_os_error()));
+    assert_eq!(bench.found(&store, &["a", "b"]), [true, false]);
+    bench.put_all(&store, &["b", "c"]);
+    drop(store);
+    bench.disk.crash();
+    assert_eq!(bench.found(&bench.open(), &["a", "b", "c"]), [true; 3]);
+}
+
+#[test]
+fn a_record_that_was_cut_short_is_followed_by_no_other() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let Reservation::Claimed(claim) = bench.reserve(&store, "b").unwrap() else { panic!() };
+    let written = bench.write(&store, claim, &content("b", LEN));
+    let (operation, name) = (Operation::Write, "idx-");
+    bench.disk.script(Fault { operation, name, skip: 0, times: 1, effect: Effect::Cut(40) });
+    bench.fail(operation, name, 1, Errno::NOSPC);
+    assert!(store.commit(vec![written]).pop().unwrap().is_err());
+    assert_eq!(bench.found(&store, &["a", "b"]), [true, false]);
+    store.maintain().unwrap();
+    bench.put_all(&store, &["c"]);
+    drop(store);
+    bench.disk.crash();
+    let store = bench.open();
+    assert_eq!(bench.found(&store, &["a", "b", "c"]), [true, false, true]);
+    assert_eq!(store.usage().lost_on_recovery, 0);
+}
+
+#[test]
+fn a_log_that_could_not_be_synced_is_replaced_before_it_is_trusted() {
+    // The disk may have the record of `b`, or not; whoever stored it was told that it is not there.
+    for seed in 0..20 {
+        let mut bench = Bench::new();
+        bench.disk = SimulatedDisk::new(seed, 64 << 20);
+        let store = bench.open();
+        bench.put_all(&store, &["a"]);
+        bench.fail(Operation::Sync, "idx-", 1, Errno::IO);
+        let refused = bench.put(&store, "b").unwrap_err();
+        assert_eq!(errno(&refused), Some(Errno::IO.raw_os_error()));
+        assert_eq!(bench.found(&store, &["a", "b"]), [true, false]);
+        // As long as nothing can be written down, nothing is stored: `b`'s place is not used again.
+        bench.fail(Operation::Sync, "idx-", 1, Errno::IO);
+        assert!(store.maintain().is_err());
+        assert_eq!(bench.put(&store, "c").unwrap(), Put::Dropped(DropReason::NoRoom));
+        store.maintain().unwrap();
+        bench.put_all(&store, &["c", "d"]);
+        drop(store);
+        bench.disk.crash();
+        let store = bench.open();
+        assert_eq!(bench.found(&store, &["a", "b", "c", "d"]), [true, false, true, true], "seed {seed}");
+        assert_eq!(store.usage().lost_on_recovery, 0);
+    }
+}
+
+#[test]
+fn a_place_whose_commit_failed_is_not_used_again_before_its_tombstone() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let free = || {
+        let slots = lock(&store.writer.as_ref().unwrap().slots);
+        slots.classes().map(|class| slots.free(class)).sum::<u64>()
+    };
+    let before = free();
+    bench.fail(Operation::Sync, "idx-", 1, Errno::IO);
+    assert!(bench.put(&store, "b").is_err());
+    assert_eq!(free(), before - 1, "its record may be on the disk");
+    store.maintain().unwrap();
+    assert_eq!(free(), before);
+    bench.put_all(&store, &["b"]);
+}
+
+#[test]
+fn a_checkpoint_that_fails_is_tried_again_before_the_next_log_is_long() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let writer = store.writer.as_ref().unwrap();
+    let mut number = 0;
+    while writer.log.len() <= writer.limits.least_log() {
+        bench.put(&store, &format!("key {number}")).unwrap();
+        number += 1;
+    }
+    bench.fail(Operation::Rename, "CKPT", 1, Errno::IO);
+    assert!(writer.checkpoint_if_long().is_err());
+    assert!(bench.files("CKPT").is_empty());
+    writer.checkpoint_if_long().unwrap();
+    assert_eq!(bench.files("CKPT").len(), 1);
+}
+
+#[test]
+fn checkpoints_that_fail_again_and_again_leave_few_files() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let writer = store.writer.as_ref().unwrap();
+    bench.put_all(&store, &["a"]);
+    bench.fail(Operation::Rename, "CKPT", 8, Errno::NOSPC);
+    (0..4).for_each(|_| assert!(writer.checkpoint().is_err()));
+    // A log in doubt waits for a checkpoint, too.
+    bench.fail(Operation::Sync, "idx-", 1, Errno::IO);
+    assert!(bench.put(&store, "b").is_err());
+    (0..4).for_each(|_| assert!(writer.checkpoint().is_err()));
+    assert!(bench.files("idx-").len() <= 3, "{:?}", bench.files("idx-"));
+    writer.checkpoint().unwrap();
+    assert_eq!(bench.files("idx-").len(), 1);
+    bench.put_all(&store, &["c"]);
+    drop(store);
+    bench.disk.crash();
+    let store = bench.open();
+    assert_eq!(bench.found(&store, &["a", "b", "c"]), [true, false, true]);
+    assert_eq!(store.usage().lost_on_recovery, 0);
+}
+
+#[test]
+fn blocks_are_found_while_a_directory_is_read_anew() {
+    let bench = Bench::new();
+    let (writer, reader) = (bench.open(), bench.open());
+    bench.put_all(&writer, &["a"]);
+    reader.maintain().unwrap();
+    bench.fail(Operation::Open, "idx-", u32::MAX, Errno::MFILE);
+    assert!(reader.maintain().is_err());
+    assert!(reader.maintain().is_err());
+    assert!(bench.has(&reader, "a"));
+    bench.disk.end_faults();
+    bench.put_all(&writer, &["b"]);
+    reader.maintain().unwrap();
+    assert_eq!(bench.found(&reader, &["a", "b"]), [true, true]);
+}
+
+#[test]
+fn data_that_could_not_be_synced_is_not_committed_by_a_later_sync() {
+    for seed in 0..20 {
+        let mut bench = Bench::new();
+        bench.disk = SimulatedDisk::new(seed, 64 << 20);
+        let store = bench.open();
+        bench.put_all(&store, &["a"]);
+        let both = ["b", "c"].map(|key| match bench.reserve(&store, key).unwrap() {
+            Reservation::Claimed(claim) => bench.write(&store, claim, &content(key, LEN)),
+            other => panic!("{other:?}"),
+        });
+        let [first, second] = both;
+        bench.fail(Operation::Sync, "seg-", 1, Errno::IO);
+        assert!(store.commit(vec![first]).pop().unwrap().is_err());
+        // Its data may have gone with the failed sync, although its own succeeds.
+        assert!(store.commit(vec![second]).pop().unwrap().is_err());
+        bench.put_all(&store, &["d"]);
+        drop(store);
+        bench.disk.crash();
+        assert_eq!(bench.found(&bench.open(), &["a", "b", "c", "d"]), [true, false, false, true]);
+    }
+}
+
+#[test]
+fn a_file_system_that_turns_read_only_keeps_what_is_there() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a", "b"]);
+    for operation in [Operation::Write, Operation::Create, Operation::Allocate, Operation::Remove] {
+        bench.fail(operation, "", u32::MAX, Errno::ROFS);
+    }
+    let key = "c";
+    let reserved = bench.reserve(&store, key).unwrap();
+    if let Reservation::Claimed(claim) = reserved {
+        let shard = Shard { len: LEN as u64, checksum: Some(0) };
+        let written = Written { claim, table: ShardTable(vec![shard]) };
+        assert!(store.commit(vec![written]).pop().unwrap().is_err());
+    }
+    assert!(store.maintain().is_err());
+    assert_eq!(bench.found(&store, &["a", "b", "c"]), [true, true, false]);
+    bench.disk.end_faults();
+    store.maintain().unwrap();
+    bench.put_all(&store, &["c"]);
+}
+
+#[test]
+fn clocks_that_jump_end_blocks_early_or_late_and_nothing_else() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let ttl = NamespaceOptions { ttl: Some(Duration::from_secs(60)), quota_bytes: None };
+    bench.put_all(&store, &["stays"]);
+    store.open_namespace(NAMESPACE, "{}", ttl).unwrap();
+    bench.put_all(&store, &["ends"]);
+    for (now, is_there) in [(1059, true), (5, true), (1060, false), (u32::MAX, false)] {
+        bench.now.store(now, Ordering::Relaxed);
+        assert_eq!(bench.found(&store, &["stays", "ends"]), [true, is_there], "at {now}");
+    }
+    store.maintain().unwrap();
+    assert_eq!(store.usage().expired_blocks, 1);
+    bench.now.store(1, Ordering::Relaxed);
+    assert_eq!(bench.found(&store, &["stays", "ends"]), [true, false]);
+    bench.put_all(&store, &["ends"]);
+}
+
+#[test]
+fn what_is_deleted_while_its_segment_goes_does_not_come_back() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["read", "gone"]);
+    let found = bench.find(&store, "read").unwrap();
+    let segment = found.token.downcast_ref::<FoundToken>().unwrap().entry.slot.segment;
+    let writer = store.writer.as_ref().unwrap();
+    lock(&writer.slots).drain(segment);
+    writer.finish_draining().unwrap();
+    assert_eq!(bench.files("seg-").len(), 1, "somebody reads it");
+    let blocks = [(b"gone".as_slice(), fingerprint("gone"))];
+    assert_eq!(store.delete(NAMESPACE, &blocks).unwrap(), 0);
+    drop((found, store));
+    bench.disk.crash();
+    assert_eq!(bench.found(&bench.open(), &["gone"]), [false]);
+}
+
+#[test]
+fn what_was_condemned_before_it_was_deleted_does_not_come_back() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    store.condemn(&bench.find(&store, "a").unwrap());
+    let blocks = [(b"a".as_slice(), fingerprint("a"))];
+    assert_eq!(store.delete(NAMESPACE, &blocks).unwrap(), 0);
+    drop(store);
+    bench.disk.crash();
+    assert_eq!(bench.found(&bench.open(), &["a"]), [false]);
+}
+
+#[test]
+fn logs_and_checkpoints_stay_short() {
+    let bench = Bench::new();
+    let store = bench.open();
+    for number in 0..3000 {
+        bench.put(&store, &format!("key {number}")).unwrap();
+        if number % 10 == 0 {
+            store.maintain().unwrap();
+        }
+    }
+    let files: Vec<_> = bench.files("idx-");
+    assert!(files.len() <= 3, "{files:?}");
+    assert!(bench.disk.most_used() <= 1 << 20);
+    assert!(!bench.files("CKPT").is_empty());
+}
+
+#[test]
+fn who_condemns_a_block_does_not_wait_for_a_log_that_changes() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let found = bench.find(&store, "a").unwrap();
+    let (done, wait) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let alone = store.writer.as_ref().unwrap().publishing.write().unwrap();
+        scope.spawn(|| {
+            store.condemn(&found);
+            done.send(()).unwrap();
+        });
+        let ended = wait.recv_timeout(Duration::from_secs(10));
+        drop(alone);
+        ended.unwrap();
+    });
+    assert!(bench.find(&store, "a").is_none());
+}

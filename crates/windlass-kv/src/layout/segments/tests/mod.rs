@@ -1,0 +1,178 @@
+//! Faults of the disk, damage, and what processes do to one another, one at a time, on a simulated disk.
+
+mod damage;
+mod faults;
+mod processes;
+mod room;
+
+use super::*;
+use crate::{
+    DropReason, Durability,
+    disk::simulated::{Dice, Effect, Fault, Operation, SimulatedDisk},
+    format::checksum,
+    layout::Shard,
+};
+use rustix::io::Errno;
+use std::{
+    path::PathBuf,
+    sync::atomic::{AtomicU32, AtomicU64},
+};
+
+const LEN: usize = 8192;
+const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
+
+/// A disk with a store, and a clock.
+struct Bench {
+    disk: SimulatedDisk,
+    options: StoreOptions,
+    now: Arc<AtomicU32>,
+    ids: Arc<AtomicU64>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let mut options = StoreOptions::new("/store");
+        options.capacity_bytes = Some(1 << 20);
+        options.min_free_bytes = 0;
+        options.durability = Durability::Sync;
+        options.segment_bytes = Some(128 << 10);
+        Self {
+            disk: SimulatedDisk::new(7, 64 << 20),
+            options,
+            now: Arc::new(AtomicU32::new(1000)),
+            ids: Arc::new(AtomicU64::new(1)),
+        }
+    }
+
+    fn try_open(&self) -> Result<Segments> {
+        let (now, ids) = (Arc::clone(&self.now), Arc::clone(&self.ids));
+        let surroundings = Surroundings {
+            clock: Box::new(move || now.load(Ordering::Relaxed)),
+            new_id: Box::new(move || Uuid::from_u128(ids.fetch_add(1, Ordering::Relaxed).into())),
+        };
+        let store = Segments::open_on(Arc::new(self.disk.clone()), &self.options, surroundings)?;
+        store.open_namespace(NAMESPACE, "{}", NamespaceOptions::default())?;
+        Ok(store)
+    }
+
+    fn open(&self) -> Segments {
+        self.try_open().unwrap()
+    }
+
+    fn reserve(&self, store: &Segments, key: &str) -> Result<Reservation> {
+        self.reserve_len(store, key, LEN)
+    }
+
+    fn reserve_len(&self, store: &Segments, key: &str, len: usize) -> Result<Reservation> {
+        store.reserve(NewBlock {
+            namespace: NAMESPACE,
+            key: Key::new(key.as_bytes()).unwrap(),
+            fingerprint: fingerprint(key),
+            shards: 1,
+            shard_len: len as u64,
+            expires: None,
+        })
+    }
+
+    fn write(&self, store: &Segments, claim: Claim, bytes: &[u8]) -> Written {
+        let shard = Shard { len: bytes.len() as u64, checksum: Some(checksum(bytes)) };
+        let table = ShardTable(vec![shard]);
+        let path = claim.place.file.path();
+        self.disk.write(path, claim.place.payload, bytes).unwrap();
+        let header = store.header(&claim, &table);
+        self.disk.write(path, claim.place.header.unwrap(), &header).unwrap();
+        Written { claim, table }
+    }
+
+    fn put_len(&self, store: &Segments, key: &str, len: usize) -> Result<Put> {
+        let claim = match self.reserve_len(store, key, len)? {
+            Reservation::Claimed(claim) => claim,
+            Reservation::Dropped(reason) => return Ok(Put::Dropped(reason)),
+            other => panic!("{other:?}"),
+        };
+        let written = self.write(store, claim, &content(key, len));
+        store.commit(vec![written]).pop().unwrap()?;
+        Ok(Put::Done)
+    }
+
+    fn put(&self, store: &Segments, key: &str) -> Result<Put> {
+        self.put_len(store, key, LEN)
+    }
+
+    fn put_all(&self, store: &Segments, keys: &[&str]) {
+        for key in keys {
+            assert_eq!(self.put(store, key).unwrap(), Put::Done, "{key}");
+        }
+    }
+
+    fn find(&self, store: &Segments, key: &str) -> Option<Found> {
+        match store.find(NAMESPACE, &Key::new(key.as_bytes()).unwrap(), fingerprint(key)) {
+            Lookup::Found(found) => Some(found),
+            _ => None,
+        }
+    }
+
+    fn verdict(&self, store: &Segments, key: &str, found: &Found) -> Verdict {
+        let header = self.disk.read(found.place.file.path(), found.place.header.unwrap(), HEADER_LEN);
+        store.check(found, &Key::new(key.as_bytes()).unwrap(), &header.unwrap())
+    }
+
+    /// Whether a block is found and good. Never are other bytes delivered.
+    fn has(&self, store: &Segments, key: &str) -> bool {
+        let Some(found) = self.find(store, key) else { return false };
+        let Verdict::Good(table) = self.verdict(store, key, &found) else { return false };
+        let shard = table.0[0];
+        let bytes = self.disk.read(found.place.file.path(), found.place.payload, shard.len as usize);
+        let bytes = bytes.unwrap();
+        if shard.checksum != Some(checksum(&bytes)) {
+            return false;
+        }
+        assert_eq!(bytes, content(key, bytes.len()));
+        true
+    }
+
+    fn found(&self, store: &Segments, keys: &[&str]) -> Vec<bool> {
+        keys.iter().map(|key| self.has(store, key)).collect()
+    }
+
+    /// Fails operations on files whose names contain `name`.
+    fn fail(&self, operation: Operation, name: &'static str, times: u32, errno: Errno) {
+        let effect = Effect::Fail(errno.raw_os_error());
+        self.disk.script(Fault { operation, name, skip: 0, times, effect });
+    }
+
+    /// The only file whose name contains this.
+    fn file(&self, name: &str) -> PathBuf {
+        let mut files = self.files(name);
+        assert_eq!(files.len(), 1, "{files:?}");
+        files.remove(0)
+    }
+
+    fn files(&self, name: &str) -> Vec<PathBuf> {
+        let mut paths = self.disk.paths();
+        paths.retain(|path| path.to_string_lossy().contains(name));
+        paths
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Put {
+    Done,
+    Dropped(DropReason),
+}
+
+fn fingerprint(key: &str) -> Fingerprint {
+    Fingerprint::of(NAMESPACE, key.as_bytes())
+}
+
+fn content(key: &str, len: usize) -> Vec<u8> {
+    let mut dice = Dice(u64::from(checksum(key.as_bytes())));
+    (0..len).map(|_| dice.next() as u8).collect()
+}
+
+fn errno(error: &Error) -> Option<i32> {
+    match error {
+        Error::Io { source, .. } => source.raw_os_error(),
+        _ => None,
+    }
+}

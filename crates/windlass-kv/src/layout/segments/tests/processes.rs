@@ -1,0 +1,211 @@
+//! What processes see and leave of one another.
+
+use super::*;
+
+#[test]
+fn a_directory_has_one_writer_and_is_taken_over_from_a_dead_one() {
+    let bench = Bench::new();
+    let first = bench.open();
+    bench.put_all(&first, &["a"]);
+    let second = bench.open();
+    assert_eq!(bench.files("LEASE").len(), 2);
+    assert_eq!(bench.found(&second, &["a"]), [true], "others' blocks are found at once");
+    bench.put_all(&second, &["b"]);
+    first.maintain().unwrap();
+    assert_eq!(bench.found(&first, &["a", "b"]), [true, true]);
+    drop((first, second));
+    let third = bench.open();
+    assert_eq!(bench.files("LEASE").len(), 2);
+    assert_eq!(bench.found(&third, &["a", "b"]), [true, true]);
+}
+
+#[test]
+fn a_directory_that_cannot_be_read_keeps_nobody_from_writing() {
+    let bench = Bench::new();
+    let (first, second) = (bench.open(), bench.open());
+    bench.put_all(&first, &["a"]);
+    bench.put_all(&second, &["b"]);
+    drop((first, second));
+    bench.fail(Operation::Open, "idx-", 1, Errno::IO);
+    let store = bench.open();
+    assert_eq!(bench.files("LEASE").len(), 2);
+    assert_eq!(store.usage().lost_on_recovery, 1);
+    assert_eq!(bench.found(&store, &["a", "b"]), [true, true]);
+    bench.put_all(&store, &["c"]);
+}
+
+#[test]
+fn what_was_read_of_a_dead_writer_is_on_the_disk_before_its_room_is_used() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    drop(store);
+    assert!(bench.files("CKPT").is_empty());
+    let store = bench.open();
+    assert_eq!(bench.files("CKPT").len(), 1);
+    assert_eq!(bench.files("idx-").len(), 1);
+    bench.put_all(&store, &["b"]);
+    store.close().unwrap();
+    drop(store);
+    let before = bench.files("CKPT");
+    let store = bench.open();
+    assert_eq!(bench.files("CKPT"), before, "it was closed");
+    assert_eq!(bench.found(&store, &["a", "b"]), [true, true]);
+}
+
+#[test]
+fn what_others_remove_is_not_found_any_more() {
+    let bench = Bench::new();
+    let (writer, reader) = (bench.open(), bench.open());
+    bench.put_all(&writer, &["a", "b"]);
+    reader.maintain().unwrap();
+    let found = bench.find(&reader, "a").unwrap();
+    let blocks = [("a", fingerprint("a"))].map(|(key, print)| (key.as_bytes(), print));
+    assert_eq!(reader.delete(NAMESPACE, &blocks).unwrap(), 0, "it is not its own");
+    assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
+    // The reader knows nothing of it yet, and the place has another block by now.
+    bench.put_all(&writer, &["c"]);
+    assert_eq!(bench.verdict(&reader, "a", &found), Verdict::Moved);
+    assert!(!bench.has(&reader, "a"));
+    reader.maintain().unwrap();
+    assert!(bench.find(&reader, "a").is_none());
+    assert_eq!(bench.found(&reader, &["b", "c"]), [true, true]);
+    // Through a change of logs, twice.
+    for key in ["d", "e"] {
+        writer.writer.as_ref().unwrap().checkpoint().unwrap();
+        bench.put_all(&writer, &[key]);
+    }
+    reader.maintain().unwrap();
+    assert_eq!(bench.found(&reader, &["b", "c", "d", "e"]), [true; 4]);
+}
+
+#[test]
+fn who_lags_over_several_logs_reads_the_directory_anew() {
+    let bench = Bench::new();
+    let (writer, reader) = (bench.open(), bench.open());
+    bench.put_all(&writer, &["a", "b"]);
+    reader.maintain().unwrap();
+    let blocks = [(b"a".as_slice(), fingerprint("a"))];
+    assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
+    // The log that the reader is at goes, and the one that followed it.
+    for key in ["c", "d", "e"] {
+        writer.writer.as_ref().unwrap().checkpoint().unwrap();
+        bench.put_all(&writer, &[key]);
+    }
+    reader.maintain().unwrap();
+    assert_eq!(bench.found(&reader, &["a", "b", "c", "d", "e"]), [false, true, true, true, true]);
+}
+
+#[test]
+fn a_log_that_could_not_be_made_leaves_no_gap_for_those_who_follow() {
+    // The file may be missing, or there without a head.
+    for operation in [Operation::Create, Operation::Write] {
+        let bench = Bench::new();
+        let (writer, reader) = (bench.open(), bench.open());
+        bench.put_all(&writer, &["a"]);
+        reader.maintain().unwrap();
+        let checkpoint = || writer.writer.as_ref().unwrap().checkpoint();
+        bench.fail(operation, "idx-", 1, Errno::IO);
+        assert!(checkpoint().is_err());
+        checkpoint().unwrap();
+        // The log before it is there still.
+        let blocks = [(b"a".as_slice(), fingerprint("a"))];
+        assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
+        bench.put_all(&writer, &["b"]);
+        reader.maintain().unwrap();
+        assert_eq!(bench.found(&reader, &["a", "b"]), [false, true], "{operation:?}");
+    }
+}
+
+#[test]
+fn a_log_that_goes_while_a_directory_is_read_hides_nothing() {
+    let bench = Bench::new();
+    let writer = bench.open();
+    bench.put_all(&writer, &["a"]);
+    writer.writer.as_ref().unwrap().checkpoint().unwrap();
+    let blocks = [(b"a".as_slice(), fingerprint("a"))];
+    assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
+    bench.put_all(&writer, &["b"]);
+    // The second one has the tombstone.
+    bench.fail(Operation::Open, "idx-000002", 1, Errno::NOENT);
+    let mut options = bench.options.clone();
+    options.access = StoreAccess::Read;
+    let reader = Bench { options, disk: bench.disk.clone(), ..Bench::new() }.open();
+    assert!(bench.find(&reader, "a").is_none());
+    assert!(bench.has(&reader, "b"));
+}
+
+#[test]
+fn a_block_that_cannot_be_followed_is_in_no_others_way() {
+    let bench = Bench::new();
+    let (writer, reader) = (bench.open(), bench.open());
+    bench.put_all(&writer, &["a", "b"]);
+    reader.maintain().unwrap();
+    // Another segment, which cannot be opened at first.
+    assert_eq!(bench.put_len(&writer, "large", 3 * LEN).unwrap(), Put::Done);
+    let blocks = [(b"a".as_slice(), fingerprint("a"))];
+    assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
+    bench.fail(Operation::Open, "seg-", 1, Errno::MFILE);
+    assert!(reader.maintain().is_err());
+    assert!(bench.find(&reader, "a").is_none());
+    reader.maintain().unwrap();
+    assert_eq!(bench.found(&reader, &["a", "b", "large"]), [false, true, true]);
+}
+
+#[test]
+fn those_who_follow_are_told_of_records_that_never_counted() {
+    let bench = Bench::new();
+    let (writer, reader) = (bench.open(), bench.open());
+    bench.put_all(&writer, &["a"]);
+    bench.fail(Operation::Sync, "idx-", 1, Errno::IO);
+    assert!(bench.put(&writer, "b").is_err());
+    reader.maintain().unwrap();
+    writer.maintain().unwrap();
+    bench.put_all(&writer, &["c"]);
+    reader.maintain().unwrap();
+    assert_eq!(bench.found(&reader, &["a", "c"]), [true, true]);
+    assert!(bench.find(&reader, "b").is_none());
+}
+
+#[test]
+fn readers_write_nothing() {
+    let mut bench = Bench::new();
+    let writer = bench.open();
+    bench.put_all(&writer, &["a"]);
+    bench.options.access = StoreAccess::Read;
+    let before = bench.disk.operations();
+    let reader = bench.open();
+    reader.maintain().unwrap();
+    assert_eq!(bench.found(&reader, &["a"]), [true]);
+    assert!(matches!(bench.reserve(&reader, "b"), Err(Error::ReadOnly { .. })));
+    assert!(matches!(reader.clear(NAMESPACE), Err(Error::ReadOnly { .. })));
+    reader.close().unwrap();
+    assert_eq!(bench.disk.operations(), before);
+    let nowhere = Bench { options: bench.options.clone(), ..Bench::new() };
+    assert!(matches!(nowhere.try_open(), Err(Error::NotAStore { .. })));
+}
+
+#[test]
+fn nothing_is_there_of_a_writer_whose_number_another_has() {
+    let bench = Bench::new();
+    let (first, reader) = (bench.open(), bench.open());
+    bench.put_all(&first, &["a"]);
+    reader.maintain().unwrap();
+    let found = bench.find(&reader, "a").unwrap();
+    let directory = first.writer.as_ref().unwrap().directory.clone();
+    drop(first);
+    for file in bench.disk.list(&directory).unwrap() {
+        bench.disk.remove(&directory.join(file.name)).unwrap();
+    }
+    bench.disk.remove_directory(&directory).unwrap();
+    // It does the same, and so its blocks have the same sequences.
+    let second = bench.open();
+    reader.follow().unwrap();
+    bench.put_all(&second, &["a"]);
+    reader.follow().unwrap();
+    let entry = |found: &Found| found.token.downcast_ref::<FoundToken>().unwrap().entry;
+    let again = bench.find(&reader, "a").unwrap();
+    assert_eq!((entry(&found).owner, entry(&found).sequence), (entry(&again).owner, entry(&again).sequence));
+    assert!(!Layout::is_still_there(&reader, &found));
+    assert!(Layout::is_still_there(&reader, &again));
+}

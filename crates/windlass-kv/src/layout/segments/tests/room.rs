@@ -1,0 +1,282 @@
+//! Room: what goes for what, and how it is shared.
+
+use super::*;
+
+#[test]
+fn blocks_are_evicted_where_there_is_no_more_room() {
+    let bench = Bench::new();
+    let store = bench.open();
+    for number in 0..300 {
+        assert_eq!(bench.put(&store, &format!("key {number}")).unwrap(), Put::Done);
+    }
+    assert!(bench.disk.most_used() <= 1 << 20, "{}", bench.disk.most_used());
+    let usage = store.usage();
+    assert!(usage.evicted_blocks > 0 && usage.blocks > 30, "{usage:?}");
+    assert_eq!(usage.blocks + usage.evicted_blocks, 300);
+}
+
+#[test]
+fn a_disk_that_is_fuller_than_it_should_be_evicts_as_well() {
+    let bench = Bench::new();
+    bench.disk.set_capacity(400 << 10);
+    let store = bench.open();
+    for number in 0..100 {
+        assert_eq!(bench.put(&store, &format!("key {number}")).unwrap(), Put::Done);
+    }
+    // Somebody else fills it up.
+    bench.disk.set_capacity(100 << 10);
+    for number in 100..200 {
+        let put = bench.put(&store, &format!("key {number}"));
+        assert!(matches!(put, Ok(Put::Done | Put::Dropped(DropReason::NoRoom))), "{put:?}");
+    }
+}
+
+#[test]
+fn slots_of_one_size_give_way_to_another() {
+    let bench = Bench::new();
+    let store = bench.open();
+    for number in 0..100 {
+        bench.put_len(&store, &format!("small {number}"), 4096).unwrap();
+    }
+    for number in 0..40 {
+        let key = format!("large {number}");
+        assert_eq!(bench.put_len(&store, &key, 100 << 10).unwrap(), Put::Done, "{key}");
+    }
+    let large = (0..40).filter(|number| bench.has(&store, &format!("large {number}"))).count();
+    assert!(large >= 4, "{large} large blocks");
+    assert_eq!(bench.put_len(&store, "huge", 1 << 20).unwrap(), Put::Dropped(DropReason::TooLarge));
+    assert!(bench.disk.most_used() <= 1 << 20);
+}
+
+#[test]
+fn a_writer_that_has_nothing_gets_its_share() {
+    let bench = Bench::new();
+    let rich = bench.open();
+    for number in 0..200 {
+        bench.put(&rich, &format!("rich {number}")).unwrap();
+    }
+    let poor = bench.open();
+    let mut done = 0;
+    for number in 0..100 {
+        bench.now.fetch_add(1, Ordering::Relaxed);
+        done += usize::from(bench.put(&poor, &format!("poor {number}")).unwrap() == Put::Done);
+        poor.maintain().unwrap();
+        rich.maintain().unwrap();
+    }
+    assert!(done > 50, "{done}");
+    assert!(bench.disk.most_used() <= 1 << 20, "{}", bench.disk.most_used());
+    assert!(rich.usage().blocks > 20 && poor.usage().blocks > 20);
+}
+
+#[test]
+fn the_room_of_dead_writers_is_used() {
+    let bench = Bench::new();
+    let (first, second, third) = (bench.open(), bench.open(), bench.open());
+    for number in 0..40 {
+        bench.put(&first, &format!("first {number}")).unwrap();
+        bench.put(&second, &format!("second {number}")).unwrap();
+    }
+    drop((first, second));
+    for number in 0..60 {
+        assert_eq!(bench.put(&third, &format!("third {number}")).unwrap(), Put::Done);
+        third.maintain().unwrap();
+    }
+    let there = (0..60).filter(|number| bench.has(&third, &format!("third {number}"))).count();
+    assert!(there > 40, "{there}");
+    assert!(bench.files("LEASE").len() < 3);
+    assert!(bench.disk.most_used() <= 1 << 20);
+}
+
+#[test]
+fn the_dead_neither_want_nor_share() {
+    let bench = Bench::new();
+    let rich = bench.open();
+    for number in 0..200 {
+        bench.put(&rich, &format!("rich {number}")).unwrap();
+    }
+    let poor = bench.open();
+    for number in 0..20 {
+        bench.now.fetch_add(1, Ordering::Relaxed);
+        bench.put(&poor, &format!("poor {number}")).unwrap();
+        poor.maintain().unwrap();
+    }
+    drop(poor);
+    let writer = rich.writer.as_ref().unwrap();
+    let others = writer.others(&rich.shared.root.lock().unwrap()).unwrap();
+    assert_eq!((others.writers, others.wanted), (1, 0));
+    let before = rich.usage().blocks;
+    for _ in 0..20 {
+        rich.maintain().unwrap();
+    }
+    let gone = before - rich.usage().blocks;
+    assert!(gone * 4 < before, "{gone} of {before} went for somebody who is not there");
+}
+
+#[test]
+fn many_sizes_find_room_in_a_store_that_several_share() {
+    let mut bench = Bench::new();
+    bench.options.capacity_bytes = Some(24 << 20);
+    bench.options.segment_bytes = None;
+    let stores = [(); 4].map(|()| bench.open());
+    let mut dice = Dice(5);
+    let (mut done, mut refused) = (0, 0);
+    for number in 0..3000 {
+        let store = &stores[number % 4];
+        // More classes than there could be segments.
+        let len = 4096 << dice.below(6);
+        match bench.put_len(store, &format!("key {number}"), len + dice.below(len as u64) as usize).unwrap() {
+            Put::Done => done += 1,
+            Put::Dropped(why) => {
+                assert_eq!(why, DropReason::NoRoom);
+                refused += 1;
+            }
+        }
+        if dice.one_in(10) {
+            bench.now.fetch_add(1, Ordering::Relaxed);
+            store.maintain().unwrap();
+        }
+    }
+    assert!(refused * 50 < done, "{refused} refused, {done} done");
+    assert!(bench.disk.most_used() <= 24 << 20, "{}", bench.disk.most_used());
+    let found = (0..3000).filter(|number| bench.has(&stores[number % 4], &format!("key {number}"))).count();
+    assert!(found > 100, "{found}");
+}
+
+#[test]
+fn a_directory_that_nobody_can_use_keeps_nobody_from_writing() {
+    let bench = Bench::new();
+    let (first, second) = (bench.open(), bench.open());
+    for number in 0..40 {
+        bench.put(&second, &format!("second {number}")).unwrap();
+    }
+    let lease = bench.files("LEASE")[1].clone();
+    drop(second);
+    let name: &'static str = Box::leak(lease.to_string_lossy().into_owned().into_boxed_str());
+    bench.fail(Operation::Open, name, u32::MAX, Errno::ACCESS);
+    for number in 0..100 {
+        assert_eq!(bench.put(&first, &format!("first {number}")).unwrap(), Put::Done);
+        first.maintain().unwrap();
+    }
+    bench.disk.end_faults();
+    // What is in it cannot be removed either.
+    bench.fail(Operation::Remove, name, u32::MAX, Errno::ISDIR);
+    for number in 0..100 {
+        assert_eq!(bench.put(&first, &format!("again {number}")).unwrap(), Put::Done);
+        first.maintain().unwrap();
+    }
+}
+
+#[test]
+fn lost_places_and_pinned_blocks_do_not_keep_segments_from_going() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let Reservation::Claimed(claim) = bench.reserve(&store, "lost").unwrap() else { panic!() };
+    store.lose(claim);
+    let segment_of = |key| {
+        let found = bench.find(&store, key).unwrap();
+        found.token.downcast_ref::<FoundToken>().unwrap().entry.slot.segment
+    };
+    let writer = store.writer.as_ref().unwrap();
+    lock(&writer.slots).drain(segment_of("a"));
+    writer.finish_draining().unwrap();
+    assert!(bench.files("seg-").is_empty());
+    bench.put_all(&store, &["pinned"]);
+    store.pin(fingerprint("pinned"));
+    lock(&writer.slots).drain(segment_of("pinned"));
+    writer.finish_draining().unwrap();
+    assert!(lock(&writer.slots).draining().is_empty(), "it is in use as before");
+    bench.put_all(&store, &["b"]);
+    assert_eq!(bench.found(&store, &["pinned", "b"]), [true, true]);
+    assert_eq!(bench.files("seg-").len(), 1);
+}
+
+#[test]
+fn a_smaller_capacity_is_kept_after_the_next_opening() {
+    let mut bench = Bench::new();
+    let store = bench.open();
+    for number in 0..100 {
+        bench.put(&store, &format!("key {number}")).unwrap();
+    }
+    drop(store);
+    bench.options.capacity_bytes = Some(512 << 10);
+    let store = bench.open();
+    for _ in 0..20 {
+        store.maintain().unwrap();
+    }
+    assert!(bench.disk.used() <= 512 << 10, "{}", bench.disk.used());
+    bench.put_all(&store, &["new"]);
+}
+
+#[test]
+fn a_disk_that_refuses_segments_costs_few_of_those_that_are_there() {
+    let bench = Bench::new();
+    let store = bench.open();
+    for number in 0..100 {
+        bench.put(&store, &format!("small {number}")).unwrap();
+    }
+    let before = bench.files("seg-").len();
+    bench.fail(Operation::Allocate, "seg-", u32::MAX, Errno::NOSPC);
+    for number in 0..10 {
+        let put = bench.put_len(&store, &format!("large {number}"), 8 * LEN).unwrap();
+        assert_eq!(put, Put::Dropped(DropReason::NoRoom));
+    }
+    assert_eq!(bench.files("seg-").len(), before - 1);
+    bench.disk.end_faults();
+    store.maintain().unwrap();
+    assert_eq!(bench.put_len(&store, "large", 8 * LEN).unwrap(), Put::Done);
+}
+
+#[test]
+fn while_a_segment_that_was_given_up_is_read_no_other_is() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["read"]);
+    let found = bench.find(&store, "read").unwrap();
+    let segment = found.token.downcast_ref::<FoundToken>().unwrap().entry.slot.segment;
+    for number in 0..100 {
+        bench.put(&store, &format!("small {number}")).unwrap();
+    }
+    lock(&store.writer.as_ref().unwrap().slots).drain(segment);
+    let before = bench.files("seg-").len();
+    for number in 0..3 {
+        let put = bench.put_len(&store, &format!("large {number}"), 8 * LEN).unwrap();
+        assert_eq!(put, Put::Dropped(DropReason::NoRoom));
+    }
+    assert_eq!(bench.files("seg-").len(), before);
+    drop(found);
+    assert_eq!(bench.put_len(&store, "large", 8 * LEN).unwrap(), Put::Done);
+    assert_eq!(bench.files("seg-").len(), before, "its room was enough");
+}
+
+#[test]
+fn a_directory_that_cannot_be_listed_takes_what_it_took() {
+    let bench = Bench::new();
+    let first = bench.open();
+    for number in 0..100 {
+        bench.put(&first, &format!("first {number}")).unwrap();
+    }
+    let directory = first.writer.as_ref().unwrap().directory.to_string_lossy().into_owned();
+    let name: &'static str = Box::leak(directory.into_boxed_str());
+    let put_many = |store: &Segments| {
+        for number in 0..100 {
+            bench.put(store, &format!("second {number}")).unwrap();
+            store.maintain().ok();
+        }
+    };
+    let capacity = bench.options.capacity_bytes.unwrap();
+    let second = bench.open();
+    bench.fail(Operation::List, name, u32::MAX, Errno::MFILE);
+    put_many(&second);
+    assert!(bench.disk.most_used() <= capacity, "{}", bench.disk.most_used());
+    drop(second);
+    // This one has never seen it.
+    let third = bench.open();
+    put_many(&third);
+    assert!(bench.disk.most_used() <= capacity, "{}", bench.disk.most_used());
+    bench.disk.end_faults();
+    // What is not for us to look into is in nobody's way.
+    bench.fail(Operation::List, name, u32::MAX, Errno::ACCESS);
+    let fourth = bench.open();
+    assert_eq!(bench.put(&fourth, "a").unwrap(), Put::Done);
+}
