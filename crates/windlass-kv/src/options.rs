@@ -162,7 +162,8 @@ pub struct StoreOptions {
     /// Most bytes of transfers that are under way; more are queued. Stores are refused as busy, each as a whole, if those
     /// before it leave no room in as many bytes; one that is larger goes alone.
     pub max_in_flight_bytes: u64,
-    /// Whether the checksum of a block is compared when it is loaded.
+    /// Whether the checksum of a block is compared when it is loaded. That of a block that no sync covers is always compared:
+    /// one that another process stores with [`Durability::None`], or stored and did not end with a `close`.
     pub verify: bool,
     /// Time that a load or a store may take unless it says otherwise.
     pub timeout: Option<Duration>,

@@ -42,6 +42,9 @@ pub struct Stats {
     pub namespaces: Vec<NamespaceStats>,
     /// Stores that were refused, by reason.
     pub dropped: Dropped,
+    /// Items that were to be loaded, and whose checksums are compared whatever `verify` says: no sync covers their blocks, so
+    /// that a power cut may have changed them.
+    pub unsynced_loads: u64,
     /// Requests that took too long.
     pub timed_out: u64,
     /// Requests that were given up.

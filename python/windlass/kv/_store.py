@@ -66,7 +66,8 @@ class Store:
             io_threads: Threads that move bytes. By default one for each CPU, at most 4.
             max_in_flight: Most bytes of transfers under way. Further loads wait. A store is taken whole, and waits too,
                 unless those before it leave it no room: then it is dropped as busy. A larger one goes alone.
-            verify: Whether checksums are compared when blocks are loaded.
+            verify: Whether checksums are compared when blocks are loaded. Those of blocks that no sync covers, after
+                durability ``"none"``, are always compared.
             timeout: Seconds that a load or a store may take, unless it says otherwise.
             partial_timeout: Seconds after which a block is given up that does not get all its shards.
             scrub_bytes_per_second: What is read in the background to find damaged blocks.

@@ -117,7 +117,7 @@ pub(crate) struct Job {
     pub(crate) file: FileRef,
     pub(crate) header: Header,
     pub(crate) parts: Vec<Part>,
-    /// Whether CRC-32C of each part is computed. It is not for parts that a device moves directly.
+    /// Whether CRC-32C of each part is computed.
     pub(crate) checksums: Checksums,
     /// If it has not begun by then, it does not.
     pub(crate) deadline: Option<Instant>,
@@ -161,7 +161,10 @@ impl Withdrawn {
 /// Whether checksums are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Checksums {
+    /// But for parts that a device moves directly.
     Compute,
+    /// Of all parts: no device moves any directly.
+    Require,
     Skip,
 }
 

@@ -135,6 +135,9 @@ pub(crate) struct Found {
     pub(crate) place: Place,
     /// Whether its place cannot get other bytes as long as this lives, whatever other processes do.
     pub(crate) is_held: bool,
+    /// Whether a sync covers its bytes, or nothing tells whether they are right. A power cut may have changed those of
+    /// others: their checksums are compared, whatever the options say.
+    pub(crate) is_proven: bool,
     /// Holds the place; what the layout needs to know of it.
     pub(crate) token: Box<dyn Any + Send + Sync>,
 }

@@ -26,7 +26,7 @@ const LEVELS: [OfStore; 10] = [
     }),
 ];
 
-const COUNTERS: [OfStore; 9] = [
+const COUNTERS: [OfStore; 10] = [
     ("evicted_blocks", "Blocks that went to make room", |stats| stats.evicted_blocks),
     ("expired_blocks", "Blocks whose time was over", |stats| stats.expired_blocks),
     ("corrupt_blocks", "Blocks that were found damaged", |stats| stats.corrupt_blocks),
@@ -38,6 +38,7 @@ const COUNTERS: [OfStore; 9] = [
     ("io_errors", "Transfers that failed", |stats| stats.io_errors),
     ("commits", "Groups of blocks that were committed", |stats| stats.commits),
     ("abandoned", "Blocks that never got all their shards", |stats| stats.abandoned),
+    ("unsynced_loads", "Items of blocks that no sync covers", |stats| stats.unsynced_loads),
 ];
 
 const OF_NAMESPACES: [OfNamespace; 10] = [

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     Error, Fingerprint, NamespaceId, Result,
     disk::{Disk, DiskFile, read_full},
-    format::record::{BlockRecord, Change, RECORD_LEN, Record},
+    format::record::{BlockRecord, Change, ProvenFrom, RECORD_LEN, Record},
     index::{Entry, Existing, Slot},
     io::FileAccess,
     layout::{BLOCK_LEN, HEADER_LEN},
@@ -211,6 +211,7 @@ impl Follower {
         self.absent.clear();
         self.namespaces = replayed.namespaces;
         self.position = replayed.end;
+        shared.set_proven_from(self.owner, replayed.proven_from);
         let mut blocks: Vec<BlockRecord> = replayed.blocks.into_values().collect();
         blocks.sort_unstable_by_key(|block| block.sequence);
         // One that cannot be taken in is in no other's way.
@@ -246,7 +247,8 @@ impl Follower {
             Successor::None => Step::End,
             Successor::Unknown => Step::Astray,
             Successor::Log { number, .. } if number != position.next_record => Step::Astray,
-            Successor::Log { log, file, number } => {
+            Successor::Log { log, file, number, proven_from } => {
+                shared.set_proven_from(self.owner, proven_from);
                 *position = Position { log, file, offset: RECORD_LEN as u64, next_record: number + 1 };
                 Step::Next
             }
@@ -367,7 +369,7 @@ enum Successor {
     /// Nothing yet.
     None,
     /// The log that follows it, and the number of its first record.
-    Log { log: u32, file: Box<dyn DiskFile>, number: u64 },
+    Log { log: u32, file: Box<dyn DiskFile>, number: u64, proven_from: ProvenFrom },
     /// The log has been removed, and what followed it perhaps, too.
     Unknown,
 }
@@ -384,21 +386,27 @@ fn successor(disk: &dyn Disk, directory: &WriterDirectory, current: u32) -> Resu
     };
     for log in current.saturating_add(1)..=u32::MAX {
         let Some((file, path)) = open(log)? else { break };
-        if let Some(number) = head_of(&*file, directory.id).map_err(failed("reading", &path))? {
-            return Ok(Successor::Log { log, file, number });
+        if let Some((number, proven_from)) =
+            head_of(&*file, directory.id).map_err(failed("reading", &path))?
+        {
+            return Ok(Successor::Log { log, file, number, proven_from });
         }
     }
     // The oldest go first: as long as this one is there, nothing after it has gone.
     Ok(if open(current)?.is_some() { Successor::None } else { Successor::Unknown })
 }
 
-/// The number of a log's first record, if that is there already.
-fn head_of(file: &dyn DiskFile, writer: Uuid) -> io::Result<Option<u64>> {
+/// The number of a log's first record, if that is there already, and which blocks were synced.
+fn head_of(file: &dyn DiskFile, writer: Uuid) -> io::Result<Option<(u64, ProvenFrom)>> {
     let mut bytes = [0; RECORD_LEN];
     let read = read_full(file, &mut bytes, 0)?;
     let Ok(record) = Record::parse(&bytes[..read]) else { return Ok(None) };
-    let is_ours = matches!(record.change, Change::Head { writer: whose, .. } if whose == writer);
-    Ok(is_ours.then_some(record.number))
+    Ok(match record.change {
+        Change::Head { writer: whose, proven_from, .. } if whose == writer => {
+            Some((record.number, proven_from))
+        }
+        _ => None,
+    })
 }
 
 /// What is known of the segments of all writers.

@@ -40,7 +40,7 @@ use crate::{
     Error, Evicted, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
     WriterStats,
     disk::{Disk, RealDisk, read_full},
-    format::{self, header::BlockHeader, lease::Lease},
+    format::{self, header::BlockHeader, lease::Lease, record::ProvenFrom},
     index::{self, Candidates, Enough, Entry, Index, IndexOptions, ReadHold, Want},
 };
 use follow::{Followed, SegmentTable};
@@ -60,7 +60,7 @@ use std::{
     time::{Duration, Instant},
 };
 use uuid::Uuid;
-use writer::{Writer, stride_of};
+use writer::{COUNT_BITS, Writer, stride_of};
 
 /// Blocks that are counted at a time.
 const PAGE_OF_BLOCKS: usize = 4096;
@@ -92,6 +92,8 @@ struct Shared {
     index: Index,
     namespaces: Namespaces,
     segments: RwLock<SegmentTable>,
+    /// Which blocks of each writer were synced.
+    proven_from: RwLock<HashMap<u16, ProvenFrom>>,
     /// Bytes of the files of all processes, when that was last looked at.
     taken: AtomicU64,
     surroundings: Surroundings,
@@ -142,6 +144,7 @@ impl Segments {
             index: Index::new(IndexOptions { eviction, admission }),
             namespaces: Namespaces::default(),
             segments: RwLock::default(),
+            proven_from: RwLock::default(),
             taken: AtomicU64::new(0),
             surroundings,
         });
@@ -246,8 +249,9 @@ impl Layout for Segments {
             stride: stride_of(&entry),
         };
         let (is_held, writer) = (entry.is_own(), segment.head.writer);
+        let is_proven = self.shared.is_proven(&entry);
         let token = Box::new(FoundToken { fingerprint, entry, writer, _hold: hold });
-        Lookup::Found(Found { place, is_held, token })
+        Lookup::Found(Found { place, is_held, is_proven, token })
     }
 
     fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
@@ -445,6 +449,18 @@ impl Shared {
         segments.get(&(owner, number)).cloned()
     }
 
+    /// Whether a sync covers a block, so that a power cut took none of its bytes.
+    fn is_proven(&self, entry: &Entry) -> bool {
+        let proven_from = self.proven_from.read().unwrap_or_else(PoisonError::into_inner);
+        let of_writer = proven_from.get(&entry.owner).copied().unwrap_or_default();
+        of_writer.covers(entry.sequence >> COUNT_BITS)
+    }
+
+    fn set_proven_from(&self, owner: u16, proven_from: ProvenFrom) {
+        let mut of_writers = self.proven_from.write().unwrap_or_else(PoisonError::into_inner);
+        of_writers.insert(owner, proven_from);
+    }
+
     fn segments_of(&self, owner: u16) -> Vec<u32> {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
         segments.keys().filter(|(whose, _)| *whose == owner).map(|(_, number)| *number).collect()
@@ -464,6 +480,7 @@ impl Shared {
         self.index.remove_owner(owner);
         let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
         segments.retain(|(whose, _), _| *whose != owner);
+        self.proven_from.write().unwrap_or_else(PoisonError::into_inner).remove(&owner);
     }
 }
 

@@ -84,6 +84,8 @@ struct Model {
     without_sums: u64,
     /// Whether operations fail now and then.
     has_faults: bool,
+    /// Whether loads compare checksums where they need not.
+    verify: bool,
     processes: Vec<Option<Segments>>,
     writing: Vec<Writing>,
     reading: Vec<Reading>,
@@ -100,12 +102,14 @@ impl Model {
         let without_sums = [0, 2, 1][dice.below(3) as usize];
         let processes = 1 + dice.below(2) as usize;
         let has_faults = dice.one_in(3);
+        let verify = dice.one_in(2);
         let mut model = Self {
             seed,
             disk: SimulatedDisk::new(seed, 64 << 20),
             durability,
             without_sums,
             has_faults,
+            verify,
             processes: Vec::new(),
             writing: Vec::new(),
             reading: Vec::new(),
@@ -321,7 +325,11 @@ impl Model {
         };
         // As loads do: no checksum vouches for what was read.
         let has_sums = table.0.iter().all(|shard| shard.checksum.is_some());
-        if !reading.found.is_held && !has_sums && !Layout::is_still_there(process, &reading.found) {
+        let are_compared = self.verify || !reading.found.is_proven;
+        if !reading.found.is_held
+            && !(has_sums && are_compared)
+            && !Layout::is_still_there(process, &reading.found)
+        {
             return Err(Verdict::Moved);
         }
         let mut shards = Vec::new();
@@ -330,7 +338,7 @@ impl Model {
             let Some(bytes) = payload.get(start..start + shard.len as usize) else {
                 return Err(Verdict::Corrupt("short".into()));
             };
-            if shard.checksum.is_some_and(|sum| sum != checksum(bytes)) {
+            if are_compared && shard.checksum.is_some_and(|sum| sum != checksum(bytes)) {
                 return Err(Verdict::Corrupt("checksum".into()));
             }
             shards.push(bytes);
@@ -392,9 +400,10 @@ impl Model {
 
     fn about(&self) -> String {
         format!(
-            "(seed {}, {}, faults {}, {} processes, without sums {}, {} operations)",
+            "(seed {}, {}, verify {}, faults {}, {} processes, without sums {}, {} operations)",
             self.seed,
             self.durability,
+            self.verify,
             self.has_faults,
             self.processes.len(),
             self.without_sums,
@@ -408,6 +417,10 @@ impl Model {
         let before = self.own_blocks(number);
         self.writing.retain(|writing| writing.process != number);
         self.reading.retain(|reading| reading.process != number);
+        if self.dice.one_in(2) {
+            // It ends rather than dies: all that it wrote is synced.
+            self.process(number).close().unwrap_or_else(|error| panic!("{error} {}", self.about()));
+        }
         self.processes[number] = None;
         let opened = self.open().unwrap_or_else(|error| panic!("{error} {}", self.about()));
         self.processes[number] = Some(opened);

@@ -15,7 +15,7 @@ use crate::{
     format::{
         Invalid, VERSION,
         checkpoint::{CheckpointHead, HEAD_LEN},
-        record::{Begin, BlockRecord, Change, RECORD_LEN, Record, Sums},
+        record::{Begin, BlockRecord, Change, ProvenFrom, RECORD_LEN, Record, Sums},
     },
     io::FileAccess,
 };
@@ -47,6 +47,8 @@ pub(super) struct Replayed {
     pub(super) namespaces: BTreeMap<u16, NamespaceId>,
     /// How often it has been opened for writing.
     pub(super) epoch: u32,
+    /// Which blocks were synced.
+    pub(super) proven_from: ProvenFrom,
     /// Of the checkpoint; 0 if there is none.
     pub(super) generation: u64,
     /// The log that the checkpoint is followed by.
@@ -144,7 +146,10 @@ impl Replayed {
     /// Takes in what a record says. It may have been taken in before.
     pub(super) fn apply(&mut self, change: &Change) {
         match change {
-            Change::Head { epoch, .. } => self.epoch = self.epoch.max(*epoch),
+            Change::Head { epoch, proven_from, .. } => {
+                self.epoch = self.epoch.max(*epoch);
+                self.proven_from = *proven_from;
+            }
             Change::Namespace { number, id } => drop(self.namespaces.insert(*number, *id)),
             Change::Commit(block) => {
                 self.next_segment = self.next_segment.max(block.segment.saturating_add(1));
@@ -179,6 +184,8 @@ fn read_log(
     replayed: &mut Replayed,
 ) -> Result<LogRead> {
     let expected = replayed.next_record;
+    // The log's head says. If it is damaged, nothing does.
+    replayed.proven_from = ProvenFrom::UNKNOWN;
     let len = file.len().map_err(failed("reading", path))?;
     let mut chunk = vec![0; CHUNK.min(usize::try_from(len).unwrap_or(CHUNK)).max(RECORD_LEN)];
     // The first record says which number the log begins with; should it be damaged, any other one does.
@@ -273,6 +280,7 @@ impl Checkpoint {
     fn read_into(self, replayed: &mut Replayed) -> Result<u64> {
         replayed.generation = self.head.generation;
         replayed.epoch = self.head.epoch;
+        replayed.proven_from = self.head.proven_from;
         replayed.first_log = self.head.log;
         replayed.next_log = self.head.log;
         replayed.next_record = self.head.next_record;

@@ -6,7 +6,8 @@
 //! 3. A block is found, and a slot given out, only after its commit or tombstone is there.
 //!
 //! With [`Durability::None`] nothing is waited for, and checksums tell what a power cut left; but blocks that have none
-//! keep the order.
+//! keep the order. Logs and checkpoints say which blocks no sync covers ([`ProvenFrom`]): loads compare the checksums of
+//! those, whatever the options say.
 #![forbid(unsafe_code)]
 
 use super::{
@@ -21,7 +22,7 @@ use super::{
 use crate::{
     Durability, Error, Result,
     disk::DiskFile,
-    format::record::BlockRecord,
+    format::record::{BlockRecord, ProvenFrom},
     index::{Entry, Slot},
     layout::{BLOCK_LEN, HEADER_LEN, departed::Departed},
 };
@@ -44,6 +45,8 @@ pub(super) struct Writer {
     pub(super) id: Uuid,
     pub(super) directory: PathBuf,
     pub(super) epoch: u32,
+    /// Which blocks were synced, those of this opening included: no power cut came between.
+    pub(super) proven_from: ProvenFrom,
     pub(super) lease: Box<dyn DiskFile>,
     pub(super) limits: Limits,
     /// What others are told of the capacity.
