@@ -139,6 +139,8 @@ levels! {
     corrupt_blocks,
     /// Blocks that were known when the store was opened, but were not whole
     lost_on_recovery,
+    /// Records of other logs that cannot be read
+    damaged_records,
     /// Events that nobody fetched
     forgotten_events,
 }

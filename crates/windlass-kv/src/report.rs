@@ -32,6 +32,8 @@ pub struct Stats {
     pub recovery: Duration,
     /// Blocks that were known when the store was opened, but were not whole.
     pub lost_on_recovery: u64,
+    /// Records of other processes' logs that cannot be read although others follow them. Their blocks may not be found.
+    pub damaged_records: u64,
     /// Blocks that went to make room.
     pub evicted_blocks: u64,
     /// Blocks whose time was over.
@@ -207,6 +209,8 @@ pub enum EventKind {
     Abandoned,
     /// A request has ended, but its memory may still be read or written.
     Leased,
+    /// Part of a log or checkpoint cannot be read. Blocks that it tells of may not be found.
+    DamagedLog,
     /// Housekeeping failed; it is tried again.
     MaintenanceFailed,
 }

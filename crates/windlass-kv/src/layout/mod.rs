@@ -190,6 +190,8 @@ pub(crate) struct Usage {
     pub(crate) corrupt_blocks: u64,
     /// Blocks of which the log knew, but which the last opening did not take, and why that was said.
     pub(crate) lost_on_recovery: u64,
+    /// Records of other processes' logs that cannot be read although others follow them.
+    pub(crate) damaged_records: u64,
     /// Time that the last opening took.
     pub(crate) recovery: std::time::Duration,
     /// Bytes of host memory for the index.
@@ -274,6 +276,11 @@ pub(crate) trait Layout: Send + Sync {
     /// Looks now for what other processes have stored, where that is known from their logs.
     fn follow(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// What was found damaged of what tells where blocks are, since the last call: a sentence each.
+    fn damage(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// Own blocks that were evicted or have expired since the last call.

@@ -18,6 +18,7 @@ mod claim;
 mod commit;
 #[cfg(test)]
 mod conformance_tests;
+mod damage;
 mod follow;
 mod log;
 #[cfg(test)]
@@ -43,6 +44,7 @@ use crate::{
     format::{self, header::BlockHeader, lease::Lease, record::ProvenFrom},
     index::{self, Candidates, Enough, Entry, Index, IndexOptions, ReadHold, Want},
 };
+use damage::Damage;
 use follow::{Followed, SegmentTable};
 use namespaces::Namespaces;
 use recover::WriterOptions;
@@ -94,6 +96,7 @@ struct Shared {
     segments: RwLock<SegmentTable>,
     /// Which blocks of each writer were synced.
     proven_from: RwLock<HashMap<u16, ProvenFrom>>,
+    damage: Damage,
     /// Bytes of the files of all processes, when that was last looked at.
     taken: AtomicU64,
     surroundings: Surroundings,
@@ -145,12 +148,19 @@ impl Segments {
             namespaces: Namespaces::default(),
             segments: RwLock::default(),
             proven_from: RwLock::default(),
+            damage: Damage::default(),
             taken: AtomicU64::new(0),
             surroundings,
         });
         // Our own blocks first: their namespaces keep the numbers that our logs give them.
         let opened = writer_options.map(|options| Writer::open(Arc::clone(&shared), &options)).transpose()?;
         let (writer, lost_on_recovery) = opened.map_or((None, 0), |(writer, lost)| (Some(writer), lost));
+        if lost_on_recovery > 0 {
+            let root = shared.root.path.display();
+            shared
+                .damage
+                .note(0, format!("{lost_on_recovery} blocks or records in {root} were damaged and are lost"));
+        }
         let followed = Followed::default();
         if let Err(error) = followed.follow(&shared, writer.as_ref().map(|writer| writer.id)) {
             tracing::warn!(%error, "not all blocks of other writers are found");
@@ -373,6 +383,10 @@ impl Layout for Segments {
         self.followed.follow(&self.shared, self.writer.as_ref().map(|writer| writer.id))
     }
 
+    fn damage(&self) -> Vec<String> {
+        self.shared.damage.take()
+    }
+
     fn evicted(&self) -> Evicted {
         self.writer.as_ref().map_or_else(Evicted::default, |writer| writer.departed.take())
     }
@@ -422,6 +436,7 @@ impl Layout for Segments {
             expired_blocks: count(|counts| &counts.expired),
             corrupt_blocks: self.corrupt.load(Ordering::Relaxed),
             lost_on_recovery: self.lost_on_recovery,
+            damaged_records: self.shared.damage.records(),
             recovery: self.recovery,
             index_bytes: self.shared.index.heap_bytes(),
         }

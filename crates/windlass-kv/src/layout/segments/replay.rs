@@ -172,7 +172,7 @@ impl Replayed {
 struct LogRead {
     len: u64,
     lost: u64,
-    /// Offset and number of the first record that is not there, or not whole.
+    /// Offset and number of the first record that may still be written: it is not there, or not whole.
     first_bad: (u64, u64),
 }
 
@@ -191,7 +191,6 @@ fn read_log(
     // The first record says which number the log begins with; should it be damaged, any other one does.
     let mut base = None;
     let mut begin = Begin::Next;
-    let mut first_bad = None;
     let mut bad: Vec<u64> = Vec::new();
     let mut lost = 0;
     let mut offset = 0_u64;
@@ -211,7 +210,6 @@ fn read_log(
                 is_ours && begins.is_some() && (base.is_none() || base == begins)
             });
             let Some(record) = record else {
-                first_bad.get_or_insert(position);
                 bad.push(position);
                 continue;
             };
@@ -240,7 +238,8 @@ fn read_log(
     if base.is_some() && begins > expected && begin == Begin::Next {
         lost += 1;
     }
-    let first_bad = first_bad.unwrap_or(offset / RECORD_LEN as u64);
+    // Those that are known to be damaged are passed over.
+    let first_bad = bad.first().copied().unwrap_or(offset / RECORD_LEN as u64);
     let first_bad = (first_bad * RECORD_LEN as u64, begins.saturating_add(first_bad));
     Ok(LogRead { len, lost, first_bad })
 }
