@@ -55,7 +55,8 @@ macro_rules! named {
 named! {
     /// What a completed store means after a power cut.
     Durability, "durability", Batched {
-        /// Nothing: blocks may be lost, and are then missing. Wrong bytes are never delivered.
+        /// Nothing: blocks may be lost, and are then missing. Wrong bytes are never delivered. In layout
+        /// [`Files`](LayoutKind::Files), a key that was deleted and stored again may have its older bytes.
         None = "none",
         /// What was acknowledged stays: a block is found, and its store ends, once it is on the disk. Blocks that come
         /// within a few milliseconds of one another wait for the disk together.

@@ -53,7 +53,8 @@ class Store:
             access: ``"read"`` finds what others write, and changes no file.
             layout: How blocks lie in files: ``"segments"``, in slots of large files, the default of a new store; or
                 ``"files"``, a file each, for file systems that others read too.
-            durability: What a completed store means after a power cut: ``"none"``, the block may be missing;
+            durability: What a completed store means after a power cut: ``"none"``, the block may be missing, and in
+                layout ``"files"`` a key that was deleted and stored again may have its older bytes;
                 ``"batched"``, it is on the disk, and blocks wait a few milliseconds for each other to share that;
                 ``"sync"``, the same without the wait.
             eviction: Which block goes first when room is needed.

@@ -170,6 +170,12 @@ impl Log {
         Ok(())
     }
 
+    /// All records that were appended are on the disk.
+    pub(super) fn sync_all(&self) -> Result<()> {
+        let end = lock(&self.state).next_record;
+        self.sync(end)
+    }
+
     /// Takes no more records until it is replaced.
     pub(super) fn doubt(&self) {
         lock(&self.state).is_in_doubt = true;

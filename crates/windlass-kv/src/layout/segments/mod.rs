@@ -376,7 +376,9 @@ impl Layout for Segments {
         // Before room is looked for: a log in doubt takes no tombstones.
         let checkpoint = writer.replace_log_in_doubt().and_then(|()| writer.checkpoint_if_long());
         let room = writer.maintain_room();
-        followed.and(alive).and(checkpoint).and(room)
+        // Those who store such blocks again need not wait.
+        let tombstones = if writer.log.is_in_doubt() { Ok(()) } else { writer.sync_tombstones() };
+        followed.and(alive).and(checkpoint).and(room).and(tombstones)
     }
 
     fn follow(&self) -> Result<()> {

@@ -91,6 +91,8 @@ struct Model {
     reading: Vec<Reading>,
     /// All that was ever written, or begun to be.
     versions: BTreeMap<u64, u64>,
+    /// The newest of each key whose store has ended well. With one process, no older one is found any more.
+    stored: BTreeMap<u64, u64>,
     /// What was deleted, and must not come back.
     deleted: BTreeSet<Version>,
 }
@@ -114,6 +116,7 @@ impl Model {
             writing: Vec::new(),
             reading: Vec::new(),
             versions: BTreeMap::new(),
+            stored: BTreeMap::new(),
             deleted: BTreeSet::new(),
             dice,
         };
@@ -270,6 +273,7 @@ impl Model {
         let committed = self.process(number).commit(blocks);
         for (version, committed) in versions.into_iter().zip(committed) {
             if committed.is_ok() {
+                self.stored.insert(version.key, version.number);
                 assert_eq!(self.load(number, version.key), Some(version), "{}", self.about());
             } else {
                 let may_fail = self.has_faults || self.disk.is_without_power();
@@ -361,7 +365,11 @@ impl Model {
             return None;
         }
         let reading = self.reading.pop()?;
-        self.deliver(&reading).ok()
+        let version = self.deliver(&reading).ok()?;
+        let newest = self.stored.get(&key).copied().unwrap_or(0);
+        let is_stale = self.processes.len() == 1 && version.number < newest;
+        assert!(!is_stale, "{version:?} is found, but {newest} was stored {}", self.about());
+        Some(version)
     }
 
     /// All that a process finds of its own blocks.
@@ -375,7 +383,7 @@ impl Model {
         for key in keys {
             match self.load(number, key) {
                 Some(version) => {
-                    let is_back = self.deleted.contains(&version) && self.durability != Durability::None;
+                    let is_back = self.deleted.contains(&version);
                     assert!(!is_back, "{version:?} is back {}", self.about());
                     blocks.insert(key, version);
                 }

@@ -107,6 +107,7 @@ impl Writer {
             pending: Mutex::new(Pending::default()),
             logged: Mutex::new(replayed.namespaces.keys().copied().collect()),
             unburied: Mutex::default(),
+            unsynced_tombstones: Mutex::default(),
             publishing: RwLock::default(),
             checkpoints: Mutex::new(Checkpoints::new(
                 replayed.generation,

@@ -6,7 +6,8 @@
 //! 3. A block is found, and a slot given out, only after its commit or tombstone is there.
 //!
 //! With [`Durability::None`] nothing is waited for, and checksums tell what a power cut left; but blocks that have none
-//! keep the order. Logs and checkpoints say which blocks no sync covers ([`ProvenFrom`]): loads compare the checksums of
+//! keep the order, and a block that is deleted, or is stored again after it was evicted, waits for its tombstone: an older
+//! block of the same key never comes back. Logs and checkpoints say which blocks no sync covers ([`ProvenFrom`]): loads compare the checksums of
 //! those, whatever the options say.
 #![forbid(unsafe_code)]
 
@@ -20,7 +21,7 @@ use super::{
     slots::Slots,
 };
 use crate::{
-    Durability, Error, Result,
+    Durability, Error, Fingerprint, Result,
     disk::DiskFile,
     format::record::{BlockRecord, ProvenFrom},
     index::{Entry, Slot},
@@ -64,6 +65,8 @@ pub(super) struct Writer {
     pub(super) logged: Mutex<HashSet<u16>>,
     /// Blocks that are gone, but not for the disk.
     pub(super) unburied: Mutex<Vec<Unburied>>,
+    /// Blocks that are gone, but whose tombstones may not be on the disk. None is stored again before that.
+    pub(super) unsynced_tombstones: Mutex<HashSet<Fingerprint>>,
     /// Held by many from writing records to showing what they say, and by one who changes logs.
     pub(super) publishing: RwLock<()>,
     pub(super) checkpoints: Mutex<Checkpoints>,
