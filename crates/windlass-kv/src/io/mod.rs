@@ -14,6 +14,7 @@ mod file;
 mod lane;
 mod late;
 mod memory;
+mod opening;
 mod outcome;
 mod plan;
 mod queue;
@@ -29,6 +30,7 @@ pub(crate) use device::Region as DeviceRegion;
 pub(crate) use engine::{IoEngine, IoOptions, IoReport};
 pub(crate) use file::{DataFile, FileAccess};
 pub(crate) use late::FileRef;
+pub(crate) use opening::{expect_directory, open_directory, open_regular};
 pub(crate) use transfers::Transfers;
 
 use crate::{KeepAlive, Piece};

@@ -15,10 +15,11 @@ mod segments;
 use crate::{
     DropReason, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
     StoreOptions, WriterStats,
+    disk::{Disk, RealDisk},
     format::{PAGE, superblock::Superblock},
     io::FileRef,
 };
-use std::{any::Any, fs::File, io, io::Read, sync::Arc, time::SystemTime};
+use std::{any::Any, io, sync::Arc, time::SystemTime};
 
 /// The layout that the options name, or that the store has.
 ///
@@ -39,10 +40,8 @@ pub(crate) fn open(options: &StoreOptions) -> Result<(LayoutKind, Arc<dyn Layout
 /// The layout of the store that is there, if there is one. Whatever is wrong with it is found when it is opened.
 fn existing(options: &StoreOptions) -> Result<Option<LayoutKind>> {
     let path = options.root.join("STORE");
-    let mut bytes = Vec::new();
-    let read = File::open(&path).and_then(|file| file.take(PAGE as u64).read_to_end(&mut bytes));
-    match read {
-        Ok(_) => Ok(Superblock::parse(&bytes).ok().map(|superblock| superblock.layout)),
+    match RealDisk.read_file(&path, PAGE) {
+        Ok(bytes) => Ok(Superblock::parse(&bytes).ok().map(|superblock| superblock.layout)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(Error::Io { doing: "reading", path, source }),
     }
