@@ -8,13 +8,17 @@ use super::{
     safetensors::{self, Header, HeaderError, LENGTH_PREFIX_BYTES},
 };
 use crate::{ByteRange, Error, Result, parallel};
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+};
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    fs::File,
+    fs::{File, FileType},
     io,
     os::{
         fd::AsRawFd,
-        unix::fs::{FileExt, MetadataExt},
+        unix::fs::{FileExt, FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
     sync::Mutex,
@@ -127,12 +131,10 @@ impl Names {
 impl OpenFile {
     /// Opens a regular file.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        // Before it is opened: opening a pipe waits for whoever writes to it.
+        // Before it is opened: opening a device may do something.
         let stat = std::fs::metadata(path).map_err(|source| open_error(path, source))?;
-        if !stat.is_file() {
-            return Err(not_a_file(path));
-        }
-        Self::from_file(File::open(path).map_err(|source| open_error(path, source))?, path)
+        check_regular(stat.file_type(), path)?;
+        Self::from_file(open_without_waiting(path).map_err(|source| open_error(path, source))?, path)
     }
 
     /// Takes an open file over, which must be a regular one.
@@ -144,9 +146,7 @@ impl OpenFile {
             range: None,
             source,
         };
-        if !file.metadata().map_err(stat)?.is_file() {
-            return Err(not_a_file(path));
-        }
+        check_regular(file.metadata().map_err(stat)?.file_type(), path)?;
         let identity = FileIdentity::of(&file).map_err(stat)?;
         let names = Mutex::new(Names::of(&file, identity));
         Ok(Self { path: path.to_owned(), file, identity, names })
@@ -205,8 +205,30 @@ impl OpenFile {
     }
 }
 
-fn not_a_file(path: &Path) -> Error {
-    Error::NotFound { path: path.to_owned(), reason: "not a regular file".into() }
+/// Opens a file that may have become a FIFO since it was looked at: that would wait for a writer.
+fn open_without_waiting(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
+        // A program has a lease of it, which only regular files have, and is given time to let it go.
+        Err(Errno::WOULDBLOCK) => return Ok(rustix::fs::open(path, flags, Mode::empty())?.into()),
+        opened => opened?,
+    };
+    // Reads wait as usual, also those of rings.
+    rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
+    Ok(file.into())
+}
+
+fn check_regular(file_type: FileType, path: &Path) -> Result<()> {
+    let kind = match file_type {
+        regular if regular.is_file() => return Ok(()),
+        other if other.is_dir() => "a directory",
+        other if other.is_fifo() => "a FIFO (a named pipe)",
+        other if other.is_socket() => "a socket",
+        other if other.is_char_device() => "a character device",
+        other if other.is_block_device() => "a block device",
+        _ => "something else",
+    };
+    Err(invalid(path, FormatError::NotRegular { kind }))
 }
 
 impl ByteSource for OpenFile {
@@ -493,6 +515,27 @@ mod tests {
 
     fn rewrite(path: &Path) {
         File::options().write(true).open(path).unwrap().write_all(&[8; 64]).unwrap();
+    }
+
+    #[test]
+    fn a_fifo_that_takes_the_place_of_a_file_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.safetensors");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        // As if it had been a file when `open` looked.
+        let file = open_without_waiting(&path).unwrap();
+        let found = OpenFile::from_file(file, &path);
+        assert!(
+            matches!(&found, Err(Error::InvalidFile { problem: FormatError::NotRegular { kind }, .. }) if kind.contains("FIFO")),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn reads_of_an_opened_file_wait() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open_file = OpenFile::open(file.path()).unwrap();
+        assert!(!rustix::fs::fcntl_getfl(&open_file.file).unwrap().contains(OFlags::NONBLOCK));
     }
 
     #[test]
