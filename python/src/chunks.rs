@@ -176,7 +176,11 @@ impl ChunkReader {
                 {
                     let reason = format!("it does not lie on the 3FS at {}", mount.display());
                     let why = route::Unavailable { reason, fix: "make a reader for its mount".into() };
-                    return Err(Error::RouteUnavailable { route: Route::Usrbio, path: path.to_owned(), why });
+                    return Err(Error::RouteUnavailable {
+                        route: Route::Usrbio,
+                        path: Some(path.to_owned()),
+                        why,
+                    });
                 }
                 if self.mount.is_some() {
                     self.keep_to(stat.dev());

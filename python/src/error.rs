@@ -76,6 +76,10 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             fields.set_item("errno", error.errno())?;
             "StorageError"
         }
+        Error::System { .. } => {
+            fields.set_item("errno", error.errno())?;
+            "StorageError"
+        }
         Error::NotSynced { path, source } => {
             fields.set_item("path", path)?;
             fields.set_item("errno", source.raw_os_error())?;

@@ -114,6 +114,9 @@ def save_file(
     is, byte by byte, that of the package safetensors, but for the order of several entries of the metadata, which is by
     name. If ``path`` is a symbolic link, the file that it leads to is replaced.
 
+    The file keeps mode, owner and group of the file that it replaces, as far as the process may give these. A new file
+    gets the mode of any new file of the process (``umask``).
+
     Other threads must not change tensors meanwhile: the file would hold some of the old values and some of the new.
     Above all they must not move their memory, by torch's ``resize_`` of a tensor or its storage or by numpy's
     ``resize(refcheck=False)``: what is saved then may be anything, and the process may crash. To give a tensor other

@@ -90,7 +90,7 @@ pub(crate) fn status_of(error: &Error) -> windlass_status {
         | Error::DigestMismatch { .. } => WINDLASS_INVALID_FILE,
         Error::Truncated { .. } => WINDLASS_TRUNCATED,
         Error::Changed { .. } => WINDLASS_CHANGED,
-        Error::Io { .. } | Error::Sink { .. } => WINDLASS_IO,
+        Error::Io { .. } | Error::System { .. } | Error::Sink { .. } => WINDLASS_IO,
         Error::RouteUnavailable { .. } => WINDLASS_ROUTE_UNAVAILABLE,
         Error::DeviceUnavailable { .. } | Error::Device { .. } => WINDLASS_DEVICE,
         Error::Plan(_) | Error::InvalidOption { .. } | Error::Forked => WINDLASS_INVALID_ARGUMENT,

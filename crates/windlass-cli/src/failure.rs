@@ -105,7 +105,7 @@ fn exit_code(error: &Error) -> u8 {
         | Error::Truncated { .. }
         | Error::Changed { .. }
         | Error::DigestMismatch { .. } => 4,
-        Error::Io { .. } | Error::Device { .. } => 5,
+        Error::Io { .. } | Error::System { .. } | Error::Device { .. } => 5,
         Error::RouteUnavailable { .. } | Error::DeviceUnavailable { .. } => 6,
         Error::MemoryBudget { .. } | Error::Allocation { .. } => 7,
         _ => 1,

@@ -76,7 +76,8 @@ pub enum Error {
         /// Where the file ends now.
         file_len: u64,
     },
-    /// The file was replaced or rewritten since its header was read.
+    /// The file was rewritten since its header was read, or looks as if it was: only its change time moved. New
+    /// permissions do that too. A file that got another name, or that another file replaced, is read to its end.
     #[error("{} changed while it was being read ({change}), first noticed at {}; open it again", path.display(), Subject(tensor))]
     Changed {
         /// The file.
@@ -101,6 +102,15 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The operating system refused or failed an operation that concerns no file, or none in particular.
+    #[error("{operation} failed: {source}")]
+    System {
+        /// What was tried, such as `starting a thread`.
+        operation: &'static str,
+        /// The system's own error.
+        #[source]
+        source: io::Error,
+    },
     /// A save is complete and has its name, but the folder could not be synced: a loss of power may undo it, and bring
     /// what was there before back.
     #[error("{} is saved, but it is not known whether that is on the disk: to sync its folder failed: {source}", path.display())]
@@ -112,12 +122,12 @@ pub enum Error {
         source: io::Error,
     },
     /// The route that the caller named cannot carry the data.
-    #[error("route {route} cannot serve {}: {why}", path.display())]
+    #[error("route {route} cannot {}: {why}", Served(path))]
     RouteUnavailable {
         /// The route.
         route: Route,
-        /// The file that it cannot serve.
-        path: PathBuf,
+        /// The file that it cannot serve; `None` if the reason is none of a file's.
+        path: Option<PathBuf>,
         /// Why, and how to change that.
         why: Unavailable,
     },
@@ -234,7 +244,7 @@ impl Error {
     /// The system's number of what went wrong, if there is one.
     pub fn errno(&self) -> Option<i32> {
         match self {
-            Self::Io { source, .. } => route::errno(source),
+            Self::Io { source, .. } | Self::System { source, .. } => route::errno(source),
             Self::Allocation { source, .. } => source.raw_os_error(),
             _ => None,
         }
@@ -248,6 +258,17 @@ impl fmt::Display for Subject<'_> {
         match self.0 {
             Some(tensor) => write!(f, "tensor '{tensor}'"),
             None => f.write_str("the read"),
+        }
+    }
+}
+
+struct Served<'a>(&'a Option<PathBuf>);
+
+impl fmt::Display for Served<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(path) => write!(f, "serve {}", path.display()),
+            None => f.write_str("be used"),
         }
     }
 }

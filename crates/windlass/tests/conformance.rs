@@ -10,9 +10,11 @@ use common::{
 use std::{fs, path::Path};
 use windlass::{
     Arrival, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
+    catalog::FormatError,
     memory::{HugePages, MemoryPool},
     plan::{Layout, PlanError, Selection, TensorSlice},
     route::Access,
+    save::{SaveOptions, Sharding, TensorBytes, TensorData, save_sharded},
 };
 
 /// Every way to move bytes to private memory and to a device, with what must carry them on a cold file of a disk.
@@ -154,14 +156,40 @@ fn direct_always_goes_past_a_warm_cache_and_says_so() {
 }
 
 #[test]
-fn pipes_are_refused_rather_than_waited_for() {
+fn what_is_no_regular_file_is_refused_by_its_kind() {
     let directory = disk();
-    for name in ["pipe.safetensors", "pipe.safetensors.index.json"] {
-        let path = directory.path().join(name);
-        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-        let error = windlass::load(&[&path], &LoadOptions::default()).unwrap_err();
-        assert!(matches!(error, Error::NotFound { .. }), "{error:?}");
+    let folder = directory.path();
+    for name in ["pipe.safetensors", "pipe.safetensors.index.json", "shard.safetensors"] {
+        assert!(std::process::Command::new("mkfifo").arg(folder.join(name)).status().unwrap().success());
     }
+    let index = r#"{"weight_map": {"a": "shard.safetensors", "b": "folder.safetensors"}}"#;
+    fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
+    fs::create_dir(folder.join("folder.safetensors")).unwrap();
+    let refused = |path: &Path| match windlass::load(&[path], &LoadOptions::default()).unwrap_err() {
+        Error::InvalidFile { path, problem: FormatError::NotRegular { kind } } => (path, kind),
+        other => panic!("{other:?}"),
+    };
+    for name in ["pipe.safetensors", "pipe.safetensors.index.json"] {
+        assert_eq!(refused(&folder.join(name)), (folder.join(name), "a FIFO (a named pipe)"));
+    }
+    let (path, kind) = refused(&folder.join("model.safetensors.index.json"));
+    let of_index = [("folder.safetensors", "a directory"), ("shard.safetensors", "a FIFO (a named pipe)")];
+    assert!(of_index.contains(&(path.file_name().unwrap().to_str().unwrap(), kind)), "{path:?} {kind}");
+    assert_eq!(refused(Path::new("/dev/null")).1, "a character device");
+}
+
+/// Reading of a FIFO would wait for a writer.
+#[test]
+fn a_save_beside_an_index_that_is_a_fifo_is_refused() {
+    let directory = disk();
+    let index = directory.path().join("model.safetensors.index.json");
+    assert!(std::process::Command::new("mkfifo").arg(&index).status().unwrap().success());
+    let bytes = TensorBytes::Host(&[0; 4]);
+    let tensor = TensorData { name: "a", dtype: Dtype::U8, shape: &[4], bytes };
+    let go_on = |_| std::ops::ControlFlow::Continue(());
+    let (sharding, options) = (Sharding::default(), SaveOptions::default());
+    let error = save_sharded(directory.path(), &[tensor], None, &sharding, &options, go_on).unwrap_err();
+    assert!(matches!(&error, Error::InvalidFile { path, .. } if *path == index), "{error:?}");
 }
 
 /// Brings these bytes into the page cache, and only these.
@@ -211,7 +239,7 @@ fn the_route_cached_fails_on_a_cold_file_and_names_the_tensor() {
         let options = LoadOptions { route: Route::Cached, device, ..LoadOptions::default() };
         match windlass::load(&[&path], &options).unwrap_err() {
             Error::RouteUnavailable { route: Route::Cached, path: at, why } => {
-                assert_eq!(at, path);
+                assert_eq!(at.as_ref(), Some(&path));
                 assert!(why.reason.contains("tensor '") && why.fix.contains("windlass warm"), "{why}");
             }
             other => panic!("{other:?}"),

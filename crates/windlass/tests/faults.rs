@@ -274,6 +274,58 @@ fn a_file_rewritten_while_it_is_read_is_noticed() {
     }
 }
 
+/// As `cp -p` does over a file of the same length and modification time.
+#[test]
+fn a_file_rewritten_with_its_modification_time_set_back_is_noticed() {
+    let _turn = turn();
+    for (options, warm) in lanes() {
+        let model = model();
+        std::thread::sleep(Duration::from_millis(20));
+        let modified = fs::metadata(&model.path).unwrap().modified().unwrap();
+        let (path, written) = (model.path.clone(), AtomicBool::new(false));
+        let script = FaultScript::new(move |number, _| {
+            if number == 3 && !written.swap(true, Ordering::Relaxed) {
+                let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+                file.write_at(b"other bytes", 2 << 20).unwrap();
+                file.set_modified(modified).unwrap();
+            }
+            None
+        });
+        let error = load_with(&model, &options, warm, script).unwrap_err();
+        assert!(matches!(&error, Error::Changed { tensor: Some(_), .. }), "{error:?}");
+    }
+    let model = model();
+    let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    let modified = fs::metadata(&model.path).unwrap().modified().unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&model.path).unwrap();
+    file.write_at(b"other bytes", 2 << 20).unwrap();
+    file.set_modified(modified).unwrap();
+    let selection = windlass::plan::Selection::all().select("odd");
+    let options = LoadOptions { route: Route::Mapped, selection, ..LoadOptions::default() };
+    let error = checkpoint.load(&options).unwrap_err();
+    assert!(matches!(error, Error::Changed { .. }), "{error:?}");
+}
+
+#[test]
+fn a_file_replaced_while_it_is_read_is_read_to_its_end() {
+    let _turn = turn();
+    for (options, warm) in lanes() {
+        let model = model();
+        std::thread::sleep(Duration::from_millis(20));
+        let (path, replaced) = (model.path.clone(), AtomicBool::new(false));
+        let script = FaultScript::new(move |number, _| {
+            if number == 3 && !replaced.swap(true, Ordering::Relaxed) {
+                let new = path.with_extension("new");
+                write_model(&new, &[tensor("other", Dtype::U8, &[4])], 0, 9);
+                fs::rename(new, &path).unwrap();
+            }
+            None
+        });
+        assert_is_file(&load_with(&model, &options, warm, script).unwrap(), &model.file);
+    }
+}
+
 #[test]
 fn a_file_cut_or_grown_between_header_and_load_is_noticed() {
     let _turn = turn();

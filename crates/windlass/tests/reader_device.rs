@@ -100,11 +100,11 @@ fn faults_of_the_driver_fail_reads_to_the_device_alone_and_leave_nothing() {
         ("cuEventRecord:2=700", true),
         ("cuMemcpyHtoDAsync_v2:3=719", true),
         ("cuMemcpyHtoDAsync_v2:1=1", true),
-        ("cuEventSynchronize:2=46", true),
+        ("cuEventSynchronize:2=719", true),
         ("cuCtxPushCurrent_v2:9=201", false),
         ("copy:1=700", true),
         ("copy:4=719", true),
-        ("copy:*=46", true),
+        ("copy:*=714", true),
     ];
     let before = Footprint::now();
     for (fault, is_certain) in faults {

@@ -43,7 +43,10 @@ fn without_io_uring_threads_serve_and_the_report_says_why() {
 
     let named = LoadOptions { route: Route::IoUring, ..LoadOptions::default() };
     match windlass::load(&[&path], &named).unwrap_err() {
-        Error::RouteUnavailable { route: Route::IoUring, why, .. } => assert!(why.reason.contains("seccomp")),
+        // No file is to blame.
+        Error::RouteUnavailable { route: Route::IoUring, path: None, why } => {
+            assert!(why.reason.contains("seccomp"))
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -59,10 +62,7 @@ fn without_io_uring_readers_of_other_routes_serve() {
         let threads = fs::read_dir("/proc/self/task").unwrap().count();
         let error = Reader::new(&ReaderOptions { route: Route::IoUring, ..Default::default() }).unwrap_err();
         let text = error.to_string();
-        assert!(
-            text.starts_with("route io_uring cannot serve any file: ") && text.contains("seccomp"),
-            "{text}"
-        );
+        assert!(text.starts_with("route io_uring cannot be used: ") && text.contains("seccomp"), "{text}");
         until("its thread is gone", || fs::read_dir("/proc/self/task").unwrap().count() == threads);
         for route in [Route::Auto, Route::Threads] {
             make_cold(&file.path);
@@ -74,6 +74,18 @@ fn without_io_uring_readers_of_other_routes_serve() {
             assert_all_hold(&file, &places, &batch);
         }
     }
+}
+
+#[test]
+fn a_reader_that_gets_no_thread_blames_no_file() {
+    if !in_child("a_reader_that_gets_no_thread_blames_no_file") {
+        return;
+    }
+    forbid(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN);
+    let error = Reader::new(&ReaderOptions::default()).unwrap_err();
+    assert!(matches!(error, Error::System { operation: "starting a thread", .. }), "{error:?}");
+    assert_eq!(error.errno(), Some(libc::EAGAIN));
+    assert!(error.to_string().starts_with("starting a thread failed: "), "{error}");
 }
 
 #[test]

@@ -10,9 +10,10 @@ use common::{
     saving::{Owned, assert_is, data, go_on, mixed, names, owned, reference},
 };
 use std::{
+    collections::BTreeSet,
     fs, io,
     ops::ControlFlow,
-    os::unix::fs::{PermissionsExt, symlink},
+    os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -163,13 +164,109 @@ fn a_link_stays_and_the_file_behind_it_is_replaced() {
     for path in [&file, &new] {
         assert_eq!(fs::read(path).unwrap(), reference(&tensors));
     }
-    let mode = fs::metadata(&new).unwrap().permissions().mode() & 0o777;
-    fs::write(directory.path().join("plain"), "").unwrap();
-    let plain = fs::metadata(directory.path().join("plain")).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode, plain);
     symlink("loop", directory.path().join("loop")).unwrap();
     let error = save_to(&directory.path().join("loop"), &tensors, &SaveOptions::default()).unwrap_err();
     assert!(matches!(&error, Error::Io { operation: "follow links", .. }), "{error:?}");
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn a_replaced_file_keeps_its_mode_and_a_new_one_gets_that_of_any_new_file() {
+    let directory = disk();
+    let [file, link, plain] = ["blob", "model.safetensors", "plain"].map(|name| directory.path().join(name));
+    let tensors = [owned("a", Dtype::U8, &[4], 0)];
+    fs::write(&plain, "").unwrap();
+    save_to(&file, &tensors, &SaveOptions::default()).unwrap();
+    assert_eq!(mode(&file), mode(&plain));
+    symlink("blob", &link).unwrap();
+    for kept in [0o600, 0o640, 0o444, 0o666] {
+        set_mode(&file, kept);
+        for path in [&file, &link] {
+            let report = save_to(path, &tensors, &SaveOptions::default()).unwrap();
+            assert_eq!((mode(&file), report.notes), (kept, vec![]));
+        }
+    }
+    // What runs as another user is no property of tensors.
+    set_mode(&file, 0o4755);
+    save_to(&file, &tensors, &SaveOptions::default()).unwrap();
+    assert_eq!(mode(&file), 0o755);
+}
+
+#[test]
+fn only_the_owner_can_read_what_is_being_saved() {
+    let directory = disk();
+    let path = directory.path().join("model.safetensors");
+    let tensors = [owned("a", Dtype::U8, &[5 << 20], 0)];
+    let seen = AtomicUsize::new(0);
+    let look = |_| {
+        for name in names(directory.path()).iter().filter(|name| name.ends_with(".tmp")) {
+            assert_eq!(mode(&directory.path().join(name)), 0o600);
+            seen.fetch_add(1, Ordering::Relaxed);
+        }
+        ControlFlow::Continue(())
+    };
+    save(&path, &data(&tensors), None, &SaveOptions::default(), look).unwrap();
+    set_mode(&path, 0o666);
+    save(&path, &data(&tensors), None, &SaveOptions::default(), look).unwrap();
+    let tensors = [owned("a", Dtype::U8, &[400], 0), owned("b", Dtype::U8, &[400], 0)];
+    let sharding = shards_of(400);
+    save_sharded(directory.path(), &data(&tensors), None, &sharding, &SaveOptions::default(), look).unwrap();
+    assert!(seen.into_inner() >= 4);
+}
+
+#[test]
+fn shards_and_index_get_what_all_files_of_the_replaced_save_allow() {
+    let directory = disk();
+    let modes = || -> BTreeSet<u32> {
+        names(directory.path()).iter().map(|name| mode(&directory.path().join(name))).collect()
+    };
+    let tensors = [1, 2, 3].map(|seed| owned(&seed.to_string(), Dtype::U8, &[400], seed));
+    save_to(&directory.path().join("model.safetensors"), &tensors, &SaveOptions::default()).unwrap();
+    set_mode(&directory.path().join("model.safetensors"), 0o640);
+    // Three shards in place of a single file, two of three, one file of two.
+    for (max_shard_bytes, files) in [(400, 4), (800, 3), (1200, 1)] {
+        save_shards(directory.path(), &tensors, max_shard_bytes).unwrap();
+        assert_eq!((names(directory.path()).len(), modes()), (files, [0o640].into()));
+    }
+    save_shards(directory.path(), &tensors, 400).unwrap();
+    for (name, mode) in names(directory.path()).iter().zip([0o664, 0o646, 0o644, 0o666]) {
+        set_mode(&directory.path().join(name), mode);
+    }
+    save_shards(directory.path(), &tensors, 400).unwrap();
+    assert_eq!(modes(), [0o644].into());
+}
+
+/// Runs as root, as another may not give files away.
+#[test]
+fn a_replaced_file_keeps_its_owner_and_no_other_group_gets_its_rights() {
+    const TEST: &str = "a_replaced_file_keeps_its_owner_and_no_other_group_gets_its_rights";
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can give files away");
+        return;
+    }
+    let directory = disk();
+    let path = directory.path().join("model.safetensors");
+    let tensors = [owned("a", Dtype::U8, &[4], 0)];
+    fs::write(&path, "old").unwrap();
+    set_mode(&path, 0o640);
+    chown(&path, Some(4321), Some(1234)).unwrap();
+    save_to(&path, &tensors, &SaveOptions::default()).unwrap();
+    let owner = |path: &Path| fs::metadata(path).map(|stat| (stat.uid(), stat.gid())).unwrap();
+    assert_eq!((owner(&path), mode(&path)), ((4321, 1234), 0o640));
+    // As where the process may not: its own group gets nothing of what the other had.
+    if !in_child(TEST) {
+        return;
+    }
+    forbid(&[libc::SYS_fchown], libc::EPERM);
+    save_to(&path, &tensors, &SaveOptions::default()).unwrap();
+    assert_eq!((owner(&path), mode(&path)), ((0, 0), 0o600));
 }
 
 #[test]

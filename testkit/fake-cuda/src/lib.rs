@@ -62,7 +62,7 @@
 //! | `CUFILE_READ_FAULTS` | | `nth=-errno`, `nth=-5xxx` or `nth=short:bytes`, by commas |
 //!
 //! Setting faults replaces those set before, and counts from then on, from 1; `*` means every time. A call
-//! fault makes the n-th call of a function return the code and do nothing; 700, 719, 46 and 999 make the
+//! fault makes the n-th call of a function return the code and do nothing; 700 and 719 make the
 //! current context unusable as well. `copy`, `fill` and `kernel` stand for operations that a stream executes:
 //! the n-th does nothing, and its code makes the stream's context unusable. For cuFile's functions, codes
 //! above 5000 are cuFile's and others the driver's, passed on with 5011. Read faults concern the n-th read

@@ -7,7 +7,6 @@ pub(crate) const SUCCESS: Code = 0;
 pub(crate) const INVALID_VALUE: Code = 1;
 pub(crate) const OUT_OF_MEMORY: Code = 2;
 pub(crate) const NOT_INITIALIZED: Code = 3;
-pub(crate) const DEVICE_UNAVAILABLE: Code = 46;
 pub(crate) const NO_DEVICE: Code = 100;
 pub(crate) const INVALID_DEVICE: Code = 101;
 pub(crate) const INVALID_IMAGE: Code = 200;
@@ -23,9 +22,8 @@ pub(crate) const HOST_MEMORY_NOT_REGISTERED: Code = 713;
 pub(crate) const LAUNCH_FAILED: Code = 719;
 pub(crate) const NOT_PERMITTED: Code = 800;
 pub(crate) const NOT_SUPPORTED: Code = 801;
-pub(crate) const UNKNOWN: Code = 999;
 
 /// Whether an error leaves its context unusable.
 pub(crate) fn is_sticky(code: Code) -> bool {
-    matches!(code, ILLEGAL_ADDRESS | LAUNCH_FAILED | DEVICE_UNAVAILABLE | UNKNOWN)
+    matches!(code, ILLEGAL_ADDRESS | LAUNCH_FAILED)
 }

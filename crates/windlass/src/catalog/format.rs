@@ -47,6 +47,12 @@ pub enum FormatError {
         /// What it is, and what to do about it.
         what: &'static str,
     },
+    /// It is no regular file, so it holds no bytes that can be read at any offset.
+    #[error("it is {kind}, not a regular file")]
+    NotRegular {
+        /// What it is: a directory, a FIFO, a socket or a device.
+        kind: &'static str,
+    },
 }
 
 /// What a file is that is often met where a model should be, judged by its first bytes, and what to do about it.
@@ -71,7 +77,7 @@ impl FormatError {
         match self {
             Self::Safetensors(problem) => problem.tensor(),
             Self::Gguf(problem) => problem.tensor(),
-            Self::Foreign { .. } => None,
+            Self::Foreign { .. } | Self::NotRegular { .. } => None,
         }
     }
 

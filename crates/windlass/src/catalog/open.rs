@@ -8,12 +8,20 @@ use super::{
     safetensors::{self, Header, HeaderError, LENGTH_PREFIX_BYTES},
 };
 use crate::{ByteRange, Error, Result, parallel};
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+};
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    fs::File,
+    fs::{File, FileType},
     io,
-    os::unix::fs::{FileExt, MetadataExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, FileTypeExt, MetadataExt},
+    },
     path::{Path, PathBuf},
+    sync::Mutex,
 };
 
 /// Headers that are read at the same time.
@@ -26,6 +34,8 @@ pub struct FileIdentity {
     inode: u64,
     len: u64,
     modified_ns: i128,
+    changed_ns: i128,
+    links: u64,
 }
 
 impl FileIdentity {
@@ -35,11 +45,14 @@ impl FileIdentity {
     /// Those of `fstat`.
     pub fn of(file: &File) -> io::Result<Self> {
         let stat = file.metadata()?;
+        let in_ns = |seconds, nanoseconds| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
         Ok(Self {
             device: stat.dev(),
             inode: stat.ino(),
             len: stat.len(),
-            modified_ns: i128::from(stat.mtime()) * 1_000_000_000 + i128::from(stat.mtime_nsec()),
+            modified_ns: in_ns(stat.mtime(), stat.mtime_nsec()),
+            changed_ns: in_ns(stat.ctime(), stat.ctime_nsec()),
+            links: stat.nlink(),
         })
     }
 
@@ -64,6 +77,10 @@ impl FileIdentity {
     }
 
     /// What is different in `now`, in words, or `None` if it is the same file, unchanged.
+    ///
+    /// The change time (`ctime`) counts too: programs set a modification time back, as `cp -p` does, but cannot set a
+    /// change time. A new or removed link also moves the change time. It is not a change if the number of links
+    /// differs.
     pub fn change(&self, now: &Self) -> Option<String> {
         if (self.device, self.inode) != (now.device, now.inode) {
             Some("another file has taken its name".into())
@@ -71,9 +88,18 @@ impl FileIdentity {
             Some(format!("it had {} bytes and now has {}", self.len, now.len))
         } else if self.modified_ns != now.modified_ns {
             Some("its modification time moved".into())
+        } else if self.is_touched(now) && self.links == now.links {
+            let reasons = "it was rewritten and its modification time set back, or its permissions, owner or attributes changed";
+            Some(format!("only its change time moved: {reasons}"))
         } else {
             None
         }
+    }
+
+    /// Whether the change time moved and nothing else that tells of other bytes.
+    fn is_touched(&self, now: &Self) -> bool {
+        let bytes = |of: &Self| (of.device, of.inode, of.len, of.modified_ns);
+        bytes(self) == bytes(now) && self.changed_ns != now.changed_ns
     }
 }
 
@@ -82,18 +108,33 @@ impl FileIdentity {
 pub(crate) struct OpenFile {
     pub(crate) path: PathBuf,
     pub(crate) file: File,
+    /// Its identity when it was opened.
     pub(crate) identity: FileIdentity,
+    names: Mutex<Names>,
+}
+
+/// The identity of a file after the last change of its names that was seen.
+#[derive(Debug)]
+struct Names {
+    identity: FileIdentity,
+    /// The path that the kernel has for the open file; `None` where it does not say.
+    name: Option<PathBuf>,
+}
+
+impl Names {
+    fn of(file: &File, identity: FileIdentity) -> Self {
+        let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok();
+        Self { identity, name }
+    }
 }
 
 impl OpenFile {
     /// Opens a regular file.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        // Before it is opened: opening a pipe waits for whoever writes to it.
+        // Before it is opened: opening a device may do something.
         let stat = std::fs::metadata(path).map_err(|source| open_error(path, source))?;
-        if !stat.is_file() {
-            return Err(not_a_file(path));
-        }
-        Self::from_file(File::open(path).map_err(|source| open_error(path, source))?, path)
+        check_regular(stat.file_type(), path)?;
+        Self::from_file(open_without_waiting(path).map_err(|source| open_error(path, source))?, path)
     }
 
     /// Takes an open file over, which must be a regular one.
@@ -105,11 +146,10 @@ impl OpenFile {
             range: None,
             source,
         };
-        if !file.metadata().map_err(stat)?.is_file() {
-            return Err(not_a_file(path));
-        }
+        check_regular(file.metadata().map_err(stat)?.file_type(), path)?;
         let identity = FileIdentity::of(&file).map_err(stat)?;
-        Ok(Self { path: path.to_owned(), file, identity })
+        let names = Mutex::new(Names::of(&file, identity));
+        Ok(Self { path: path.to_owned(), file, identity, names })
     }
 
     /// Fails if the file is no longer what it was when its header was read. `needed` are the bytes at stake,
@@ -130,7 +170,7 @@ impl OpenFile {
         tensor_at: impl FnOnce(u64) -> Option<String>,
     ) -> Result<()> {
         let now = now.map_err(|source| self.io_error("stat", source))?;
-        let Some(change) = self.identity.change(&now) else { return Ok(()) };
+        let Some(change) = self.change(&now) else { return Ok(()) };
         let (path, file_len) = (self.path.clone(), now.len());
         Err(if file_len < needed.end() {
             let tensor = tensor_at(file_len.max(needed.start()));
@@ -140,13 +180,55 @@ impl OpenFile {
         })
     }
 
+    /// What is different `now`, in words, or `None` if its bytes are the same.
+    ///
+    /// A file that gets another name, loses one or is replaced keeps its bytes, and its change time moves. Such a change
+    /// is accepted once: from then on, its new change time counts.
+    fn change(&self, now: &FileIdentity) -> Option<String> {
+        // Also what a thread asked before another accepted a change.
+        if self.identity == *now {
+            return None;
+        }
+        let mut names = parallel::lock(&self.names);
+        if names.identity.is_touched(now) {
+            let renamed = Names::of(&self.file, *now);
+            if renamed.identity.links != names.identity.links || renamed.name != names.name {
+                *names = renamed;
+                return None;
+            }
+        }
+        names.identity.change(now)
+    }
+
     pub(crate) fn io_error(&self, operation: &'static str, source: io::Error) -> Error {
         Error::Io { operation, path: self.path.clone(), tensor: None, range: None, source }
     }
 }
 
-fn not_a_file(path: &Path) -> Error {
-    Error::NotFound { path: path.to_owned(), reason: "not a regular file".into() }
+/// Opens a file that may have become a FIFO since it was looked at: that would wait for a writer.
+fn open_without_waiting(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
+        // A program has a lease of it, which only regular files have, and is given time to let it go.
+        Err(Errno::WOULDBLOCK) => return Ok(rustix::fs::open(path, flags, Mode::empty())?.into()),
+        opened => opened?,
+    };
+    // Reads wait as usual, also those of rings.
+    rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
+    Ok(file.into())
+}
+
+fn check_regular(file_type: FileType, path: &Path) -> Result<()> {
+    let kind = match file_type {
+        regular if regular.is_file() => return Ok(()),
+        other if other.is_dir() => "a directory",
+        other if other.is_fifo() => "a FIFO (a named pipe)",
+        other if other.is_socket() => "a socket",
+        other if other.is_char_device() => "a character device",
+        other if other.is_block_device() => "a block device",
+        _ => "something else",
+    };
+    Err(invalid(path, FormatError::NotRegular { kind }))
 }
 
 impl ByteSource for OpenFile {
@@ -411,6 +493,97 @@ pub(crate) fn open_error(path: &Path, source: io::Error) -> Error {
 mod tests {
     use super::*;
     use std::io::Write;
+
+    /// What `check_unchanged` says after `change` was done to a file and its modification time set back.
+    fn found_after(change: impl FnOnce(&Path)) -> Result<()> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.safetensors");
+        std::fs::write(&path, [7; 64]).unwrap();
+        let open_file = OpenFile::open(&path).unwrap();
+        let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+        tick();
+        let writer = File::options().write(true).open(&path).unwrap();
+        change(&path);
+        writer.set_modified(modified).unwrap();
+        open_file.check_unchanged(ByteRange::default(), |_| None)
+    }
+
+    /// Waits until the clock of the file system's times has moved.
+    fn tick() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+
+    fn rewrite(path: &Path) {
+        File::options().write(true).open(path).unwrap().write_all(&[8; 64]).unwrap();
+    }
+
+    #[test]
+    fn a_fifo_that_takes_the_place_of_a_file_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.safetensors");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        // As if it had been a file when `open` looked.
+        let file = open_without_waiting(&path).unwrap();
+        let found = OpenFile::from_file(file, &path);
+        assert!(
+            matches!(&found, Err(Error::InvalidFile { problem: FormatError::NotRegular { kind }, .. }) if kind.contains("FIFO")),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn reads_of_an_opened_file_wait() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open_file = OpenFile::open(file.path()).unwrap();
+        assert!(!rustix::fs::fcntl_getfl(&open_file.file).unwrap().contains(OFlags::NONBLOCK));
+    }
+
+    #[test]
+    fn a_rewritten_file_is_changed_although_its_modification_time_is_set_back() {
+        let error = found_after(rewrite).unwrap_err();
+        assert!(matches!(&error, Error::Changed { change, .. } if change.contains("change time")), "{error}");
+    }
+
+    #[test]
+    fn new_permissions_look_like_a_rewrite_and_the_error_says_so() {
+        let read_only = |path: &Path| {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
+        };
+        let error = found_after(read_only).unwrap_err();
+        assert!(error.to_string().contains("or its permissions, owner or attributes changed"), "{error}");
+    }
+
+    #[test]
+    fn other_names_change_no_bytes_but_hide_no_later_rewrite() {
+        let name = |path: &Path, name: &str| path.with_extension(name);
+        let changes: [(&str, &dyn Fn(&Path)); 4] = [
+            ("link", &|path| std::fs::hard_link(path, name(path, "link")).unwrap()),
+            ("rename", &|path| std::fs::rename(path, name(path, "old")).unwrap()),
+            ("remove", &|path| std::fs::remove_file(path).unwrap()),
+            ("replace", &|path| {
+                std::fs::write(name(path, "new"), [8; 64]).unwrap();
+                std::fs::rename(name(path, "new"), path).unwrap();
+            }),
+        ];
+        for (what, change) in changes {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("model.safetensors");
+            std::fs::write(&path, [7; 64]).unwrap();
+            let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+            let open_file = OpenFile::open(&path).unwrap();
+            let writer = File::options().write(true).open(&path).unwrap();
+            tick();
+            change(&path);
+            for _ in 0..2 {
+                open_file.check_unchanged(ByteRange::default(), |_| None).expect(what);
+            }
+            tick();
+            (&writer).write_all(&[8; 64]).unwrap();
+            writer.set_modified(modified).unwrap();
+            let found = open_file.check_unchanged(ByteRange::default(), |_| None);
+            assert!(matches!(found, Err(Error::Changed { .. })), "{what}: {found:?}");
+        }
+    }
 
     #[test]
     fn a_file_that_is_written_while_its_header_is_read_is_refused() {

@@ -3,7 +3,7 @@
 
 use super::{Check, Status, ok, slower};
 use crate::{
-    catalog::{FileIdentity, OpenFile},
+    catalog::OpenFile,
     device::{Device, DeviceInfo, cuda::cufile::CuFile, devices, driver_version},
     host::{numa, read_number},
     route::{SourceFile, Unavailable, gds},
@@ -166,11 +166,8 @@ pub(super) fn path_checks(name: &str, path: &Path, file: &File) -> Vec<Check> {
 fn prove(info: &DeviceInfo, path: &Path, file: &File) -> Result<String, Unavailable> {
     gds::plausible()?;
     let failed = |error: &dyn std::fmt::Display| Unavailable::new(error.to_string(), "");
-    let open = OpenFile {
-        path: path.to_owned(),
-        file: file.try_clone().map_err(|error| failed(&error))?,
-        identity: FileIdentity::of(file).map_err(|error| failed(&error))?,
-    };
+    let file = file.try_clone().map_err(|error| failed(&error))?;
+    let open = OpenFile::from_file(file, path).map_err(|error| failed(&error))?;
     let source = SourceFile::new(Arc::new(open)).map_err(|error| failed(&error))?;
     if let Some(why) = source.direct_refusal() {
         return Err(why.clone());

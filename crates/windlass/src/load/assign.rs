@@ -117,7 +117,7 @@ fn assign_file(
 ) -> Result<(Line, Access)> {
     let route = options.route;
     let unavailable =
-        |why: Unavailable| Err(Error::RouteUnavailable { route, path: source.path().to_owned(), why });
+        |why: Unavailable| Err(Error::RouteUnavailable { route, path: Some(source.path().to_owned()), why });
     if route.is_cufile() {
         let access = if source.direct_refusal().is_some() { Access::Buffered } else { Access::Direct };
         return Ok((Line::Ring, access));

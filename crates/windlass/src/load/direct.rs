@@ -83,7 +83,7 @@ impl DirectPath {
                     proof = proof.or(found);
                 }
                 Err(why) if is_named => {
-                    let path = source.path().to_owned();
+                    let path = Some(source.path().to_owned());
                     return Err(Error::RouteUnavailable { route: options.route, path, why });
                 }
                 Err(why) => refuse(Some(source), why),
@@ -97,8 +97,7 @@ impl DirectPath {
         let buffer = match DirectBuffer::new(device, slot_bytes.saturating_mul(count as u64)) {
             Ok(buffer) => Arc::new(buffer),
             Err(Error::DeviceUnavailable { why, .. }) if is_named => {
-                let path = sources.first().map(|source| source.path().to_owned()).unwrap_or_default();
-                return Err(Error::RouteUnavailable { route: options.route, path, why });
+                return Err(Error::RouteUnavailable { route: options.route, path: None, why });
             }
             Err(error) if is_named => return Err(error),
             Err(error) => {

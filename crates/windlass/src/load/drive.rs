@@ -35,8 +35,7 @@ pub(super) fn serve_ring(job: &Job, window: Window, pool_threads: usize) {
     match refused {
         None => {}
         Some(why) if job.route == route => {
-            let path = job.catalog.files().first().map(|file| file.path.clone()).unwrap_or_default();
-            job.fail(Error::RouteUnavailable { route, path, why });
+            job.fail(Error::RouteUnavailable { route, path: None, why });
         }
         Some(why) => {
             job.note_refusal(Refusal { what: route.to_string(), path: None, why });
@@ -142,7 +141,11 @@ fn hand_over_cold(job: &Job, op: ReadOp) -> bool {
         let tensor = job.tensor_name(&op).map(|tensor| format!(" (tensor '{tensor}')")).unwrap_or_default();
         let reason = format!("the page cache does not hold byte {offset}{tensor}");
         let why = Unavailable::new(reason, "run 'windlass warm' first, or choose route auto");
-        job.fail(Error::RouteUnavailable { route: Route::Cached, path: op.source.path().to_owned(), why });
+        job.fail(Error::RouteUnavailable {
+            route: Route::Cached,
+            path: Some(op.source.path().to_owned()),
+            why,
+        });
         return false;
     }
     job.queue.hand_over(job.cold_line(&op), op);
@@ -178,14 +181,7 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
             return refused;
         }
         if let Err(error) = lane.submit_and_wait(&mut done) {
-            let path = job.catalog.files().first().map(|file| file.path.clone()).unwrap_or_default();
-            job.fail(Error::Io {
-                operation: "waiting for reads",
-                path,
-                tensor: None,
-                range: None,
-                source: error,
-            });
+            job.fail(Error::System { operation: "waiting for reads", source: error });
             return None;
         }
         if done.is_empty() && job.queue.is_stopped() {
@@ -335,7 +331,7 @@ fn complete(job: &Job, op: ReadOp) -> bool {
 fn refused_direct(job: &Job, op: &ReadOp, why: Unavailable) -> Error {
     let fix = "choose route auto or threads, or set direct to never";
     let why = Unavailable::new(why.reason, fix);
-    Error::RouteUnavailable { route: job.route, path: op.source.path().to_owned(), why }
+    Error::RouteUnavailable { route: job.route, path: Some(op.source.path().to_owned()), why }
 }
 
 /// The error of a read that cannot be repeated.

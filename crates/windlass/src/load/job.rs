@@ -487,8 +487,7 @@ impl Job {
     pub(super) fn check_direct(&self) -> Result<()> {
         let Some(Err(why)) = self.direct_path.as_ref().map(DirectPath::check_kept) else { return Ok(()) };
         if self.route == Route::Gds {
-            let path = self.catalog.files().first().map(|file| file.path.clone()).unwrap_or_default();
-            return Err(Error::RouteUnavailable { route: Route::Gds, path, why });
+            return Err(Error::RouteUnavailable { route: Route::Gds, path: None, why });
         }
         self.note_refusal(Refusal { what: Route::Gds.to_string(), path: None, why });
         Ok(())

@@ -134,12 +134,11 @@ impl Loading {
         if let (Some(device), true) = (&device, is_unified)
             && !device.shares_host_memory()
         {
-            let path = catalog.files().first().map(|file| file.path.clone()).unwrap_or_default();
             let why = Unavailable::new(
                 format!("{} ({}) has memory of its own", device.name(), device.info().name),
                 "choose route auto or staged",
             );
-            return Err(Error::RouteUnavailable { route: Route::Unified, path, why });
+            return Err(Error::RouteUnavailable { route: Route::Unified, path: None, why });
         }
         let requests = options.selection.resolve(&catalog)?;
         let mut plan_options = options.plan_options();
@@ -304,14 +303,9 @@ impl Loading {
                 }
                 work(&job);
             };
+            let started = thread::Builder::new().name(name.into()).spawn(body);
             let thread =
-                thread::Builder::new().name(name.into()).spawn(body).map_err(|source| Error::Io {
-                    operation: "starting a thread",
-                    path: self.job.catalog.files().first().map(|file| file.path.clone()).unwrap_or_default(),
-                    tensor: None,
-                    range: None,
-                    source,
-                })?;
+                started.map_err(|source| Error::System { operation: "starting a thread", source })?;
             self.threads.push(thread);
         }
         Ok(())

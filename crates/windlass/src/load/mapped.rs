@@ -133,7 +133,7 @@ fn refuse_copies(catalog: &Catalog, plan: &Plan) -> Result<()> {
         "tensor '{}' is a slice across rows, or its elements are misaligned in the file: it must be copied",
         name.map_or("?", |name| name)
     );
-    let path = catalog.file(extent.file).path.clone();
+    let path = Some(catalog.file(extent.file).path.clone());
     Err(Error::RouteUnavailable {
         route: Route::Mapped,
         path,

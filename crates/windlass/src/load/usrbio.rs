@@ -10,10 +10,7 @@ use crate::{
     report::Refusal,
     route::{OpenMount, Route, SourceFile, Unavailable, UsrbioClient, UsrbioFiles, UsrbioLane, host_rings},
 };
-use std::{
-    path::PathBuf,
-    sync::{Arc, Mutex},
-};
+use std::sync::{Arc, Mutex};
 
 /// Bytes in flight: more of them, and copies find them no longer in the processor's cache.
 const IN_FLIGHT_BYTES: u64 = 32 << 20;
@@ -24,8 +21,6 @@ const MAX_CHUNK_BYTES: u64 = 32 << 20;
 #[derive(Debug)]
 pub(super) struct Shared {
     mount: Arc<OpenMount>,
-    /// The first file of them.
-    path: PathBuf,
     files: Arc<UsrbioFiles>,
     /// Whether each file of the catalog is among them.
     takes: Vec<bool>,
@@ -56,7 +51,7 @@ impl Shared {
             used.into_iter().partition(|&file| sources[file].filesystem().is_3fs());
         let mut refuse = |source: Option<&SourceFile>, why: Unavailable| match source {
             Some(source) if is_named => {
-                let path = source.path().to_owned();
+                let path = Some(source.path().to_owned());
                 Err(Error::RouteUnavailable { route: Route::Usrbio, path, why })
             }
             _ => {
@@ -107,8 +102,8 @@ impl Shared {
             let what = format!("{} by the vendor's library", Route::Usrbio);
             refused.push(Refusal { what, path: None, why: Unavailable::new(reason, "") });
         }
-        let (path, files) = (first.path().to_owned(), Arc::new(files));
-        Ok(takes.contains(&true).then(|| Self { mount, path, files, takes, file_chunk_bytes }))
+        let files = Arc::new(files);
+        Ok(takes.contains(&true).then(|| Self { mount, files, takes, file_chunk_bytes }))
     }
 
     /// The length of reads: that of the options, made to take whole chunks of the files unless the caller chose it.
@@ -191,7 +186,7 @@ impl UsrbioPath {
         let (memory, lanes) = match lanes {
             Ok(made) => made,
             Err(why) if options.route == Route::Usrbio => {
-                let (route, path) = (Route::Usrbio, shared.path.clone());
+                let (route, path) = (Route::Usrbio, Some(shared.mount.point().to_owned()));
                 return Err(Error::RouteUnavailable { route, path, why });
             }
             Err(why) => {

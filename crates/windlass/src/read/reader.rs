@@ -20,7 +20,6 @@ use crate::{
 };
 use std::{
     collections::HashMap,
-    path::PathBuf,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -60,7 +59,7 @@ impl Reader {
     ///
     /// # Errors
     /// [`Error::InvalidOption`]; [`Error::RouteUnavailable`] if the route that is named cannot run here;
-    /// [`Error::Allocation`]; [`Error::Io`] if the system gives no thread.
+    /// [`Error::Allocation`]; [`Error::System`] if the system gives no thread.
     pub fn new(options: &ReaderOptions) -> Result<Self> {
         options.check()?;
         let slots = Slots::new(options.slots(), options.chunk_bytes as usize, SlotKind::Host)?;
@@ -226,9 +225,7 @@ impl Reader {
             Err(why) => drop(told.send(why)),
         })?;
         match hears.recv() {
-            Ok(why) => {
-                Err(Error::RouteUnavailable { route: Route::IoUring, path: PathBuf::from("any file"), why })
-            }
+            Ok(why) => Err(Error::RouteUnavailable { route: Route::IoUring, path: None, why }),
             // It has begun.
             Err(mpsc::RecvError) => Ok(()),
         }
@@ -237,13 +234,7 @@ impl Reader {
     fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) -> Result<()> {
         let shared = self.shared.clone();
         let thread = thread::Builder::new().name(name.into()).spawn(move || work(&shared));
-        let thread = thread.map_err(|source| Error::Io {
-            operation: "starting a thread",
-            path: PathBuf::from("a reader"),
-            tensor: None,
-            range: None,
-            source,
-        })?;
+        let thread = thread.map_err(|source| Error::System { operation: "starting a thread", source })?;
         lock(&self.threads).push(thread);
         Ok(())
     }

@@ -88,7 +88,7 @@ impl UsrbioPath {
         let slot_bytes = slot_bytes.next_multiple_of(rustix::param::page_size());
         let numa_node = device.and_then(|device| device.info().numa_node);
         let memory = self.mount.memory(count.saturating_mul(slot_bytes), numa_node).map_err(|why| {
-            let path = self.mount.point().to_owned();
+            let path = Some(self.mount.point().to_owned());
             Error::RouteUnavailable { route: Route::Usrbio, path, why }
         })?;
         Slots::new(count, slot_bytes, SlotKind::Shared { iov: &memory, device })
@@ -121,5 +121,5 @@ fn check_filesystem(source: &SourceFile) -> Result<()> {
 }
 
 fn unavailable(source: &SourceFile, why: Unavailable) -> Error {
-    Error::RouteUnavailable { route: Route::Usrbio, path: source.path().to_owned(), why }
+    Error::RouteUnavailable { route: Route::Usrbio, path: Some(source.path().to_owned()), why }
 }

@@ -212,7 +212,7 @@ impl<'a> Worker<'a> {
     fn access(&self, piece: &Piece, source: &SourceFile) -> Result<Access> {
         let options = &self.shared.options;
         let unavailable = |why: Unavailable| {
-            Err(Error::RouteUnavailable { route: options.route, path: source.path().to_owned(), why })
+            Err(Error::RouteUnavailable { route: options.route, path: Some(source.path().to_owned()), why })
         };
         if options.route == Route::IoUring
             && let Some(why) = source.ring_refusal()
@@ -254,7 +254,7 @@ impl<'a> Worker<'a> {
             None if slots.is_exhausted() => {
                 let reason = "reads that failed may still arrive in any of its memory";
                 let why = Unavailable::new(reason, "make a new reader");
-                Err(Error::RouteUnavailable { route: self.route, path: source.path().to_owned(), why })
+                Err(Error::RouteUnavailable { route: self.route, path: Some(source.path().to_owned()), why })
             }
             slot => Ok(slot),
         }
@@ -374,7 +374,7 @@ impl<'a> Worker<'a> {
     }
 
     fn refused_direct(&self, op: &ReadOp, reason: String) -> Error {
-        let (route, path) = (self.shared.options.route, op.source.path().to_owned());
+        let (route, path) = (self.shared.options.route, Some(op.source.path().to_owned()));
         Error::RouteUnavailable { route, path, why: Unavailable::new(reason, FIX_DIRECT) }
     }
 }
@@ -576,7 +576,7 @@ fn not_cached(piece: &Piece, op: &ReadOp) -> Error {
     }
     let reason = format!("the page cache does not hold all of bytes {}", piece.wanted);
     let why = Unavailable::new(reason, "run 'windlass warm' first, or choose route auto");
-    Error::RouteUnavailable { route: Route::Cached, path: op.source.path().to_owned(), why }
+    Error::RouteUnavailable { route: Route::Cached, path: Some(op.source.path().to_owned()), why }
 }
 
 fn sink_error(read: &ReadState, range: ByteRange, source: SinkError) -> Error {

@@ -204,7 +204,7 @@ pub fn probe_3fs(path: &Path, client: UsrbioClient, directories: &[PathBuf]) -> 
 }
 
 fn refused(path: &Path, error: &Error) -> crate::Error {
-    let (route, path) = (super::Route::Usrbio, path.to_owned());
+    let (route, path) = (super::Route::Usrbio, Some(path.to_owned()));
     crate::Error::RouteUnavailable { route, path, why: unavailable(error) }
 }
 

@@ -5,10 +5,13 @@
 //! names them comes first.
 #![forbid(unsafe_code)]
 
-use super::{SaveReport, folder::Folder, io_error, lock::FolderLock, temp::TempFile};
+use super::{
+    SaveReport, folder::Folder, io_error, lock::FolderLock, permissions::Permissions, temp::TempFile,
+};
 use crate::{
     Catalog, Error, Result,
     catalog::{
+        OpenFile,
         index::{Index, MAX_INDEX_BYTES},
         shard_name::{ShardName, incomplete_set},
     },
@@ -16,7 +19,7 @@ use crate::{
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{self, File},
+    fs,
     io::{self, Read, Write},
     ops::ControlFlow,
     path::{Path, PathBuf},
@@ -88,6 +91,8 @@ pub(super) struct Commit<'a> {
     made_index: bool,
     /// Files that indexes of other names name: other checkpoints'.
     theirs: BTreeSet<String>,
+    /// What new files get.
+    permissions: Permissions,
     _lock: Option<FolderLock>,
 }
 
@@ -112,7 +117,12 @@ impl<'a> Commit<'a> {
         let others = entries(folder).filter(|name| is_index(name) && *name != own_index);
         // One that cannot be read says nothing of whose files are whose.
         let theirs = others.filter_map(|name| read_index(&folder.path.join(name)).ok()?).flatten().collect();
-        Ok(Self { folder, names, indexed, made_index: false, theirs, _lock: lock })
+        let permissions = Permissions::of_new_file();
+        let mut commit = Self { folder, names, indexed, made_index: false, theirs, permissions, _lock: lock };
+        let replaced = commit.old_files().into_iter().chain([commit.names.index()]);
+        commit.permissions =
+            Permissions::replacing(&replaced.map(|name| commit.path(&name)).collect::<Vec<_>>())?;
+        Ok(commit)
     }
 
     /// Names complete files, `contents` are the tensors of each, and removes those of earlier saves.
@@ -123,8 +133,12 @@ impl<'a> Commit<'a> {
         total_size: u64,
         report: &mut SaveReport,
     ) -> Result<()> {
+        for (temp, number) in temps.iter().zip(1..) {
+            let path = self.path(&self.names.plain(number, temps.len()));
+            self.permissions.give(temp, &path, &mut report.notes);
+        }
         if self.indexed.is_none() {
-            self.index_what_is_there()?;
+            self.index_what_is_there(report)?;
         }
         if let [content] = contents
             && self.single_is_free(report)?
@@ -138,7 +152,7 @@ impl<'a> Commit<'a> {
                 .zip(contents)
                 .flat_map(|(name, content)| content.iter().map(move |tensor| (*tensor, name.as_str())));
             // On the disk before the first name is given: nothing but renaming is left then.
-            let index = self.new_index(weight_map.collect(), total_size)?;
+            let index = self.new_index(weight_map.collect(), total_size, report)?;
             // Whoever does not lock the folder may have taken a name since it was looked for.
             if self.name_shards(&mut temps, &names)? {
                 break (names, index);
@@ -155,7 +169,7 @@ impl<'a> Commit<'a> {
 
     /// Where a single file or complete shards lie without an index: one that names these, so that new files beside them
     /// change nothing for those who read the directory.
-    fn index_what_is_there(&mut self) -> Result<()> {
+    fn index_what_is_there(&mut self, report: &mut SaveReport) -> Result<()> {
         let old: Vec<PathBuf> = self.old_files().into_iter().map(|name| self.path(&name)).collect();
         if old.is_empty() || incomplete_set(&old).is_some() {
             return Ok(());
@@ -172,7 +186,7 @@ impl<'a> Commit<'a> {
         }
         let weight_map = tensors.iter().map(|tensor| (&*tensor.name, names[tensor.file.index()].as_str()));
         let total_size = tensors.iter().map(|tensor| tensor.bytes.len()).sum();
-        self.new_index(weight_map.collect(), total_size)?.persist(&self.path(&self.names.index()))?;
+        self.new_index(weight_map.collect(), total_size, report)?.persist(&self.path(&self.names.index()))?;
         self.folder.sync()?;
         self.indexed = Some(names.into_iter().collect());
         self.made_index = true;
@@ -212,7 +226,7 @@ impl<'a> Commit<'a> {
             None => None,
             Some(_) => {
                 let weight_map = content.iter().map(|tensor| (*tensor, self.names.single)).collect();
-                Some(self.new_index(weight_map, total_size)?)
+                Some(self.new_index(weight_map, total_size, report)?)
             }
         };
         for temp in temps {
@@ -271,7 +285,12 @@ impl<'a> Commit<'a> {
     }
 
     /// A complete index that has no name yet.
-    fn new_index(&self, weight_map: BTreeMap<&str, &str>, total_size: u64) -> Result<TempFile> {
+    fn new_index(
+        &self,
+        weight_map: BTreeMap<&str, &str>,
+        total_size: u64,
+        report: &mut SaveReport,
+    ) -> Result<TempFile> {
         let path = self.path(&self.names.index());
         let text = IndexText { metadata: IndexMetadata { total_size }, weight_map };
         let temp = self.folder.new_temp()?;
@@ -283,6 +302,7 @@ impl<'a> Commit<'a> {
             if self.folder.is_synced() { temp.sync() } else { Ok(()) }
         };
         write().map_err(|source| io_error("write", &path, source))?;
+        self.permissions.give(&temp, &path, &mut report.notes);
         Ok(temp)
     }
 
@@ -357,17 +377,16 @@ impl<'a> Commit<'a> {
 
 /// The files that the index at `path` names; `None` if there is no index, and no files if it cannot be understood.
 fn read_index(path: &Path) -> Result<Option<BTreeSet<String>>> {
+    let file = match OpenFile::open(path) {
+        Ok(open_file) => open_file.file,
+        Err(Error::NotFound { .. }) => return Ok(None),
+        Err(error) => return Err(error),
+    };
     let mut text = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_INDEX_BYTES + 1).read_to_end(&mut text));
-    match read {
-        Ok(_) => {
-            let index = Index::parse(&text);
-            let files = index.iter().flat_map(Index::files).map(str::to_owned);
-            Ok(Some(files.collect()))
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(io_error("read", path, source)),
-    }
+    file.take(MAX_INDEX_BYTES + 1).read_to_end(&mut text).map_err(|source| io_error("read", path, source))?;
+    let index = Index::parse(&text);
+    let files = index.iter().flat_map(Index::files).map(str::to_owned);
+    Ok(Some(files.collect()))
 }
 
 /// The names in a folder, as far as they are text.

@@ -23,6 +23,7 @@ mod folder;
 mod gather;
 mod lock;
 mod options;
+mod permissions;
 mod plan;
 mod pwrite;
 mod report;
@@ -37,6 +38,7 @@ pub use report::SaveReport;
 use crate::{Alignment, Error, Result, catalog::safetensors::Metadata};
 use commit::{Commit, ShardNames};
 use folder::Folder;
+use permissions::Permissions;
 use plan::PlannedFile;
 use std::{
     fs, io,
@@ -51,7 +53,12 @@ use write::Writing;
 /// wrong, a file that had the name stays as it is. With [`SaveOptions::sync`] it is on the disk when this returns.
 ///
 /// With the default alignment the file has the bytes that the reference implementation writes. If `path` is a symbolic
-/// link, the file that it leads to is replaced, not the link. The new file has the permissions of any new file.
+/// link, the file that it leads to is replaced, not the link.
+///
+/// The file gets the mode of the file that it replaces, and its owner and group where the process may give these. Where it
+/// may not give the group, the group gets no more than all others. A file that replaces none gets the mode of any new file:
+/// what the process's mask (`umask`) leaves. Until it is complete, only its owner can read it. Access control lists and
+/// extended attributes are not kept.
 ///
 /// `go_on` is called with the number of bytes written since the last call, from any thread, until it breaks off; for the
 /// last time before the first name is given. From there on the save completes.
@@ -81,7 +88,9 @@ pub fn save(
     if go_on(0).is_break() {
         return Err(Error::Cancelled);
     }
+    let permissions = Permissions::replacing(&[path.clone()])?;
     for temp in files {
+        permissions.give(&temp, &path, &mut report.notes);
         temp.persist(&path)?;
     }
     folder.sync_saved(&path)?;
@@ -101,6 +110,9 @@ pub fn save(
 /// safetensors files lie beside. Where there was no index but a single file or
 /// complete shards, an index that names these is there meanwhile. A save into a new directory that was interrupted leaves
 /// shards without an index, which [`Catalog::open`](crate::Catalog::open) refuses; the next save removes them.
+///
+/// All files get what every file of the save that they replace allows, its index among them, and the owner and group of the
+/// first; otherwise as in [`save`].
 ///
 /// # Errors
 /// Those of [`save`].

@@ -15,7 +15,7 @@ use std::{
     fs::{self, File, OpenOptions},
     hash::{BuildHasher, Hasher},
     io,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -38,7 +38,9 @@ impl TempFile {
     pub(super) fn new(path_of: impl Fn(u64) -> PathBuf) -> Result<Self> {
         for _ in 0..ATTEMPTS {
             let path = path_of(RandomState::new().build_hasher().finish());
-            let file = match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
+            // Until it has its name, no other user may open it.
+            let new = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+            let file = match new {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(source) => return Err(io_error("create", &path, source)),

@@ -11,7 +11,9 @@ use windlass::{DeviceId, DirectIo, Error, LoadOptions, Loaded, Route, UsrbioClie
 
 fn unavailable(result: windlass::Result<Loaded>) -> (PathBuf, String, String) {
     match result.unwrap_err() {
-        Error::RouteUnavailable { route: Route::Usrbio, path, why } => (path, why.reason, why.fix),
+        Error::RouteUnavailable { route: Route::Usrbio, path: Some(path), why } => {
+            (path, why.reason, why.fix)
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -224,9 +224,12 @@ impl DriverError {
 }
 
 /// Whether a context is of no use any more: its device is gone or has failed, or it was destroyed.
+///
+/// `CUDA_ERROR_DEVICE_UNAVAILABLE` (46) and `CUDA_ERROR_UNKNOWN` (999) are not among these codes. The driver also returns
+/// them where the context lives and its work goes on.
 pub(super) fn ends_context(code: ResultCode) -> bool {
-    // From CUDA_ERROR_DEVICE_UNAVAILABLE to CUDA_ERROR_UNKNOWN.
-    matches!(code, 46 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 999)
+    // From CUDA_ERROR_ECC_UNCORRECTABLE to CUDA_ERROR_LAUNCH_FAILED.
+    matches!(code, 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719)
 }
 
 impl fmt::Display for DriverError {

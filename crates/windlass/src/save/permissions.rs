@@ -1,0 +1,86 @@
+//! Who may read and write a saved file: those who may read and write the files that it replaces.
+#![forbid(unsafe_code)]
+
+use super::{io_error, temp::TempFile};
+use crate::Result;
+use rustix::fs::{Gid, Mode, Uid, fchmod, fchown};
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+/// The mode of a new file before the process's mask is taken from it.
+const NEW_FILE: Mode = Mode::from_raw_mode(0o666);
+
+/// Mode and owner of a file that is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Permissions {
+    mode: Mode,
+    /// Those of the replaced file.
+    owner: Option<(Uid, Gid)>,
+}
+
+impl Permissions {
+    /// Those of a file that replaces none: what the process's mask leaves.
+    pub(super) fn of_new_file() -> Self {
+        Self { mode: mode_of_new_files(), owner: None }
+    }
+
+    /// Those of a file that replaces the files of these paths that exist: what all of them allow, and the owner and group
+    /// of the first. Where none exists, those of a new file.
+    pub(super) fn replacing(paths: &[PathBuf]) -> Result<Self> {
+        let mut replacing: Option<Self> = None;
+        for path in paths {
+            let stat = match fs::metadata(path) {
+                Ok(stat) => stat,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(source) => return Err(io_error("stat", path, source)),
+            };
+            // What runs as its owner or group does so by another right.
+            let mode = Mode::from_raw_mode(stat.mode()) & Mode::from_raw_mode(0o777);
+            let owner = Some((Uid::from_raw(stat.uid()), Gid::from_raw(stat.gid())));
+            let first = replacing.get_or_insert(Self { mode, owner });
+            first.mode &= mode;
+        }
+        Ok(replacing.unwrap_or_else(Self::of_new_file))
+    }
+
+    /// Gives them to a complete file that has no name yet, as far as the system lets the process. Never more than they
+    /// are: where the group cannot be given, the group gets what all others have. Notes what a file system refuses.
+    pub(super) fn give(self, temp: &TempFile, path: &Path, notes: &mut Vec<String>) {
+        let mut mode = self.mode;
+        let file = temp.file();
+        let (uid, gid) = match (self.owner, file.metadata()) {
+            (Some((uid, gid)), Ok(stat)) => (
+                Some(uid).filter(|uid| uid.as_raw() != stat.uid()),
+                Some(gid).filter(|gid| gid.as_raw() != stat.gid()),
+            ),
+            _ => (None, None),
+        };
+        if gid.is_some() && fchown(file, None, gid).is_err() {
+            let others = (mode & Mode::RWXO).as_raw_mode();
+            mode &= !Mode::RWXG | Mode::from_raw_mode(others << 3);
+        }
+        if let Err(error) = fchmod(file, mode) {
+            let wanted = mode.as_raw_mode();
+            notes.push(format!("{} does not get the permissions {wanted:03o}: {error}", path.display()));
+        }
+        // The last step: afterwards the file may be another's.
+        if uid.is_some() {
+            // Only privileged processes may give files away; others keep what they write.
+            let _ = fchown(file, uid, None);
+        }
+    }
+}
+
+/// The mode of any new file of this process. 0600 where /proc does not tell the mask: to ask by setting it would change it
+/// for other threads.
+fn mode_of_new_files() -> Mode {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    match mask.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()) {
+        Some(mask) => NEW_FILE & !Mode::from_raw_mode(mask),
+        None => Mode::RUSR | Mode::WUSR,
+    }
+}
