@@ -206,7 +206,12 @@ class Exchange:
 
     def _typed(self, tensor: int, bytes_: Any) -> Any:
         entry = self._catalog.entries[tensor]
-        typed = bytes_.view(self._catalog.elements[entry.dtype].torch_dtype)
+        torch_dtype = self._catalog.elements[entry.dtype].torch_dtype
+        if not bytes_.numel():
+            # The strides of a tensor without elements need not be whole elements of another type.
+            *outer, last = bytes_.shape
+            return bytes_.new_empty((*outer, last // torch_dtype.itemsize), dtype=torch_dtype)
+        typed = bytes_.view(torch_dtype)
         return typed.view(()) if entry.is_scalar else typed
 
     def _empty(self, shape: tuple[int, ...]) -> Any:
