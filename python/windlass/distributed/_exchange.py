@@ -106,10 +106,12 @@ class Exchange:
     def carry_out(self, prepared: Prepared) -> list[tuple[str, Any]]:
         """Exchanges the messages of a step; returns the tensors that this rank has now."""
         if self._link is not None:
-            works = [self._link.start_broadcast(buffer, root) for root, buffer in prepared.broadcasts]
-            works += self._link.start_exchange(prepared.sends, prepared.receives)
-            while works:
-                self._link.wait(works.pop(0))
+            for_all = [self._link.start_broadcast(buffer, root) for root, buffer in prepared.broadcasts]
+            for_one = self._link.start_exchange(prepared.sends, prepared.receives)
+            while for_all:
+                self._link.wait_for_all(for_all.pop(0), self._link.device)
+            while for_one:
+                self._link.wait(for_one.pop(0))
         self.sent_bytes += sum(prepared.outgoing)
         # Each bundle is let go once its tensors are copied out of it, so that they never take twice the memory.
         for messages in (prepared.broadcasts, prepared.sends, prepared.receives):

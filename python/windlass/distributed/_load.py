@@ -77,7 +77,7 @@ def load_file(
             to the other ranks that want it. ``"auto"``: the faster, by short measurements.
         max_in_flight: The most bytes of memory that passing on takes a rank, tensors that it wants included. A
             tensor may be larger.
-        timeout: Seconds to wait for a rank before it is taken for lost.
+        timeout: Seconds to wait for a rank before it is taken for lost. A shorter time-out of the group counts instead.
         node: What ranks that share reads have in common, and no other ranks: anything with a ``str``. Default: the
             name of the host and its boot.
         allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
