@@ -9,7 +9,8 @@ from collections.abc import Generator, Hashable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from windlass._checkpoint import Checkpoint, LoadedTensors, PathType
+from windlass._arguments import PathType
+from windlass._checkpoint import Checkpoint, LoadedTensors
 from windlass._frameworks import device_name
 from windlass._options import LoadOptions
 from windlass.distributed._catalog import read_catalog
