@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from windlass import _native
+from windlass._arguments import path_text
 from windlass._native import Completion, Region
 from windlass.kv._namespace import Namespace
 from windlass.kv._waiting import Waiting
@@ -74,7 +75,7 @@ class Store:
             scrub_bytes_per_second: What is read in the background to find damaged blocks.
         """
         self._native = _native.KvStore(
-            os.fspath(root),
+            path_text(root),
             capacity=capacity,
             access=access,
             layout=layout,
