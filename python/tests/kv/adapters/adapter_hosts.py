@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import mmap
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,8 @@ from plugin_hosts import ROOT
 DOCUMENTED_ROOT = "/mnt/nvme/kv"
 # Small, so that segments are too; and nothing is asked of the drive that tests do not need.
 SMALL = {"capacity": "64MiB", "min_free": 0, "durability": "none"}
+# Those that no handler of `Exception` sees, and one that no handler of the store's errors does.
+INTERRUPTS = [KeyboardInterrupt, SystemExit, asyncio.CancelledError, TypeError]
 
 
 def examples(page: str, root: Path, language: str = "json") -> list[Any]:
@@ -78,3 +83,60 @@ def _places(root: Path, content: bytes) -> Iterator[tuple[Path, int]]:
 def random_bytes(size: int, seed: int) -> bytes:
     """Bytes that are nowhere else."""
     return np.random.default_rng(seed).bytes(size)
+
+
+class Held:
+    """A ticket whose memory a test holds on to."""
+
+    def __init__(self, *statuses: str, released: bool = False) -> None:
+        succeeded = [status in ("ok", "exists") for status in statuses]
+        self.id = 1 << 60
+        self.completion = SimpleNamespace(
+            ticket=self.id,
+            statuses=list(statuses),
+            succeeded=succeeded,
+            ok=all(succeeded),
+            bytes=0,
+            moving=0.0,
+        )
+        self.is_done, self.is_released, self.is_lost = True, released, False
+        # What comes instead of the next answers of `released`.
+        self.interrupts: list[BaseException] = []
+        self.is_cancelled = False
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def released(self) -> bool:
+        if self.interrupts:
+            raise self.interrupts.pop()
+        return self.is_released
+
+    def lost(self) -> bool:
+        return self.is_lost
+
+    def cancel(self) -> bool:
+        self.is_cancelled = True
+        return False
+
+    def wait(self, timeout: float | None = None) -> Any:
+        assert self.is_done
+        return self.completion
+
+
+def released_later(ticket: Held) -> threading.Timer:
+    timer = threading.Timer(0.1, setattr, (ticket, "is_released", True))
+    timer.start()
+    return timer
+
+
+def failing_on_second_call(first: Held, interrupt: type[BaseException]) -> Callable[..., Held]:
+    calls: list[Any] = []
+
+    def start(*_: Any, **__: Any) -> Held:
+        calls.append(None)
+        if len(calls) == 2:
+            raise interrupt("of the second")
+        return first
+
+    return start

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_hosts import SMALL, examples, flip_bit, wait_until
+from adapter_hosts import INTERRUPTS, SMALL, Held, examples, flip_bit, released_later, wait_until
 from plugin_hosts import HOST_WARNINGS, import_host
 
 import_host("sglang.srt.mem_cache.pool_host.mha")
@@ -493,6 +493,22 @@ def test_a_pool_that_is_not_registered_is_named(tmp_path):
 def test_what_cannot_be_is_said_when_the_backend_is_attached(tmp_path, store, message):
     with pytest.raises(OptionError, match=message), opened(tmp_path, mha_pool(), store=store):
         pass
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+@pytest.mark.parametrize("what", ["batch_get_v1", "batch_set_v1"])
+def test_sglang_gets_its_pages_back_when_a_call_is_interrupted(tmp_path, monkeypatch, what, interrupt):
+    with opened(tmp_path / "kv", mha_pool()) as ours:
+        ticket = Held("cancelled")
+        ticket.interrupts = [interrupt()]
+        monkeypatch.setattr("windlass.kv.Namespace.load", lambda *_, **__: ticket)
+        monkeypatch.setattr("windlass.kv.Namespace.store", lambda *_, **__: ticket)
+        timer = released_later(ticket)
+        with pytest.raises(interrupt):
+            getattr(ours, what)(["one"], indices(0))
+        assert ticket.is_cancelled
+        assert ticket.is_released, "SGLang may use the page now"
+        timer.join()
 
 
 def test_sglangs_own_faults_reach_nothing(tmp_path, monkeypatch):

@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adapter_hosts import SMALL, examples, flip_bit, random_bytes, truncate, wait_until
+from adapter_hosts import (
+    INTERRUPTS,
+    SMALL,
+    Held,
+    examples,
+    failing_on_second_call,
+    flip_bit,
+    random_bytes,
+    released_later,
+    truncate,
+    wait_until,
+)
 from plugin_hosts import HOST_WARNINGS, import_host
 from test_kv_device import DeviceMemory
 
@@ -392,6 +403,33 @@ def test_memory_in_doubt_is_an_error_of_the_storage(store):
     assert store.check(task)
     with pytest.raises(StoreUnhealthyError, match="1 io:5"):
         store.wait(task)
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+def test_ucm_gets_its_memory_back_when_a_task_cannot_begin(opened, monkeypatch, interrupt):
+    # A task of two requests, one for each store.
+    store = opened(storage_backends=[str(opened.root / name) for name in ("one", "two")])
+    ids = block_ids(20)
+    first = Held("cancelled")
+    monkeypatch.setattr("windlass.kv.Namespace.load", failing_on_second_call(first, interrupt))
+    timer = released_later(first)
+    with pytest.raises(interrupt, match="of the second"):
+        store.load(ids, [0] * 20, tensors(ids, 1))
+    assert first.is_cancelled
+    assert first.is_released, "UCM may use the memory now"
+    timer.join()
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+def test_a_wait_that_is_interrupted_ends_the_task(store, interrupt):
+    ticket = Held("cancelled")
+    ticket.interrupts = [interrupt()]
+    timer = released_later(ticket)
+    with pytest.raises(interrupt):
+        store.wait(WindlassTask([ticket]))
+    assert ticket.is_cancelled
+    assert ticket.is_released
+    timer.join()
 
 
 def test_all_stores_are_closed_though_one_cannot_be(opened, monkeypatch, caplog):

@@ -13,7 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from adapter_hosts import SMALL, examples, flip_bit, random_bytes, truncate, wait_until
+from adapter_hosts import (
+    INTERRUPTS,
+    SMALL,
+    Held,
+    examples,
+    flip_bit,
+    random_bytes,
+    released_later,
+    truncate,
+    wait_until,
+)
 from plugin_hosts import HOST_WARNINGS, import_host
 
 import_host("vllm.v1.kv_offload.tiering.spec")
@@ -40,8 +50,7 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory  # noqa: E402
 from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: E402
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # noqa: E402
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
-from windlass.errors import OptionError, StorageError, StoreClosedError  # noqa: E402
-from windlass.kv.adapters._tickets import MemoryLostError  # noqa: E402
+from windlass.errors import MemoryLostError, OptionError, StorageError, StoreClosedError  # noqa: E402
 from windlass.kv.adapters.vllm import FAILED_BLOCKS, WindlassTier  # noqa: E402
 
 pytestmark = HOST_WARNINGS
@@ -485,6 +494,25 @@ def test_memory_in_doubt_is_never_given_back(vllm, monkeypatch):
     with pytest.raises(StoreClosedError):
         vllm.tier._store.stats()
     vllm.tier._jobs.clear()
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+def test_vllm_gets_its_chunks_back_when_a_job_cannot_begin(vllm, monkeypatch, interrupt):
+    class Failing(dict):
+        def __setitem__(self, *_: Any) -> None:
+            raise interrupt("once the request has begun")
+
+    ticket = Held("cancelled")
+    blocks = SimpleNamespace(load=lambda *_: ticket)
+    monkeypatch.setattr(vllm.tier, "_blocks", blocks)
+    monkeypatch.setattr(vllm.tier, "_jobs", Failing())
+    timer = released_later(ticket)
+    with pytest.raises(interrupt, match="has begun"):
+        vllm.tier.submit_load(job_of([key_of(1)], [1], is_promotion=True))
+    assert ticket.is_cancelled
+    assert ticket.is_released, "vLLM may use the chunk now"
+    timer.join()
+    monkeypatch.undo()
 
 
 def test_a_store_that_cannot_be_closed_does_not_keep_vllm_from_its_memory(tmp_path, monkeypatch):

@@ -8,22 +8,25 @@ import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from ucm.store.pipeline.errors import StoreNotFoundError, StoreUnhealthyError
 from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 
 from windlass.errors import OptionError, RequestError
-from windlass.kv import Addresses, Error, Namespace, Region, Store, Ticket
+from windlass.kv import Addresses, Error, MemoryLostError, Namespace, Region, Store, Ticket
+from windlass.kv._ending import abandon, settle_all, summary
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, outcome, settle_all, summary
+from windlass.kv.adapters._tickets import is_accepted, outcome
 
 log = logging.getLogger("windlass.kv")
 
 # Statuses of blocks that are not there, or that are not what was asked for: UCM computes them anew.
 _GONE = frozenset({"miss", "expired", "corrupt", "mismatch"})
 _GIB = 1 << 30
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -184,7 +187,8 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
             StoreUnhealthyError: The storage failed, or took too long; or it may use the memory for ever.
             RuntimeError: Blocks were not stored, as there is no room, or as they have other shards.
         """
-        statuses = _settled(task.tickets)
+        completions = _ended(settle_all, task.tickets)
+        statuses = [status for completion in completions for status in completion.statuses]
         bad = [status for status in statuses if not is_accepted(status)]
         if not bad:
             return
@@ -240,11 +244,9 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
                     ids = [block_ids[place] for place in some]
                     shards = [int(shard_index[place]) for place in some]
                     task.tickets.append(start(blocks, ids, memory, shard=shards, **options))
-        except Exception:
+        except BaseException:
             # The caller learns of no task, and takes its memory back.
-            for ticket in task.tickets:
-                ticket.cancel()
-            _settled(task.tickets)
+            _ended(abandon, task.tickets)
             raise
         return task
 
@@ -323,14 +325,13 @@ class _Geometry:
         return _Rows(addresses=found, sizes=self.sizes, device=self.device)
 
 
-def _settled(tickets: list[Ticket]) -> list[str]:
-    """How items ended, once all requests have and nothing uses their memory."""
+def _ended(end: Callable[[list[Ticket]], T], tickets: list[Ticket]) -> T:
+    """Ends requests, one way or another, so that nothing uses their memory."""
     try:
-        completions = settle_all(tickets)
+        return end(tickets)
     except MemoryLostError as error:
         log.error("UCM cannot keep memory back, so its process has to be restarted: %s", error)
         raise StoreUnhealthyError(str(error)) from error
-    return [status for completion in completions for status in completion.statuses]
 
 
 def _roots(config: Mapping[str, Any]) -> list[str]:

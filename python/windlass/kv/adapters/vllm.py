@@ -32,8 +32,9 @@ from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import TIER_LABEL, JobId, JobResult, SecondaryTierManager, TransferJob
 
 from windlass.kv import Addresses, Completion, Error, Ticket
+from windlass.kv._ending import abandon, settle_all, summary
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import is_accepted, outcome, settle_all, summary
+from windlass.kv.adapters._tickets import is_accepted, outcome
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
@@ -154,16 +155,24 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _begin(self, job: TransferJob, keys: list[OffloadKey], chunks: np.ndarray, *, is_load: bool) -> None:
         entry = _Job(job.job_id, job.req_context.req_id, keys, is_load, None)
-        if keys:
-            start = self._blocks.load if is_load else self._blocks.store
-            try:
-                entry.ticket = start(keys, self._addresses(chunks))
-            except (Error, ValueError) as error:
-                log.error("job %d of tier %s cannot begin: %s", job.job_id, self.tier_type, error)
-                entry.has_begun = False
-            else:
+        begun: list[Ticket] = []
+        try:
+            if keys:
+                start = self._blocks.load if is_load else self._blocks.store
+                try:
+                    begun.append(start(keys, self._addresses(chunks)))
+                except (Error, ValueError) as error:
+                    log.error("job %d of tier %s cannot begin: %s", job.job_id, self.tier_type, error)
+                    entry.has_begun = False
+            self._jobs[job.job_id] = entry
+            if begun:
+                entry.ticket = begun[0]
                 self._storing.update(() if is_load else keys)
-        self._jobs[job.job_id] = entry
+        except BaseException:
+            # vLLM takes the chunks back.
+            self._jobs.pop(job.job_id, None)
+            abandon(begun)
+            raise
 
     def _addresses(self, chunks: np.ndarray) -> Addresses:
         if self._rows is None:
