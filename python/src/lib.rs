@@ -59,7 +59,7 @@ mod _native {
     #[pymodule_export]
     use super::tensor::{Tensor, to_torch};
     #[pymodule_export]
-    use super::{doctor, search_cufile_in, version};
+    use super::{doctor, is_remote, search_cufile_in, version};
 }
 
 use crate::error::IntoPython;
@@ -115,6 +115,13 @@ fn version() -> &'static str {
 #[pyfunction]
 fn search_cufile_in(directory: std::path::PathBuf) {
     windlass::device::search_cufile_in(directory);
+}
+
+/// Whether a path lies on a file system that other machines may share.
+#[pyfunction]
+fn is_remote(py: Python<'_>, path: std::path::PathBuf) -> PyResult<bool> {
+    let answer = py.detach(|| windlass::route::is_remote(&std::fs::File::open(path)?));
+    Ok(answer?)
 }
 
 /// What this machine offers a load, as JSON.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +126,10 @@ def dump(store: WindlassStore, ids: list[bytes]) -> list[list[torch.Tensor]]:
     rows = tensors(ids)
     store.wait(store.dump(*shards_of(ids), rows))
     return rows
+
+
+def layout_of(store: WindlassStore) -> str:
+    return store._stores[0].report()["layout"]
 
 
 def same(one: list[list[torch.Tensor]], other: list[list[torch.Tensor]]) -> bool:
@@ -475,6 +480,10 @@ def test_a_request_that_makes_no_sense_is_refused(store):
         ({"windlass": {"capacty": 1}}, "'capacty' in windlass"),
         ({"shard_size": 4096, "block_size": 5000}, "block_size cannot be 5000"),
         ({"use_direct": "maybe"}, "maybe"),
+        ({"useDirect": "maybe"}, "maybe"),
+        ({"useDirect": True, "use_direct": False}, "useDirect is True, and use_direct False"),
+        ({"usedirect": True}, "'usedirect' in ucm_connector_config means nothing"),
+        ({"posix_capcity_gb": 1}, "'posix_capcity_gb' in ucm_connector_config means nothing"),
     ],
 )
 def test_what_cannot_be_is_said_when_the_store_is_made(opened, changes, message):
@@ -486,6 +495,38 @@ def test_ucms_own_options_are_the_stores(opened):
     store = opened(posix_capacity_gb=3, timeout_ms=5000, use_direct=False, windlass={"capacity": None})
     assert store._stores[0].stats()["capacity_bytes"] == 3 << 30
     assert store._stores[0].report()["direct"] == "off"
+
+
+@pytest.mark.parametrize(("value", "mode"), [(True, "require"), (False, "off"), ("prefer", "prefer")])
+@pytest.mark.parametrize("name", ["useDirect", "use_direct"])
+def test_both_spellings_of_use_direct_are_heard(opened, name, value, mode):
+    assert opened(**{name: value})._stores[0].report()["direct"] == mode
+
+
+def test_a_store_without_a_capacity_takes_most_of_its_file_system(opened):
+    roots = [str(opened.root / "new" / name) for name in ("one", "two")]
+    size = shutil.disk_usage(opened.root).total
+    (one,) = opened(storage_backends=roots[:1], windlass={"capacity": None})._stores
+    assert one.stats()["capacity_bytes"] == size * 90 // 100
+    # UCM's own word for no limit.
+    both = opened(storage_backends=roots, windlass={"capacity": None}, posix_capacity_gb=0)._stores
+    assert [store.stats()["capacity_bytes"] for store in both] == [size * 90 // 100 // 2] * 2
+
+
+def test_a_new_store_on_a_file_system_of_the_network_has_files(opened, monkeypatch):
+    local = opened(storage_backends=[str(opened.root / "local")])
+    monkeypatch.setattr("windlass._native.is_remote", lambda _path: True)
+    assert layout_of(opened(storage_backends=[str(opened.root / "new")])) == "files"
+    assert layout_of(opened(storage_backends=[str(opened.root / "new")])) == "files"
+    assert layout_of(opened(storage_backends=[str(opened.root / "local")])) == layout_of(local) == "segments"
+    own = {"layout": "segments"}
+    assert layout_of(opened(storage_backends=[str(opened.root / "own")], windlass=own)) == "segments"
+
+
+def test_keys_of_ucms_own_stores_have_no_effect_and_are_named(opened, caplog):
+    opened(store_pipeline="Cache|Posix", io_direct=True, posix_io_engine="aio", cache_buffer_capacity_gb=64)
+    (message,) = [record.message for record in caplog.records if "no effect" in record.message]
+    assert "io_direct, posix_io_engine have no effect" in message
 
 
 @pytest.mark.parametrize("use_direct", ["off", "prefer"])
