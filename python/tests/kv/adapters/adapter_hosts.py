@@ -19,6 +19,7 @@ import numpy as np
 # What plug-ins and the store have for their tests serves those of adapters.
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "plugins")]
 
+from conftest import write_model
 from plugin_hosts import ROOT
 
 # Where the examples of the documentation have their stores.
@@ -140,3 +141,16 @@ def failing_on_second_call(first: Held, interrupt: type[BaseException]) -> Calla
         return first
 
     return start
+
+
+def sharded_checkpoint(path: Path, seed: int = 0) -> Path:
+    """A checkpoint of three files."""
+    path.mkdir(parents=True)
+    names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    tensors = [f"layers.{number}.weight" for number in range(3)]
+    for number, (name, tensor) in enumerate(zip(names, tensors, strict=True)):
+        write_model(path / name, {tensor: ("BF16", [512, 1024])}, seed=seed * 10 + number)
+    index = {"metadata": {}, "weight_map": dict(zip(tensors, names, strict=True))}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (path / "config.json").write_text('{"rope_theta": 10000}')
+    return path

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from adapter_hosts import INTERRUPTS, SMALL, Held, examples, flip_bit, released_later, wait_until
+from adapter_hosts import (
+    INTERRUPTS,
+    SMALL,
+    Held,
+    examples,
+    flip_bit,
+    released_later,
+    sharded_checkpoint,
+    wait_until,
+)
 from plugin_hosts import HOST_WARNINGS, import_host
 
 import_host("sglang.srt.mem_cache.pool_host.mha")
@@ -493,6 +504,23 @@ def test_a_pool_that_is_not_registered_is_named(tmp_path):
 def test_what_cannot_be_is_said_when_the_backend_is_attached(tmp_path, store, message):
     with pytest.raises(OptionError, match=message), opened(tmp_path, mha_pool(), store=store):
         pass
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_pages_of_other_weights_at_the_same_path_are_not_found(tmp_path, monkeypatch, is_published):
+    path = tmp_path / "llama"
+    if is_published:
+        # As in SGLang's server. Its pools may add to the name.
+        model = SimpleNamespace(model_path=str(path), revision=None)
+        monkeypatch.setattr("windlass.kv.adapters.sglang.get_model", lambda: model)
+    name = "llama-unified-token-major" if is_published else str(path)
+    pool = mha_pool()
+    for seed, expected in ((0, 0), (1, 0), (0, 1)):
+        sharded_checkpoint(path, seed)
+        with opened(tmp_path / "kv", pool, model_name=name) as backend:
+            assert backend.batch_exists(["a"]) == expected
+            assert backend.batch_set_v1(["a"], indices(0)) == [True]
+        shutil.rmtree(path)
 
 
 @pytest.mark.parametrize("interrupt", INTERRUPTS)

@@ -22,6 +22,7 @@ from adapter_hosts import (
     flip_bit,
     random_bytes,
     released_later,
+    sharded_checkpoint,
     truncate,
     wait_until,
 )
@@ -373,6 +374,17 @@ def test_blocks_of_another_shape_are_not_delivered(opened):
     assert opened(tensor_layout="mla").lookup(ids) == [False]
     assert opened(windlass={"namespace": {"dtype": "fp8"}}).lookup(ids) == [False]
     assert opened().lookup(ids) == [True]
+
+
+def test_blocks_of_other_weights_at_the_same_path_are_not_found(opened):
+    path, ids = opened.root / "llama", block_ids(1)
+    for seed, expected in ((0, False), (1, False), (0, True)):
+        sharded_checkpoint(path, seed)
+        store = opened(windlass={"checkpoint": str(path)})
+        assert store.lookup(ids) == [expected]
+        dump(store, ids)
+        store.close()
+        shutil.rmtree(path)
 
 
 def test_what_admission_leaves_out_is_no_failure(opened):

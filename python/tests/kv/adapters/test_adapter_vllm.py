@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +22,11 @@ from adapter_hosts import (
     flip_bit,
     random_bytes,
     released_later,
+    sharded_checkpoint,
     truncate,
     wait_until,
 )
-from plugin_hosts import HOST_WARNINGS, import_host
+from plugin_hosts import HOST_WARNINGS, import_host, logged
 
 import_host("vllm.v1.kv_offload.tiering.spec")
 
@@ -593,6 +595,23 @@ def test_chunks_of_another_layout_are_not_found(tmp_path, what):
         with engine(root) as same:
             same.tier._store.maintain()
             assert same.tier.lookup(key_of(1), CONTEXT) is HIT
+
+
+def test_chunks_of_other_weights_at_the_same_path_are_not_found(tmp_path):
+    path = tmp_path / "llama"
+    changes = {"model": OffloadingModelConfig(name=str(path), dtype="bfloat16")}
+    for seed, expected in ((0, MISS), (1, MISS), (0, HIT)):
+        sharded_checkpoint(path, seed)
+        with engine(tmp_path / "kv", changes) as vllm:
+            assert vllm.tier.lookup(key_of(1), CONTEXT) is expected
+            assert vllm.store([key_of(1)], [0]).success
+        shutil.rmtree(path)
+
+
+def test_a_model_whose_weights_are_not_found_is_a_warning(tmp_path):
+    with logged("vllm.windlass.kv") as messages, engine(tmp_path / "kv"):
+        pass
+    assert any("does not depend on the weights: llama is no directory" in message for message in messages)
 
 
 def test_chunks_with_one_copy_for_all_ranks_are_exchanged(tmp_path):

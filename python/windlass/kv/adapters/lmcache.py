@@ -51,11 +51,11 @@ class Client:
 
         Args:
             root: Directory of the store.
-            options: Those of `windlass.kv.Store`, and ``namespace``.
+            options: Those of `windlass.kv.Store`, ``namespace``, and ``checkpoint``: where the weights are.
         """
         settings = Settings.parse(options, "adapter_params")
         self._store, self._blocks = settings.open_both(
-            root, key_algorithm="lmcache object key", other={"engine": "lmcache"}
+            root, key_algorithm="lmcache object key", other={"engine": "lmcache", **settings.weights()}
         )
         self._is_read_only = settings.is_read_only
         self._lock = threading.Lock()

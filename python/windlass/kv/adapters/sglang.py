@@ -23,6 +23,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransfer,
     PoolTransferResult,
 )
+from sglang.srt.runtime_context import get_model
 
 from windlass.errors import OptionError, RequestError
 from windlass.kv import Addresses, MemoryLostError, Namespace, Store, Ticket
@@ -64,7 +65,8 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
 
         Args:
             storage_config: As SGLang's controller makes it. Its ``extra_config`` has ``store``, with ``root``, options
-                of `windlass.kv.Store`, and ``namespace``.
+                of `windlass.kv.Store`, ``namespace``, and ``checkpoint``: where the weights are, if not where SGLang
+                has the model from.
             kwargs: What SGLang's factory adds: nothing so far.
         """
         self._config = storage_config
@@ -76,6 +78,7 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
             )
         self._settings = Settings.parse(options, "store", own=("root",))
         self._is_zero_copy = bool(extra.get("interface_v1", 0))
+        self._weights = self._settings.weights(*_model_of(storage_config))
         self._store: Store = self._settings.open(options["root"])
         self._main: _Pool | None = None
         self._pools: dict[str, _Pool] = {}
@@ -143,6 +146,7 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
                 "decode_context_parallel": f"{config.dcp_rank}/{config.dcp_size}",
                 "logical_page_size": config.logical_page_size,
                 **geometry,
+                **self._weights,
             },
         )
 
@@ -396,6 +400,16 @@ class _Traffic:
     def note(self, is_load: bool, pages: int, speed: float) -> None:
         (self.loaded_pages if is_load else self.stored_pages).append(pages)
         (self.load_speeds if is_load else self.store_speeds).append(speed)
+
+
+def _model_of(config: HiCacheStorageConfig) -> tuple[str | None, str | None]:
+    """Where SGLang has the model from, and which revision of it."""
+    try:
+        model = get_model()
+    except ValueError:
+        # Not SGLang's server, but a program that uses its caches.
+        return config.model_name, None
+    return model.model_path, model.revision
 
 
 def _page_size(pool: HostKVCache) -> int:

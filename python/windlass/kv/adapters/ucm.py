@@ -152,8 +152,8 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
         Args:
             config: As UCM's connectors make it: ``storage_backends``, ``device_id``, ``shard_size``, ``block_size``,
                 ``tensor_size_list`` or ``tensor_size``, ``useDirect`` or ``use_direct``, ``timeout_ms``,
-                ``posix_capacity_gb``. Options of `windlass.kv.Store`, and ``namespace``, are below ``windlass``; they
-                win.
+                ``posix_capacity_gb``. Options of `windlass.kv.Store`, ``namespace`` and ``checkpoint`` are below
+                ``windlass``; they win.
         """
         super().__init__(config)
         _check(config)
@@ -164,6 +164,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
         self._stores: list[Store] = []
         self._blocks: list[Namespace] = []
         self._regions: list[Region] = []
+        other = {"engine": "ucm", **settings.weights()}
         try:
             for root, defaults in zip(roots, _defaults(roots), strict=True):
                 own = replace(settings, store={**defaults, **settings.store})
@@ -172,7 +173,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
                     root,
                     layout=str(config.get("tensor_layout", "")),
                     key_algorithm="ucm block id",
-                    other={"engine": "ucm"},
+                    other=other,
                 )
                 self._stores.append(store)
                 self._blocks.append(blocks)

@@ -98,7 +98,8 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
             root_dir: Directory of the store.
             locality: ``LOCAL`` or ``REMOTE``, for the events.
             enable_kv_events: Whether events tell what was stored and what is gone.
-            options: Those of `windlass.kv.Store`, and ``namespace``.
+            options: Those of `windlass.kv.Store`, ``namespace``, and ``checkpoint``: where the weights are, if they
+                are not where vLLM has the model from.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(locality) if locality is not None else None
@@ -113,7 +114,12 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
         self._rows: np.ndarray | None = np.asarray(primary_kv_view)
         self._chunks = len(primary_kv_view)
         self._store, self._blocks = settings.open_both(
-            root_dir, **_description(offloading_spec, self.block_size_bytes)
+            root_dir,
+            **_description(
+                offloading_spec,
+                self.block_size_bytes,
+                settings.weights(offloading_spec.config.model.name, logger=log),
+            ),
         )
         self._is_read_only = settings.is_read_only
         self._jobs: dict[JobId, _Job] = {}
@@ -375,7 +381,7 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
         return stats
 
 
-def _description(spec: OffloadingSpec, row_bytes: int) -> dict[str, Any]:
+def _description(spec: OffloadingSpec, row_bytes: int, weights: dict[str, str]) -> dict[str, Any]:
     """What chunks have to have in common to be exchanged. A row has the parts of all ranks, one after another."""
     config = spec.config
     parallel = config.parallel
@@ -395,6 +401,7 @@ def _description(spec: OffloadingSpec, row_bytes: int) -> dict[str, Any]:
         "rank": 0 if is_portable else parallel.rank,
         "replicated": config.replicated_layout,
         "blocks_per_chunk": config.cache.blocks_per_chunk,
+        **weights,
     }
     if config.canonical_layout and config.kv_cache_layout is not None:
         other["canonical_format"] = canonical_format_id(config.kv_cache_layout)
