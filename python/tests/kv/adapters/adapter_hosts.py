@@ -81,6 +81,41 @@ def _places(root: Path, content: bytes) -> Iterator[tuple[Path, int]]:
                 yield path, offset
 
 
+def exported_metrics(text: str, root: Path) -> dict[tuple[str, ...], float]:
+    """The counters and gauges of a store in what Prometheus gets, without what says which process they are of."""
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
+
+    found: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "pid"}
+            if sample.name.startswith("windlass_kv_") and labels.pop("store", str(root)) == str(root):
+                found[(sample.name, *sorted(labels.values()))] = sample.value
+    return found
+
+
+def assert_exported(exported: Any, store: Any) -> None:
+    """Prometheus gets what the store counts and measures, but for histograms."""
+    from prometheus_client import generate_latest  # noqa: PLC0415
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families  # noqa: PLC0415
+
+    families = list(text_string_to_metric_families(store.metrics()))
+    assert {"counter", "gauge", "histogram"} == {family.type for family in families}
+    expected = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in families
+        for sample in family.samples
+        if family.type != "histogram" and not sample.name.endswith("_created")
+    }
+    exported.update()
+    found = exported_metrics(generate_latest().decode(), Path(store.root))
+    assert expected.keys() <= found.keys()
+    stored = [key for key in expected if key[0] == "windlass_kv_stored_bytes_total"]
+    # Others may change in between.
+    assert [found[key] for key in stored] == [expected[key] for key in stored]
+    assert sum(found[key] for key in stored) > 0
+
+
 def random_bytes(size: int, seed: int) -> bytes:
     """Bytes that are nowhere else."""
     return np.random.default_rng(seed).bytes(size)

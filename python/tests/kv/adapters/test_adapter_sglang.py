@@ -16,6 +16,7 @@ from adapter_hosts import (
     INTERRUPTS,
     SMALL,
     Held,
+    assert_exported,
     examples,
     flip_bit,
     released_later,
@@ -504,6 +505,14 @@ def test_a_pool_that_is_not_registered_is_named(tmp_path):
 def test_what_cannot_be_is_said_when_the_backend_is_attached(tmp_path, store, message):
     with pytest.raises(OptionError, match=message), opened(tmp_path, mha_pool(), store=store):
         pass
+
+
+def test_prometheus_gets_the_stores_metrics_if_sglang_exports_any(tmp_path):
+    with opened(tmp_path / "with", mha_pool()) as backend:
+        assert backend.batch_set_v1(["a"], indices(0)) == [True]
+        assert_exported(backend._exported, backend._store)
+    with opened(tmp_path / "without", mha_pool(), enable_storage_metrics=False) as backend:
+        assert backend._exported is None
 
 
 @pytest.mark.parametrize("is_published", [False, True])

@@ -17,6 +17,7 @@ from adapter_hosts import (
     INTERRUPTS,
     SMALL,
     Held,
+    assert_exported,
     examples,
     failing_on_second_call,
     flip_bit,
@@ -385,6 +386,13 @@ def test_blocks_of_other_weights_at_the_same_path_are_not_found(opened):
         dump(store, ids)
         store.close()
         shutil.rmtree(path)
+
+
+def test_prometheus_gets_the_metrics_of_all_stores(opened):
+    store = opened(storage_backends=[str(opened.root / name) for name in ("one", "two")])
+    dump(store, block_ids(20))
+    for exported, own in zip(store._exported, store._stores, strict=True):
+        assert_exported(exported, own)
 
 
 def test_what_admission_leaves_out_is_no_failure(opened):

@@ -16,6 +16,7 @@ from typing import Any
 
 from windlass.kv import Completion, Error, MemoryLostError, Ticket
 from windlass.kv._ending import abandon, settle_all, summary
+from windlass.kv.adapters._metrics import Exported
 from windlass.kv.adapters._settings import Settings
 from windlass.kv.adapters._tickets import is_accepted
 
@@ -57,6 +58,7 @@ class Client:
         self._store, self._blocks = settings.open_both(
             root, key_algorithm="lmcache object key", other={"engine": "lmcache", **settings.weights()}
         )
+        self._exported = Exported(self._store)
         self._is_read_only = settings.is_read_only
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -117,6 +119,7 @@ class Client:
             if self._is_closed:
                 return
             self._is_closed = True
+            self._exported.close()
             tickets = [ticket for _, ticket, _ in self._open.values()]
             # Those that ended, of operations that have others under way, too.
             operations = [operation for operation, _, _ in self._open.values()] + self._leased

@@ -28,6 +28,7 @@ from sglang.srt.runtime_context import get_model
 from windlass.errors import OptionError, RequestError
 from windlass.kv import Addresses, MemoryLostError, Namespace, Store, Ticket
 from windlass.kv._ending import log, summary
+from windlass.kv.adapters._metrics import Exported
 from windlass.kv.adapters._settings import Settings
 from windlass.kv.adapters._tickets import complete, is_accepted
 
@@ -80,6 +81,7 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
         self._is_zero_copy = bool(extra.get("interface_v1", 0))
         self._weights = self._settings.weights(*_model_of(storage_config))
         self._store: Store = self._settings.open(options["root"])
+        self._exported = Exported(self._store) if storage_config.enable_storage_metrics else None
         self._main: _Pool | None = None
         self._pools: dict[str, _Pool] = {}
         self._flat_pages: Namespace | None = None
@@ -332,6 +334,8 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
 
     def close(self) -> None:
         """Ends what is under way and closes the store."""
+        if self._exported is not None:
+            self._exported.close()
         self._store.close()
 
 

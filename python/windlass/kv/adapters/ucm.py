@@ -21,6 +21,7 @@ from windlass import _native
 from windlass.errors import OptionError, RequestError
 from windlass.kv import Addresses, Error, MemoryLostError, Namespace, Region, Store, Ticket
 from windlass.kv._ending import abandon, settle_all, summary
+from windlass.kv.adapters._metrics import Exported
 from windlass.kv.adapters._settings import Settings
 from windlass.kv.adapters._tickets import is_accepted, outcome
 
@@ -162,6 +163,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
         self._is_read_only = settings.is_read_only
         self._geometry = _Geometry.of(config)
         self._stores: list[Store] = []
+        self._exported: list[Exported] = []
         self._blocks: list[Namespace] = []
         self._regions: list[Region] = []
         other = {"engine": "ucm", **settings.weights()}
@@ -176,6 +178,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
                     other=other,
                 )
                 self._stores.append(store)
+                self._exported.append(Exported(store))
                 self._blocks.append(blocks)
                 # Without, bytes would not pass the host's memory by.
                 self._regions += [store.register(buffer) for buffer in self._geometry.buffers]
@@ -282,6 +285,8 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
 
     def close(self) -> None:
         """Ends what is under way and closes the stores. UCM leaves that to the end of the process."""
+        for exported in self._exported:
+            exported.close()
         for store in self._stores:
             try:
                 store.close()
