@@ -1,6 +1,7 @@
 //! `windlass bench read`: what it measures, and what it writes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use requirements::{Requirement, skip};
 use serde_json::Value;
 use std::{
     fs,
@@ -136,7 +137,7 @@ fn a_3fs_is_read_by_usrbio_by_several_processes() {
     {
         Ok(daemon) => daemon,
         Err(error) => {
-            eprintln!("skipped: nothing can be mounted here: {error}");
+            skip(Requirement::Fuse, error);
             return;
         }
     };
