@@ -512,7 +512,7 @@ fn options_that_make_no_sense_are_refused() {
         ("in_flight", ReaderOptions { in_flight: 1025, ..defaults() }),
         ("chunk", ReaderOptions { chunk_bytes: 0, ..defaults() }),
         ("chunk", ReaderOptions { chunk_bytes: 5000, ..defaults() }),
-        ("chunk", ReaderOptions { chunk_bytes: 64 << 20, ..defaults() }),
+        ("chunk", ReaderOptions { chunk_bytes: (1 << 30) + 4096, ..defaults() }),
         ("memory_budget", ReaderOptions { memory_budget_bytes: 1 << 20, ..defaults() }),
     ];
     for (name, options) in wrong {
