@@ -79,10 +79,12 @@ pub struct WriterStats {
     pub id: String,
     /// Its number on its host.
     pub process: u32,
-    /// Whether it has said within the last minute that it writes.
+    /// Whether it has said within the last minute that it writes, and was not killed since, as far as its lease shows it.
     pub is_alive: bool,
     /// Most bytes that the files of all processes may take, as it was told; `None` if it has not said.
     pub capacity_bytes: Option<u64>,
+    /// What its acknowledgements mean; `None` if it has not said.
+    pub durability: Option<Durability>,
     /// Bytes that its files take; `None` where files are nobody's.
     pub allocated_bytes: Option<u64>,
     /// Blocks that are found and its own; `None` where blocks are nobody's.
@@ -209,6 +211,8 @@ pub enum EventKind {
     Abandoned,
     /// A request has ended, but its memory may still be read or written.
     Leased,
+    /// Nothing can be stored, as there is no room for a first segment.
+    NoRoom,
     /// Part of a log or checkpoint cannot be read. Blocks that it tells of may not be found.
     DamagedLog,
     /// Housekeeping failed; it is tried again.
@@ -290,6 +294,8 @@ pub struct Verified {
     pub without_checksum: u64,
     /// Blocks that were damaged, and are missing now: [`Store::events`](crate::Store::events) names them.
     pub corrupt: u64,
+    /// Of these, blocks of other processes, which alone can remove them.
+    pub corrupt_of_others: u64,
     /// Blocks that could not be read.
     pub failed: u64,
     /// Blocks that went while they were to be read.

@@ -30,6 +30,8 @@ pub(crate) struct Listing {
 pub(crate) struct FreeSpace {
     /// Bytes that unprivileged processes can still write.
     pub(crate) available: u64,
+    /// Bytes of all of it.
+    pub(crate) total: u64,
 }
 
 /// A file system.

@@ -86,7 +86,8 @@ impl Disk for RealDisk {
 
     fn free_space(&self, path: &Path) -> io::Result<FreeSpace> {
         let space = fs::statvfs(path)?;
-        Ok(FreeSpace { available: space.f_bavail.saturating_mul(space.f_frsize) })
+        let bytes = |blocks: u64| blocks.saturating_mul(space.f_frsize);
+        Ok(FreeSpace { available: bytes(space.f_bavail), total: bytes(space.f_blocks) })
     }
 }
 

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::{Invalid, sealed, unseal};
-use crate::WriterStats;
+use crate::{Durability, WriterStats};
 use uuid::Uuid;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -26,6 +26,7 @@ struct Raw {
     taken: U64,
     settled: U64,
     removed: U64,
+    durability: U32,
 }
 
 /// Bytes that a writer has written and removed since it began. None ever falls, but what is taken ahead.
@@ -52,9 +53,15 @@ pub(crate) struct Lease {
     pub(crate) wanted_bytes: u64,
     /// Most bytes that the files of all writers may take, as this one was told.
     pub(crate) capacity: u64,
+    /// What its acknowledgements mean; `None` if it has not said.
+    pub(crate) durability: Option<Durability>,
     /// What it has written, in a layout where others cannot see whose a file is.
     pub(crate) account: Account,
 }
+
+/// What the numbers of durabilities mean.
+const DURABILITIES: [Option<Durability>; 4] =
+    [None, Some(Durability::None), Some(Durability::Batched), Some(Durability::Sync)];
 
 /// How long a writer is taken to live after it last said so.
 const SILENCE_S: u64 = 60;
@@ -71,6 +78,11 @@ impl Lease {
             taken: self.account.taken.into(),
             settled: self.account.settled.into(),
             removed: self.account.removed.into(),
+            durability: DURABILITIES
+                .iter()
+                .position(|own| *own == self.durability)
+                .map_or(0, |place| place as u32)
+                .into(),
         };
         sealed(MAGIC, &raw, LEASE_LEN)
     }
@@ -84,6 +96,7 @@ impl Lease {
             heartbeat: raw.heartbeat.get(),
             wanted_bytes: raw.wanted_bytes.get(),
             capacity: raw.capacity.get(),
+            durability: DURABILITIES.get(raw.durability.get() as usize).copied().flatten(),
             account: Account {
                 taken: raw.taken.get(),
                 settled: raw.settled.get(),
@@ -98,6 +111,7 @@ impl Lease {
             id: writer.to_string(),
             process: lease.map_or(0, |lease| lease.process),
             is_alive: lease.is_some_and(|lease| now.saturating_sub(lease.heartbeat) <= SILENCE_S),
+            durability: lease.and_then(|lease| lease.durability),
             capacity_bytes: lease.map(|lease| lease.capacity).filter(|capacity| *capacity > 0),
             allocated_bytes: None,
             blocks: None,
@@ -118,6 +132,7 @@ mod tests {
             heartbeat: 4,
             wanted_bytes: 5,
             capacity: 6,
+            durability: Some(Durability::Sync),
             account: Account { taken: 6, settled: 7, removed: 8 },
         };
         let bytes = lease.to_bytes();

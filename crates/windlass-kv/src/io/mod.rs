@@ -190,6 +190,15 @@ pub enum Carrier {
 }
 
 impl Carrier {
+    pub(crate) const ALL: [Self; 6] = [
+        Self::UringDirect,
+        Self::UringBuffered,
+        Self::ThreadsDirect,
+        Self::ThreadsBuffered,
+        Self::Gds,
+        Self::GdsCompat,
+    ];
+
     /// The name that reports and metrics use.
     pub const fn name(self) -> &'static str {
         match self {

@@ -13,8 +13,8 @@ mod files;
 mod segments;
 
 use crate::{
-    DropReason, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
-    StoreOptions, WriterStats,
+    DropReason, Error, EventKind, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions,
+    Result, StoreAccess, StoreOptions, WriterStats,
     disk::{Disk, RealDisk},
     format::{PAGE, superblock::Superblock},
     io::FileRef,
@@ -26,6 +26,7 @@ use std::{any::Any, io, sync::Arc, time::SystemTime};
 /// # Errors
 /// As [`Store::open`](crate::Store::open).
 pub(crate) fn open(options: &StoreOptions) -> Result<(LayoutKind, Arc<dyn Layout>)> {
+    check_min_free(options)?;
     let kind = match options.layout {
         Some(kind) => kind,
         None => existing(options)?.unwrap_or_default(),
@@ -35,6 +36,25 @@ pub(crate) fn open(options: &StoreOptions) -> Result<(LayoutKind, Arc<dyn Layout
         LayoutKind::Files => Arc::new(files::Files::open(options)?),
     };
     Ok((kind, layout))
+}
+
+/// An error if the file system is too small to keep what is to be left free.
+fn check_min_free(options: &StoreOptions) -> Result<()> {
+    let root = std::path::absolute(&options.root).unwrap_or_else(|_| options.root.clone());
+    // The root may have to be made. What is wrong with it is found when it is opened.
+    let total = root.ancestors().find_map(|path| RealDisk.free_space(path).ok()).map(|space| space.total);
+    let writes = options.access == StoreAccess::ReadWrite && !options.for_upkeep;
+    match total {
+        Some(total) if writes && total <= options.min_free_bytes => Err(Error::InvalidOption {
+            option: "min_free_bytes",
+            value: options.min_free_bytes.to_string(),
+            reason: format!(
+                "nothing could be stored: the file system of {} has {total} bytes in all",
+                options.root.display()
+            ),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// The layout of the store that is there, if there is one. Whatever is wrong with it is found when it is opened.
@@ -277,8 +297,8 @@ pub(crate) trait Layout: Send + Sync {
         Ok(())
     }
 
-    /// What was found damaged of what tells where blocks are, since the last call: a sentence each.
-    fn damage(&self) -> Vec<String> {
+    /// What users should know of, since the last call: a sentence each.
+    fn notices(&self) -> Vec<(EventKind, String)> {
         Vec::new()
     }
 

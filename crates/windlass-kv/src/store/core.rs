@@ -196,10 +196,10 @@ impl Core {
         stats
     }
 
-    /// Tells of damage that the layout has met.
-    pub(crate) fn note_damage(&self) {
-        for reason in self.layout.damage() {
-            self.events.note(EventKind::DamagedLog, None, reason);
+    /// Tells of what the layout has met.
+    pub(crate) fn tell_notices(&self) {
+        for (kind, reason) in self.layout.notices() {
+            self.events.note(kind, None, reason);
         }
     }
 

@@ -37,8 +37,9 @@ use self::{
     threads::{Running, Threads},
 };
 use crate::{
-    BlockEntry, BlockPage, Completion, Error, Event, Evicted, Fingerprint, Key, NamespaceDescription,
-    NamespaceId, NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified, WriterStats,
+    BlockEntry, BlockPage, Completion, Error, Event, Evicted, Fingerprint, Key, LayoutKind,
+    NamespaceDescription, NamespaceId, NamespaceOptions, Owner, Result, Stats, StoreAccess, StoreOptions,
+    StoreReport, Verified, WriterStats,
     io::{IoEngine, IoOptions, Transfers},
     layout::{self, Layout},
     metrics::Metrics,
@@ -148,7 +149,7 @@ impl Store {
             has_lost: AtomicBool::new(false),
             options,
         });
-        core.note_damage();
+        core.tell_notices();
         let threads = Running::new(Threads::start(&core, places, groups)?);
         Ok(Self { inner: Arc::new(Inner { core, threads, namespaces: Mutex::default() }) })
     }
@@ -302,7 +303,7 @@ impl Store {
     pub fn maintain_now(&self) -> Result<()> {
         self.core().check_open()?;
         let maintained = self.core().layout.maintain();
-        self.core().note_damage();
+        self.core().tell_notices();
         maintained
     }
 
@@ -313,7 +314,7 @@ impl Store {
     pub fn follow_now(&self) -> Result<()> {
         self.core().check_open()?;
         let followed = self.core().layout.follow();
-        self.core().note_damage();
+        self.core().tell_notices();
         followed
     }
 
@@ -395,7 +396,18 @@ fn check(options: &StoreOptions) -> Result<()> {
     if options.io_threads == Some(0) {
         return invalid("io_threads", &0, "nobody would move bytes");
     }
-    Ok(())
+    let stores = options.access == StoreAccess::ReadWrite && !options.for_upkeep;
+    match (options.capacity_bytes, options.segment_bytes) {
+        (Some(0), _) if stores => invalid("capacity_bytes", &0, "nothing could be stored"),
+        (Some(capacity), Some(segment))
+            if stores && segment > capacity && options.layout != Some(LayoutKind::Files) =>
+        {
+            let reason =
+                format!("it is more than the capacity of {capacity} bytes, so nothing could be stored");
+            invalid("segment_bytes", &segment, &reason)
+        }
+        _ => Ok(()),
+    }
 }
 
 impl fmt::Debug for Store {

@@ -55,6 +55,7 @@ impl OwnLease {
             heartbeat: now_seconds().into(),
             wanted_bytes: 0,
             capacity: self.capacity,
+            durability: None,
             account,
         };
         write_full(&*self.file, &lease.to_bytes(), 0).map_err(failed("writing to", &self.path))?;

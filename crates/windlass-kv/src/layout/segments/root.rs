@@ -50,7 +50,7 @@ impl Limits {
     }
 
     /// Bytes that a writer's directory takes besides its segments, at least.
-    fn writer_bytes(&self) -> u64 {
+    pub(super) fn writer_bytes(&self) -> u64 {
         4 * self.least_log() + 8 * PAGE as u64
     }
 
@@ -298,6 +298,15 @@ impl Root {
         let file = file.map_err(failed("opening", &path))?;
         let is_ours = file.try_lock().map_err(failed("locking", &path))?;
         Ok(is_ours.then_some(file))
+    }
+
+    /// Whether a writer has the lease of its directory; `None` if that cannot be found out. Changes no file.
+    pub(super) fn is_leased(&self, directory: &Path, _: &RootLock<'_>) -> Option<bool> {
+        let file = match self.disk.open(&directory.join(names::LEASE), FileAccess::Read) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(false),
+            opened => opened.ok()?,
+        };
+        file.try_lock().ok().map(|is_free| !is_free)
     }
 
     /// What a writer says of itself; `None` if it says nothing that can be read.

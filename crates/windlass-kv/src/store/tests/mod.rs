@@ -665,6 +665,25 @@ fn metrics_name_what_happened() {
 }
 
 #[test]
+fn series_are_there_from_the_start_and_counts_are_counters() {
+    let metrics = bench(|_| {}).store.metrics().unwrap();
+    for line in [
+        "windlass_kv_dropped_total{reason=\"no_room\"} 0",
+        "windlass_kv_requests_total{status=\"timed_out\"} 0",
+        "windlass_kv_carried_bytes_total{carrier=\"gds\",direction=\"read\"} 0",
+        "windlass_kv_request_seconds_count{operation=\"load\",phase=\"queued\"} 0",
+        "# TYPE windlass_kv_evicted_blocks counter",
+        "windlass_kv_evicted_blocks_total 0",
+        "windlass_kv_corrupt_blocks_total 0",
+        "windlass_kv_damaged_records_total 0",
+        "windlass_kv_unsynced_loads_total 0",
+        "# TYPE windlass_kv_blocks gauge",
+    ] {
+        assert!(metrics.lines().any(|other| other == line), "{line} in:\n{metrics}");
+    }
+}
+
+#[test]
 fn what_its_owner_has_moved_is_a_miss_unless_its_checksum_was_compared() {
     for (verify, status) in [(true, Status::Ok), (false, Status::Miss)] {
         let bench = bench(|options| options.verify = verify);
