@@ -223,7 +223,7 @@ impl Layout for Segments {
     }
 
     fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
-        namespaces::described(&*self.shared.disk, &self.shared.root.path)
+        namespaces::described(&*self.shared.disk, &self.shared.root)
     }
 
     fn contains(&self, _: NamespaceId, blocks: &[(&[u8], Fingerprint)], found: &mut [bool]) {

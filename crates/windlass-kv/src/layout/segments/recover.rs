@@ -22,7 +22,7 @@ use crate::{
         Invalid,
         lease::{Account, Lease},
         record::{Begin, BlockRecord, ProvenFrom, RECORD_LEN, Sums},
-        segment::HEAD_LEN,
+        segment::{HEAD_LEN, SegmentHead},
     },
     index::{Existing, Slot},
     io::FileAccess,
@@ -360,7 +360,8 @@ impl OwnSegments {
                     let len = segment.file.len().map_err(failed("reading", &path))?;
                     let whole = segment.head.file_len().unwrap_or(u64::MAX);
                     // Its head is believed as far as there is a file, or a file may be.
-                    let is_possible = whole <= len.max(limits.capacity);
+                    let is_possible =
+                        whole <= len.max(limits.capacity) && segment.head.slots <= SegmentHead::MOST_SLOTS;
                     is_possible.then_some((segment, len, whole)).ok_or(Invalid::Value("it is cut short"))
                 }
                 Err(why) => Err(why),

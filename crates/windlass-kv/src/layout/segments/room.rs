@@ -296,7 +296,8 @@ impl Writer {
         let slots = (self.segment_bytes.saturating_sub(HEAD_LEN) / slot_bytes).max(1);
         let number = u32::try_from(self.next_segment.load(Ordering::Acquire))
             .map_err(|_| Error::Internal("there are no more segments".into()))?;
-        let slots = u32::try_from(slots).unwrap_or(u32::MAX);
+        let slots =
+            u32::try_from(slots).map_or(SegmentHead::MOST_SLOTS, |slots| slots.min(SegmentHead::MOST_SLOTS));
         let head = SegmentHead { writer: self.id, number, slot_bytes, slots };
         let sizes = head.file_len().zip(Limits::segment_bytes(&head));
         Ok(sizes.map(|(len, charge)| NewSegment { head, len, charge }))

@@ -273,10 +273,10 @@ impl Root {
         files
     }
 
-    /// Says once of a writer's directory that something is wrong with it, which is in nobody else's way.
-    pub(super) fn warn_once(&self, directory: &Path, error: &Error) {
-        if lock(&self.warned).insert(directory.to_owned()) {
-            tracing::warn!(path = %directory.display(), %error, "something is wrong with a writer's directory");
+    /// Says once of a writer's directory, or of a file, that something is wrong with it, which is in no other's way.
+    pub(super) fn warn_once(&self, path: &Path, error: &Error) {
+        if lock(&self.warned).insert(path.to_owned()) {
+            tracing::warn!(path = %path.display(), %error, "something is wrong with it");
         }
     }
 

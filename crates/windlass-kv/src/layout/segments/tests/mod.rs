@@ -2,6 +2,7 @@
 
 mod damage;
 mod faults;
+mod planted;
 mod processes;
 mod room;
 
