@@ -136,6 +136,8 @@ levels! {
     expired_blocks,
     /// Blocks that were found damaged
     corrupt_blocks,
+    /// Namespaces that are there, but cannot be used
+    unusable_namespaces,
     /// Blocks that were known when the store was opened, but were not whole
     lost_on_recovery,
     /// Events that nobody fetched

@@ -10,7 +10,12 @@
 mod conformance;
 mod departed;
 mod files;
+mod notice;
 mod segments;
+mod trust;
+
+pub(crate) use notice::{Notice, Notices};
+pub(crate) use trust::warning;
 
 use crate::{
     DropReason, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
@@ -184,6 +189,8 @@ pub(crate) struct Usage {
     pub(crate) expired_blocks: u64,
     /// Blocks that were found damaged, and are missing now.
     pub(crate) corrupt_blocks: u64,
+    /// Namespaces that are there, but cannot be used.
+    pub(crate) unusable_namespaces: u64,
     /// Blocks of which the log knew, but which the last opening did not take, and why that was said.
     pub(crate) lost_on_recovery: u64,
     /// Time that the last opening took.
@@ -274,6 +281,11 @@ pub(crate) trait Layout: Send + Sync {
 
     /// Own blocks that were evicted or have expired since the last call.
     fn evicted(&self) -> Evicted;
+
+    /// What it has noticed since the last call.
+    fn notices(&self) -> Vec<Notice> {
+        Vec::new()
+    }
 
     /// The processes that write, or wrote, and whose directories are there.
     fn writers(&self) -> Result<Vec<WriterStats>>;

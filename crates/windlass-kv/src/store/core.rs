@@ -11,8 +11,9 @@ use super::{
 use crate::{
     Error, EventKind, Key, NamespaceId, Result, Stats, Status, StoreAccess, StoreOptions,
     io::{Direction, Failure, Job, Outcome, Transfers},
-    layout::Layout,
+    layout::{Layout, Notice},
     metrics::Metrics,
+    sync::lock,
     ticket::TicketState,
 };
 use crossbeam_channel::Sender;
@@ -21,10 +22,13 @@ use std::{
     collections::VecDeque,
     path::Path,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
+
+/// Warnings that a report has.
+const MOST_WARNINGS: usize = 64;
 
 pub(crate) struct Core {
     pub(crate) options: StoreOptions,
@@ -40,6 +44,8 @@ pub(crate) struct Core {
     pub(crate) assemblies: Assemblies,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Events,
+    /// What reports warn of.
+    pub(crate) warnings: Mutex<Vec<String>>,
     pub(crate) placement: Sender<Message<StoreTask>>,
     pub(crate) commits: Sender<Message<CommitTask>>,
     /// Gone once the store is closed: it is not dropped here, as the last to hold this may be one of its threads.
@@ -183,6 +189,7 @@ impl Core {
             evicted_blocks: usage.evicted_blocks,
             expired_blocks: usage.expired_blocks,
             corrupt_blocks: usage.corrupt_blocks,
+            unusable_namespaces: usage.unusable_namespaces,
             open_requests: self.requests.open_count() as u64,
             in_flight_bytes: self.gate.in_flight_bytes(),
             queued_loads: self.gate.waiting_loads() as u64,
@@ -193,6 +200,21 @@ impl Core {
         };
         self.metrics.count_into(&mut stats);
         stats
+    }
+
+    /// Makes events of what the layout has noticed.
+    pub(crate) fn note_notices(&self) {
+        self.layout.notices().into_iter().for_each(|notice| self.warn(notice));
+    }
+
+    /// Makes an event of a notice, and has reports say it.
+    pub(crate) fn warn(&self, Notice { kind, reason }: Notice) {
+        let mut warnings = lock(&self.warnings);
+        if warnings.len() < MOST_WARNINGS && !warnings.contains(&reason) {
+            warnings.push(reason.clone());
+        }
+        drop(warnings);
+        self.events.note(kind, None, reason);
     }
 
     pub(crate) fn note_block(

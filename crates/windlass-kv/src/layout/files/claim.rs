@@ -7,7 +7,7 @@ use crate::{
     disk::{Disk, Extend},
     format::{PAGE, expiry_seconds, header::BlockHeader, header::MAX_SHARD_LEN, now_seconds},
     index::MAX_SLOT_BYTES,
-    io::{FileAccess, FileRef},
+    io::{FileAccess, FileRef, expect_directory},
     layout::{Claim, HEADER_LEN, MAX_SHARDS, NewBlock, Place, Reservation, ShardTable},
 };
 use rustix::io::Errno;
@@ -178,8 +178,10 @@ impl Shared {
     pub(super) fn make_directories(&self, namespace: &Namespace, path: &Path) -> io::Result<()> {
         let mut missing: Vec<&Path> = path.ancestors().skip(1).take(namespace.tree.depth() + 1).collect();
         while let Some(directory) = missing.pop() {
-            if directory.exists() {
-                continue;
+            match expect_directory(directory) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+                Ok(()) => continue,
             }
             self.disk.create_directory(directory)?;
             lock(&self.durable).remove(directory);

@@ -13,6 +13,11 @@ mod find;
 mod names;
 mod namespaces;
 mod others;
+mod ownership;
+#[cfg(test)]
+mod ownership_tests;
+#[cfg(test)]
+mod planted_tests;
 mod remove;
 mod room;
 mod scan;
@@ -23,7 +28,8 @@ mod writer;
 
 use super::departed::Departed;
 use super::{
-    Claim, Found, Layout, Listed, Lookup, NewBlock, Reservation, ShardTable, Usage, Verdict, Written,
+    Claim, Found, Layout, Listed, Lookup, NewBlock, Notice, Notices, Reservation, ShardTable, Usage, Verdict,
+    Written,
 };
 use crate::{
     Durability, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
@@ -33,6 +39,7 @@ use crate::{
     index::{Entry, Index, IndexOptions, Recent},
 };
 use find::FileId;
+use names::Tree;
 use namespaces::{Namespace, Namespaces};
 use others::Others;
 use room::Room;
@@ -117,6 +124,7 @@ struct Shared {
     followed: Mutex<Option<Instant>>,
     counters: Counters,
     departed: Departed,
+    notices: Notices,
     /// Numbers of what this process has learned of, or written.
     next: AtomicU64,
     recovery: Duration,
@@ -147,15 +155,13 @@ impl Files {
         };
         let room = Room::new(options, writer.is_some())?;
         let index = Index::new(IndexOptions { eviction: options.eviction, admission: options.admission });
-        let namespaces = Namespaces::default();
-        namespaces.read(&disk, &root)?;
         let mut shared = Shared {
             root,
             disk,
             durability: options.durability,
             timing,
             index,
-            namespaces,
+            namespaces: Namespaces::default(),
             writer,
             room,
             sums: Sums::default(),
@@ -170,9 +176,11 @@ impl Files {
             followed: Mutex::default(),
             counters: Counters::default(),
             departed: Departed::default(),
+            notices: Notices::default(),
             next: AtomicU64::new(1),
             recovery: Duration::ZERO,
         };
+        shared.read_namespaces()?;
         shared.scan_all()?;
         shared.follow()?;
         shared.recovery = started.elapsed();
@@ -184,17 +192,18 @@ impl Layout for Files {
     fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()> {
         let shared = &self.shared;
         let is_new = shared.namespaces.get(id).is_none();
-        let namespace = shared.namespaces.add(&shared.root, id, description)?;
-        namespace.set_ttl(options.ttl);
-        shared.index.set_quota(namespace.number, options.quota_bytes);
+        shared.own_tree(id, description)?;
         if let Some(writer) = &shared.writer {
             namespaces::write_down(&shared.disk, writer, &shared.root, id, description)?;
         }
+        let namespace = shared.namespaces.add(&shared.root, id, description)?;
+        namespace.set_ttl(options.ttl);
+        shared.index.set_quota(namespace.number, options.quota_bytes);
         if is_new || options.ttl.is_some() { shared.scan_namespace(&namespace) } else { Ok(()) }
     }
 
     fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
-        self.shared.namespaces.read(&self.shared.disk, &self.shared.root)?;
+        self.shared.read_namespaces()?;
         Ok(self.shared.namespaces.described())
     }
 
@@ -300,6 +309,10 @@ impl Layout for Files {
         self.shared.departed.take()
     }
 
+    fn notices(&self) -> Vec<Notice> {
+        self.shared.notices.take()
+    }
+
     fn writers(&self) -> Result<Vec<WriterStats>> {
         writer::all(&self.shared.disk, &self.shared.root)
     }
@@ -315,6 +328,7 @@ impl Layout for Files {
             evicted_blocks: self.shared.counters.evicted.load(Ordering::Relaxed),
             expired_blocks: self.shared.counters.expired.load(Ordering::Relaxed),
             corrupt_blocks: self.shared.counters.corrupt.load(Ordering::Relaxed),
+            unusable_namespaces: self.shared.namespaces.unusable(),
             lost_on_recovery: 0,
             recovery: self.shared.recovery,
             index_bytes: self.shared.index.heap_bytes(),
@@ -330,6 +344,30 @@ impl Shared {
     /// This process's directory, if it may write.
     fn writer(&self) -> Result<&Writer> {
         self.writer.as_ref().ok_or_else(|| Error::ReadOnly { path: self.root.clone() })
+    }
+
+    /// Takes in the namespaces that are written down, and forgets the blocks of those that cannot be used any more.
+    fn read_namespaces(&self) -> Result<()> {
+        for lost in self.namespaces.read(&self.disk, &self.root, &self.notices)? {
+            self.index.remove_all(|_, entry, _| entry.namespace == lost.number);
+        }
+        Ok(())
+    }
+
+    /// Makes sure that no other namespace has the directory that a description names.
+    fn own_tree(&self, id: NamespaceId, description: &str) -> Result<()> {
+        let tree = Tree::of(&self.root, namespaces::directory(&self.root, id), description)?;
+        if !tree.is_bare() {
+            return Ok(());
+        }
+        if let Some(writer) = &self.writer {
+            return ownership::claim(&self.disk, writer, &self.root, &tree, id, description);
+        }
+        let described = namespaces::written_down(&self.disk, &self.root)?;
+        match ownership::owner(&self.disk, &self.root, &tree, &described) {
+            Some(owner) if owner != id => Err(namespaces::taken(&tree, owner)),
+            _ => Ok(()),
+        }
     }
 
     fn number(&self) -> u64 {

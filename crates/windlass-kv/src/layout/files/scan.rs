@@ -9,7 +9,7 @@ use super::{
     writer,
 };
 use crate::{
-    Fingerprint, Result,
+    EventKind, Fingerprint, Result,
     format::{PAGE, expiry_seconds},
     index::Existing,
 };
@@ -118,7 +118,10 @@ impl Shared {
         self.listen()?;
         self.others.look_begins();
         for namespace in self.namespaces.all() {
-            self.scan_namespace(&namespace)?;
+            if let Err(error) = self.scan_namespace(&namespace) {
+                let reason = format!("blocks of namespace {} cannot be looked for: {error}", namespace.id);
+                self.notices.note(EventKind::NamespaceUnusable, reason);
+            }
         }
         self.listen()?;
         self.others.look_ends();
@@ -216,7 +219,7 @@ impl Shared {
             scan.begun = Some(Instant::now());
             scan.first_new = self.number();
         }
-        is_partial |= self.namespaces.read(&self.disk, &self.root).is_err();
+        is_partial |= self.read_namespaces().is_err();
         let mut rest = VecDeque::new();
         for namespace in self.namespaces.all() {
             match directories(&namespace.tree) {

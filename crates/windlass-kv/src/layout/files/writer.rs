@@ -98,11 +98,26 @@ impl Writer {
 
     /// Writes a small file that is there whole, and on the disk, or as it was before.
     pub(super) fn write_file(&self, disk: &RealDisk, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        self.write_and(disk, path, bytes, RealDisk::rename)
+    }
+
+    /// As [`Writer::write_file`], unless something has the name: then it is [`io::ErrorKind::AlreadyExists`].
+    pub(super) fn write_new_file(&self, disk: &RealDisk, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        self.write_and(disk, path, bytes, RealDisk::rename_new)
+    }
+
+    fn write_and(
+        &self,
+        disk: &RealDisk,
+        path: &Path,
+        bytes: &[u8],
+        rename: fn(&RealDisk, &Path, &Path) -> io::Result<()>,
+    ) -> io::Result<()> {
         let temporary = self.temporary();
         let written = disk.open(&temporary, FileAccess::CreateNew).and_then(|file| {
             write_full(&*file, bytes, 0)?;
             file.sync_data()?;
-            disk.rename(&temporary, path)?;
+            rename(disk, &temporary, path)?;
             disk.sync_directory(path.parent().unwrap_or(Path::new(".")))
         });
         if written.is_err() {

@@ -417,6 +417,7 @@ impl Layout for Segments {
             evicted_blocks: count(|counts| &counts.evicted),
             expired_blocks: count(|counts| &counts.expired),
             corrupt_blocks: self.corrupt.load(Ordering::Relaxed),
+            unusable_namespaces: 0,
             lost_on_recovery: self.lost_on_recovery,
             recovery: self.recovery,
             index_bytes: self.shared.index.heap_bytes(),
