@@ -20,6 +20,7 @@ use crossbeam_channel::Sender;
 use std::{
     cell::RefCell,
     collections::VecDeque,
+    io::ErrorKind,
     path::Path,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
@@ -146,10 +147,13 @@ impl Core {
     /// Counts what a transfer did.
     pub(crate) fn note_outcome(&self, direction: Direction, outcome: &Outcome) {
         self.metrics.transferred(direction, outcome);
-        if matches!(
-            outcome.result,
-            Err(Failure::Io(_) | Failure::Lost(_) | Failure::Short { .. } | Failure::Device(_))
-        ) {
+        let has_failed = match &outcome.result {
+            // A block that was removed before its file was opened is a miss.
+            Err(Failure::Io(error)) => direction == Direction::Write || error.kind() != ErrorKind::NotFound,
+            Err(Failure::Lost(_) | Failure::Short { .. } | Failure::Device(_)) => true,
+            Err(Failure::TimedOut | Failure::Cancelled) | Ok(()) => false,
+        };
+        if has_failed {
             self.metrics.io_errors.inc();
         }
     }
