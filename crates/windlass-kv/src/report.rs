@@ -212,6 +212,8 @@ pub enum EventKind {
     MaintenanceFailed,
     /// A namespace cannot be used: its description cannot be read, or another namespace has its directory.
     NamespaceUnusable,
+    /// Another process took this one for dead and removed its directory. Stores that were under way may have failed.
+    WriterRestarted,
     /// Another user can change the store's directories.
     UnsafeRoot,
 }

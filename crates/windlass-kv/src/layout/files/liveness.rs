@@ -70,7 +70,7 @@ impl Watch {
             },
             // It was being made, or removed, when its writer ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound && is_silent => {
-                disk.open(&path, FileAccess::CreateNew).ok()
+                disk.open(&path, FileAccess::CreateNew).ok().filter(|file| file.try_lock().unwrap_or(true))
             }
             Err(_) => None,
         };
@@ -111,7 +111,10 @@ impl Watch {
 fn open(disk: &RealDisk, path: &Path) -> io::Result<Box<dyn DiskFile>> {
     match disk.open(path, FileAccess::ReadWrite) {
         Err(error)
-            if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) =>
+            if matches!(
+                error.kind(),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+            ) =>
         {
             disk.open(path, FileAccess::Read)
         }

@@ -10,6 +10,9 @@
 mod claim;
 mod commit;
 mod find;
+mod liveness;
+#[cfg(test)]
+mod liveness_tests;
 mod names;
 mod namespaces;
 mod others;
@@ -32,13 +35,14 @@ use super::{
     Written,
 };
 use crate::{
-    Durability, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
-    StoreAccess, StoreOptions, WriterStats,
+    Durability, Error, EventKind, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions,
+    Result, StoreAccess, StoreOptions, WriterStats,
     disk::{Disk, RealDisk},
-    format::{Invalid, PAGE, VERSION, expiry_time, now_seconds, superblock::Superblock},
+    format::{Invalid, PAGE, VERSION, expiry_time, lease::LockDomain, now_seconds, superblock::Superblock},
     index::{Entry, Index, IndexOptions, Recent},
 };
 use find::FileId;
+use liveness::{Liveness, Watch};
 use names::Tree;
 use namespaces::{Namespace, Namespaces};
 use others::Others;
@@ -56,7 +60,7 @@ use std::{
 };
 use sums::Sums;
 use uuid::Uuid;
-use writer::Writer;
+use writer::{Left, Writer};
 
 /// How often things are done, and how long others are believed.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +71,7 @@ struct Timing {
     heartbeat: Duration,
     /// Between two looks at other writers.
     follow: Duration,
-    /// Silence after which a writer is gone, if its lease is not locked either.
+    /// Silence after which a writer is gone whose locks this host does not see.
     silence: Duration,
     /// That a block is not there is believed for so long.
     absence: Duration,
@@ -114,6 +118,9 @@ struct Shared {
     /// Files that are damaged, and cannot be removed.
     condemned: Mutex<HashMap<Fingerprint, FileId>>,
     others: Others,
+    watch: Watch,
+    /// Where this process sees locks.
+    lock_domain: LockDomain,
     /// Files that nobody will give a name to, and the room that they take.
     given_up: Mutex<Vec<(PathBuf, u64)>>,
     /// Directories whose names are on the disk.
@@ -155,6 +162,7 @@ impl Files {
         };
         let room = Room::new(options, writer.is_some())?;
         let index = Index::new(IndexOptions { eviction: options.eviction, admission: options.admission });
+        let lock_domain = writer::lock_domain(&root);
         let mut shared = Shared {
             root,
             disk,
@@ -169,6 +177,8 @@ impl Files {
             absent: Mutex::default(),
             condemned: Mutex::default(),
             others: Others::default(),
+            watch: Watch::default(),
+            lock_domain,
             given_up: Mutex::default(),
             durable: Mutex::default(),
             scan: Mutex::default(),
@@ -314,7 +324,11 @@ impl Layout for Files {
     }
 
     fn writers(&self) -> Result<Vec<WriterStats>> {
-        writer::all(&self.shared.disk, &self.shared.root)
+        writer::all(&self.shared.disk, &self.shared.root, |directory| match self.shared.judge(directory) {
+            Liveness::Living => Some(true),
+            Liveness::Unproven => None,
+            Liveness::Dead(_) => Some(false),
+        })
     }
 
     fn usage(&self) -> Usage {
@@ -324,7 +338,7 @@ impl Layout for Files {
             blocks: totals.own_blocks,
             payload_bytes: totals.own_payload_bytes,
             allocated_bytes,
-            root_bytes: allocated_bytes.saturating_add(self.shared.others.bytes()),
+            root_bytes: allocated_bytes.saturating_add_signed(self.shared.others.likely_bytes()),
             evicted_blocks: self.shared.counters.evicted.load(Ordering::Relaxed),
             expired_blocks: self.shared.counters.expired.load(Ordering::Relaxed),
             corrupt_blocks: self.shared.counters.corrupt.load(Ordering::Relaxed),
@@ -336,6 +350,7 @@ impl Layout for Files {
     }
 
     fn close(&self) -> Result<()> {
+        self.shared.end();
         Ok(())
     }
 }
@@ -393,6 +408,7 @@ impl Shared {
 
     fn maintain(&self) -> Result<()> {
         if self.writer.is_some() {
+            self.restart_writer()?;
             self.sweep();
             self.tell_now_and_then(self.timing.heartbeat, self.timing.follow)?;
             self.expire();
@@ -400,6 +416,33 @@ impl Shared {
         }
         self.scan_some();
         self.follow()
+    }
+
+    /// Releases what tells others that this process writes. Does nothing the second time.
+    fn end(&self) {
+        self.sweep();
+        if let Some(writer) = &self.writer {
+            let left = if self.sums.are_own() { Left::Checksums } else { Left::Nothing };
+            writer.end(&self.disk, self.room.last_account(), left);
+        }
+    }
+
+    /// Goes on in another directory if a process that took this one for dead has removed its directory.
+    fn restart_writer(&self) -> Result<()> {
+        let writer = self.writer()?;
+        if writer.restart(&self.disk, &self.root)? {
+            let reason = format!(
+                "another process took this one for dead and removed its directory; it goes on in {}",
+                writer.directory().display()
+            );
+            self.notices.note(EventKind::WriterRestarted, reason);
+            self.sums.restart(&self.disk, writer)?;
+        }
+        Ok(())
+    }
+
+    fn judge(&self, directory: &Path) -> Liveness {
+        self.watch.judge(&self.disk, directory, self.lock_domain, self.timing.silence)
     }
 
     /// Reads what other writers have said, and tidies up behind those that are gone.
@@ -410,14 +453,32 @@ impl Shared {
         }
         *followed = Some(Instant::now());
         let others = writer::others(&self.disk, &self.root, self.writer.as_ref())?;
+        self.watch.retain(&others);
         self.sums.follow(&self.disk, &others);
         self.listen()?;
+        let judged: Vec<_> =
+            others.into_iter().map(|directory| (self.judge(&directory), directory)).collect();
+        for (liveness, directory) in &judged {
+            let temporary = match liveness {
+                Liveness::Living => None,
+                Liveness::Unproven | Liveness::Dead(_) => {
+                    Some(writer::temporary_bytes(&self.disk, directory))
+                }
+            };
+            if self.others.judged(directory, temporary) {
+                lock(&self.scan).repeat();
+            }
+        }
         let Some(own) = &self.writer else { return Ok(()) };
         let is_needed = |fingerprint: &Fingerprint| self.index.peek(fingerprint).is_some();
-        for directory in others {
-            if let Some(lease) = writer::dead(&self.disk, &directory, self.timing.silence) {
-                self.sums.adopt(&self.disk, own, &directory, is_needed)?;
-                writer::remove_directory(&self.disk, &directory);
+        for (liveness, directory) in judged {
+            if let Liveness::Dead(lease) = liveness {
+                match self.sums.adopt(&self.disk, own, &directory, is_needed) {
+                    Ok(()) => writer::remove_directory(&self.disk, &directory),
+                    Err(error) => {
+                        tracing::warn!(%error, "the checksums of a writer that has ended are left where they are")
+                    }
+                }
                 drop(lease);
             }
         }
@@ -427,12 +488,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.sweep();
-        if let Some(writer) = &self.writer
-            && !self.sums.are_own()
-        {
-            writer.end(&self.disk);
-        }
+        self.end();
     }
 }
 

@@ -3,7 +3,9 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Shared, failed, lock,
+    Shared, failed,
+    liveness::Liveness,
+    lock,
     names::{Named, Tree},
     namespaces::Namespace,
     writer,
@@ -48,6 +50,11 @@ pub(super) struct Scan {
 impl Scan {
     fn has_ended_within(&self, time: Duration) -> bool {
         self.ended.is_some_and(|ended| ended.elapsed() < time)
+    }
+
+    /// Has all files looked at again soon.
+    pub(super) fn repeat(&mut self) {
+        self.ended = None;
     }
 
     pub(super) fn generation(&self) -> u8 {
@@ -145,14 +152,15 @@ impl Shared {
     /// Reads what other writers have written and removed. If some have come or gone, all files are looked at again.
     pub(super) fn listen(&self) -> Result<()> {
         if self.read_others()? {
-            lock(&self.scan).ended = None;
+            lock(&self.scan).repeat();
         }
         Ok(())
     }
 
     fn read_others(&self) -> Result<bool> {
         let directories = writer::others(&self.disk, &self.root, self.writer.as_ref())?;
-        Ok(self.others.read(&self.disk, &self.root, &directories))
+        let is_living = |directory: &Path| matches!(self.judge(directory), Liveness::Living);
+        Ok(self.others.read(&self.disk, &self.root, &directories, is_living))
     }
 
     /// Looks at everything, or at the rest of it, at once, unless too much time would go into that.

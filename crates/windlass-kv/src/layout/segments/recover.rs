@@ -20,7 +20,7 @@ use crate::{
     disk::{DiskFile, Extend},
     format::{
         Invalid,
-        lease::{Account, Lease},
+        lease::{Account, Lease, LockDomain},
         record::{Begin, BlockRecord, RECORD_LEN, Sums},
         segment::HEAD_LEN,
     },
@@ -160,6 +160,7 @@ impl Writer {
             wanted_bytes,
             capacity: self.said_capacity,
             account: Account::default(),
+            lock_domain: LockDomain::default(),
         };
         let path = self.directory.join(names::LEASE);
         crate::disk::write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))
