@@ -135,6 +135,8 @@ measured! { Levels of Level {
     partial_blocks,
     /// Requests that have ended, but whose memory may still be read or written
     leased_requests,
+    /// Namespaces that are there, but cannot be used
+    unusable_namespaces,
 } }
 
 measured! { Totals of Counter {

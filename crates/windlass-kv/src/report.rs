@@ -40,6 +40,8 @@ pub struct Stats {
     pub expired_blocks: u64,
     /// Blocks that were found damaged, and are missing now.
     pub corrupt_blocks: u64,
+    /// Namespaces that are there, but cannot be used: an event says why.
+    pub unusable_namespaces: u64,
     /// What was asked of each namespace.
     pub namespaces: Vec<NamespaceStats>,
     /// Stores that were refused, by reason.
@@ -166,6 +168,8 @@ pub struct StoreReport {
     pub proofs: Vec<String>,
     /// Ways that would have been better, and why they were not used.
     pub refused: Vec<Refusal>,
+    /// What the store warned of on its own, such as a directory that other users can change: the first 64 warnings.
+    pub warnings: Vec<String>,
 }
 
 /// One way's share.
@@ -217,6 +221,12 @@ pub enum EventKind {
     DamagedLog,
     /// Housekeeping failed; it is tried again.
     MaintenanceFailed,
+    /// A namespace cannot be used: its description cannot be read, or another namespace has its directory.
+    NamespaceUnusable,
+    /// Another process took this one for dead and removed its directory. Stores that were under way may have failed.
+    WriterRestarted,
+    /// Another user can change the store's directories.
+    UnsafeRoot,
 }
 
 /// Blocks of this process that went to make room, or as their time was over, since they were last asked for.

@@ -63,6 +63,9 @@ fn as_text(
     for refused in &report.refused {
         let _ = writeln!(text, "not used: {}: {}", refused.what, refused.why);
     }
+    for warning in &report.warnings {
+        let _ = writeln!(text, "warning: {warning}");
+    }
     for writer in writers {
         let _ = writeln!(text, "{}", described(writer));
     }

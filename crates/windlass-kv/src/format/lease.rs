@@ -26,7 +26,20 @@ struct Raw {
     taken: U64,
     settled: U64,
     removed: U64,
+    lock_domain: [u8; 16],
     durability: U32,
+}
+
+/// Where locks of files mean the same: one boot of one host, and one mount. Zeros if the lease is not locked, or that is
+/// not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LockDomain(pub(crate) [u8; 16]);
+
+impl LockDomain {
+    /// Whether a process of one domain sees the locks of a process of the other.
+    pub(crate) fn is_shared_with(self, other: Self) -> bool {
+        self == other && self != Self::default()
+    }
 }
 
 /// Bytes that a writer has written and removed since it began. None ever falls, but what is taken ahead.
@@ -57,6 +70,8 @@ pub(crate) struct Lease {
     pub(crate) durability: Option<Durability>,
     /// What it has written, in a layout where others cannot see whose a file is.
     pub(crate) account: Account,
+    /// Where the lock on this lease is seen.
+    pub(crate) lock_domain: LockDomain,
 }
 
 /// What the numbers of durabilities mean.
@@ -83,6 +98,7 @@ impl Lease {
                 .position(|own| *own == self.durability)
                 .map_or(0, |place| place as u32)
                 .into(),
+            lock_domain: self.lock_domain.0,
         };
         sealed(MAGIC, &raw, LEASE_LEN)
     }
@@ -102,6 +118,7 @@ impl Lease {
                 settled: raw.settled.get(),
                 removed: raw.removed.get(),
             },
+            lock_domain: LockDomain(raw.lock_domain),
         })
     }
 
@@ -134,6 +151,7 @@ mod tests {
             capacity: 6,
             durability: Some(Durability::Sync),
             account: Account { taken: 6, settled: 7, removed: 8 },
+            lock_domain: LockDomain([9; 16]),
         };
         let bytes = lease.to_bytes();
         assert_eq!(Lease::parse(&bytes), Ok(lease));

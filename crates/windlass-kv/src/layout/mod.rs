@@ -10,11 +10,16 @@
 mod conformance;
 mod departed;
 mod files;
+mod notice;
 mod segments;
+mod trust;
+
+pub(crate) use notice::{Notice, Notices};
+pub(crate) use trust::warning;
 
 use crate::{
-    DropReason, Error, EventKind, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions,
-    Result, StoreAccess, StoreOptions, WriterStats,
+    DropReason, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
+    StoreAccess, StoreOptions, WriterStats,
     disk::{Disk, RealDisk},
     format::{PAGE, superblock::Superblock},
     io::FileRef,
@@ -207,6 +212,8 @@ pub(crate) struct Usage {
     pub(crate) expired_blocks: u64,
     /// Blocks that were found damaged, and are missing now.
     pub(crate) corrupt_blocks: u64,
+    /// Namespaces that are there, but cannot be used.
+    pub(crate) unusable_namespaces: u64,
     /// Blocks of which the log knew, but which the last opening did not take, and why that was said.
     pub(crate) lost_on_recovery: u64,
     /// Records of other processes' logs that cannot be read although others follow them.
@@ -297,13 +304,13 @@ pub(crate) trait Layout: Send + Sync {
         Ok(())
     }
 
-    /// What users should know of, since the last call: a sentence each.
-    fn notices(&self) -> Vec<(EventKind, String)> {
-        Vec::new()
-    }
-
     /// Own blocks that were evicted or have expired since the last call.
     fn evicted(&self) -> Evicted;
+
+    /// What it has noticed since the last call.
+    fn notices(&self) -> Vec<Notice> {
+        Vec::new()
+    }
 
     /// The processes that write, or wrote, and whose directories are there.
     fn writers(&self) -> Result<Vec<WriterStats>>;

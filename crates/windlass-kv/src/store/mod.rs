@@ -119,7 +119,10 @@ impl Store {
             faults: options.faults.clone(),
             ..IoOptions::new(&options.root)
         })?;
-        Self::with_parts(options, layout, Arc::new(transfers))
+        let unsafe_root = layout::warning(&options.root);
+        let store = Self::with_parts(options, layout, Arc::new(transfers))?;
+        unsafe_root.into_iter().for_each(|notice| store.core().warn(notice));
+        Ok(store)
     }
 
     /// A store of these parts.
@@ -142,6 +145,7 @@ impl Store {
             assemblies: Assemblies::default(),
             metrics,
             events: Events::default(),
+            warnings: Mutex::default(),
             placement,
             commits,
             transfers: RwLock::new(Some(transfers)),
@@ -149,7 +153,7 @@ impl Store {
             has_lost: AtomicBool::new(false),
             options,
         });
-        core.tell_notices();
+        core.note_notices();
         let threads = Running::new(Threads::start(&core, places, groups)?);
         Ok(Self { inner: Arc::new(Inner { core, threads, namespaces: Mutex::default() }) })
     }
@@ -265,12 +269,17 @@ impl Store {
             bounced_bytes: core.metrics.bounced_bytes(),
             proofs: transfers.proofs,
             refused: transfers.refused,
+            warnings: lock(&core.warnings).clone(),
         })
     }
 
     /// What happened since the last call. The store remembers the last 1024; [`Stats::forgotten_events`] counts others.
     pub fn events(&self) -> Vec<Event> {
-        if self.core().is_forked() { Vec::new() } else { self.core().events.drain() }
+        if self.core().is_forked() {
+            return Vec::new();
+        }
+        self.core().note_notices();
+        self.core().events.drain()
     }
 
     /// Waits until every request to store that was made before has ended, on the disk as far as
@@ -303,7 +312,7 @@ impl Store {
     pub fn maintain_now(&self) -> Result<()> {
         self.core().check_open()?;
         let maintained = self.core().layout.maintain();
-        self.core().tell_notices();
+        self.core().note_notices();
         maintained
     }
 
@@ -314,7 +323,7 @@ impl Store {
     pub fn follow_now(&self) -> Result<()> {
         self.core().check_open()?;
         let followed = self.core().layout.follow();
-        self.core().tell_notices();
+        self.core().note_notices();
         followed
     }
 

@@ -10,3 +10,4 @@ mod limits;
 mod opentelemetry;
 mod processes;
 mod round_trips;
+mod warnings;

@@ -35,11 +35,13 @@ mod slots;
 mod tests;
 mod writer;
 
-use super::{Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Place, Reservation, ShardTable};
+use super::{
+    Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Notice, Place, Reservation, ShardTable,
+};
 use super::{Usage, Verdict, Written};
 use crate::{
-    Error, EventKind, Evicted, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess,
-    StoreOptions, WriterStats,
+    Error, Evicted, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
+    WriterStats,
     disk::{Disk, RealDisk, read_full},
     format::{self, header::BlockHeader, lease::Lease, record::ProvenFrom},
     index::{self, Candidates, Enough, Entry, Index, IndexOptions, ReadHold, Want},
@@ -388,7 +390,7 @@ impl Layout for Segments {
         self.followed.follow(&self.shared, self.writer.as_ref().map(|writer| writer.id))
     }
 
-    fn notices(&self) -> Vec<(EventKind, String)> {
+    fn notices(&self) -> Vec<Notice> {
         self.shared.notices.take()
     }
 
@@ -447,6 +449,7 @@ impl Layout for Segments {
             evicted_blocks: count(|counts| &counts.evicted),
             expired_blocks: count(|counts| &counts.expired),
             corrupt_blocks: self.corrupt.load(Ordering::Relaxed),
+            unusable_namespaces: 0,
             lost_on_recovery: self.lost_on_recovery,
             damaged_records: self.shared.notices.damaged_records(),
             recovery: self.recovery,

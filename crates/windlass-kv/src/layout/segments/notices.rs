@@ -1,23 +1,16 @@
-//! What users should know of the layout, until it is told: damage to logs, and a lack of room.
+//! What the layout notices on its own, until the store makes events of it, and how much damage that was.
 #![forbid(unsafe_code)]
 
-use super::lock;
-use crate::EventKind;
-use std::{
-    collections::VecDeque,
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
+use crate::{
+    EventKind,
+    layout::{self, Notice},
 };
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Notices that are kept; older ones are forgotten.
-const MOST_NOTICES: usize = 64;
-
-/// What has not been told yet, and the damage that was met.
+/// Notices, and the damage that was met.
 #[derive(Debug, Default)]
 pub(super) struct Notices {
-    kept: Mutex<VecDeque<(EventKind, String)>>,
+    kept: layout::Notices,
     damaged_records: AtomicU64,
 }
 
@@ -30,16 +23,12 @@ impl Notices {
 
     /// Notes what a sentence says.
     pub(super) fn note(&self, kind: EventKind, reason: String) {
-        let mut kept = lock(&self.kept);
-        if kept.len() == MOST_NOTICES {
-            kept.pop_front();
-        }
-        kept.push_back((kind, reason));
+        self.kept.note(kind, reason);
     }
 
-    /// What was noted since the last call.
-    pub(super) fn take(&self) -> Vec<(EventKind, String)> {
-        lock(&self.kept).drain(..).collect()
+    /// The notices since the last call.
+    pub(super) fn take(&self) -> Vec<Notice> {
+        self.kept.take()
     }
 
     /// Records of other writers that were damaged.

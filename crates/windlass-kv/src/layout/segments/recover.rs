@@ -20,7 +20,7 @@ use crate::{
     disk::{DiskFile, Extend},
     format::{
         Invalid,
-        lease::{Account, Lease},
+        lease::{Account, Lease, LockDomain},
         record::{Begin, BlockRecord, ProvenFrom, RECORD_LEN, Sums},
         segment::{HEAD_LEN, SegmentHead},
     },
@@ -194,6 +194,7 @@ impl Writer {
             capacity: self.said_capacity,
             durability: self.said_durability,
             account: Account::default(),
+            lock_domain: LockDomain::default(),
         };
         let path = self.directory.join(names::LEASE);
         crate::disk::write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))

@@ -215,6 +215,16 @@ fn an_error_of_the_system_does_not_remove_a_block() {
 }
 
 #[test]
+fn a_block_that_was_removed_before_its_file_was_opened_is_a_miss_and_no_error() {
+    let bench = bench(|_| {});
+    bench.put("a");
+    bench.transfers.fail_next(libc::ENOENT);
+    assert_eq!(bench.get("a", 0), Status::Miss);
+    assert_eq!(bench.store.stats().unwrap().io_errors, 0);
+    assert!(bench.store.events().is_empty());
+}
+
+#[test]
 fn a_store_that_fails_can_be_repeated() {
     let bench = bench(|_| {});
     for (errno, status) in

@@ -8,7 +8,7 @@ mod room;
 
 use super::*;
 use crate::{
-    DropReason, Durability,
+    DropReason, Durability, EventKind,
     disk::simulated::{Dice, Effect, Fault, Operation, SimulatedDisk},
     format::checksum,
     layout::Shard,

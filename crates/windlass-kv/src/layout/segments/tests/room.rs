@@ -290,7 +290,7 @@ fn a_lack_of_room_for_a_first_segment_is_told_once() {
         assert_eq!(bench.put(&store, key).unwrap(), Put::Dropped(DropReason::NoRoom));
         store.maintain().unwrap();
     }
-    let [(EventKind::NoRoom, told)] = &store.notices()[..] else { panic!() };
+    let [Notice { kind: EventKind::NoRoom, reason: told }] = &store.notices()[..] else { panic!() };
     for part in ["of the capacity of 1048576 bytes", "of which min_free keeps 67008864"] {
         assert!(told.contains(part), "{told}");
     }
