@@ -77,8 +77,8 @@ impl Shared {
         };
         match self.place(&namespace, fingerprint, entry, path, &metadata) {
             Ok(place) => {
-                // Whoever writes a bare file syncs it. Others have pages with checksums, and may be written without a sync.
-                let is_proven = namespace.tree.is_bare();
+                // Bare files are synced before they have their names. Others have pages with checksums.
+                let is_proven = namespace.tree.is_bare() || !self.unsynced.is_there();
                 let token = FileFound {
                     fingerprint,
                     id: FileId::of(&metadata),

@@ -27,6 +27,7 @@ mod scan;
 mod sums;
 #[cfg(test)]
 mod tests;
+mod unsynced;
 mod writer;
 
 use super::departed::Departed;
@@ -59,6 +60,7 @@ use std::{
     time::{Duration, Instant},
 };
 use sums::Sums;
+use unsynced::Unsynced;
 use uuid::Uuid;
 use writer::{Left, Writer};
 
@@ -121,6 +123,7 @@ struct Shared {
     watch: Watch,
     /// Where this process sees locks.
     lock_domain: LockDomain,
+    unsynced: Unsynced,
     /// Files that nobody will give a name to, and the room that they take.
     given_up: Mutex<Vec<(PathBuf, u64)>>,
     /// Directories whose names are on the disk.
@@ -160,6 +163,8 @@ impl Files {
             }
             StoreAccess::ReadWrite => Some(open_to_write(&disk, &root, options.capacity_bytes.unwrap_or(0))?),
         };
+        let written = writer.as_ref().filter(|_| !options.for_upkeep).map(|_| options.durability);
+        let unsynced = Unsynced::open(&disk, &root, written)?;
         let room = Room::new(options, writer.is_some())?;
         let index = Index::new(IndexOptions { eviction: options.eviction, admission: options.admission });
         let lock_domain = writer::lock_domain(&root);
@@ -179,6 +184,7 @@ impl Files {
             others: Others::default(),
             watch: Watch::default(),
             lock_domain,
+            unsynced,
             given_up: Mutex::default(),
             durable: Mutex::default(),
             scan: Mutex::default(),
@@ -416,6 +422,7 @@ impl Shared {
             self.make_room_ahead()?;
         }
         self.scan_some();
+        self.unsynced.look();
         self.follow()
     }
 

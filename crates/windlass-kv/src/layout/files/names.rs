@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! <root>/STORE                                            superblock
+//! <root>/UNSYNCED                                         whether there may be blocks that no sync covers
 //! <root>/ns/<namespace>/NAMESPACE.json                    description
 //! <root>/ns/<directory>.claim                             description of the namespace that a directory of vLLM's
 //!                                                         belongs to
@@ -18,6 +19,7 @@ use std::path::{Component, Path, PathBuf};
 
 pub(super) const SUPERBLOCK: &str = "STORE";
 pub(super) const NAMESPACES: &str = "ns";
+pub(super) const UNSYNCED: &str = "UNSYNCED";
 pub(super) const DESCRIPTION: &str = "NAMESPACE.json";
 /// Is there if some blocks of the namespace have a time of expiry, which is in their files alone.
 pub(super) const EXPIRING: &str = "EXPIRING";
