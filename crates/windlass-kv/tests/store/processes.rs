@@ -141,9 +141,9 @@ fn the_lease_of_a_killed_writer_evicts_nothing() {
     let root = tempfile::tempdir().unwrap();
     let mut options = options(&root);
     options.layout = Some(LayoutKind::Files);
-    options.capacity_bytes = Some(160 << 20);
+    options.capacity_bytes = Some(154 << 20);
     drop(Store::open(options.clone()).unwrap());
-    let mut other = Other::start(&root, Durability::None);
+    let mut other = Other::start(&root, Durability::Sync);
     assert_eq!(other.tell("burst block"), "stored");
     other.kill();
 
@@ -157,7 +157,7 @@ fn the_lease_of_a_killed_writer_evicts_nothing() {
     options.access = StoreAccess::Read;
     let reader = Store::open(options).unwrap();
     let root_bytes = reader.stats().unwrap().root_bytes >> 20;
-    assert!((148..160).contains(&root_bytes), "{root_bytes} MiB");
+    assert!((148..154).contains(&root_bytes), "{root_bytes} MiB");
 }
 
 #[test]
