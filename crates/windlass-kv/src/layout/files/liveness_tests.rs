@@ -125,6 +125,17 @@ fn a_writer_whose_lease_is_locked_lives_however_silent() {
     }
 }
 
+#[test]
+fn what_a_dead_writer_announced_is_taken_back_before_its_directory_is_removed() {
+    let bench = bench();
+    let ghost = Ghost::new(&bench.options.root, here(&bench));
+    ghost.say(1, 20 << 20);
+    let lease = RealDisk.open(&ghost.lease(), FileAccess::ReadWrite).unwrap();
+    writer::take_back(&*lease);
+    let lease = Lease::parse(&fs::read(ghost.lease()).unwrap()).unwrap();
+    assert_eq!((lease.writer, lease.account), (ghost.id, Account::default()));
+}
+
 fn directories(root: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
     entries

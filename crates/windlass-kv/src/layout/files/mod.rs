@@ -481,6 +481,9 @@ impl Shared {
         let is_needed = |fingerprint: &Fingerprint| self.index.peek(fingerprint).is_some();
         for (liveness, directory) in judged {
             if let Liveness::Dead(lease) = liveness {
+                if let Some(lease) = &lease {
+                    writer::take_back(&**lease);
+                }
                 match self.sums.adopt(&self.disk, own, &directory, is_needed) {
                     Ok(()) => writer::remove_directory(&self.disk, &directory),
                     Err(error) => {

@@ -4,9 +4,11 @@
 use super::{
     Files, names,
     tests::{HASTY, bench},
+    writer,
 };
 use crate::{
     NamespaceOptions, StoreOptions,
+    format::lease::{Account, Lease},
     layout::{
         Layout,
         conformance::{Loaded, Stored, block, bytes, load, open_namespace, store},
@@ -77,14 +79,26 @@ fn a_fifo_is_no_store() {
 fn a_lease_that_is_a_link_is_not_followed() {
     let bench = bench();
     let target = bench.root.path().join("target");
-    fs::write(&target, "precious").unwrap();
+    // That of a dead writer, whose announcement would be taken back.
+    let lease = Lease {
+        writer: uuid::Uuid::from_u128(1),
+        epoch: 1,
+        process: 1,
+        heartbeat: 1,
+        wanted_bytes: 0,
+        capacity: 1,
+        account: Account { taken: 5000, ..Account::default() },
+        lock_domain: writer::lock_domain(&bench.options.root),
+    };
+    fs::write(&target, lease.to_bytes()).unwrap();
     let directory = bench.options.root.join("w-00000000-0000-4000-8000-000000000001");
     fs::create_dir(&directory).unwrap();
     for name in [names::LEASE, names::CHECKSUMS] {
         symlink(&target, directory.join(name)).unwrap();
     }
     works(bench.options.clone());
-    assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
+    assert_eq!(fs::read(&target).unwrap(), lease.to_bytes());
+    assert!(!directory.exists());
 }
 
 #[test]

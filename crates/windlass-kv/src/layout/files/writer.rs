@@ -4,7 +4,7 @@
 use super::{failed, lock, names};
 use crate::{
     Result, WriterStats,
-    disk::{Disk, DiskFile, RealDisk, write_full},
+    disk::{Disk, DiskFile, RealDisk, read_full, write_full},
     format::{
         lease::{Account, LEASE_LEN, Lease, LockDomain},
         now_seconds,
@@ -259,6 +259,16 @@ pub(super) fn others(disk: &RealDisk, root: &Path, own: Option<&Writer>) -> Resu
     let is_other = |name: &str| id_of(name).is_some_and(|id| own.is_none_or(|own| own.id() != id));
     let writers = listing.into_iter().filter(|entry| entry.is_directory && is_other(&entry.name));
     Ok(writers.map(|entry| root.join(entry.name)).collect())
+}
+
+/// Takes back what a writer that has ended announced: others see its lease locked until it is removed.
+pub(super) fn take_back(lease: &dyn DiskFile) {
+    let mut bytes = vec![0; LEASE_LEN];
+    let said = read_full(lease, &mut bytes, 0).ok().and_then(|len| Lease::parse(&bytes[..len]).ok());
+    if let Some(lease_said) = said {
+        let account = Account { taken: lease_said.account.settled, ..lease_said.account };
+        let _ = write_full(lease, &Lease { account, ..lease_said }.to_bytes(), 0);
+    }
 }
 
 /// Removes a writer's directory. What cannot be removed is left to the next who tries.
