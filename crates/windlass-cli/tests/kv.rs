@@ -156,13 +156,18 @@ fn stat_says_what_a_store_holds_and_changes_nothing() {
     assert!(text.contains("5 blocks") && text.contains("layout segments"), "{text}");
     assert!(text.contains(" of 256.0 MiB"), "{text}");
     let writer = text.lines().find(|line| line.starts_with("writer ")).unwrap();
-    assert!(writer.contains(&format!("process {} is gone, 5 blocks, ", std::process::id())), "{writer}");
+    assert!(
+        writer.contains(&format!("process {} is gone, durability batched, 5 blocks, ", std::process::id())),
+        "{writer}"
+    );
     let line = text.lines().find(|line| line.starts_with(&stored.first.to_string())).unwrap();
     assert!(line.contains(" 3 ") && line.contains("llama, block_tokens 16, salted"), "{line}");
     let value = stored.json("stat", &[]);
     assert_eq!(value["stats"]["blocks"], 5);
     assert_eq!(value["stats"]["capacity_bytes"], 256 << 20);
     assert_eq!(value["report"]["layout"], "segments");
+    assert!(value["report"].get("durability").is_none(), "that is the command's");
+    assert_eq!(value["writers"][0]["durability"], "batched");
     assert_eq!(value["namespaces"][stored.second.to_string()]["payload_bytes"], 2 * LEN + 5);
     assert!(!value.to_string().contains("secret"));
     assert_eq!(files(&stored.root).len(), before);
@@ -171,6 +176,39 @@ fn stat_says_what_a_store_holds_and_changes_nothing() {
     let writers = &stored.json("stat", &[])["writers"];
     assert_eq!((&writers[0]["is_alive"], &writers[0]["blocks"]), (&true.into(), &5.into()), "{writers}");
     store.close(None).unwrap();
+}
+
+#[test]
+fn what_a_process_that_runs_has_stored_is_not_repaired() {
+    let stored = Stored::new();
+    let store = Store::open(options(&stored.root)).unwrap();
+    stored.damage(&bytes(1));
+    let said = stored.fails(4, "verify", &["--repair"]);
+    assert!(said.contains("1 block damaged and left: another process"), "{said}");
+    store.close(None).unwrap();
+}
+
+#[test]
+fn a_killed_writer_is_gone_at_once() {
+    let stored = Stored::new();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .args(["kv", "import", "--capacity", "256MiB", "--input", "-"])
+        .arg(&stored.root)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let is_alive = || {
+        let writers = stored.json("stat", &[])["writers"].clone();
+        writers.as_array().unwrap().iter().any(|writer| writer["is_alive"] == true)
+    };
+    let begin = std::time::Instant::now();
+    while !is_alive() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the writer never begins");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!is_alive(), "it said a moment ago that it lives");
 }
 
 #[test]
@@ -203,8 +241,9 @@ fn verify_finds_damage_and_repair_forgets_it() {
     let said = stored.fails(4, "verify", &[]);
     assert!(said.contains("block block 1 of namespace") && said.contains("1 block damaged"), "{said}");
     assert_eq!(stored.keys(stored.first).len(), 3, "it was only looked at");
-    let said = stored.fails(4, "verify", &["--repair"]);
-    assert!(said.contains("1 block forgotten"), "{said}");
+    let text = stored.ok("verify", &["--repair"]);
+    assert!(text.contains("block block 1 of namespace"), "{text}");
+    assert!(text.contains("; 1 block damaged and forgotten"), "{text}");
     assert_eq!(stored.keys(stored.first), ["626c6f636b2030", "626c6f636b2032"]);
     let value = stored.json("verify", &[]);
     assert_eq!((&value["verified"]["blocks"], &value["verified"]["corrupt"]), (&4.into(), &0.into()));
@@ -220,8 +259,8 @@ fn a_damaged_header_is_damage_to_verify_and_to_export() {
     let said = stored.fails(4, "export", &["--output", archive.to_str().unwrap()]);
     assert!(said.contains("its header is damaged"), "{said}");
     assert_eq!(stored.keys(stored.first).len(), 2);
-    let said = stored.fails(4, "verify", &["--repair"]);
-    assert!(said.contains("1 block forgotten"), "{said}");
+    let text = stored.ok("verify", &["--repair"]);
+    assert!(text.contains("1 block damaged and forgotten"), "{text}");
     assert_eq!(stored.json("stat", &[])["stats"]["capacity_bytes"], 256 << 20, "repairs leave it");
     let text = stored.ok("verify", &[]);
     assert!(text.starts_with("4 blocks read") && text.contains("; 4 are as they were stored"), "{text}");
@@ -269,6 +308,11 @@ fn gc_evicts_down_to_a_size() {
     let after = stored.json("stat", &[]);
     assert!(after["stats"]["root_bytes"].as_u64().unwrap() <= 2 << 20, "{after}");
     assert_eq!(after["stats"]["blocks"], 0);
+    assert_eq!(
+        after["stats"]["capacity_bytes"],
+        256 << 20,
+        "it is told what was chosen, not to what gc shrank it"
+    );
     assert!(stored.fails(1, "gc", &["--size", "1B"]).contains("still take"));
 }
 

@@ -4,6 +4,7 @@ mod buffer;
 mod completion;
 mod disk;
 mod error;
+mod fork;
 mod format;
 mod index;
 mod io;

@@ -21,7 +21,10 @@ use prometheus_client::{
 use std::{
     collections::BTreeMap,
     fmt::Debug,
-    sync::{Arc, Mutex, atomic::AtomicU64},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -32,6 +35,7 @@ type Level = Gauge<u64, AtomicU64>;
 pub(crate) struct Metrics {
     registry: Mutex<Registry>,
     levels: Levels,
+    totals: Totals,
     capacity_bytes: Level,
     recovery_seconds: Gauge<f64, AtomicU64>,
     namespaces: Mutex<BTreeMap<NamespaceId, Arc<NamespaceCounters>>>,
@@ -90,27 +94,27 @@ struct CarrierLabel {
     direction: &'static str,
 }
 
-macro_rules! levels {
-    ($($(#[doc = $help:literal])* $name:ident,)+) => {
+macro_rules! measured {
+    ($kind:ident of $metric:ty { $($(#[doc = $help:literal])* $name:ident,)+ }) => {
         /// What is measured when somebody asks.
         #[derive(Default)]
-        struct Levels {
-            $($name: Level,)+
+        struct $kind {
+            $($name: $metric,)+
         }
 
-        impl Levels {
+        impl $kind {
             fn register(&self, registry: &mut Registry) {
                 $(registry.register(stringify!($name), concat!($($help),*).trim(), self.$name.clone());)+
             }
 
             fn set(&self, stats: &Stats) {
-                $(self.$name.set(stats.$name);)+
+                $(set(&self.$name, stats.$name);)+
             }
         }
     };
 }
 
-levels! {
+measured! { Levels of Level {
     /// Blocks that are found
     blocks,
     /// Bytes of their shards
@@ -131,6 +135,11 @@ levels! {
     partial_blocks,
     /// Requests that have ended, but whose memory may still be read or written
     leased_requests,
+    /// Namespaces that are there, but cannot be used
+    unusable_namespaces,
+} }
+
+measured! { Totals of Counter {
     /// Blocks that went to make room
     evicted_blocks,
     /// Blocks whose time was over
@@ -143,6 +152,27 @@ levels! {
     damaged_records,
     /// Events that nobody fetched
     forgotten_events,
+} }
+
+/// A level, or a count that only grows, that is measured elsewhere.
+trait Measured {
+    fn atomic(&self) -> &AtomicU64;
+}
+
+impl Measured for Level {
+    fn atomic(&self) -> &AtomicU64 {
+        self.inner()
+    }
+}
+
+impl Measured for Counter {
+    fn atomic(&self) -> &AtomicU64 {
+        self.inner()
+    }
+}
+
+fn set(measured: &impl Measured, value: u64) {
+    measured.atomic().store(value, Ordering::Relaxed);
 }
 
 macro_rules! namespace_families {
@@ -199,6 +229,7 @@ impl Metrics {
         let mut registry = Registry::with_prefix("windlass_kv");
         let metrics = Self {
             levels: Levels::default(),
+            totals: Totals::default(),
             capacity_bytes: Level::default(),
             recovery_seconds: Gauge::default(),
             namespaces: Mutex::default(),
@@ -217,6 +248,8 @@ impl Metrics {
             registry: Mutex::new(Registry::default()),
         };
         metrics.levels.register(&mut registry);
+        metrics.totals.register(&mut registry);
+        metrics.begin();
         metrics.by_namespace.register(&mut registry);
         registry.register(
             "capacity_bytes",
@@ -262,6 +295,26 @@ impl Metrics {
             metrics.bounced.clone(),
         );
         Self { registry: Mutex::new(registry), ..metrics }
+    }
+
+    /// Makes all series, so that they are there before anything happens.
+    fn begin(&self) {
+        for reason in DROP_REASONS {
+            let _ = self.dropped.get_or_create(&Reason { reason: name_of(reason) });
+        }
+        for status in ["ok", "partial", "timed_out", "cancelled"] {
+            let _ = self.ended.get_or_create(&Ended { status });
+        }
+        for operation in ["load", "store"] {
+            for phase in ["queued", "moving"] {
+                let _ = self.seconds.get_or_create(&Phase { operation, phase });
+            }
+        }
+        for carrier in Carrier::ALL {
+            for direction in ["read", "write"] {
+                let _ = self.carried.get_or_create(&CarrierLabel { carrier: carrier.name(), direction });
+            }
+        }
     }
 
     pub(crate) fn namespace(&self, namespace: NamespaceId) -> Arc<NamespaceCounters> {
@@ -362,6 +415,7 @@ impl Metrics {
     /// As OpenMetrics text.
     pub(crate) fn encode(&self, stats: &Stats) -> Result<String> {
         self.levels.set(stats);
+        self.totals.set(stats);
         self.capacity_bytes.set(stats.capacity_bytes.unwrap_or(0));
         self.recovery_seconds.set(stats.recovery.as_secs_f64());
         let mut text = String::new();
@@ -370,6 +424,9 @@ impl Metrics {
         Ok(text)
     }
 }
+
+const DROP_REASONS: [DropReason; 5] =
+    [DropReason::NoRoom, DropReason::Quota, DropReason::Busy, DropReason::NotAdmitted, DropReason::TooLarge];
 
 fn name_of(reason: DropReason) -> &'static str {
     match reason {

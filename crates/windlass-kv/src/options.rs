@@ -172,6 +172,9 @@ pub struct StoreOptions {
     pub partial_timeout: Duration,
     /// Bytes a second that are read in the background to find damaged blocks. 0: none.
     pub scrub_bytes_per_second: u64,
+    /// Whether the store is only opened to tend it, as the command `windlass kv gc` does: other processes are not told the
+    /// capacity and the durability of these options, and a capacity that nothing can be stored in is no error.
+    pub for_upkeep: bool,
     /// Faults between the store and its disk, for tests.
     #[cfg(feature = "fault-injection")]
     pub faults: Option<crate::fault::FaultScript>,
@@ -198,6 +201,7 @@ impl StoreOptions {
             timeout: None,
             partial_timeout: Duration::from_secs(600),
             scrub_bytes_per_second: 0,
+            for_upkeep: false,
             #[cfg(feature = "fault-injection")]
             faults: None,
         }

@@ -40,6 +40,8 @@ pub struct Stats {
     pub expired_blocks: u64,
     /// Blocks that were found damaged, and are missing now.
     pub corrupt_blocks: u64,
+    /// Namespaces that are there, but cannot be used: an event says why.
+    pub unusable_namespaces: u64,
     /// What was asked of each namespace.
     pub namespaces: Vec<NamespaceStats>,
     /// Stores that were refused, by reason.
@@ -79,10 +81,12 @@ pub struct WriterStats {
     pub id: String,
     /// Its number on its host.
     pub process: u32,
-    /// Whether it has said within the last minute that it writes.
+    /// Whether it has said within the last minute that it writes, and was not killed since, as far as its lease shows it.
     pub is_alive: bool,
     /// Most bytes that the files of all processes may take, as it was told; `None` if it has not said.
     pub capacity_bytes: Option<u64>,
+    /// What its acknowledgements mean; `None` if it has not said.
+    pub durability: Option<Durability>,
     /// Bytes that its files take; `None` where files are nobody's.
     pub allocated_bytes: Option<u64>,
     /// Blocks that are found and its own; `None` where blocks are nobody's.
@@ -164,6 +168,8 @@ pub struct StoreReport {
     pub proofs: Vec<String>,
     /// Ways that would have been better, and why they were not used.
     pub refused: Vec<Refusal>,
+    /// What the store warned of on its own, such as a directory that other users can change: the first 64 warnings.
+    pub warnings: Vec<String>,
 }
 
 /// One way's share.
@@ -209,10 +215,18 @@ pub enum EventKind {
     Abandoned,
     /// A request has ended, but its memory may still be read or written.
     Leased,
+    /// Nothing can be stored, as there is no room for a first segment.
+    NoRoom,
     /// Part of a log or checkpoint cannot be read. Blocks that it tells of may not be found.
     DamagedLog,
     /// Housekeeping failed; it is tried again.
     MaintenanceFailed,
+    /// A namespace cannot be used: its description cannot be read, or another namespace has its directory.
+    NamespaceUnusable,
+    /// Another process took this one for dead and removed its directory. Stores that were under way may have failed.
+    WriterRestarted,
+    /// Another user can change the store's directories.
+    UnsafeRoot,
 }
 
 /// Blocks of this process that went to make room, or as their time was over, since they were last asked for.
@@ -290,6 +304,8 @@ pub struct Verified {
     pub without_checksum: u64,
     /// Blocks that were damaged, and are missing now: [`Store::events`](crate::Store::events) names them.
     pub corrupt: u64,
+    /// Of these, blocks of other processes, which alone can remove them.
+    pub corrupt_of_others: u64,
     /// Blocks that could not be read.
     pub failed: u64,
     /// Blocks that went while they were to be read.

@@ -187,12 +187,14 @@ class Store:
         return self._native.metrics()
 
     def report(self) -> dict[str, Any]:
-        """How it works: what it was told, which way bytes went, and why not a better one."""
+        """How it works: what it was told, which way bytes went, why not a better one, and what it warns of."""
         report: dict[str, Any] = json.loads(self._native.report())
         return report
 
     def events(self) -> list[dict[str, Any]]:
-        """What happened since the last call that somebody may want to look into: damaged blocks, failed transfers."""
+        """What happened since the last call: damaged blocks, failed transfers, namespaces that cannot be used,
+        directories that other users can change. ``kind`` and ``reason`` say what, ``key`` which block.
+        """
         events: list[dict[str, Any]] = json.loads(self._native.events())
         return events
 

@@ -25,6 +25,7 @@ impl Root {
         options.capacity_bytes = Some(size.unwrap_or(i64::MAX.unsigned_abs()));
         // Nothing has to go because others have filled the disk.
         options.min_free_bytes = 0;
+        options.for_upkeep = true;
         Store::open(options)
     }
 }

@@ -20,9 +20,13 @@ pub(super) fn run(arguments: &arguments::Stat) -> Result<(), Failure> {
     };
     stats.capacity_bytes = said(true).or_else(|| said(false));
     if arguments.json {
-        let shown = serde_json::json!({
+        let mut shown = serde_json::json!({
             "stats": stats, "report": report, "namespaces": namespaces, "writers": writers
         });
+        // It would be that of this command, which stores nothing. Each writer has its own.
+        if let Some(report) = shown["report"].as_object_mut() {
+            report.remove("durability");
+        }
         return output::write_json(&shown);
     }
     output::write_text(&as_text(&stats, &report, &namespaces, &writers))
@@ -59,6 +63,9 @@ fn as_text(
     for refused in &report.refused {
         let _ = writeln!(text, "not used: {}: {}", refused.what, refused.why);
     }
+    for warning in &report.warnings {
+        let _ = writeln!(text, "warning: {warning}");
+    }
     for writer in writers {
         let _ = writeln!(text, "{}", described(writer));
     }
@@ -69,6 +76,9 @@ fn as_text(
 fn described(writer: &WriterStats) -> String {
     let state = if writer.is_alive { "writes" } else { "is gone" };
     let mut text = format!("writer {}: process {} {state}", writer.id, writer.process);
+    if let Some(durability) = writer.durability {
+        text += &format!(", durability {durability}");
+    }
     if let Some(blocks) = writer.blocks {
         text += &format!(", {blocks} blocks");
     }

@@ -20,19 +20,33 @@ pub(super) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
     let verified = verified?;
     events.extend(store.events().into_iter().filter(is_of_a_block));
     store.close(None)?;
+    // Blocks of processes that run are theirs to remove.
+    let left = if arguments.repair { verified.corrupt_of_others } else { verified.corrupt };
+    let forgotten = verified.corrupt - left;
+    let mut lines: Vec<String> = events.iter().map(described).collect();
     let written = if arguments.json {
         output::write_json(&serde_json::json!({ "verified": verified, "events": events }))
     } else {
-        output::write_text(&as_text(&verified))
+        let mut text = as_text(&verified);
+        if forgotten > 0 {
+            text += &format!("; {} damaged and forgotten", blocks(forgotten));
+        }
+        if left == 0 && verified.failed == 0 {
+            text = [lines.as_slice(), &[text]].concat().join("\n");
+        }
+        output::write_text(&text)
     };
     // Whoever stops reading early still gets the verdict.
-    if verified.corrupt == 0 && verified.failed == 0 {
+    if left == 0 && verified.failed == 0 {
         return written;
     }
-    let mut lines: Vec<String> = events.iter().map(described).collect();
-    if verified.corrupt > 0 {
-        let outcome = if arguments.repair { "forgotten" } else { "damaged; --repair forgets them" };
-        lines.push(format!("{} {outcome}", blocks(verified.corrupt)));
+    if left > 0 {
+        let outcome = if arguments.repair {
+            "damaged and left: another process that runs has stored them, and alone can remove them"
+        } else {
+            "damaged; --repair forgets them"
+        };
+        lines.push(format!("{} {outcome}", blocks(left)));
     }
     if verified.failed > 0 {
         lines.push(format!("{} could not be read", blocks(verified.failed)));

@@ -30,6 +30,8 @@ pub(crate) struct Listing {
 pub(crate) struct FreeSpace {
     /// Bytes that unprivileged processes can still write.
     pub(crate) available: u64,
+    /// Bytes of all of it.
+    pub(crate) total: u64,
 }
 
 /// A file system.
@@ -93,7 +95,7 @@ pub(crate) trait DiskFile: fmt::Debug + Send + Sync {
     fn len(&self) -> io::Result<u64>;
 
     /// Locks the file against other openings of it, in this process or others, until this one is dropped. Whether that
-    /// was possible at once.
+    /// was possible at once. A child of `fork` does not keep the lock.
     fn try_lock(&self) -> io::Result<bool>;
 
     /// Undoes [`DiskFile::try_lock`].

@@ -2,7 +2,10 @@
 #![forbid(unsafe_code)]
 
 use super::{Disk, DiskFile, Extend, FreeSpace, Listing};
-use crate::io::{DataFile, FileAccess, expect_directory, open_directory, open_regular};
+use crate::{
+    fork::NotInChildren,
+    io::{DataFile, FileAccess, expect_directory, open_directory, open_regular},
+};
 use rustix::{
     fs::{self, CWD, FallocateFlags, FlockOperation, Mode, RenameFlags},
     io::Errno,
@@ -12,10 +15,7 @@ use std::{
     io,
     os::unix::fs::{FileExt, MetadataExt},
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// File systems as the system has them.
@@ -86,7 +86,8 @@ impl Disk for RealDisk {
 
     fn free_space(&self, path: &Path) -> io::Result<FreeSpace> {
         let space = fs::statvfs(path)?;
-        Ok(FreeSpace { available: space.f_bavail.saturating_mul(space.f_frsize) })
+        let bytes = |blocks: u64| blocks.saturating_mul(space.f_frsize);
+        Ok(FreeSpace { available: bytes(space.f_bavail), total: bytes(space.f_blocks) })
     }
 }
 
@@ -99,14 +100,19 @@ enum Handle {
 #[derive(Debug)]
 struct RealFile {
     handle: Handle,
-    is_locked: AtomicBool,
+    lock: Mutex<Option<NotInChildren>>,
     /// The process that opened it.
     process: u32,
 }
 
 impl RealFile {
     fn new(handle: Handle) -> Self {
-        Self { handle, is_locked: AtomicBool::new(false), process: std::process::id() }
+        Self { handle, lock: Mutex::default(), process: std::process::id() }
+    }
+
+    /// What is kept while it is locked.
+    fn own_lock(&self) -> MutexGuard<'_, Option<NotInChildren>> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn file(&self) -> &File {
@@ -153,13 +159,19 @@ impl DiskFile for RealFile {
     }
 
     fn try_lock(&self) -> io::Result<bool> {
+        let mut own = self.own_lock();
+        if own.is_some() {
+            return Ok(true);
+        }
+        // Before it is locked: a child that is made meanwhile does not keep the lock either.
+        let not_in_children = NotInChildren::new(self.file())?;
         loop {
             return match fs::flock(self.file(), FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::INTR) => continue,
                 Err(Errno::WOULDBLOCK) => Ok(false),
                 locked => {
                     locked?;
-                    self.is_locked.store(true, Ordering::Release);
+                    *own = Some(not_in_children);
                     Ok(true)
                 }
             };
@@ -167,17 +179,19 @@ impl DiskFile for RealFile {
     }
 
     fn unlock(&self) -> io::Result<()> {
-        self.is_locked.store(false, Ordering::Release);
-        Ok(fs::flock(self.file(), FlockOperation::Unlock)?)
+        let mut own = self.own_lock();
+        fs::flock(self.file(), FlockOperation::Unlock)?;
+        *own = None;
+        Ok(())
     }
 }
 
 impl Drop for RealFile {
     fn drop(&mut self) {
-        // Closing it would not do where a process was forked off meanwhile, which has the descriptor too, and so the
-        // lock. In that process, it is not ours to give up.
-        if self.is_locked.load(Ordering::Acquire) && self.process == std::process::id() {
-            let _ = fs::flock(self.file(), FlockOperation::Unlock);
+        // Closing it would not do where a child has the descriptor too, which was made without the C library. In a child,
+        // it is not ours to give up.
+        if self.process == std::process::id() && self.own_lock().is_some() {
+            let _ = self.unlock();
         }
     }
 }

@@ -517,7 +517,7 @@ impl Disk for SimulatedDisk {
 
     fn free_space(&self, _: &Path) -> io::Result<FreeSpace> {
         let state = self.state();
-        Ok(FreeSpace { available: state.capacity.saturating_sub(state.used()) })
+        Ok(FreeSpace { total: state.capacity, available: state.capacity.saturating_sub(state.used()) })
     }
 }
 

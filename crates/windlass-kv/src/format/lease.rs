@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::{Invalid, sealed, unseal};
-use crate::WriterStats;
+use crate::{Durability, WriterStats};
 use uuid::Uuid;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -26,6 +26,20 @@ struct Raw {
     taken: U64,
     settled: U64,
     removed: U64,
+    lock_domain: [u8; 16],
+    durability: U32,
+}
+
+/// Where locks of files mean the same: one boot of one host, and one mount. Zeros if the lease is not locked, or that is
+/// not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LockDomain(pub(crate) [u8; 16]);
+
+impl LockDomain {
+    /// Whether a process of one domain sees the locks of a process of the other.
+    pub(crate) fn is_shared_with(self, other: Self) -> bool {
+        self == other && self != Self::default()
+    }
 }
 
 /// Bytes that a writer has written and removed since it began. None ever falls, but what is taken ahead.
@@ -52,9 +66,17 @@ pub(crate) struct Lease {
     pub(crate) wanted_bytes: u64,
     /// Most bytes that the files of all writers may take, as this one was told.
     pub(crate) capacity: u64,
+    /// What its acknowledgements mean; `None` if it has not said.
+    pub(crate) durability: Option<Durability>,
     /// What it has written, in a layout where others cannot see whose a file is.
     pub(crate) account: Account,
+    /// Where the lock on this lease is seen.
+    pub(crate) lock_domain: LockDomain,
 }
+
+/// What the numbers of durabilities mean.
+const DURABILITIES: [Option<Durability>; 4] =
+    [None, Some(Durability::None), Some(Durability::Batched), Some(Durability::Sync)];
 
 /// How long a writer is taken to live after it last said so.
 const SILENCE_S: u64 = 60;
@@ -71,6 +93,12 @@ impl Lease {
             taken: self.account.taken.into(),
             settled: self.account.settled.into(),
             removed: self.account.removed.into(),
+            durability: DURABILITIES
+                .iter()
+                .position(|own| *own == self.durability)
+                .map_or(0, |place| place as u32)
+                .into(),
+            lock_domain: self.lock_domain.0,
         };
         sealed(MAGIC, &raw, LEASE_LEN)
     }
@@ -84,11 +112,13 @@ impl Lease {
             heartbeat: raw.heartbeat.get(),
             wanted_bytes: raw.wanted_bytes.get(),
             capacity: raw.capacity.get(),
+            durability: DURABILITIES.get(raw.durability.get() as usize).copied().flatten(),
             account: Account {
                 taken: raw.taken.get(),
                 settled: raw.settled.get(),
                 removed: raw.removed.get(),
             },
+            lock_domain: LockDomain(raw.lock_domain),
         })
     }
 
@@ -98,6 +128,7 @@ impl Lease {
             id: writer.to_string(),
             process: lease.map_or(0, |lease| lease.process),
             is_alive: lease.is_some_and(|lease| now.saturating_sub(lease.heartbeat) <= SILENCE_S),
+            durability: lease.and_then(|lease| lease.durability),
             capacity_bytes: lease.map(|lease| lease.capacity).filter(|capacity| *capacity > 0),
             allocated_bytes: None,
             blocks: None,
@@ -118,7 +149,9 @@ mod tests {
             heartbeat: 4,
             wanted_bytes: 5,
             capacity: 6,
+            durability: Some(Durability::Sync),
             account: Account { taken: 6, settled: 7, removed: 8 },
+            lock_domain: LockDomain([9; 16]),
         };
         let bytes = lease.to_bytes();
         assert_eq!(Lease::parse(&bytes), Ok(lease));

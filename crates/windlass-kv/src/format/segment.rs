@@ -35,6 +35,9 @@ pub(crate) struct SegmentHead {
 }
 
 impl SegmentHead {
+    /// Most slots of a segment, each of which takes some bytes of memory.
+    pub(crate) const MOST_SLOTS: u32 = 1 << 24;
+
     /// Bytes of the whole file; `None` if no file has so many.
     pub(crate) fn file_len(&self) -> Option<u64> {
         let len = self.slot_bytes.checked_mul(self.slots.into())?.checked_add(HEAD_LEN)?;

@@ -41,6 +41,8 @@ struct Mapping {
     mapped: NonNull<u8>,
     mapped_len: usize,
     start: NonNull<u8>,
+    /// The process that it is mapped in.
+    process: u32,
 }
 
 // SAFETY: plain memory without thread affinity; who touches which byte when is decided by the leases, which do not
@@ -64,12 +66,20 @@ impl Mapping {
         // Advice may be refused: small pages then serve.
         // SAFETY: of our own mapping; it changes no bytes.
         let _ = unsafe { mm::madvise(address, mapped_len, Advice::LinuxHugepage) };
-        Ok(Self { mapped, mapped_len, start })
+        // Children of `fork` never use it, and transfers go on in the parent: a copy on write would take their bytes. A
+        // refusal means that children get a copy.
+        // SAFETY: of our own mapping; it changes no bytes.
+        let _ = unsafe { mm::madvise(address, mapped_len, Advice::LinuxDontFork) };
+        Ok(Self { mapped, mapped_len, start, process: std::process::id() })
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // A child of `fork` does not have it, and may have something else there.
+            return;
+        }
         // SAFETY: mapped by `new`, and nobody has an address in it any more: leases hold the pool.
         let _ = unsafe { mm::munmap(self.mapped.as_ptr().cast(), self.mapped_len) };
     }
@@ -267,6 +277,25 @@ impl Drop for Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn children_do_not_have_the_memory() {
+        let pool = BouncePool::new(4 * 4096, 4096).unwrap();
+        let (address, len) = pool.memory();
+        // SAFETY: the child calls the system alone, and leaves at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let mut resident = [0_u8; 4];
+            // SAFETY: there is a byte for each page.
+            let found = unsafe { libc::mincore(address.as_ptr().cast(), len, resident.as_mut_ptr()) };
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(i32::from(found == 0)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child has the memory");
+    }
 
     #[test]
     fn whoever_came_first_is_served_first() {

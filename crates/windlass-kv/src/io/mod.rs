@@ -30,7 +30,7 @@ pub(crate) use device::Region as DeviceRegion;
 pub(crate) use engine::{IoEngine, IoOptions, IoReport};
 pub(crate) use file::{DataFile, FileAccess};
 pub(crate) use late::FileRef;
-pub(crate) use opening::{expect_directory, open_directory, open_regular};
+pub(crate) use opening::{expect_directory, is_unexpected_kind, open_directory, open_regular};
 pub(crate) use transfers::Transfers;
 
 use crate::{KeepAlive, Piece};
@@ -190,6 +190,15 @@ pub enum Carrier {
 }
 
 impl Carrier {
+    pub(crate) const ALL: [Self; 6] = [
+        Self::UringDirect,
+        Self::UringBuffered,
+        Self::ThreadsDirect,
+        Self::ThreadsBuffered,
+        Self::Gds,
+        Self::GdsCompat,
+    ];
+
     /// The name that reports and metrics use.
     pub const fn name(self) -> &'static str {
         match self {

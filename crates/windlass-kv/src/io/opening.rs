@@ -64,6 +64,11 @@ pub(crate) fn open_regular(path: &Path, access: FileAccess) -> io::Result<File> 
     Ok(File::from(opened))
 }
 
+/// Whether an opening failed as the name is of another kind.
+pub(crate) fn is_unexpected_kind(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|source| source.is::<UnexpectedKind>())
+}
+
 /// Returns an error unless a name is a directory itself, rather than a link to one.
 ///
 /// # Errors

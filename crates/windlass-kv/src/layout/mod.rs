@@ -10,11 +10,16 @@
 mod conformance;
 mod departed;
 mod files;
+mod notice;
 mod segments;
+mod trust;
+
+pub(crate) use notice::{Notice, Notices};
+pub(crate) use trust::warning;
 
 use crate::{
     DropReason, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
-    StoreOptions, WriterStats,
+    StoreAccess, StoreOptions, WriterStats,
     disk::{Disk, RealDisk},
     format::{PAGE, superblock::Superblock},
     io::FileRef,
@@ -26,6 +31,7 @@ use std::{any::Any, io, sync::Arc, time::SystemTime};
 /// # Errors
 /// As [`Store::open`](crate::Store::open).
 pub(crate) fn open(options: &StoreOptions) -> Result<(LayoutKind, Arc<dyn Layout>)> {
+    check_min_free(options)?;
     let kind = match options.layout {
         Some(kind) => kind,
         None => existing(options)?.unwrap_or_default(),
@@ -35,6 +41,25 @@ pub(crate) fn open(options: &StoreOptions) -> Result<(LayoutKind, Arc<dyn Layout
         LayoutKind::Files => Arc::new(files::Files::open(options)?),
     };
     Ok((kind, layout))
+}
+
+/// An error if the file system is too small to keep what is to be left free.
+fn check_min_free(options: &StoreOptions) -> Result<()> {
+    let root = std::path::absolute(&options.root).unwrap_or_else(|_| options.root.clone());
+    // The root may have to be made. What is wrong with it is found when it is opened.
+    let total = root.ancestors().find_map(|path| RealDisk.free_space(path).ok()).map(|space| space.total);
+    let writes = options.access == StoreAccess::ReadWrite && !options.for_upkeep;
+    match total {
+        Some(total) if writes && total <= options.min_free_bytes => Err(Error::InvalidOption {
+            option: "min_free_bytes",
+            value: options.min_free_bytes.to_string(),
+            reason: format!(
+                "nothing could be stored: the file system of {} has {total} bytes in all",
+                options.root.display()
+            ),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// The layout of the store that is there, if there is one. Whatever is wrong with it is found when it is opened.
@@ -187,6 +212,8 @@ pub(crate) struct Usage {
     pub(crate) expired_blocks: u64,
     /// Blocks that were found damaged, and are missing now.
     pub(crate) corrupt_blocks: u64,
+    /// Namespaces that are there, but cannot be used.
+    pub(crate) unusable_namespaces: u64,
     /// Blocks of which the log knew, but which the last opening did not take, and why that was said.
     pub(crate) lost_on_recovery: u64,
     /// Records of other processes' logs that cannot be read although others follow them.
@@ -277,13 +304,13 @@ pub(crate) trait Layout: Send + Sync {
         Ok(())
     }
 
-    /// What was found damaged of what tells where blocks are, since the last call: a sentence each.
-    fn damage(&self) -> Vec<String> {
-        Vec::new()
-    }
-
     /// Own blocks that were evicted or have expired since the last call.
     fn evicted(&self) -> Evicted;
+
+    /// What it has noticed since the last call.
+    fn notices(&self) -> Vec<Notice> {
+        Vec::new()
+    }
 
     /// The processes that write, or wrote, and whose directories are there.
     fn writers(&self) -> Result<Vec<WriterStats>>;

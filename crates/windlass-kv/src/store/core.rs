@@ -11,20 +11,25 @@ use super::{
 use crate::{
     Error, EventKind, Key, NamespaceId, Result, Stats, Status, StoreAccess, StoreOptions,
     io::{Direction, Failure, Job, Outcome, Transfers},
-    layout::Layout,
+    layout::{Layout, Notice},
     metrics::Metrics,
+    sync::lock,
     ticket::TicketState,
 };
 use crossbeam_channel::Sender;
 use std::{
     cell::RefCell,
     collections::VecDeque,
+    io::ErrorKind,
     path::Path,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
+
+/// Warnings that a report has.
+const MOST_WARNINGS: usize = 64;
 
 pub(crate) struct Core {
     pub(crate) options: StoreOptions,
@@ -40,6 +45,8 @@ pub(crate) struct Core {
     pub(crate) assemblies: Assemblies,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Events,
+    /// What reports warn of.
+    pub(crate) warnings: Mutex<Vec<String>>,
     pub(crate) placement: Sender<Message<StoreTask>>,
     pub(crate) commits: Sender<Message<CommitTask>>,
     /// Gone once the store is closed: it is not dropped here, as the last to hold this may be one of its threads.
@@ -140,10 +147,13 @@ impl Core {
     /// Counts what a transfer did.
     pub(crate) fn note_outcome(&self, direction: Direction, outcome: &Outcome) {
         self.metrics.transferred(direction, outcome);
-        if matches!(
-            outcome.result,
-            Err(Failure::Io(_) | Failure::Lost(_) | Failure::Short { .. } | Failure::Device(_))
-        ) {
+        let has_failed = match &outcome.result {
+            // A block that was removed before its file was opened is a miss.
+            Err(Failure::Io(error)) => direction == Direction::Write || error.kind() != ErrorKind::NotFound,
+            Err(Failure::Lost(_) | Failure::Short { .. } | Failure::Device(_)) => true,
+            Err(Failure::TimedOut | Failure::Cancelled) | Ok(()) => false,
+        };
+        if has_failed {
             self.metrics.io_errors.inc();
         }
     }
@@ -184,6 +194,7 @@ impl Core {
             evicted_blocks: usage.evicted_blocks,
             expired_blocks: usage.expired_blocks,
             corrupt_blocks: usage.corrupt_blocks,
+            unusable_namespaces: usage.unusable_namespaces,
             open_requests: self.requests.open_count() as u64,
             in_flight_bytes: self.gate.in_flight_bytes(),
             queued_loads: self.gate.waiting_loads() as u64,
@@ -196,11 +207,19 @@ impl Core {
         stats
     }
 
-    /// Tells of damage that the layout has met.
-    pub(crate) fn note_damage(&self) {
-        for reason in self.layout.damage() {
-            self.events.note(EventKind::DamagedLog, None, reason);
+    /// Makes events of what the layout has noticed.
+    pub(crate) fn note_notices(&self) {
+        self.layout.notices().into_iter().for_each(|notice| self.warn(notice));
+    }
+
+    /// Makes an event of a notice, and has reports say it.
+    pub(crate) fn warn(&self, Notice { kind, reason }: Notice) {
+        let mut warnings = lock(&self.warnings);
+        if warnings.len() < MOST_WARNINGS && !warnings.contains(&reason) {
+            warnings.push(reason.clone());
         }
+        drop(warnings);
+        self.events.note(kind, None, reason);
     }
 
     pub(crate) fn note_block(

@@ -37,8 +37,9 @@ use self::{
     threads::{Running, Threads},
 };
 use crate::{
-    BlockEntry, BlockPage, Completion, Error, Event, Evicted, Fingerprint, Key, NamespaceDescription,
-    NamespaceId, NamespaceOptions, Owner, Result, Stats, StoreOptions, StoreReport, Verified, WriterStats,
+    BlockEntry, BlockPage, Completion, Error, Event, Evicted, Fingerprint, Key, LayoutKind,
+    NamespaceDescription, NamespaceId, NamespaceOptions, Owner, Result, Stats, StoreAccess, StoreOptions,
+    StoreReport, Verified, WriterStats,
     io::{IoEngine, IoOptions, Transfers},
     layout::{self, Layout},
     metrics::Metrics,
@@ -118,7 +119,10 @@ impl Store {
             faults: options.faults.clone(),
             ..IoOptions::new(&options.root)
         })?;
-        Self::with_parts(options, layout, Arc::new(transfers))
+        let unsafe_root = layout::warning(&options.root);
+        let store = Self::with_parts(options, layout, Arc::new(transfers))?;
+        unsafe_root.into_iter().for_each(|notice| store.core().warn(notice));
+        Ok(store)
     }
 
     /// A store of these parts.
@@ -141,6 +145,7 @@ impl Store {
             assemblies: Assemblies::default(),
             metrics,
             events: Events::default(),
+            warnings: Mutex::default(),
             placement,
             commits,
             transfers: RwLock::new(Some(transfers)),
@@ -148,7 +153,7 @@ impl Store {
             has_lost: AtomicBool::new(false),
             options,
         });
-        core.note_damage();
+        core.note_notices();
         let threads = Running::new(Threads::start(&core, places, groups)?);
         Ok(Self { inner: Arc::new(Inner { core, threads, namespaces: Mutex::default() }) })
     }
@@ -264,12 +269,17 @@ impl Store {
             bounced_bytes: core.metrics.bounced_bytes(),
             proofs: transfers.proofs,
             refused: transfers.refused,
+            warnings: lock(&core.warnings).clone(),
         })
     }
 
     /// What happened since the last call. The store remembers the last 1024; [`Stats::forgotten_events`] counts others.
     pub fn events(&self) -> Vec<Event> {
-        if self.core().is_forked() { Vec::new() } else { self.core().events.drain() }
+        if self.core().is_forked() {
+            return Vec::new();
+        }
+        self.core().note_notices();
+        self.core().events.drain()
     }
 
     /// Waits until every request to store that was made before has ended, on the disk as far as
@@ -302,7 +312,7 @@ impl Store {
     pub fn maintain_now(&self) -> Result<()> {
         self.core().check_open()?;
         let maintained = self.core().layout.maintain();
-        self.core().note_damage();
+        self.core().note_notices();
         maintained
     }
 
@@ -313,7 +323,7 @@ impl Store {
     pub fn follow_now(&self) -> Result<()> {
         self.core().check_open()?;
         let followed = self.core().layout.follow();
-        self.core().note_damage();
+        self.core().note_notices();
         followed
     }
 
@@ -395,7 +405,18 @@ fn check(options: &StoreOptions) -> Result<()> {
     if options.io_threads == Some(0) {
         return invalid("io_threads", &0, "nobody would move bytes");
     }
-    Ok(())
+    let stores = options.access == StoreAccess::ReadWrite && !options.for_upkeep;
+    match (options.capacity_bytes, options.segment_bytes) {
+        (Some(0), _) if stores => invalid("capacity_bytes", &0, "nothing could be stored"),
+        (Some(capacity), Some(segment))
+            if stores && segment > capacity && options.layout != Some(LayoutKind::Files) =>
+        {
+            let reason =
+                format!("it is more than the capacity of {capacity} bytes, so nothing could be stored");
+            invalid("segment_bytes", &segment, &reason)
+        }
+        _ => Ok(()),
+    }
 }
 
 impl fmt::Debug for Store {

@@ -11,7 +11,7 @@ type OfStore = (&'static str, &'static str, fn(&Stats) -> u64);
 /// A counter of each namespace.
 type OfNamespace = (&'static str, &'static str, fn(&NamespaceStats) -> u64);
 
-const LEVELS: [OfStore; 10] = [
+const LEVELS: [OfStore; 11] = [
     ("blocks", "Blocks that are found", |stats| stats.blocks),
     ("payload_bytes", "Bytes of their shards", |stats| stats.payload_bytes),
     ("allocated_bytes", "Bytes that the files of this process take", |stats| stats.allocated_bytes),
@@ -23,6 +23,9 @@ const LEVELS: [OfStore; 10] = [
     ("partial_blocks", "Blocks that have some of their shards", |stats| stats.partial_blocks),
     ("leased_requests", "Requests that have ended, but whose memory is in use", |stats| {
         stats.leased_requests
+    }),
+    ("unusable_namespaces", "Namespaces that are there, but cannot be used", |stats| {
+        stats.unusable_namespaces
     }),
 ];
 

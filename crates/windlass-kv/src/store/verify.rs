@@ -92,6 +92,7 @@ pub(super) fn verify_one(core: &Arc<Core>, block: &Listed, priority: Priority, v
         Err(Error::DamagedBlock { .. }) => {
             verified.blocks += 1;
             verified.corrupt += 1;
+            verified.corrupt_of_others += u64::from(!block.is_own);
             return;
         }
         Err(error) => {
@@ -128,6 +129,7 @@ pub(super) fn verify_one(core: &Arc<Core>, block: &Listed, priority: Priority, v
         Seen::Corrupt(_) => {
             verified.blocks += 1;
             verified.corrupt += 1;
+            verified.corrupt_of_others += u64::from(!block.is_own);
         }
         Seen::Failed(error) => {
             let path = found.place.file.path().display();

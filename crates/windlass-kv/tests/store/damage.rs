@@ -265,15 +265,23 @@ fn blocks_that_no_sync_covers_are_verified_whatever_the_options_say() {
 
 #[test]
 fn blocks_that_were_synced_are_not_verified_if_nobody_wants_it() {
-    let root = tempfile::tempdir().unwrap();
-    let (store, mut options) = filled(&root);
-    store.close(LONG).unwrap();
-    options.verify = false;
-    let (path, offset) = find(&segments(&options), "block 3");
-    flip(&path, offset + 5000);
-    let store = Store::open(options).unwrap();
-    let (ticket, memory) = begin_load(&namespace(&store), "block 3", SHAPE, 0..SHAPE.shards, |_| {});
-    assert!(end(&ticket).is_ok());
-    assert!(memory[0].bytes() != bytes_of("block 3", 0, SHAPE.len));
-    assert_eq!(store.stats().unwrap().unsynced_loads, 0);
+    for layout in [LayoutKind::Segments, LayoutKind::Files] {
+        let root = tempfile::tempdir().unwrap();
+        let mut options = options(&root);
+        options.layout = Some(layout);
+        let store = Store::open(options.clone()).unwrap();
+        put(&namespace(&store), "block", SHAPE);
+        store.close(LONG).unwrap();
+        options.verify = false;
+        let mut data = Vec::new();
+        files(&options.root, "", &mut data);
+        data.retain(|path| fs::metadata(path).unwrap().len() > 16_384);
+        let (path, offset) = find(&data, "block");
+        flip(&path, offset + 5000);
+        let store = Store::open(options).unwrap();
+        let (ticket, memory) = begin_load(&namespace(&store), "block", SHAPE, 0..SHAPE.shards, |_| {});
+        assert!(end(&ticket).is_ok(), "{layout}");
+        assert!(memory[0].bytes() != bytes_of("block", 0, SHAPE.len), "{layout}");
+        assert_eq!(store.stats().unwrap().unsynced_loads, 0, "{layout}");
+    }
 }

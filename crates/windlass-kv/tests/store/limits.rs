@@ -3,8 +3,8 @@
 use crate::common::*;
 use std::{fs, os::unix::fs::MetadataExt, path::Path, time::Duration};
 use windlass_kv::{
-    Admission, Durability, Eviction, LayoutKind, NamespaceOptions, Request, Status, Store, StoreAccess,
-    StoreOptions,
+    Admission, Durability, Error, Eviction, LayoutKind, NamespaceOptions, Request, Status, Store,
+    StoreAccess, StoreOptions,
 };
 
 const SHAPE: Shape = Shape::of(1, 256 << 10);
@@ -186,10 +186,10 @@ fn what_is_too_large_or_not_allowed_is_refused() {
     let reader = Store::open(reading).unwrap();
     let seen = namespace(&reader);
     assert_eq!(get_status(&seen, "a", SHAPE), Status::Ok);
-    assert!(matches!(seen.delete(&["a"]), Err(windlass_kv::Error::ReadOnly { .. })));
+    assert!(matches!(seen.delete(&["a"]), Err(Error::ReadOnly { .. })));
     // SAFETY: it is refused before anything is read.
     let refused = unsafe { seen.store(Request::new(Vec::new(), windlass_kv::KeepAlive::by_caller())) };
-    assert!(matches!(refused, Err(windlass_kv::Error::ReadOnly { .. })));
+    assert!(matches!(refused, Err(Error::ReadOnly { .. })));
     drop((reader, seen, store, blocks));
 
     let mut other = options;
@@ -214,4 +214,50 @@ fn files_are_for_their_owner_alone() {
         }
     }
     check(&options.root);
+}
+
+#[test]
+fn what_could_store_nothing_is_refused() {
+    let refused = |change: &dyn Fn(&mut StoreOptions)| {
+        let root = tempfile::tempdir().unwrap();
+        let mut options = options(&root);
+        change(&mut options);
+        match Store::open(options) {
+            Err(Error::InvalidOption { option, reason, .. }) => (option, reason),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (option, reason) = refused(&|options| options.capacity_bytes = Some(0));
+    assert_eq!((option, reason.as_str()), ("capacity_bytes", "nothing could be stored"));
+    let (option, reason) = refused(&|options| options.segment_bytes = Some(CAPACITY + 1));
+    assert_eq!(option, "segment_bytes");
+    assert!(reason.contains(&format!("the capacity of {CAPACITY} bytes")), "{reason}");
+    let (option, reason) = refused(&|options| options.capacity_bytes = Some(100_000));
+    assert_eq!(option, "capacity_bytes");
+    assert!(reason.contains("a segment takes 65536 bytes"), "{reason}");
+    for layout in [LayoutKind::Segments, LayoutKind::Files] {
+        let (option, reason) = refused(&|options| {
+            (options.min_free_bytes, options.layout) = (1 << 60, Some(layout));
+        });
+        assert_eq!(option, "min_free_bytes");
+        assert!(reason.contains("bytes in all"), "{reason}");
+    }
+}
+
+#[test]
+fn a_store_is_tended_whatever_its_options_say() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::open(options(&root)).unwrap();
+    put(&namespace(&store), "block", SHAPE);
+    store.close(LONG).unwrap();
+    let mut tending = options(&root);
+    (tending.for_upkeep, tending.capacity_bytes) = (true, Some(1));
+    tending.durability = Durability::None;
+    let store = Store::open(tending).unwrap();
+    let writers = store.writers().unwrap();
+    assert_eq!(
+        (writers[0].capacity_bytes, writers[0].durability),
+        (Some(CAPACITY), Some(Durability::Batched))
+    );
+    store.close(LONG).unwrap();
 }

@@ -13,3 +13,4 @@ mod opentelemetry;
 mod processes;
 mod round_trips;
 mod sandbox;
+mod warnings;

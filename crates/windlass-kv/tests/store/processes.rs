@@ -7,9 +7,12 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 use tempfile::TempDir;
-use windlass_kv::{Durability, Namespace, Status, Store};
+use windlass_kv::{Durability, LayoutKind, Namespace, Status, Store, StoreAccess};
 
 const SHAPE: Shape = Shape { shards: 2, len: 30_000, skew: 0, pieces: 1 };
+const LARGE: Shape = Shape::of(1, 1 << 20);
+/// Large blocks in a burst.
+const BURST: usize = 128;
 /// Names the root of the store to a process that this file starts.
 const CHILD: &str = "WINDLASS_KV_TEST_CHILD";
 
@@ -88,6 +91,14 @@ fn child() {
             }
             "get" => println!("answer: {:?}", get_status(&blocks, name, SHAPE)),
             "delete" => println!("answer: {}", blocks.delete(&[name]).unwrap()),
+            // All at once, so that its lease says little of them when it is killed.
+            "burst" => {
+                let tickets: Vec<_> = (0..BURST)
+                    .map(|number| begin_store(&blocks, &format!("{name} {number}"), LARGE, 0..1))
+                    .collect();
+                assert!(tickets.iter().all(|ticket| end(ticket).is_ok()));
+                println!("answer: stored");
+            }
             // As many as it can until it is killed.
             "flood" => flood(&blocks, name),
             other => panic!("{other}"),
@@ -123,6 +134,30 @@ fn processes_find_and_read_each_others_blocks() {
         assert_eq!(get_status(&blocks, "mine", SHAPE), Status::Ok);
         assert_eq!(store.stats().unwrap().corrupt_blocks, 0);
     }
+}
+
+#[test]
+fn the_lease_of_a_killed_writer_evicts_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let mut options = options(&root);
+    options.layout = Some(LayoutKind::Files);
+    options.capacity_bytes = Some(154 << 20);
+    drop(Store::open(options.clone()).unwrap());
+    let mut other = Other::start(&root, Durability::Sync);
+    assert_eq!(other.tell("burst block"), "stored");
+    other.kill();
+
+    let store = Store::open(options.clone()).unwrap();
+    let blocks = namespace(&store);
+    for number in 0..20 {
+        put(&blocks, &format!("new {number}"), LARGE);
+    }
+    let stats = store.stats().unwrap();
+    assert_eq!((stats.evicted_blocks, stats.blocks), (0, BURST as u64 + 20), "{stats:?}");
+    options.access = StoreAccess::Read;
+    let reader = Store::open(options).unwrap();
+    let root_bytes = reader.stats().unwrap().root_bytes >> 20;
+    assert!((148..154).contains(&root_bytes), "{root_bytes} MiB");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::{
     disk::{Disk, Extend},
     format::{PAGE, expiry_seconds, header::BlockHeader, header::MAX_SHARD_LEN, now_seconds},
     index::MAX_SLOT_BYTES,
-    io::{FileAccess, FileRef},
+    io::{FileAccess, FileRef, expect_directory},
     layout::{Claim, HEADER_LEN, MAX_SHARDS, NewBlock, Place, Reservation, ShardTable},
 };
 use rustix::io::Errno;
@@ -103,7 +103,7 @@ impl Shared {
             path,
             file_len,
             reserved: AtomicU64::new(0),
-            writer: writer.id,
+            writer: writer.id(),
             sequence: self.number(),
             is_published: AtomicBool::new(false),
             written: OnceLock::new(),
@@ -155,8 +155,13 @@ impl Shared {
 
     /// Makes the file, with all the room that it needs. `None` if there is not enough.
     fn create(&self, writer: &Writer, claim: &mut FileClaim, file_len: u64) -> Result<Option<FileRef>> {
-        let temporary = writer.temporary();
-        let made = self.disk.open(&temporary, FileAccess::CreateNew);
+        let mut temporary = writer.temporary();
+        let mut made = self.disk.open(&temporary, FileAccess::CreateNew);
+        if made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            self.restart_writer()?;
+            temporary = writer.temporary();
+            made = self.disk.open(&temporary, FileAccess::CreateNew);
+        }
         let file = match made {
             Ok(made) => made,
             Err(error) if is_full(&error) => return Ok(None),
@@ -178,8 +183,10 @@ impl Shared {
     pub(super) fn make_directories(&self, namespace: &Namespace, path: &Path) -> io::Result<()> {
         let mut missing: Vec<&Path> = path.ancestors().skip(1).take(namespace.tree.depth() + 1).collect();
         while let Some(directory) = missing.pop() {
-            if directory.exists() {
-                continue;
+            match expect_directory(directory) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+                Ok(()) => continue,
             }
             self.disk.create_directory(directory)?;
             lock(&self.durable).remove(directory);

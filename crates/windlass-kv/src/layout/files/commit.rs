@@ -7,6 +7,7 @@ use super::{
     failed,
     find::FileId,
     lock,
+    names::Tree,
     sums::{Sum, Sync},
 };
 use crate::{
@@ -14,11 +15,12 @@ use crate::{
     disk::Disk,
     format::expiry_seconds,
     index::{Existing, Slot},
+    io::{FileAccess, expect_directory, open_regular},
     layout::Written,
 };
 use std::{
     collections::BTreeMap,
-    fs, io,
+    io,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
     thread,
@@ -126,6 +128,8 @@ impl Shared {
     fn publish(&self, block: &Written) -> Result<PathBuf> {
         let claim = claim_of(block)?;
         let temporary = block.claim.place.file.path();
+        check_directories(&claim.namespace.tree, &claim.path)
+            .map_err(failed("writing below", &claim.path))?;
         let mut renamed = self.disk.rename_new(temporary, &claim.path);
         if renamed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             renamed = self
@@ -146,7 +150,8 @@ impl Shared {
                     claim.is_published.store(true, Ordering::Release);
                 } else if self.durability != Durability::None {
                     // Whoever stored it may not have waited for the disk.
-                    let synced = fs::File::open(&claim.path).and_then(|file| file.sync_data());
+                    let synced =
+                        open_regular(&claim.path, FileAccess::Read).and_then(|file| file.sync_data());
                     synced.map_err(failed("syncing", &claim.path))?;
                 }
             }
@@ -181,6 +186,16 @@ impl Shared {
         self.index.insert(fingerprint, &entry, Existing::Replace);
         bytes.settle(claim.reserved.swap(0, Ordering::AcqRel));
     }
+}
+
+/// Returns an error if a directory that a file is in is a link: the file would be another tree's.
+fn check_directories(tree: &Tree, path: &Path) -> io::Result<()> {
+    path.ancestors().skip(1).take(tree.depth() + 1).try_for_each(|directory| {
+        match expect_directory(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            checked => checked,
+        }
+    })
 }
 
 fn claim_of(block: &Written) -> Result<&FileClaim> {

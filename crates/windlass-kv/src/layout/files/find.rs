@@ -7,7 +7,7 @@ use crate::{
     disk::Disk,
     format::{Invalid, PAGE, expiry_seconds, header::BlockHeader, now_seconds},
     index::{self, Entry, Existing, Inserted, ReadHold, Slot},
-    io::FileRef,
+    io::{FileAccess, FileRef, open_regular},
     layout::{BLOCK_LEN, Found, HEADER_LEN, Lookup, Place, Shard, ShardTable, Verdict},
 };
 use std::{
@@ -58,8 +58,9 @@ impl Shared {
             index::Lookup::Miss => (None, None),
         };
         let Some(path) = namespace.path(fingerprint, Some(key.as_bytes())) else { return Lookup::Miss };
-        let metadata = match path.metadata() {
-            Ok(metadata) => metadata,
+        let metadata = match path.symlink_metadata() {
+            Ok(metadata) if metadata.is_file() => metadata,
+            Ok(_) => return Lookup::Miss,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.vanished(&namespace, &fingerprint);
                 return Lookup::Miss;
@@ -76,8 +77,8 @@ impl Shared {
         };
         match self.place(&namespace, fingerprint, entry, path, &metadata) {
             Ok(place) => {
-                // Whoever writes a bare file syncs it. Others have pages with checksums, and may be written without a sync.
-                let is_proven = namespace.tree.is_bare();
+                // Bare files are synced before they have their names. Others have pages with checksums.
+                let is_proven = namespace.tree.is_bare() || !self.unsynced.is_there();
                 let token = FileFound {
                     fingerprint,
                     id: FileId::of(&metadata),
@@ -115,7 +116,7 @@ impl Shared {
         });
         let mut shards = u64::from(entry.slot.segment);
         if shards == 0 {
-            shards = read_shards(&File::open(&path)?, header)?;
+            shards = read_shards(&open_regular(&path, FileAccess::Read)?, header)?;
             self.index.amend(&fingerprint, |entry| entry.slot.segment = shards as u32);
         }
         let stride = (header / shards.max(1)) / BLOCK_LEN * BLOCK_LEN;
@@ -228,7 +229,7 @@ impl Shared {
         let modified = metadata.modified().ok()?;
         let mut expires = expiry_seconds(namespace.expires(modified));
         if namespace.has_expiring()
-            && let Ok(file) = File::open(path)
+            && let Ok(file) = open_regular(path, FileAccess::Read)
             && let Some(header) = read_page(&file).ok().and_then(|page| BlockHeader::parse(&page).ok())
             && header.expires != 0
         {
@@ -265,7 +266,7 @@ impl Shared {
             return Ok(namespace.key_of(&fingerprint).and_then(|key| Key::new(&key).ok()));
         }
         let Some(path) = namespace.path(fingerprint, None) else { return Ok(None) };
-        let file = match File::open(&path) {
+        let file = match open_regular(&path, FileAccess::Read) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(super::failed("reading", &path)(error)),

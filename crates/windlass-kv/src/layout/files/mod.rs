@@ -10,29 +10,41 @@
 mod claim;
 mod commit;
 mod find;
+mod liveness;
+#[cfg(test)]
+mod liveness_tests;
 mod names;
 mod namespaces;
 mod others;
+mod ownership;
+#[cfg(test)]
+mod ownership_tests;
+#[cfg(test)]
+mod planted_tests;
 mod remove;
 mod room;
 mod scan;
 mod sums;
 #[cfg(test)]
 mod tests;
+mod unsynced;
 mod writer;
 
 use super::departed::Departed;
 use super::{
-    Claim, Found, Layout, Listed, Lookup, NewBlock, Reservation, ShardTable, Usage, Verdict, Written,
+    Claim, Found, Layout, Listed, Lookup, NewBlock, Notice, Notices, Reservation, ShardTable, Usage, Verdict,
+    Written,
 };
 use crate::{
-    Durability, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
-    StoreAccess, StoreOptions, WriterStats,
+    Durability, Error, EventKind, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions,
+    Result, StoreAccess, StoreOptions, WriterStats,
     disk::{Disk, RealDisk},
-    format::{Invalid, PAGE, VERSION, expiry_time, now_seconds, superblock::Superblock},
+    format::{Invalid, PAGE, VERSION, expiry_time, lease::LockDomain, now_seconds, superblock::Superblock},
     index::{Entry, Index, IndexOptions, Recent},
 };
 use find::FileId;
+use liveness::{Liveness, Watch};
+use names::Tree;
 use namespaces::{Namespace, Namespaces};
 use others::Others;
 use room::Room;
@@ -48,8 +60,9 @@ use std::{
     time::{Duration, Instant},
 };
 use sums::Sums;
+use unsynced::Unsynced;
 use uuid::Uuid;
-use writer::Writer;
+use writer::{Left, Writer};
 
 /// How often things are done, and how long others are believed.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +73,7 @@ struct Timing {
     heartbeat: Duration,
     /// Between two looks at other writers.
     follow: Duration,
-    /// Silence after which a writer is gone, if its lease is not locked either.
+    /// Silence after which a writer is gone whose locks this host does not see.
     silence: Duration,
     /// That a block is not there is believed for so long.
     absence: Duration,
@@ -107,6 +120,10 @@ struct Shared {
     /// Files that are damaged, and cannot be removed.
     condemned: Mutex<HashMap<Fingerprint, FileId>>,
     others: Others,
+    watch: Watch,
+    /// Where this process sees locks.
+    lock_domain: LockDomain,
+    unsynced: Unsynced,
     /// Files that nobody will give a name to, and the room that they take.
     given_up: Mutex<Vec<(PathBuf, u64)>>,
     /// Directories whose names are on the disk.
@@ -117,6 +134,7 @@ struct Shared {
     followed: Mutex<Option<Instant>>,
     counters: Counters,
     departed: Departed,
+    notices: Notices,
     /// Numbers of what this process has learned of, or written.
     next: AtomicU64,
     recovery: Duration,
@@ -145,17 +163,18 @@ impl Files {
             }
             StoreAccess::ReadWrite => Some(open_to_write(&disk, &root, options.capacity_bytes.unwrap_or(0))?),
         };
+        let written = writer.as_ref().filter(|_| !options.for_upkeep).map(|_| options.durability);
+        let unsynced = Unsynced::open(&disk, &root, written)?;
         let room = Room::new(options, writer.is_some())?;
         let index = Index::new(IndexOptions { eviction: options.eviction, admission: options.admission });
-        let namespaces = Namespaces::default();
-        namespaces.read(&disk, &root)?;
+        let lock_domain = writer::lock_domain(&root);
         let mut shared = Shared {
             root,
             disk,
             durability: options.durability,
             timing,
             index,
-            namespaces,
+            namespaces: Namespaces::default(),
             writer,
             room,
             sums: Sums::default(),
@@ -163,6 +182,9 @@ impl Files {
             absent: Mutex::default(),
             condemned: Mutex::default(),
             others: Others::default(),
+            watch: Watch::default(),
+            lock_domain,
+            unsynced,
             given_up: Mutex::default(),
             durable: Mutex::default(),
             scan: Mutex::default(),
@@ -170,9 +192,11 @@ impl Files {
             followed: Mutex::default(),
             counters: Counters::default(),
             departed: Departed::default(),
+            notices: Notices::default(),
             next: AtomicU64::new(1),
             recovery: Duration::ZERO,
         };
+        shared.read_namespaces()?;
         shared.scan_all()?;
         shared.follow()?;
         shared.recovery = started.elapsed();
@@ -184,17 +208,18 @@ impl Layout for Files {
     fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()> {
         let shared = &self.shared;
         let is_new = shared.namespaces.get(id).is_none();
-        let namespace = shared.namespaces.add(&shared.root, id, description)?;
-        namespace.set_ttl(options.ttl);
-        shared.index.set_quota(namespace.number, options.quota_bytes);
+        shared.own_tree(id, description)?;
         if let Some(writer) = &shared.writer {
             namespaces::write_down(&shared.disk, writer, &shared.root, id, description)?;
         }
+        let namespace = shared.namespaces.add(&shared.root, id, description)?;
+        namespace.set_ttl(options.ttl);
+        shared.index.set_quota(namespace.number, options.quota_bytes);
         if is_new || options.ttl.is_some() { shared.scan_namespace(&namespace) } else { Ok(()) }
     }
 
     fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
-        self.shared.namespaces.read(&self.shared.disk, &self.shared.root)?;
+        self.shared.read_namespaces()?;
         Ok(self.shared.namespaces.described())
     }
 
@@ -300,8 +325,16 @@ impl Layout for Files {
         self.shared.departed.take()
     }
 
+    fn notices(&self) -> Vec<Notice> {
+        self.shared.notices.take()
+    }
+
     fn writers(&self) -> Result<Vec<WriterStats>> {
-        writer::all(&self.shared.disk, &self.shared.root)
+        writer::all(&self.shared.disk, &self.shared.root, |directory| match self.shared.judge(directory) {
+            Liveness::Living => Some(true),
+            Liveness::Unproven => None,
+            Liveness::Dead(_) => Some(false),
+        })
     }
 
     fn usage(&self) -> Usage {
@@ -311,10 +344,11 @@ impl Layout for Files {
             blocks: totals.own_blocks,
             payload_bytes: totals.own_payload_bytes,
             allocated_bytes,
-            root_bytes: allocated_bytes.saturating_add(self.shared.others.bytes()),
+            root_bytes: allocated_bytes.saturating_add_signed(self.shared.others.likely_bytes()),
             evicted_blocks: self.shared.counters.evicted.load(Ordering::Relaxed),
             expired_blocks: self.shared.counters.expired.load(Ordering::Relaxed),
             corrupt_blocks: self.shared.counters.corrupt.load(Ordering::Relaxed),
+            unusable_namespaces: self.shared.namespaces.unusable(),
             lost_on_recovery: 0,
             damaged_records: 0,
             recovery: self.shared.recovery,
@@ -323,6 +357,7 @@ impl Layout for Files {
     }
 
     fn close(&self) -> Result<()> {
+        self.shared.end();
         Ok(())
     }
 }
@@ -331,6 +366,30 @@ impl Shared {
     /// This process's directory, if it may write.
     fn writer(&self) -> Result<&Writer> {
         self.writer.as_ref().ok_or_else(|| Error::ReadOnly { path: self.root.clone() })
+    }
+
+    /// Takes in the namespaces that are written down, and forgets the blocks of those that cannot be used any more.
+    fn read_namespaces(&self) -> Result<()> {
+        for lost in self.namespaces.read(&self.disk, &self.root, &self.notices)? {
+            self.index.remove_all(|_, entry, _| entry.namespace == lost.number);
+        }
+        Ok(())
+    }
+
+    /// Makes sure that no other namespace has the directory that a description names.
+    fn own_tree(&self, id: NamespaceId, description: &str) -> Result<()> {
+        let tree = Tree::of(&self.root, namespaces::directory(&self.root, id), description)?;
+        if !tree.is_bare() {
+            return Ok(());
+        }
+        if let Some(writer) = &self.writer {
+            return ownership::claim(&self.disk, writer, &self.root, &tree, id, description);
+        }
+        let described = namespaces::written_down(&self.disk, &self.root)?;
+        match ownership::owner(&self.disk, &self.root, &tree, &described) {
+            Some(owner) if owner != id => Err(namespaces::taken(&tree, owner)),
+            _ => Ok(()),
+        }
     }
 
     fn number(&self) -> u64 {
@@ -356,13 +415,42 @@ impl Shared {
 
     fn maintain(&self) -> Result<()> {
         if self.writer.is_some() {
+            self.restart_writer()?;
             self.sweep();
             self.tell_now_and_then(self.timing.heartbeat, self.timing.follow)?;
             self.expire();
             self.make_room_ahead()?;
         }
         self.scan_some();
+        self.unsynced.look();
         self.follow()
+    }
+
+    /// Releases what tells others that this process writes. Does nothing the second time.
+    fn end(&self) {
+        self.sweep();
+        if let Some(writer) = &self.writer {
+            let left = if self.sums.are_own() { Left::Checksums } else { Left::Nothing };
+            writer.end(&self.disk, self.room.last_account(), left);
+        }
+    }
+
+    /// Goes on in another directory if a process that took this one for dead has removed its directory.
+    fn restart_writer(&self) -> Result<()> {
+        let writer = self.writer()?;
+        if writer.restart(&self.disk, &self.root)? {
+            let reason = format!(
+                "another process took this one for dead and removed its directory; it goes on in {}",
+                writer.directory().display()
+            );
+            self.notices.note(EventKind::WriterRestarted, reason);
+            self.sums.restart(&self.disk, writer)?;
+        }
+        Ok(())
+    }
+
+    fn judge(&self, directory: &Path) -> Liveness {
+        self.watch.judge(&self.disk, directory, self.lock_domain, self.timing.silence)
     }
 
     /// Reads what other writers have said, and tidies up behind those that are gone.
@@ -373,14 +461,35 @@ impl Shared {
         }
         *followed = Some(Instant::now());
         let others = writer::others(&self.disk, &self.root, self.writer.as_ref())?;
+        self.watch.retain(&others);
         self.sums.follow(&self.disk, &others);
         self.listen()?;
+        let judged: Vec<_> =
+            others.into_iter().map(|directory| (self.judge(&directory), directory)).collect();
+        for (liveness, directory) in &judged {
+            let temporary = match liveness {
+                Liveness::Living => None,
+                Liveness::Unproven | Liveness::Dead(_) => {
+                    Some(writer::temporary_bytes(&self.disk, directory))
+                }
+            };
+            if self.others.judged(directory, temporary) {
+                lock(&self.scan).repeat();
+            }
+        }
         let Some(own) = &self.writer else { return Ok(()) };
         let is_needed = |fingerprint: &Fingerprint| self.index.peek(fingerprint).is_some();
-        for directory in others {
-            if let Some(lease) = writer::dead(&self.disk, &directory, self.timing.silence) {
-                self.sums.adopt(&self.disk, own, &directory, is_needed)?;
-                writer::remove_directory(&self.disk, &directory);
+        for (liveness, directory) in judged {
+            if let Liveness::Dead(lease) = liveness {
+                if let Some(lease) = &lease {
+                    writer::take_back(&**lease);
+                }
+                match self.sums.adopt(&self.disk, own, &directory, is_needed) {
+                    Ok(()) => writer::remove_directory(&self.disk, &directory),
+                    Err(error) => {
+                        tracing::warn!(%error, "the checksums of a writer that has ended are left where they are")
+                    }
+                }
                 drop(lease);
             }
         }
@@ -390,12 +499,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.sweep();
-        if let Some(writer) = &self.writer
-            && !self.sums.are_own()
-        {
-            writer.end(&self.disk);
-        }
+        self.end();
     }
 }
 

@@ -2,7 +2,10 @@
 //!
 //! ```text
 //! <root>/STORE                                            superblock
+//! <root>/UNSYNCED                                         whether there may be blocks that no sync covers
 //! <root>/ns/<namespace>/NAMESPACE.json                    description
+//! <root>/ns/<directory>.claim                             description of the namespace that a directory of vLLM's
+//!                                                         belongs to
 //! <root>/ns/<namespace>/EXPIRING                          whether there are blocks that expire
 //! <root>/ns/<namespace>/<hh>/<fingerprint>.kvb            a block: its shards, then a page that describes it
 //! <root>/<directory>/<hhh>/<hh>_g<group>/<hash>.bin       a block as vLLM's tier `fs` writes it: the payload alone
@@ -16,9 +19,12 @@ use std::path::{Component, Path, PathBuf};
 
 pub(super) const SUPERBLOCK: &str = "STORE";
 pub(super) const NAMESPACES: &str = "ns";
+pub(super) const UNSYNCED: &str = "UNSYNCED";
 pub(super) const DESCRIPTION: &str = "NAMESPACE.json";
 /// Is there if some blocks of the namespace have a time of expiry, which is in their files alone.
 pub(super) const EXPIRING: &str = "EXPIRING";
+/// Ends the name of the claim of a directory of vLLM's.
+pub(super) const CLAIM_SUFFIX: &str = ".claim";
 pub(super) const LEASE: &str = "LEASE";
 pub(super) const CHECKSUMS: &str = "CHECKSUMS";
 pub(super) const WRITER_PREFIX: &str = "w-";

@@ -4,18 +4,21 @@
 use super::{
     failed, lock,
     names::{self, Tree},
+    ownership,
     writer::Writer,
 };
 use crate::{
-    Error, Fingerprint, NamespaceId, Result,
+    Error, EventKind, Fingerprint, NamespaceId, Result,
     disk::{Disk, RealDisk},
+    io::expect_directory,
+    layout::Notices,
 };
 use std::{
     collections::HashMap,
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock, RwLockReadGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
@@ -111,39 +114,55 @@ pub(super) struct Namespaces(RwLock<Known>);
 #[derive(Debug, Default)]
 struct Known {
     by_number: Vec<Arc<Namespace>>,
+    /// Those that can be used.
     by_id: HashMap<NamespaceId, Arc<Namespace>>,
+    /// Those that cannot, and why.
+    unusable: HashMap<NamespaceId, String>,
 }
 
 impl Namespaces {
     pub(super) fn get(&self, id: NamespaceId) -> Option<Arc<Namespace>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).by_id.get(&id).cloned()
+        self.known().by_id.get(&id).cloned()
     }
 
     pub(super) fn numbered(&self, number: u16) -> Option<Arc<Namespace>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).by_number.get(usize::from(number)).cloned()
+        self.known().by_number.get(usize::from(number)).cloned()
     }
 
+    /// Those that can be used.
     pub(super) fn all(&self) -> Vec<Arc<Namespace>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).by_number.clone()
+        let known = self.known();
+        known.by_number.iter().filter(|namespace| known.by_id.contains_key(&namespace.id)).cloned().collect()
     }
 
     pub(super) fn described(&self) -> Vec<(NamespaceId, String)> {
         self.all().iter().map(|namespace| (namespace.id, namespace.description.clone())).collect()
     }
 
+    /// How many cannot be used.
+    pub(super) fn unusable(&self) -> u64 {
+        self.known().unusable.len() as u64
+    }
+
+    fn known(&self) -> RwLockReadGuard<'_, Known> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Takes a namespace in, or finds it.
     pub(super) fn add(&self, root: &Path, id: NamespaceId, description: &str) -> Result<Arc<Namespace>> {
         let tree = Tree::of(root, directory(root, id), description)?;
+        match expect_directory(tree.root()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("opening", tree.root())(error));
+            }
+            _ => {}
+        }
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = known.by_id.get(&id) {
             return Ok(Arc::clone(found));
         }
-        if known.by_number.iter().any(|other| other.tree == tree) {
-            return Err(Error::InvalidOption {
-                option: names::VLLM_DIRECTORY,
-                value: tree.root().display().to_string(),
-                reason: "the store has a namespace with another description for it".into(),
-            });
+        if let Some(other) = known.by_id.values().find(|other| other.tree == tree) {
+            return Err(taken(&tree, other.id));
         }
         let number = u16::try_from(known.by_number.len()).map_err(|_| {
             Error::InvalidRequest(format!("{} has more than 65,536 namespaces", root.display()))
@@ -160,48 +179,125 @@ impl Namespaces {
         });
         known.by_number.push(Arc::clone(&namespace));
         known.by_id.insert(id, Arc::clone(&namespace));
+        known.unusable.remove(&id);
         Ok(namespace)
     }
 
-    /// Takes in those that are written down.
-    pub(super) fn read(&self, disk: &RealDisk, root: &Path) -> Result<()> {
-        let all = root.join(names::NAMESPACES);
-        let listing = match disk.list(&all) {
-            Ok(listing) => listing,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(failed("listing", &all)(error)),
-        };
-        for entry in listing {
-            let Ok(id) = entry.name.parse::<NamespaceId>() else { continue };
-            if !entry.is_directory || self.get(id).is_some() {
-                continue;
-            }
-            let path = all.join(&entry.name).join(names::DESCRIPTION);
-            let bytes = match disk.read_file(&path, MAX_DESCRIPTION_LEN) {
-                Ok(bytes) => bytes,
-                // Its maker has not written it yet, or never will.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(failed("reading", &path)(error)),
-            };
-            match String::from_utf8(bytes) {
-                Ok(description) if is_of(id, &description) => {
-                    self.add(root, id, &description)?;
-                }
-                _ => {
-                    tracing::warn!(path = %path.display(), "it does not describe the namespace that it is named after")
-                }
+    /// Takes in those that are written down. One that cannot be read, or whose directory another namespace has, costs
+    /// itself alone. Returns those that were used until now, and cannot be used any more.
+    pub(super) fn read(
+        &self,
+        disk: &RealDisk,
+        root: &Path,
+        notices: &Notices,
+    ) -> Result<Vec<Arc<Namespace>>> {
+        let mut lost = Vec::new();
+        let found = written_down(disk, root)?;
+        let bare = self.all().into_iter().filter(|namespace| namespace.tree.is_bare());
+        for namespace in bare {
+            if let Some(owner) = ownership::owner(disk, root, &namespace.tree, &found)
+                && owner != namespace.id
+            {
+                self.reject(namespace.id, &taken(&namespace.tree, owner).to_string(), notices);
+                lost.push(namespace);
             }
         }
-        Ok(())
+        let mut new: Vec<_> =
+            found.iter().filter(|(id, _)| self.get(**id).is_none()).map(|(id, _)| *id).collect();
+        new.sort_unstable();
+        for id in new {
+            let added = match &found[&id] {
+                Ok(description) => self.add_owned(disk, root, id, description, &found),
+                Err(reason) => Err(reason.clone()),
+            };
+            if let Err(reason) = added {
+                self.reject(id, &reason, notices);
+            }
+        }
+        Ok(lost)
+    }
+
+    fn add_owned(
+        &self,
+        disk: &RealDisk,
+        root: &Path,
+        id: NamespaceId,
+        description: &str,
+        found: &WrittenDown,
+    ) -> Result<(), String> {
+        let tree = Tree::of(root, directory(root, id), description).map_err(|error| error.to_string())?;
+        if tree.is_bare()
+            && let Some(owner) = ownership::owner(disk, root, &tree, found)
+            && owner != id
+        {
+            return Err(taken(&tree, owner).to_string());
+        }
+        self.add(root, id, description).map(drop).map_err(|error| error.to_string())
+    }
+
+    fn reject(&self, id: NamespaceId, reason: &str, notices: &Notices) {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        known.by_id.remove(&id);
+        if known.unusable.get(&id).is_some_and(|known| known == reason)
+            || known.unusable.len() >= MOST_UNUSABLE
+        {
+            return;
+        }
+        known.unusable.insert(id, reason.to_owned());
+        notices.note(EventKind::NamespaceUnusable, format!("namespace {id} cannot be used: {reason}"));
     }
 }
 
 /// Longest description.
 const MAX_DESCRIPTION_LEN: usize = 1 << 20;
+/// Most namespaces of which it is remembered that they cannot be used.
+const MOST_UNUSABLE: usize = 1024;
 
-/// A description is what its namespace's identity is a hash of.
-fn is_of(id: NamespaceId, description: &str) -> bool {
-    blake3::hash(description.as_bytes()).as_bytes()[..16] == id.as_bytes()[..]
+/// Descriptions that are on the disk, or why one cannot be read.
+pub(super) type WrittenDown = HashMap<NamespaceId, Result<String, String>>;
+
+/// Reads all descriptions.
+pub(super) fn written_down(disk: &RealDisk, root: &Path) -> Result<WrittenDown> {
+    let all = root.join(names::NAMESPACES);
+    let listing = match disk.list(&all) {
+        Ok(listing) => listing,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(WrittenDown::new()),
+        Err(error) => return Err(failed("listing", &all)(error)),
+    };
+    let described = listing.into_iter().filter_map(|entry| {
+        let id = entry.name.parse::<NamespaceId>().ok()?;
+        let path = all.join(&entry.name);
+        if !entry.is_directory {
+            return Some((id, Err(format!("{} is no directory", path.display()))));
+        }
+        let path = path.join(names::DESCRIPTION);
+        match read_description(disk, &path) {
+            Ok(description) if NamespaceId::of_description(&description) == id => Some((id, Ok(description))),
+            Ok(_) => Some((id, Err(format!("{} describes another namespace", path.display())))),
+            // Its maker has not written it yet, or never will.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => Some((id, Err(failed("reading", &path)(error).to_string()))),
+        }
+    });
+    Ok(described.collect())
+}
+
+/// Reads a description, or a claim, which has one in it.
+pub(super) fn read_description(disk: &RealDisk, path: &Path) -> io::Result<String> {
+    let bytes = disk.read_file(path, MAX_DESCRIPTION_LEN + 1)?;
+    if bytes.len() > MAX_DESCRIPTION_LEN {
+        return Err(io::Error::other("it is longer than 1 MiB"));
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::other("it is no text"))
+}
+
+/// The error of a namespace whose tree belongs to another one.
+pub(super) fn taken(tree: &Tree, owner: NamespaceId) -> Error {
+    let value = tree.root().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let reason = format!(
+        "the namespace {owner} of the store has another description, and its blocks are there; use another directory"
+    );
+    Error::InvalidOption { option: names::VLLM_DIRECTORY, value, reason }
 }
 
 /// The directory of a namespace.
@@ -217,9 +313,13 @@ pub(super) fn write_down(
     id: NamespaceId,
     description: &str,
 ) -> Result<()> {
+    if description.len() > MAX_DESCRIPTION_LEN {
+        let problem = format!("the description of namespace {id} is longer than 1 MiB");
+        return Err(Error::InvalidRequest(problem));
+    }
     let directory = directory(root, id);
     let path = directory.join(names::DESCRIPTION);
-    match disk.read_file(&path, MAX_DESCRIPTION_LEN) {
+    match disk.read_file(&path, MAX_DESCRIPTION_LEN + 1) {
         Ok(bytes) if bytes == description.as_bytes() => return Ok(()),
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -1,10 +1,10 @@
 //! What other processes have written and removed since this one last looked at all files, by what they say themselves.
 //!
 //! Where it is not certain, more is assumed: what was written while files were looked at counts twice until the next
-//! look, and so does what was removed meanwhile.
+//! look, and so does what was removed meanwhile. A writer that is not proven to live counts with what is on the disk alone.
 #![forbid(unsafe_code)]
 
-use super::{lock, names};
+use super::{lock, names, writer};
 use crate::{
     disk::{Disk, RealDisk},
     format::lease::{Account, LEASE_LEN, Lease},
@@ -39,33 +39,74 @@ struct State {
 #[derive(Debug, Default)]
 struct Known {
     now: Account,
+    is_living: bool,
+    /// Bytes of its files that are not whole, if it does not live.
+    temporary: u64,
     /// What it had written when the last look began.
     settled_before: u64,
     /// What it had removed when that look ended.
     removed_before: u64,
-    /// What it had written when the look began that is under way.
-    settled_at_begin: u64,
+    /// What it had written and removed in the middle of that look.
+    middle: Account,
+    /// What it had written and removed when the look began that is under way.
+    at_begin: Account,
     is_gone: bool,
     /// Whether it was when that look began.
     was_gone_at_begin: bool,
 }
 
+impl Known {
+    /// Bytes that it has written, or may write without saying so.
+    fn announced(&self) -> u64 {
+        match (self.is_living, self.is_gone) {
+            (true, _) => self.now.taken,
+            (false, true) => self.now.settled,
+            (false, false) => self.now.settled.saturating_add(self.temporary),
+        }
+    }
+
+    /// Bytes that it has written since it had written and removed so many.
+    fn change(&self, settled: u64, removed: u64) -> i128 {
+        let wide = i128::from;
+        wide(self.announced()) - wide(settled) - (wide(self.now.removed) - wide(removed))
+    }
+}
+
 impl Others {
     /// Reads what writers say, of which these are the directories. Whether some have come or gone, so that what they did
-    /// meanwhile is not known.
-    pub(super) fn read(&self, disk: &RealDisk, root: &Path, directories: &[PathBuf]) -> bool {
+    /// meanwhile is not known. `is_living` judges those that are new.
+    pub(super) fn read(
+        &self,
+        disk: &RealDisk,
+        root: &Path,
+        directories: &[PathBuf],
+        is_living: impl Fn(&Path) -> bool,
+    ) -> bool {
         let _one = lock(&self.reading);
         let changed = root.metadata().and_then(|metadata| metadata.modified()).ok();
         let said: Vec<_> = directories
             .iter()
-            .filter_map(|directory| {
-                let bytes = disk.read_file(&directory.join(names::LEASE), LEASE_LEN).ok()?;
-                Some((directory, Lease::parse(&bytes).ok()?.account))
+            .map(|directory| {
+                let bytes = disk.read_file(&directory.join(names::LEASE), LEASE_LEN).unwrap_or_default();
+                (directory, Lease::parse(&bytes).map(|lease| lease.account).ok())
+            })
+            .collect();
+        let is_new = |directory: &&PathBuf| !lock(&self.state).writers.contains_key(*directory);
+        let new: Vec<_> = directories
+            .iter()
+            .filter(is_new)
+            .map(|directory| {
+                let is_living = is_living(directory);
+                let temporary = if is_living { 0 } else { writer::temporary_bytes(disk, directory) };
+                (directory.clone(), Known { is_living, temporary, ..Known::default() })
             })
             .collect();
         let mut state = lock(&self.state);
+        state.writers.extend(new);
         for (directory, account) in said {
-            state.writers.entry(directory.clone()).or_default().now = account;
+            if let (Some(known), Some(account)) = (state.writers.get_mut(directory), account) {
+                known.now = account;
+            }
         }
         for (directory, known) in &mut state.writers {
             known.is_gone = !directories.contains(directory);
@@ -74,10 +115,25 @@ impl Others {
         before.is_some() && before != changed
     }
 
+    /// A writer was judged: its files that are not whole take so many bytes if it does not live. Whether it lived until
+    /// now, so that what it did last is not known.
+    pub(super) fn judged(&self, directory: &Path, temporary: Option<u64>) -> bool {
+        let mut state = lock(&self.state);
+        let Some(known) = state.writers.get_mut(directory) else { return false };
+        let was_living = std::mem::replace(&mut known.is_living, temporary.is_none());
+        known.temporary = temporary.unwrap_or(0);
+        was_living && temporary.is_some()
+    }
+
+    /// Whether a writer has gone since the last look, so that more may be counted than is there.
+    pub(super) fn have_departed(&self) -> bool {
+        lock(&self.state).writers.values().any(|known| known.is_gone)
+    }
+
     /// All files will be looked at.
     pub(super) fn look_begins(&self) {
         for known in lock(&self.state).writers.values_mut() {
-            (known.settled_at_begin, known.was_gone_at_begin) = (known.now.settled, known.is_gone);
+            (known.at_begin, known.was_gone_at_begin) = (known.now, known.is_gone);
         }
     }
 
@@ -86,8 +142,12 @@ impl Others {
         let mut state = lock(&self.state);
         state.writers.retain(|_, known| !known.was_gone_at_begin);
         for known in state.writers.values_mut() {
-            known.settled_before = known.settled_at_begin;
-            known.removed_before = known.now.removed;
+            (known.settled_before, known.removed_before) = (known.at_begin.settled, known.now.removed);
+            known.middle = Account {
+                taken: 0,
+                settled: known.at_begin.settled.midpoint(known.now.settled),
+                removed: known.at_begin.removed.midpoint(known.now.removed),
+            };
         }
         (state.adopted, state.vanished) = (0, 0);
     }
@@ -104,16 +164,23 @@ impl Others {
         state.vanished = state.vanished.saturating_add(bytes);
     }
 
-    /// Bytes that their files take, besides those in the index.
+    /// Bytes that their files take at most, besides those in the index.
     pub(super) fn bytes(&self) -> u64 {
-        let state = lock(&self.state);
-        let wide = i128::from;
-        let changes = state.writers.values().map(|known| {
-            let written = wide(known.now.taken) - wide(known.settled_before);
-            written - (wide(known.now.removed) - wide(known.removed_before))
-        });
-        let sum = changes.sum::<i128>() - wide(state.adopted) + wide(state.vanished);
+        let sum = self.sum(|known| known.change(known.settled_before, known.removed_before));
         u64::try_from(sum.max(0)).unwrap_or(u64::MAX)
+    }
+
+    /// About how many bytes their files take, besides those in the index; less than 0 if the index has some that they
+    /// have removed. A look sees about what is there in its middle.
+    pub(super) fn likely_bytes(&self) -> i64 {
+        let sum = self.sum(|known| known.change(known.middle.settled, known.middle.removed));
+        i64::try_from(sum).unwrap_or(if sum < 0 { i64::MIN } else { i64::MAX })
+    }
+
+    fn sum(&self, change: impl Fn(&Known) -> i128) -> i128 {
+        let state = lock(&self.state);
+        state.writers.values().map(change).sum::<i128>() - i128::from(state.adopted)
+            + i128::from(state.vanished)
     }
 }
 
@@ -134,7 +201,8 @@ mod tests {
     fn say(others: &Others, accounts: &[Account]) {
         let mut state = lock(&others.state);
         for (number, account) in accounts.iter().enumerate() {
-            state.writers.entry(PathBuf::from(number.to_string())).or_default().now = *account;
+            let known = state.writers.entry(PathBuf::from(number.to_string())).or_default();
+            (known.now, known.is_living) = (*account, true);
         }
     }
 
@@ -191,6 +259,38 @@ mod tests {
         others.look_begins();
         others.look_ends();
         assert_eq!(others.bytes(), 0);
+    }
+
+    #[test]
+    fn what_is_written_and_removed_during_a_look_is_not_shown_twice() {
+        let others = with(&[account(100, 100, 0)]);
+        others.look_begins();
+        say(&others, &[account(150, 150, 50)]);
+        others.look_ends();
+        // What may be there, and what is.
+        assert_eq!((others.bytes(), others.likely_bytes()), (50, 0));
+        say(&others, &[account(160, 160, 90)]);
+        assert_eq!(others.likely_bytes(), -30);
+        others.vanished(40);
+        assert_eq!(others.likely_bytes(), 10);
+    }
+
+    #[test]
+    fn writers_that_are_not_proven_to_live_count_with_what_is_on_the_disk() {
+        let others = with(&[account(960, 40, 0)]);
+        let writer = Path::new("0");
+        assert!(others.judged(writer, Some(7)), "it lived until now");
+        assert!(!others.judged(writer, Some(7)));
+        assert_eq!(others.bytes(), 47);
+        others.look_begins();
+        others.look_ends();
+        assert_eq!(others.bytes(), 7);
+        lock(&others.state).writers.values_mut().for_each(|known| known.is_gone = true);
+        assert!(others.have_departed());
+        assert_eq!(others.bytes(), 0);
+        lock(&others.state).writers.values_mut().for_each(|known| known.is_gone = false);
+        others.judged(writer, None);
+        assert_eq!(others.bytes(), 920);
     }
 
     #[test]

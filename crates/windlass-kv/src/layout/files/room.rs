@@ -97,6 +97,12 @@ impl Room {
         lock(&self.bytes)
     }
 
+    /// What others are told at last: nothing is written any more.
+    pub(super) fn last_account(&self) -> Account {
+        let account = lock(&self.bytes).account;
+        Account { taken: account.settled, ..account }
+    }
+
     /// A directory was made.
     pub(super) fn add_directory(&self, namespace: &Namespace) {
         namespace.directories.fetch_add(1, Ordering::Relaxed);
@@ -171,6 +177,7 @@ impl Shared {
         }
         self.sweep();
         let alone = lock(&self.room.making);
+        self.look_for_departed();
         // What other processes have written may be learned of meanwhile: then more has to go.
         let mut has_looked = false;
         for _ in 0..MOST_ROUNDS {
@@ -240,6 +247,13 @@ impl Shared {
         self.unlink_evicted(Want { from: Candidates::Anywhere, enough: Enough::Bytes(bytes) })
     }
 
+    /// Finds out what a writer has left that went since the last look, before blocks are evicted for it.
+    fn look_for_departed(&self) {
+        if self.others.have_departed() {
+            self.scan_now();
+        }
+    }
+
     /// Keeps some room free, so that who writes need not wait for it.
     pub(super) fn make_room_ahead(&self) -> Result<()> {
         let ahead = (self.room.capacity / AHEAD_SHARE).min(MOST_AHEAD);
@@ -250,6 +264,9 @@ impl Shared {
         let _alone = lock(&self.room.making);
         // Others may have made room for it already.
         self.listen()?;
+        if too_much() > 0 {
+            self.look_for_departed();
+        }
         let too_much = too_much();
         if too_much > 0 {
             self.make_room(too_much);

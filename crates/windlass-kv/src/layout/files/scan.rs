@@ -3,13 +3,15 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Shared, failed, lock,
+    Shared, failed,
+    liveness::Liveness,
+    lock,
     names::{Named, Tree},
     namespaces::Namespace,
     writer,
 };
 use crate::{
-    Fingerprint, Result,
+    EventKind, Fingerprint, Result,
     format::{PAGE, expiry_seconds},
     index::Existing,
 };
@@ -48,6 +50,11 @@ pub(super) struct Scan {
 impl Scan {
     fn has_ended_within(&self, time: Duration) -> bool {
         self.ended.is_some_and(|ended| ended.elapsed() < time)
+    }
+
+    /// Has all files looked at again soon.
+    pub(super) fn repeat(&mut self) {
+        self.ended = None;
     }
 
     pub(super) fn generation(&self) -> u8 {
@@ -118,7 +125,10 @@ impl Shared {
         self.listen()?;
         self.others.look_begins();
         for namespace in self.namespaces.all() {
-            self.scan_namespace(&namespace)?;
+            if let Err(error) = self.scan_namespace(&namespace) {
+                let reason = format!("blocks of namespace {} cannot be looked for: {error}", namespace.id);
+                self.notices.note(EventKind::NamespaceUnusable, reason);
+            }
         }
         self.listen()?;
         self.others.look_ends();
@@ -142,14 +152,15 @@ impl Shared {
     /// Reads what other writers have written and removed. If some have come or gone, all files are looked at again.
     pub(super) fn listen(&self) -> Result<()> {
         if self.read_others()? {
-            lock(&self.scan).ended = None;
+            lock(&self.scan).repeat();
         }
         Ok(())
     }
 
     fn read_others(&self) -> Result<bool> {
         let directories = writer::others(&self.disk, &self.root, self.writer.as_ref())?;
-        Ok(self.others.read(&self.disk, &self.root, &directories))
+        let is_living = |directory: &Path| matches!(self.judge(directory), Liveness::Living);
+        Ok(self.others.read(&self.disk, &self.root, &directories, is_living))
     }
 
     /// Looks at everything, or at the rest of it, at once, unless too much time would go into that.
@@ -216,7 +227,7 @@ impl Shared {
             scan.begun = Some(Instant::now());
             scan.first_new = self.number();
         }
-        is_partial |= self.namespaces.read(&self.disk, &self.root).is_err();
+        is_partial |= self.read_namespaces().is_err();
         let mut rest = VecDeque::new();
         for namespace in self.namespaces.all() {
             match directories(&namespace.tree) {

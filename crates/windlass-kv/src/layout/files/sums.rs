@@ -7,7 +7,7 @@ use crate::{
     Fingerprint, Result,
     disk::{Disk, DiskFile, RealDisk, read_full, write_full},
     format::checksum,
-    io::FileAccess,
+    io::{FileAccess, is_unexpected_kind},
 };
 use std::{
     collections::{HashMap, HashSet},
@@ -189,7 +189,7 @@ impl Sums {
         let own = match &mut *own {
             Some(own) => own,
             none => {
-                let path = writer.directory.join(names::CHECKSUMS);
+                let path = writer.directory().join(names::CHECKSUMS);
                 let file = disk.open(&path, FileAccess::CreateNew).map_err(failed("making", &path))?;
                 none.insert(Own { path, file, len: 0 })
             }
@@ -201,6 +201,16 @@ impl Sums {
         }
         own.len += bytes.len() as u64;
         Ok(())
+    }
+
+    /// Writes the own checksums to a file in the writer's new directory, as the old one is gone.
+    pub(super) fn restart(&self, disk: &RealDisk, writer: &Writer) -> Result<()> {
+        *lock(&self.own) = None;
+        let known = lock(&self.known);
+        let own = known.sums.iter().filter(|(_, (_, writing))| *writing == Writing::Own);
+        let own: Vec<_> = own.map(|(fingerprint, (sum, _))| (*fingerprint, *sum)).collect();
+        drop(known);
+        self.append(disk, writer, &own, Sync::Yes)
     }
 
     /// Reads what others have written since.
@@ -254,7 +264,9 @@ impl Sums {
         let theirs = Self::default();
         let path = gone.join(names::CHECKSUMS);
         match theirs.read(disk, &path, &mut (0, 0)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound || is_unexpected_kind(&error) => {
+                return Ok(());
+            }
             read => read.map_err(failed("reading", &path))?,
         }
         let theirs = std::mem::take(&mut lock(&theirs.known).sums);
@@ -338,7 +350,7 @@ mod tests {
         assert_eq!(sums.get(&fingerprint, &metadata), Some(7));
 
         let others = Sums::default();
-        others.follow(&RealDisk, std::slice::from_ref(&writer.directory));
+        others.follow(&RealDisk, std::slice::from_ref(&writer.directory()));
         assert_eq!(others.get(&fingerprint, &metadata), Some(7));
 
         std::fs::write(&path, b"other bytes").unwrap();
@@ -355,7 +367,7 @@ mod tests {
         let (gone, stays, new) = (records[0].0, records[1].0, records[2].0);
         Sums::default().append(&RealDisk, &writer, &records[..2], Sync::No).unwrap();
         let sums = Sums::default();
-        sums.follow(&RealDisk, std::slice::from_ref(&writer.directory));
+        sums.follow(&RealDisk, std::slice::from_ref(&writer.directory()));
         let own = Writer::start(&RealDisk, root.path(), 0).unwrap();
         sums.look_begins();
         sums.append(&RealDisk, &own, &records[2..], Sync::No).unwrap();

@@ -22,12 +22,12 @@ use std::{
 
 conformance!(|options| Ok(Box::new(Files::open(options)?)));
 
-fn bench() -> Bench {
+pub(super) fn bench() -> Bench {
     Bench::new(|options| Ok(Box::new(Files::open(options)?)))
 }
 
 /// Looks often, and believes nobody for long.
-const HASTY: Timing = Timing {
+pub(super) const HASTY: Timing = Timing {
     rescan: Duration::ZERO,
     heartbeat: Duration::ZERO,
     follow: Duration::ZERO,
@@ -35,7 +35,7 @@ const HASTY: Timing = Timing {
     absence: Duration::ZERO,
 };
 
-fn hasty(options: &StoreOptions) -> Files {
+pub(super) fn hasty(options: &StoreOptions) -> Files {
     let layout = Files::open_timed(options, HASTY).unwrap();
     open_namespace(&layout, "model", NamespaceOptions::default());
     layout
@@ -291,7 +291,7 @@ fn bare(layout: &dyn Layout) -> NamespaceId {
 }
 
 /// A key of vLLM's: a hash, and a group.
-fn vllm_key(seed: u8) -> String {
+pub(super) fn vllm_key(seed: u8) -> String {
     String::from_utf8([vec![seed; 32], vec![0, 0, 0, 2]].concat()).unwrap()
 }
 

@@ -4,19 +4,20 @@
 use super::{failed, lock, names};
 use crate::{
     Result, WriterStats,
-    disk::{Disk, DiskFile, RealDisk, write_full},
+    disk::{Disk, DiskFile, RealDisk, read_full, write_full},
     format::{
-        lease::{Account, LEASE_LEN, Lease},
+        lease::{Account, LEASE_LEN, Lease, LockDomain},
         now_seconds,
     },
     io::FileAccess,
 };
 use std::{
     io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{
-        Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
+        Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -28,11 +29,18 @@ const TEMPORARY: &str = ".tmp";
 /// This process.
 #[derive(Debug)]
 pub(super) struct Writer {
-    pub(super) id: Uuid,
-    pub(super) directory: PathBuf,
+    current: RwLock<Current>,
     lease: Mutex<OwnLease>,
     /// Number of the next temporary file.
     next: AtomicU64,
+    has_ended: AtomicBool,
+}
+
+/// The directory that it has now: another process may take it for dead and remove it.
+#[derive(Debug)]
+struct Current {
+    id: Uuid,
+    directory: PathBuf,
 }
 
 /// What tells others that this process lives, and what it has written.
@@ -44,6 +52,7 @@ pub(super) struct OwnLease {
     capacity: u64,
     written: Instant,
     said: Account,
+    lock_domain: LockDomain,
 }
 
 impl OwnLease {
@@ -55,7 +64,9 @@ impl OwnLease {
             heartbeat: now_seconds().into(),
             wanted_bytes: 0,
             capacity: self.capacity,
+            durability: None,
             account,
+            lock_domain: self.lock_domain,
         };
         write_full(&*self.file, &lease.to_bytes(), 0).map_err(failed("writing to", &self.path))?;
         (self.written, self.said) = (Instant::now(), account);
@@ -71,19 +82,39 @@ impl OwnLease {
 
 impl Writer {
     pub(super) fn start(disk: &RealDisk, root: &Path, capacity: u64) -> Result<Self> {
-        let id = Uuid::new_v4();
-        let directory = root.join(format!("{}{id}", names::WRITER_PREFIX));
-        disk.create_directory(&directory).map_err(failed("making", &directory))?;
-        let path = directory.join(names::LEASE);
-        let file = disk.open(&path, FileAccess::CreateNew).map_err(failed("making", &path))?;
-        // Where files cannot be locked, others go by the age of the lease.
-        if let Err(error) = file.try_lock() {
-            tracing::debug!(path = %path.display(), %error, "the lease cannot be locked");
+        let (current, lease) = make(disk, root, capacity, Account::default())?;
+        Ok(Self {
+            current: RwLock::new(current),
+            lease: Mutex::new(lease),
+            next: AtomicU64::new(1),
+            has_ended: AtomicBool::new(false),
+        })
+    }
+
+    /// Makes another directory if this one was removed. Says whether it did.
+    pub(super) fn restart(&self, disk: &RealDisk, root: &Path) -> Result<bool> {
+        let mut lease = self.lease();
+        let is_gone =
+            lease.path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        if !is_gone || self.has_ended.load(Ordering::Acquire) {
+            return Ok(false);
         }
-        let said = Account::default();
-        let mut lease = OwnLease { path, writer: id, file, capacity, written: Instant::now(), said };
-        lease.write(said)?;
-        Ok(Self { id, directory, lease: Mutex::new(lease), next: AtomicU64::new(1) })
+        let (current, made) = make(disk, root, lease.capacity, lease.said)?;
+        *lease = made;
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = current;
+        Ok(true)
+    }
+
+    pub(super) fn id(&self) -> Uuid {
+        self.current().id
+    }
+
+    pub(super) fn directory(&self) -> PathBuf {
+        self.current().directory.clone()
+    }
+
+    fn current(&self) -> RwLockReadGuard<'_, Current> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn lease(&self) -> MutexGuard<'_, OwnLease> {
@@ -93,16 +124,31 @@ impl Writer {
     /// A name for a file that is not whole yet.
     pub(super) fn temporary(&self) -> PathBuf {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.directory.join(format!("{number}{TEMPORARY}"))
+        self.current().directory.join(format!("{number}{TEMPORARY}"))
     }
 
     /// Writes a small file that is there whole, and on the disk, or as it was before.
     pub(super) fn write_file(&self, disk: &RealDisk, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        self.write_and(disk, path, bytes, RealDisk::rename)
+    }
+
+    /// As [`Writer::write_file`], unless something has the name: then it is [`io::ErrorKind::AlreadyExists`].
+    pub(super) fn write_new_file(&self, disk: &RealDisk, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        self.write_and(disk, path, bytes, RealDisk::rename_new)
+    }
+
+    fn write_and(
+        &self,
+        disk: &RealDisk,
+        path: &Path,
+        bytes: &[u8],
+        rename: fn(&RealDisk, &Path, &Path) -> io::Result<()>,
+    ) -> io::Result<()> {
         let temporary = self.temporary();
         let written = disk.open(&temporary, FileAccess::CreateNew).and_then(|file| {
             write_full(&*file, bytes, 0)?;
             file.sync_data()?;
-            disk.rename(&temporary, path)?;
+            rename(disk, &temporary, path)?;
             disk.sync_directory(path.parent().unwrap_or(Path::new(".")))
         });
         if written.is_err() {
@@ -111,19 +157,94 @@ impl Writer {
         written
     }
 
-    /// Leaves nothing. What is being written is lost.
-    pub(super) fn end(&self, disk: &RealDisk) {
-        remove_directory(disk, &self.directory);
+    /// Removes what is being written, and releases the lease. `left`: what others need of this writer.
+    pub(super) fn end(&self, disk: &RealDisk, account: Account, left: Left) {
+        if self.has_ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let directory = self.directory();
+        let mut lease = self.lease();
+        match left {
+            Left::Nothing => remove_directory(disk, &directory),
+            Left::Checksums => {
+                for (path, _) in temporary_files(disk, &directory) {
+                    let _ = disk.remove(&path);
+                }
+                if let Err(error) = lease.write(account) {
+                    tracing::debug!(%error, "the last lease cannot be written");
+                }
+            }
+        }
+        if let Err(error) = lease.file.unlock() {
+            tracing::debug!(path = %lease.path.display(), %error, "the lease cannot be unlocked");
+        }
     }
 }
 
-/// All writers that there are.
-pub(super) fn all(disk: &RealDisk, root: &Path) -> Result<Vec<WriterStats>> {
+/// What a writer that ends leaves to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    Nothing,
+    Checksums,
+}
+
+/// Makes the directory of a writer, and its lease.
+fn make(disk: &RealDisk, root: &Path, capacity: u64, said: Account) -> Result<(Current, OwnLease)> {
+    let id = Uuid::new_v4();
+    let directory = root.join(format!("{}{id}", names::WRITER_PREFIX));
+    disk.create_directory(&directory).map_err(failed("making", &directory))?;
+    let path = directory.join(names::LEASE);
+    let file = disk.open(&path, FileAccess::CreateNew).map_err(failed("making", &path))?;
+    // Others rely on the lock only if the lease says that there is one.
+    let lock_domain = match file.try_lock() {
+        Ok(true) => lock_domain(root),
+        Ok(false) => LockDomain::default(),
+        Err(error) => {
+            tracing::debug!(path = %path.display(), %error, "the lease cannot be locked");
+            LockDomain::default()
+        }
+    };
+    let mut lease = OwnLease { path, writer: id, file, capacity, written: Instant::now(), said, lock_domain };
+    lease.write(said)?;
+    Ok((Current { id, directory }, lease))
+}
+
+/// The domain of locks below a root.
+pub(super) fn lock_domain(root: &Path) -> LockDomain {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let (Ok(boot), Ok(metadata)) = (boot, root.metadata()) else { return LockDomain::default() };
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(boot.trim().as_bytes()).update(&metadata.dev().to_le_bytes());
+    let mut domain = [0; 16];
+    hasher.finalize_xof().fill(&mut domain);
+    LockDomain(domain)
+}
+
+/// A writer's files that are not whole yet, and the bytes that each takes on the disk.
+fn temporary_files(disk: &RealDisk, directory: &Path) -> Vec<(PathBuf, u64)> {
+    let listing = disk.list(directory).unwrap_or_default().into_iter();
+    let temporary = listing.filter(|entry| entry.name.ends_with(TEMPORARY));
+    temporary.map(|entry| (directory.join(entry.name), entry.allocated)).collect()
+}
+
+/// Bytes of a writer's files that are not whole yet.
+pub(super) fn temporary_bytes(disk: &RealDisk, directory: &Path) -> u64 {
+    let files = temporary_files(disk, directory);
+    files.iter().fold(0, |sum: u64, (_, allocated)| sum.saturating_add(*allocated))
+}
+
+/// All writers that there are. `is_alive`: whether one lives, where that is proven.
+pub(super) fn all(
+    disk: &RealDisk,
+    root: &Path,
+    is_alive: impl Fn(&Path) -> Option<bool>,
+) -> Result<Vec<WriterStats>> {
     let described = |directory: PathBuf| {
         let id = id_of(directory.file_name()?.to_str()?)?;
         let bytes = disk.read_file(&directory.join(names::LEASE), LEASE_LEN).ok();
         let lease = bytes.and_then(|bytes| Lease::parse(&bytes).ok());
-        Some(Lease::describe(lease, id, now_seconds().into()))
+        let stats = Lease::describe(lease, id, now_seconds().into());
+        Some(WriterStats { is_alive: is_alive(&directory).unwrap_or(stats.is_alive), ..stats })
     };
     Ok(others(disk, root, None)?.into_iter().filter_map(described).collect())
 }
@@ -135,36 +256,19 @@ fn id_of(name: &str) -> Option<Uuid> {
 /// Other writers' directories.
 pub(super) fn others(disk: &RealDisk, root: &Path, own: Option<&Writer>) -> Result<Vec<PathBuf>> {
     let listing = disk.list(root).map_err(failed("listing", root))?;
-    let is_other = |name: &str| id_of(name).is_some_and(|id| own.is_none_or(|own| own.id != id));
+    let is_other = |name: &str| id_of(name).is_some_and(|id| own.is_none_or(|own| own.id() != id));
     let writers = listing.into_iter().filter(|entry| entry.is_directory && is_other(&entry.name));
     Ok(writers.map(|entry| root.join(entry.name)).collect())
 }
 
-/// Whether a writer is gone: nobody holds its lease, and it has said nothing for so long. As its lock may mean nothing on
-/// the file system of another host, one is not enough. Holds the lease while the answer is in use.
-pub(super) fn dead(disk: &RealDisk, directory: &Path, silent_for: Duration) -> Option<Box<dyn DiskFile>> {
-    let path = directory.join(names::LEASE);
-    let lease = match disk.open(&path, FileAccess::ReadWrite) {
-        // It was being made, or removed, when its writer ended.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            if age(directory)? < silent_for {
-                return None;
-            }
-            disk.open(&path, FileAccess::CreateNew).ok()?
-        }
-        opened => opened.ok()?,
-    };
-    if age(&path)? < silent_for || !lease.try_lock().unwrap_or(true) {
-        return None;
+/// Takes back what a writer that has ended announced: others see its lease locked until it is removed.
+pub(super) fn take_back(lease: &dyn DiskFile) {
+    let mut bytes = vec![0; LEASE_LEN];
+    let said = read_full(lease, &mut bytes, 0).ok().and_then(|len| Lease::parse(&bytes[..len]).ok());
+    if let Some(lease_said) = said {
+        let account = Account { taken: lease_said.account.settled, ..lease_said.account };
+        let _ = write_full(lease, &Lease { account, ..lease_said }.to_bytes(), 0);
     }
-    // Written by a clock that may be another one than the file system's.
-    let bytes = disk.read_file(&path, LEASE_LEN).ok()?;
-    let heartbeat = Lease::parse(&bytes).map_or(0, |lease| lease.heartbeat);
-    (u64::from(now_seconds()).saturating_sub(heartbeat) >= silent_for.as_secs()).then_some(lease)
-}
-
-fn age(path: &Path) -> Option<Duration> {
-    Some(path.metadata().ok()?.modified().ok()?.elapsed().unwrap_or_default())
 }
 
 /// Removes a writer's directory. What cannot be removed is left to the next who tries.

@@ -18,13 +18,13 @@ mod claim;
 mod commit;
 #[cfg(test)]
 mod conformance_tests;
-mod damage;
 mod follow;
 mod log;
 #[cfg(test)]
 mod model_tests;
 mod names;
 mod namespaces;
+mod notices;
 mod recover;
 mod replay;
 mod room;
@@ -35,7 +35,9 @@ mod slots;
 mod tests;
 mod writer;
 
-use super::{Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Place, Reservation, ShardTable};
+use super::{
+    Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Notice, Place, Reservation, ShardTable,
+};
 use super::{Usage, Verdict, Written};
 use crate::{
     Error, Evicted, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
@@ -44,9 +46,9 @@ use crate::{
     format::{self, header::BlockHeader, lease::Lease, record::ProvenFrom},
     index::{self, Candidates, Enough, Entry, Index, IndexOptions, ReadHold, Want},
 };
-use damage::Damage;
 use follow::{Followed, SegmentTable};
 use namespaces::Namespaces;
+use notices::Notices;
 use recover::WriterOptions;
 use root::{Limits, Root, WriterDirectory};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -96,7 +98,7 @@ struct Shared {
     segments: RwLock<SegmentTable>,
     /// Which blocks of each writer were synced.
     proven_from: RwLock<HashMap<u16, ProvenFrom>>,
-    damage: Damage,
+    notices: Notices,
     /// Bytes of the files of all processes, when that was last looked at.
     taken: AtomicU64,
     surroundings: Surroundings,
@@ -136,9 +138,11 @@ impl Segments {
                 limits: Limits { capacity, min_free: options.min_free_bytes },
                 durability: options.durability,
                 segment_bytes: options.segment_bytes,
+                for_upkeep: options.for_upkeep,
             }),
             (false, _) => None,
         };
+        writer_options.as_ref().map_or(Ok(()), WriterOptions::check)?;
         let root = Root::open(Arc::clone(&disk), &options.root, writes)?;
         let (eviction, admission) = (options.eviction, options.admission);
         let shared = Arc::new(Shared {
@@ -148,7 +152,7 @@ impl Segments {
             namespaces: Namespaces::default(),
             segments: RwLock::default(),
             proven_from: RwLock::default(),
-            damage: Damage::default(),
+            notices: Notices::default(),
             taken: AtomicU64::new(0),
             surroundings,
         });
@@ -157,9 +161,10 @@ impl Segments {
         let (writer, lost_on_recovery) = opened.map_or((None, 0), |(writer, lost)| (Some(writer), lost));
         if lost_on_recovery > 0 {
             let root = shared.root.path.display();
-            shared
-                .damage
-                .note(0, format!("{lost_on_recovery} blocks or records in {root} were damaged and are lost"));
+            shared.notices.damage(
+                0,
+                format!("{lost_on_recovery} blocks or records in {root} were damaged and are lost"),
+            );
         }
         let followed = Followed::default();
         if let Err(error) = followed.follow(&shared, writer.as_ref().map(|writer| writer.id)) {
@@ -220,7 +225,7 @@ impl Layout for Segments {
     }
 
     fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
-        namespaces::described(&*self.shared.disk, &self.shared.root.path)
+        namespaces::described(&*self.shared.disk, &self.shared.root)
     }
 
     fn contains(&self, _: NamespaceId, blocks: &[(&[u8], Fingerprint)], found: &mut [bool]) {
@@ -385,8 +390,8 @@ impl Layout for Segments {
         self.followed.follow(&self.shared, self.writer.as_ref().map(|writer| writer.id))
     }
 
-    fn damage(&self) -> Vec<String> {
-        self.shared.damage.take()
+    fn notices(&self) -> Vec<Notice> {
+        self.shared.notices.take()
     }
 
     fn evicted(&self) -> Evicted {
@@ -405,13 +410,20 @@ impl Layout for Segments {
             }
         }
         let charges = self.shared.root.charges(&Limits { capacity: 0, min_free: 0 })?;
+        // Without it, a writer that opens its directory just now might find it in use.
+        let locked = self.shared.root.lock().ok();
         let described = |directory: &WriterDirectory| {
             let lease = self.shared.root.lease(&directory.path);
+            let is_leased =
+                locked.as_ref().and_then(|locked| self.shared.root.is_leased(&directory.path, locked));
+            let known = Lease::describe(lease, directory.id, self.shared.now().into());
             let owner = owners.get(&directory.id);
             WriterStats {
                 allocated_bytes: charges.taken_by.get(&directory.id).copied(),
                 blocks: owner.map(|owner| blocks.get(owner).copied().unwrap_or(0)),
-                ..Lease::describe(lease, directory.id, self.shared.now().into())
+                // A writer that was killed may have said a moment ago that it lives.
+                is_alive: known.is_alive && is_leased != Some(false),
+                ..known
             }
         };
         Ok(self.shared.root.writers()?.iter().map(described).collect())
@@ -437,8 +449,9 @@ impl Layout for Segments {
             evicted_blocks: count(|counts| &counts.evicted),
             expired_blocks: count(|counts| &counts.expired),
             corrupt_blocks: self.corrupt.load(Ordering::Relaxed),
+            unusable_namespaces: 0,
             lost_on_recovery: self.lost_on_recovery,
-            damaged_records: self.shared.damage.records(),
+            damaged_records: self.shared.notices.damaged_records(),
             recovery: self.recovery,
             index_bytes: self.shared.index.heap_bytes(),
         }

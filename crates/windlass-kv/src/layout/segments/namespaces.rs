@@ -9,7 +9,6 @@ use crate::{
 use std::{
     collections::HashMap,
     io,
-    path::Path,
     sync::{PoisonError, RwLock},
 };
 
@@ -102,9 +101,9 @@ pub(super) fn describe(disk: &dyn Disk, root: &Root, id: NamespaceId, descriptio
     replace_file(disk, &path, description.as_bytes()).map_err(failed("writing", &path))
 }
 
-/// All that have been described.
-pub(super) fn described(disk: &dyn Disk, root: &Path) -> Result<Vec<(NamespaceId, String)>> {
-    let all = root.join(names::NAMESPACES);
+/// All that have been described. One whose description cannot be read is in no other's way.
+pub(super) fn described(disk: &dyn Disk, root: &Root) -> Result<Vec<(NamespaceId, String)>> {
+    let all = root.path.join(names::NAMESPACES);
     let listing = match disk.list(&all) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         listing => listing.map_err(failed("listing", &all))?,
@@ -117,7 +116,7 @@ pub(super) fn described(disk: &dyn Disk, root: &Path) -> Result<Vec<(NamespaceId
             Ok(bytes) => described.push((id, String::from_utf8_lossy(&bytes).into_owned())),
             // Somebody is about to write it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(failed("reading", &path)(error)),
+            Err(error) => root.warn_once(&path, &failed("reading", &path)(error)),
         }
     }
     described.sort();

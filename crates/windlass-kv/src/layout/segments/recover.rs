@@ -20,9 +20,9 @@ use crate::{
     disk::{DiskFile, Extend},
     format::{
         Invalid,
-        lease::{Account, Lease},
+        lease::{Account, Lease, LockDomain},
         record::{Begin, BlockRecord, ProvenFrom, RECORD_LEN, Sums},
-        segment::HEAD_LEN,
+        segment::{HEAD_LEN, SegmentHead},
     },
     index::{Existing, Slot},
     io::FileAccess,
@@ -45,10 +45,36 @@ pub(super) struct WriterOptions {
     pub(super) durability: Durability,
     /// Bytes of a segment; by default, so many that a store has some.
     pub(super) segment_bytes: Option<u64>,
+    /// Whether the store is only tended.
+    pub(super) for_upkeep: bool,
 }
 
-/// A capacity that is none.
-const UNLIMITED: u64 = i64::MAX.unsigned_abs();
+impl WriterOptions {
+    /// Bytes of a segment.
+    fn segment_bytes(&self) -> u64 {
+        let usual = (self.limits.capacity / 64).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
+        self.segment_bytes.unwrap_or(usual)
+    }
+
+    /// An error if the capacity is too small for a segment.
+    pub(super) fn check(&self) -> Result<()> {
+        let capacity = self.limits.capacity;
+        let needed = self.segment_bytes().saturating_add(self.limits.writer_bytes());
+        if self.for_upkeep || needed <= capacity {
+            return Ok(());
+        }
+        let segment = self.segment_bytes();
+        Err(Error::InvalidOption {
+            option: "capacity_bytes",
+            value: capacity.to_string(),
+            reason: format!(
+                "nothing could be stored: a segment takes {segment} bytes, and logs {} bytes",
+                self.limits.writer_bytes()
+            ),
+        })
+    }
+}
+
 /// Bytes of a segment where nobody said otherwise.
 const USUAL_SEGMENT: u64 = 1 << 30;
 
@@ -78,15 +104,16 @@ impl Writer {
         shared.set_proven_from(0, proven_from);
         let next_segment = replayed.next_segment.max(segments.highest.saturating_add(1));
         replayed.namespaces.iter().for_each(|(number, id)| shared.namespaces.adopt(*number, *id));
-        // Who only tends a store has no limit of its own, and leaves what was said before.
-        let said_capacity = if limits.capacity < UNLIMITED {
-            limits.capacity
-        } else {
-            shared.root.lease(&directory.path).map_or(0, |lease| lease.capacity)
+        // Upkeep leaves what was said before.
+        let before = shared.root.lease(&directory.path).filter(|_| options.for_upkeep);
+        let (said_capacity, said_durability) = match (options.for_upkeep, before) {
+            (true, lease) => {
+                (lease.map_or(0, |lease| lease.capacity), lease.and_then(|lease| lease.durability))
+            }
+            (false, _) => (limits.capacity, Some(options.durability)),
         };
-        let usual = (limits.capacity / 64).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
-        let segment_bytes = options.segment_bytes.unwrap_or(usual);
-        let largest = options.segment_bytes.unwrap_or(usual.max(limits.capacity / 4));
+        let segment_bytes = options.segment_bytes();
+        let largest = options.segment_bytes.unwrap_or(segment_bytes.max(limits.capacity / 4));
         let mut slots = Slots::default();
         let has_blocks_without_sums = take_in(&shared, &mut slots, segments, &blocks);
         let writer = Self {
@@ -97,6 +124,7 @@ impl Writer {
             lease,
             limits,
             said_capacity,
+            said_durability,
             segment_bytes,
             largest_slot: largest.saturating_sub(HEAD_LEN),
             durability: options.durability,
@@ -117,6 +145,7 @@ impl Writer {
             making_room: Mutex::default(),
             has_blocks_without_sums: AtomicBool::new(has_blocks_without_sums),
             is_full: AtomicBool::new(false),
+            has_told_of_room: AtomicBool::new(false),
             is_refused: AtomicBool::new(false),
             wanted: AtomicU64::new(0),
             said: Mutex::default(),
@@ -163,7 +192,9 @@ impl Writer {
             heartbeat,
             wanted_bytes,
             capacity: self.said_capacity,
+            durability: self.said_durability,
             account: Account::default(),
+            lock_domain: LockDomain::default(),
         };
         let path = self.directory.join(names::LEASE);
         crate::disk::write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))
@@ -330,7 +361,8 @@ impl OwnSegments {
                     let len = segment.file.len().map_err(failed("reading", &path))?;
                     let whole = segment.head.file_len().unwrap_or(u64::MAX);
                     // Its head is believed as far as there is a file, or a file may be.
-                    let is_possible = whole <= len.max(limits.capacity);
+                    let is_possible =
+                        whole <= len.max(limits.capacity) && segment.head.slots <= SegmentHead::MOST_SLOTS;
                     is_possible.then_some((segment, len, whole)).ok_or(Invalid::Value("it is cut short"))
                 }
                 Err(why) => Err(why),

@@ -29,6 +29,10 @@ use uuid::Uuid;
 
 /// Bytes of records that are read at a time.
 const CHUNK: usize = RECORD_LEN << 14;
+/// Records in a row that cannot be read, after which a file has no more, however long it is. A group has far fewer.
+const MOST_BAD: u64 = 1 << 16;
+/// Most blocks that memory is reserved for before their records are read.
+const MOST_RESERVED: u64 = 1 << 20;
 
 /// Where a log is read on.
 #[derive(Debug)]
@@ -121,7 +125,7 @@ pub(super) fn replay(disk: &dyn Disk, directory: &Path, writer: Uuid) -> Result<
         let read = read_log(&*file, &path, writer, number, &mut replayed)?;
         is_damaged |= read.lost > 0;
         replayed.lost += read.lost;
-        replayed.log_bytes += read.len;
+        replayed.log_bytes = replayed.log_bytes.saturating_add(read.len);
         if is_last {
             let (offset, next_record) = read.first_bad;
             replayed.end = Some(Position { log: number, file, offset, next_record });
@@ -194,7 +198,8 @@ fn read_log(
     let mut bad: Vec<u64> = Vec::new();
     let mut lost = 0;
     let mut offset = 0_u64;
-    loop {
+    let mut bad_in_a_row = 0;
+    'file: loop {
         let read = read_full(file, &mut chunk, offset).map_err(failed("reading", path))?;
         let whole = read / RECORD_LEN * RECORD_LEN;
         for (place, bytes) in chunk[..whole].chunks_exact(RECORD_LEN).enumerate() {
@@ -211,8 +216,13 @@ fn read_log(
             });
             let Some(record) = record else {
                 bad.push(position);
+                bad_in_a_row += 1;
+                if bad_in_a_row >= MOST_BAD {
+                    break 'file;
+                }
                 continue;
             };
+            bad_in_a_row = 0;
             let begins = record.number - position;
             base = Some(begins);
             if let Change::Head { begin: how, .. } = record.change {
@@ -287,10 +297,10 @@ impl Checkpoint {
         let len = self.file.len().map_err(failed("reading", &self.path))?;
         let there = len.saturating_sub(HEAD_LEN as u64) / RECORD_LEN as u64;
         let records = self.head.records.min(there);
-        replayed.blocks.reserve(usize::try_from(records).unwrap_or(0));
+        replayed.blocks.reserve(usize::try_from(records.min(MOST_RESERVED)).unwrap_or(0));
         let mut chunk = vec![0; CHUNK];
-        let (mut place, mut good) = (0_u64, 0_u64);
-        while place < records {
+        let (mut place, mut good, mut last_good) = (0_u64, 0_u64, 0_u64);
+        while place < records && place - last_good < MOST_BAD {
             let offset = HEAD_LEN as u64 + place * RECORD_LEN as u64;
             let read = read_full(&*self.file, &mut chunk, offset).map_err(failed("reading", &self.path))?;
             if read < RECORD_LEN {
@@ -303,6 +313,7 @@ impl Checkpoint {
                 {
                     replayed.apply(&record.change);
                     good += 1;
+                    last_good = place;
                 }
                 place += 1;
             }

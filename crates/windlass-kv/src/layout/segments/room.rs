@@ -9,7 +9,7 @@ use super::{
     writer::Writer,
 };
 use crate::{
-    Error, Result,
+    Error, EventKind, Result,
     disk::write_full,
     format::segment::{HEAD_LEN, SegmentHead},
     index::{Candidates, Enough, Entry, Slot, Want},
@@ -258,6 +258,7 @@ impl Writer {
             // What is not known to be in the way does not have to go.
             if !charges.is_current || !self.reclaim(&locked)? {
                 self.is_full.store(true, Ordering::Release);
+                self.tell_of_room(&charges, &new)?;
                 self.note_want(new.charge, &locked)?;
                 return Ok(false);
             }
@@ -265,8 +266,28 @@ impl Writer {
         let is_made = self.make_segment(&new, class)?;
         if is_made {
             self.wanted.store(0, Ordering::Release);
+            self.has_told_of_room.store(false, Ordering::Release);
         }
         Ok(is_made)
+    }
+
+    /// Says once that nothing can be stored, as there is no room for a first segment.
+    fn tell_of_room(&self, charges: &Charges, new: &NewSegment) -> Result<()> {
+        let has_segments = lock(&self.slots).all().next().is_some();
+        if has_segments || self.has_told_of_room.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let Limits { capacity, min_free } = self.limits;
+        let available = self.shared.root.available()?;
+        self.shared.notices.note(
+            EventKind::NoRoom,
+            format!(
+                "nothing is stored for want of room: a first segment takes {} bytes; of the capacity of {capacity} bytes, \
+                 {} are taken; the file system has {available} bytes free, of which min_free keeps {min_free}",
+                new.charge, charges.total,
+            ),
+        );
+        Ok(())
     }
 
     /// The next segment for a class; `None` if no file is so large.
@@ -275,7 +296,8 @@ impl Writer {
         let slots = (self.segment_bytes.saturating_sub(HEAD_LEN) / slot_bytes).max(1);
         let number = u32::try_from(self.next_segment.load(Ordering::Acquire))
             .map_err(|_| Error::Internal("there are no more segments".into()))?;
-        let slots = u32::try_from(slots).unwrap_or(u32::MAX);
+        let slots =
+            u32::try_from(slots).map_or(SegmentHead::MOST_SLOTS, |slots| slots.min(SegmentHead::MOST_SLOTS));
         let head = SegmentHead { writer: self.id, number, slot_bytes, slots };
         let sizes = head.file_len().zip(Limits::segment_bytes(&head));
         Ok(sizes.map(|(len, charge)| NewSegment { head, len, charge }))

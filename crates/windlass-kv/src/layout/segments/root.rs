@@ -50,7 +50,7 @@ impl Limits {
     }
 
     /// Bytes that a writer's directory takes besides its segments, at least.
-    fn writer_bytes(&self) -> u64 {
+    pub(super) fn writer_bytes(&self) -> u64 {
         4 * self.least_log() + 8 * PAGE as u64
     }
 
@@ -273,10 +273,10 @@ impl Root {
         files
     }
 
-    /// Says once of a writer's directory that something is wrong with it, which is in nobody else's way.
-    pub(super) fn warn_once(&self, directory: &Path, error: &Error) {
-        if lock(&self.warned).insert(directory.to_owned()) {
-            tracing::warn!(path = %directory.display(), %error, "something is wrong with a writer's directory");
+    /// Says once of a writer's directory, or of a file, that something is wrong with it, which is in no other's way.
+    pub(super) fn warn_once(&self, path: &Path, error: &Error) {
+        if lock(&self.warned).insert(path.to_owned()) {
+            tracing::warn!(path = %path.display(), %error, "something is wrong with it");
         }
     }
 
@@ -298,6 +298,15 @@ impl Root {
         let file = file.map_err(failed("opening", &path))?;
         let is_ours = file.try_lock().map_err(failed("locking", &path))?;
         Ok(is_ours.then_some(file))
+    }
+
+    /// Whether a writer has the lease of its directory; `None` if that cannot be found out. Changes no file.
+    pub(super) fn is_leased(&self, directory: &Path, _: &RootLock<'_>) -> Option<bool> {
+        let file = match self.disk.open(&directory.join(names::LEASE), FileAccess::Read) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(false),
+            opened => opened.ok()?,
+        };
+        file.try_lock().ok().map(|is_free| !is_free)
     }
 
     /// What a writer says of itself; `None` if it says nothing that can be read.

@@ -52,6 +52,8 @@ pub(super) struct Writer {
     pub(super) limits: Limits,
     /// What others are told of the capacity.
     pub(super) said_capacity: u64,
+    /// What others are told of the durability.
+    pub(super) said_durability: Option<Durability>,
     pub(super) segment_bytes: u64,
     /// The largest slot that gets a segment of its own.
     pub(super) largest_slot: u64,
@@ -75,6 +77,8 @@ pub(super) struct Writer {
     pub(super) has_blocks_without_sums: AtomicBool,
     /// Whether there was no room for another segment when this was last looked at.
     pub(super) is_full: AtomicBool,
+    /// Whether it has been told that there is no room for a first segment.
+    pub(super) has_told_of_room: AtomicBool,
     /// Whether the disk refused a segment although others had been given up for it. Until room is looked after again, no
     /// more are.
     pub(super) is_refused: AtomicBool,

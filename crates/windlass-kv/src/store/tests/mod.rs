@@ -215,6 +215,16 @@ fn an_error_of_the_system_does_not_remove_a_block() {
 }
 
 #[test]
+fn a_block_that_was_removed_before_its_file_was_opened_is_a_miss_and_no_error() {
+    let bench = bench(|_| {});
+    bench.put("a");
+    bench.transfers.fail_next(libc::ENOENT);
+    assert_eq!(bench.get("a", 0), Status::Miss);
+    assert_eq!(bench.store.stats().unwrap().io_errors, 0);
+    assert!(bench.store.events().is_empty());
+}
+
+#[test]
 fn a_store_that_fails_can_be_repeated() {
     let bench = bench(|_| {});
     for (errno, status) in
@@ -662,6 +672,25 @@ fn metrics_name_what_happened() {
         assert!(metrics.lines().any(|other| other == line), "{line} in:\n{metrics}");
     }
     assert!(metrics.ends_with("# EOF\n"));
+}
+
+#[test]
+fn series_are_there_from_the_start_and_counts_are_counters() {
+    let metrics = bench(|_| {}).store.metrics().unwrap();
+    for line in [
+        "windlass_kv_dropped_total{reason=\"no_room\"} 0",
+        "windlass_kv_requests_total{status=\"timed_out\"} 0",
+        "windlass_kv_carried_bytes_total{carrier=\"gds\",direction=\"read\"} 0",
+        "windlass_kv_request_seconds_count{operation=\"load\",phase=\"queued\"} 0",
+        "# TYPE windlass_kv_evicted_blocks counter",
+        "windlass_kv_evicted_blocks_total 0",
+        "windlass_kv_corrupt_blocks_total 0",
+        "windlass_kv_damaged_records_total 0",
+        "windlass_kv_unsynced_loads_total 0",
+        "# TYPE windlass_kv_blocks gauge",
+    ] {
+        assert!(metrics.lines().any(|other| other == line), "{line} in:\n{metrics}");
+    }
 }
 
 #[test]

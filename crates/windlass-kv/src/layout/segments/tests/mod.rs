@@ -2,12 +2,13 @@
 
 mod damage;
 mod faults;
+mod planted;
 mod processes;
 mod room;
 
 use super::*;
 use crate::{
-    DropReason, Durability,
+    DropReason, Durability, EventKind,
     disk::simulated::{Dice, Effect, Fault, Operation, SimulatedDisk},
     format::checksum,
     layout::Shard,

@@ -291,11 +291,11 @@ fn a_damaged_record_hides_no_other_and_is_told() {
         let all = ["a", "b", "c", "d", "e"];
         assert_eq!(bench.found(&reader, &all), [true, false, true, true, true], "{durability}");
         assert_eq!(reader.usage().damaged_records, 1, "{durability}");
-        assert_eq!(reader.damage().len(), 1, "{durability}");
+        assert_eq!(reader.notices().len(), 1, "{durability}");
         bench.put_all(&writer, &["f"]);
         reader.follow().unwrap();
         assert!(bench.has(&reader, "f"), "{durability}");
-        assert_eq!((reader.usage().damaged_records, reader.damage().len()), (1, 0), "{durability}");
+        assert_eq!((reader.usage().damaged_records, reader.notices().len()), (1, 0), "{durability}");
     }
 }
 
@@ -309,7 +309,7 @@ fn a_record_that_is_damaged_while_a_log_is_followed_hides_no_other() {
     zero_record(&bench, 3);
     reader.follow().unwrap();
     assert_eq!(bench.found(&reader, &["a", "b", "c"]), [true, false, true]);
-    assert_eq!((reader.usage().damaged_records, reader.damage().len()), (1, 1));
+    assert_eq!((reader.usage().damaged_records, reader.notices().len()), (1, 1));
 }
 
 #[test]
@@ -338,6 +338,20 @@ fn damage_that_an_opening_meets_is_told() {
     zero_record(&bench, 2);
     let store = bench.open();
     assert_eq!(bench.found(&store, &["a", "b"]), [false, true]);
-    assert_eq!(store.damage().len(), 1);
-    assert!(store.damage().is_empty());
+    assert_eq!(store.notices().len(), 1);
+    assert!(store.notices().is_empty());
+}
+
+#[test]
+fn a_writer_without_its_lease_does_not_write() {
+    let bench = Bench::new();
+    let (first, second) = (bench.open(), bench.open());
+    let alive = |store: &Segments| -> Vec<bool> {
+        store.writers().unwrap().iter().map(|writer| writer.is_alive).collect()
+    };
+    assert_eq!(alive(&second), [true, true]);
+    // It does not say that it ends.
+    drop(first);
+    assert_eq!(alive(&second).into_iter().filter(|is_alive| *is_alive).count(), 1);
+    assert_eq!(second.writers().unwrap()[0].durability, Some(Durability::Sync));
 }

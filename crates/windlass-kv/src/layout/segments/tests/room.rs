@@ -280,3 +280,23 @@ fn a_directory_that_cannot_be_listed_takes_what_it_took() {
     let fourth = bench.open();
     assert_eq!(bench.put(&fourth, "a").unwrap(), Put::Done);
 }
+
+#[test]
+fn a_lack_of_room_for_a_first_segment_is_told_once() {
+    let mut bench = Bench::new();
+    bench.options.min_free_bytes = (64 << 20) - 100_000;
+    let store = bench.open();
+    for key in ["a", "b"] {
+        assert_eq!(bench.put(&store, key).unwrap(), Put::Dropped(DropReason::NoRoom));
+        store.maintain().unwrap();
+    }
+    let [Notice { kind: EventKind::NoRoom, reason: told }] = &store.notices()[..] else { panic!() };
+    for part in ["of the capacity of 1048576 bytes", "of which min_free keeps 67008864"] {
+        assert!(told.contains(part), "{told}");
+    }
+    bench.options.min_free_bytes = 0;
+    drop(store);
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    assert!(store.notices().is_empty());
+}

@@ -1,0 +1,123 @@
+//! Whether other writers live, by their locks and by whether their leases change while this process watches. No wall
+//! clock counts: that of another host may be ahead, and a virtual machine may have been suspended.
+#![forbid(unsafe_code)]
+
+use super::{lock, names};
+use crate::{
+    disk::{Disk, DiskFile, RealDisk},
+    format::lease::{LEASE_LEN, Lease, LockDomain},
+    io::FileAccess,
+};
+use std::{
+    collections::HashMap,
+    io,
+    path::{Path, PathBuf},
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+/// Most time between two looks that counts as silence: a clock may jump while this process is suspended.
+const MOST_BETWEEN_LOOKS: Duration = Duration::from_secs(20);
+
+/// What is known of another writer.
+#[derive(Debug)]
+pub(super) enum Liveness {
+    /// Its lease is locked, or has changed within the time-out.
+    Living,
+    /// Its lease is not locked, as far as this host sees, and has not changed since this process watches.
+    Unproven,
+    /// It has ended. Holds its lease, if that can be opened, so that no other process tidies up behind it too.
+    Dead(Option<Box<dyn DiskFile>>),
+}
+
+/// The leases of other writers, as they were last read.
+#[derive(Debug, Default)]
+pub(super) struct Watch(Mutex<HashMap<PathBuf, Seen>>);
+
+#[derive(Debug)]
+struct Seen {
+    /// Empty if there is none, or if it cannot be read.
+    lease: Vec<u8>,
+    has_changed: bool,
+    unchanged_for: Duration,
+    last: Instant,
+}
+
+impl Watch {
+    /// Judges the writer of a directory. One that shares no locks with this host is dead once its lease has not changed
+    /// for `silence`.
+    pub(super) fn judge(
+        &self,
+        disk: &RealDisk,
+        directory: &Path,
+        own: LockDomain,
+        silence: Duration,
+    ) -> Liveness {
+        let path = directory.join(names::LEASE);
+        let read = || disk.read_file(&path, LEASE_LEN).unwrap_or_default();
+        let bytes = read();
+        let (has_changed, unchanged_for) = self.note(directory, &bytes);
+        let is_silent = unchanged_for >= silence;
+        let lease = Lease::parse(&bytes).ok();
+        let shares_locks = lease.is_some_and(|lease| lease.lock_domain.is_shared_with(own));
+        let unlocked = match open(disk, &path) {
+            // A lease that says nothing yet may not be locked yet.
+            Ok(_) if lease.is_none() && !is_silent => return Liveness::Unproven,
+            Ok(file) => match file.try_lock() {
+                Ok(false) => return Liveness::Living,
+                Ok(true) if shares_locks => return Liveness::Dead(Some(file)),
+                _ => Some(file),
+            },
+            // It was being made, or removed, when its writer ended.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && is_silent => {
+                disk.open(&path, FileAccess::CreateNew).ok().filter(|file| file.try_lock().unwrap_or(true))
+            }
+            Err(_) => None,
+        };
+        match unlocked {
+            unlocked if is_silent && read() == bytes => Liveness::Dead(unlocked),
+            _ if has_changed => Liveness::Living,
+            _ => Liveness::Unproven,
+        }
+    }
+
+    /// Forgets writers whose directories are gone.
+    pub(super) fn retain(&self, directories: &[PathBuf]) {
+        lock(&self.0).retain(|directory, _| directories.contains(directory));
+    }
+
+    /// Whether a lease has changed since it was first read, and for how long it has not.
+    fn note(&self, directory: &Path, lease: &[u8]) -> (bool, Duration) {
+        let now = Instant::now();
+        let mut watched = lock(&self.0);
+        let seen = watched.entry(directory.to_owned()).or_insert_with(|| Seen {
+            lease: lease.to_owned(),
+            has_changed: false,
+            unchanged_for: Duration::ZERO,
+            last: now,
+        });
+        if seen.lease == lease {
+            seen.unchanged_for += now.duration_since(seen.last).min(MOST_BETWEEN_LOOKS);
+        } else {
+            lease.clone_into(&mut seen.lease);
+            (seen.has_changed, seen.unchanged_for) = (true, Duration::ZERO);
+        }
+        seen.last = now;
+        (seen.has_changed, seen.unchanged_for)
+    }
+}
+
+/// A reader may have no permission to write.
+fn open(disk: &RealDisk, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+    match disk.open(path, FileAccess::ReadWrite) {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+            ) =>
+        {
+            disk.open(path, FileAccess::Read)
+        }
+        opened => opened,
+    }
+}

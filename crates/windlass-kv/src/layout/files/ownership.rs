@@ -1,0 +1,98 @@
+//! Which namespace a directory of vLLM's belongs to. Its blocks say nothing of their namespace, so a directory has one
+//! owner: a claim beside the namespaces, made before the owner's description, and never replaced while it can be read.
+#![forbid(unsafe_code)]
+
+use super::{
+    failed,
+    names::{self, Tree},
+    namespaces::{WrittenDown, directory, read_description, taken, written_down},
+    writer::Writer,
+};
+use crate::{NamespaceId, Result, disk::RealDisk};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+/// Times that a claim is read again which another process made meanwhile.
+const MOST_ATTEMPTS: usize = 8;
+
+/// The owner of a tree: by the claim, or, in a store of a version that made none, the described namespace with the
+/// lowest identity. `None` if it has none yet.
+pub(super) fn owner(
+    disk: &RealDisk,
+    root: &Path,
+    tree: &Tree,
+    described: &WrittenDown,
+) -> Option<NamespaceId> {
+    match claimed(disk, root, tree) {
+        Ok(Some((id, _))) => Some(id),
+        _ => lowest(root, tree, described).map(|(id, _)| id),
+    }
+}
+
+/// Makes a namespace the owner of its tree, if that has none.
+///
+/// # Errors
+/// [`Error::InvalidOption`](crate::Error::InvalidOption) if another namespace is the owner.
+pub(super) fn claim(
+    disk: &RealDisk,
+    writer: &Writer,
+    root: &Path,
+    tree: &Tree,
+    id: NamespaceId,
+    description: &str,
+) -> Result<()> {
+    let path = path(root, tree);
+    for _ in 0..MOST_ATTEMPTS {
+        let there = claimed(disk, root, tree);
+        if let Ok(Some((owner, _))) = there {
+            return if owner == id { Ok(()) } else { Err(taken(tree, owner)) };
+        }
+        let described = written_down(disk, root)?;
+        let (_, first) = lowest(root, tree, &described).unwrap_or((id, description));
+        let made = match there {
+            Ok(_) => writer.write_new_file(disk, &path, first.as_bytes()),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "a claim cannot be read, and is made anew");
+                writer.write_file(disk, &path, first.as_bytes())
+            }
+        };
+        match made {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(failed("making", &path)(error));
+            }
+            // What is there now says who was first.
+            _ => {}
+        }
+    }
+    Err(failed("making", &path)(io::Error::other("it changes all the time")))
+}
+
+/// The namespace that a claim names, and its description.
+fn claimed(disk: &RealDisk, root: &Path, tree: &Tree) -> io::Result<Option<(NamespaceId, String)>> {
+    let description = match read_description(disk, &path(root, tree)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        description => description?,
+    };
+    let id = NamespaceId::of_description(&description);
+    if !is_of(root, tree, id, &description) {
+        return Err(io::Error::other("it describes no namespace with this directory"));
+    }
+    Ok(Some((id, description)))
+}
+
+fn lowest<'a>(root: &Path, tree: &Tree, described: &'a WrittenDown) -> Option<(NamespaceId, &'a str)> {
+    let descriptions = described.iter().filter_map(|(id, text)| Some((*id, text.as_deref().ok()?)));
+    descriptions.filter(|(id, text)| is_of(root, tree, *id, text)).min_by_key(|(id, _)| *id)
+}
+
+fn is_of(root: &Path, tree: &Tree, id: NamespaceId, description: &str) -> bool {
+    Tree::of(root, directory(root, id), description).is_ok_and(|other| other == *tree)
+}
+
+fn path(root: &Path, tree: &Tree) -> PathBuf {
+    let mut name = tree.root().file_name().unwrap_or_default().to_owned();
+    name.push(names::CLAIM_SUFFIX);
+    root.join(names::NAMESPACES).join(name)
+}

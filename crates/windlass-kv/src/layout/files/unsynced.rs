@@ -1,0 +1,54 @@
+//! Whether a store may have blocks that no sync covers. Files of blocks do not say it: a file in the root does for all of
+//! them, from when a process opens the store to write without syncs.
+#![forbid(unsafe_code)]
+
+use super::{failed, names};
+use crate::{
+    Durability, Result,
+    disk::{Disk, RealDisk},
+    io::FileAccess,
+};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+/// What is known of it.
+#[derive(Debug)]
+pub(super) struct Unsynced {
+    path: PathBuf,
+    is_there: AtomicBool,
+}
+
+impl Unsynced {
+    /// Looks, and notes it for others if this process writes without syncs; on the disk when this returns.
+    pub(super) fn open(disk: &RealDisk, root: &Path, written: Option<Durability>) -> Result<Self> {
+        let unsynced = Self { path: root.join(names::UNSYNCED), is_there: AtomicBool::new(false) };
+        if !unsynced.look() && written == Some(Durability::None) {
+            match disk.open(&unsynced.path, FileAccess::CreateNew) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(failed("making", &unsynced.path)(error));
+                }
+                _ => {}
+            }
+            disk.sync_directory(root).map_err(failed("syncing", root))?;
+            unsynced.is_there.store(true, Ordering::Release);
+        }
+        Ok(unsynced)
+    }
+
+    /// Looks whether another process has noted it meanwhile.
+    pub(super) fn look(&self) -> bool {
+        // If that cannot be found out, checksums are compared.
+        let is_missing = || self.path.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+        let is_there = self.is_there() || !is_missing();
+        self.is_there.store(is_there, Ordering::Release);
+        is_there
+    }
+
+    /// Whether there may be such blocks.
+    pub(super) fn is_there(&self) -> bool {
+        self.is_there.load(Ordering::Acquire)
+    }
+}
