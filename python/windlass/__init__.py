@@ -10,11 +10,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from windlass import _native, errors
+from windlass._arguments import path_text
 from windlass._checkpoint import Checkpoint, LoadedTensors, TensorSlice, load_file
+from windlass._memory import MemoryLimit, memory_limits
 from windlass._metadata import MetadataArray
 from windlass._native import MemoryPool, Tensor
 from windlass._one_shot import iter_tensors, load
@@ -38,8 +39,8 @@ def __getattr__(name: str) -> Any:
 
 def doctor(*paths: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """What this machine and the file systems of ``paths`` offer, what is missing, and how to fix it."""
-    listed: Sequence[str | os.PathLike[str]] = paths or (".",)
-    checks: list[dict[str, Any]] = json.loads(_native.doctor([os.fspath(path) for path in listed]))
+    listed = [path_text(path) for path in paths or (".",)]
+    checks: list[dict[str, Any]] = json.loads(_native.doctor(listed))
     return checks
 
 
@@ -48,6 +49,7 @@ __all__ = [
     "Checkpoint",
     "LoadOptions",
     "LoadedTensors",
+    "MemoryLimit",
     "MemoryPool",
     "MetadataArray",
     "Refusal",
@@ -63,6 +65,7 @@ __all__ = [
     "iter_tensors",
     "load",
     "load_file",
+    "memory_limits",
     "open",
     "save",
     "save_file",

@@ -12,6 +12,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from windlass import _native
+from windlass._arguments import PathType, path_texts, tensor_name, tensor_names
 from windlass._frameworks import (
     Converter,
     Framework,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
     from windlass._native import Tensor
 
-PathType = str | os.PathLike[str]
 Progress = Callable[[int, int], object] | bool
 Select = str | Iterable[str] | Callable[[str], bool]
 
@@ -168,9 +168,8 @@ class Checkpoint:
         if offset is not None and not 0 <= offset < 1 << 64:
             raise OptionError(f"offset cannot be {offset}: it is a number of bytes")
         _native.check_options(**self._options)
-        listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         self._native: _native.Checkpoint | None = _native.Checkpoint(
-            [os.fspath(path) for path in listed], lenient=lenient, offset=offset or 0
+            path_texts(paths), lenient=lenient, offset=offset or 0
         )
         self._metadata: Mapping[str, Any] | None = None
         self._report: _native.Report | None = None
@@ -204,26 +203,26 @@ class Checkpoint:
 
     def get_shape(self, name: str) -> list[int]:
         """Shape of a tensor, without loading it: that of its elements, also where they are quantised."""
-        return list(self._opened.info(name)[1])
+        return list(self._info(name)[1])
 
     def get_dtype(self, name: str) -> str:
         """Element type of a tensor without loading it, by the name that safetensors or ggml give it."""
-        return self._opened.info(name)[0]
+        return self._info(name)[0]
 
     def get_tensor(self, name: str) -> Any:
         """Loads one tensor."""
-        self._opened.info(name)
+        self._info(name)
         return self._load({"select": [name]})[name]
 
     __getitem__ = get_tensor
 
     def get_slice(self, name: str) -> TensorSlice:
         """A tensor that loads what it is indexed with."""
-        dtype, shape, *_ = self._opened.info(name)
+        dtype, shape, *_ = self._info(name)
         return TensorSlice(self, name, dtype, list(shape))
 
     def _part(self, name: str, index: Any) -> Part:
-        dtype, shape, block_len = self._opened.info(name)
+        dtype, shape, block_len = self._info(name)
         packing = None
         if block_len > 1:
             packing = f"its elements lie in blocks of {block_len}"
@@ -416,7 +415,7 @@ class Checkpoint:
         parts = {name: self._part(name, index) for name, index in (slices or {}).items()}
         request = {
             "select": self._selected(select),
-            "exclude": _listed(exclude),
+            "exclude": None if exclude is None else tensor_names("exclude", exclude),
             "slices": {name: part.ranges for name, part in parts.items()} or None,
             "pool": pool,
             **options,
@@ -426,7 +425,11 @@ class Checkpoint:
     def _check_existence(self, names: Iterable[str]) -> None:
         """Fails for what is not the very name of a tensor."""
         for name in names:
-            self._opened.info(name)
+            self._info(name)
+
+    def _info(self, name: str) -> tuple[str, tuple[int, ...], int]:
+        """Element type and shape of a tensor, and the length of its blocks; an error if there is no such tensor."""
+        return self._opened.info(tensor_name(name))
 
     def _wanted(self, request: Mapping[str, Any], parts: Mapping[str, Part]) -> dict[str, Wanted]:
         """What a load would give, by name and in the order of the checkpoint."""
@@ -458,7 +461,7 @@ class Checkpoint:
     def _selected(self, select: Select | None) -> list[str] | None:
         if callable(select):
             return [name for name in self.keys() if select(name)]
-        return _listed(select)
+        return None if select is None else tensor_names("select", select)
 
     def _is_mapped(self, options: Mapping[str, Any]) -> bool:
         return (options.get("route") or os.environ.get("WINDLASS_ROUTE")) == "mapped"
@@ -555,10 +558,6 @@ def _usrbio_directories() -> list[str] | None:
     sites = [os.path.dirname(package) for package in packages] or [os.path.dirname(spec.origin or "")]
     beside = [os.path.join(site, name) for site in sites for name in ("hf3fs_py_usrbio.libs", "")]
     return beside + [os.path.join(package, name) for package in packages for name in ("lib", "")]
-
-
-def _listed(names: str | Iterable[str] | None) -> list[str] | None:
-    return [names] if isinstance(names, str) else None if names is None else list(names)
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from windlass import _native
-from windlass._checkpoint import Checkpoint, PathType, Select
+from windlass._arguments import PathType
+from windlass._checkpoint import Checkpoint, Select
 from windlass._frameworks import Framework, converter
 
 if TYPE_CHECKING:
@@ -81,6 +83,10 @@ def load(data: Buffer, *, framework: Framework = "torch") -> dict[str, Any]:
         A dictionary of tensors in host memory, in the order of the file. They are copies: the data may go.
     """
     convert = converter(framework)
+    if isinstance(data, str | os.PathLike):
+        raise TypeError(
+            f"data cannot be {data!r}: windlass.load takes the bytes of a file, load_file its path"
+        )
     tensors: dict[str, Any] = {}
     convert(_native.load_bytes(data if isinstance(data, bytes) else bytes(memoryview(data))), tensors)
     return tensors

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from windlass import _native
+from windlass._arguments import path_text, tensor_name, text_by_text
 from windlass._report import Refusal
 from windlass.errors import OptionError, UnsupportedDtypeError
 
@@ -143,7 +144,9 @@ def save_file(
     """
     described = _describe_all(tensors)
     options = {"direct": direct, "sync": sync, "alignment": alignment, "threads": threads}
-    return SaveReport._from_native(_native.save_file(described, os.fspath(path), _dict(metadata), **options))
+    return SaveReport._from_native(
+        _native.save_file(described, path_text(path), text_by_text(metadata), **options)
+    )
 
 
 def save_sharded(
@@ -187,8 +190,8 @@ def save_sharded(
     return SaveReport._from_native(
         _native.save_sharded(
             described,
-            os.fspath(directory),
-            _dict(metadata),
+            path_text(directory),
+            text_by_text(metadata),
             max_shard_size=max_shard_size,
             filename=filename,
             **options,
@@ -198,11 +201,7 @@ def save_sharded(
 
 def save(tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = None) -> bytes:
     """The bytes of the file that `save_file` would write."""
-    return _native.save_bytes(_describe_all(tensors), _dict(metadata))
-
-
-def _dict(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
-    return None if metadata is None else dict(metadata)
+    return _native.save_bytes(_describe_all(tensors), text_by_text(metadata))
 
 
 class _Described(NamedTuple):
@@ -219,7 +218,7 @@ class _Described(NamedTuple):
 
 
 def _describe_all(tensors: Mapping[str, Any]) -> list[_Described]:
-    return [_describe(name, tensor) for name, tensor in tensors.items()]
+    return [_describe(tensor_name(name), tensor) for name, tensor in tensors.items()]
 
 
 def _describe(name: str, tensor: Any) -> _Described:

@@ -167,6 +167,6 @@ class DistributedError(WindlassError, RuntimeError):
     ) -> None:
         super().__init__(message, path=path, tensor=tensor, offset=offset)
         self.rank = rank
-        """The rank that failed, if one did and it is known."""
+        """The rank that failed or was lost, if that is known."""
         self.kind = kind
         """What its error was, by the name of the class."""

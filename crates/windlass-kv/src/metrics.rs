@@ -43,6 +43,7 @@ pub(crate) struct Metrics {
     pub(crate) io_errors: Counter,
     pub(crate) commits: Counter,
     pub(crate) abandoned: Counter,
+    pub(crate) unsynced_loads: Counter,
     carried: Family<CarrierLabel, Counter>,
     carriers: Mutex<BTreeMap<Carrier, CarrierShare>>,
     bounced: Counter,
@@ -138,6 +139,8 @@ levels! {
     corrupt_blocks,
     /// Blocks that were known when the store was opened, but were not whole
     lost_on_recovery,
+    /// Records of other logs that cannot be read
+    damaged_records,
     /// Events that nobody fetched
     forgotten_events,
 }
@@ -207,6 +210,7 @@ impl Metrics {
             io_errors: Counter::default(),
             commits: Counter::default(),
             abandoned: Counter::default(),
+            unsynced_loads: Counter::default(),
             carried: Family::default(),
             carriers: Mutex::default(),
             bounced: Counter::default(),
@@ -246,6 +250,11 @@ impl Metrics {
         registry.register("io_errors", "Transfers that failed", metrics.io_errors.clone());
         registry.register("commits", "Groups of blocks that were committed", metrics.commits.clone());
         registry.register("abandoned", "Blocks that never got all their shards", metrics.abandoned.clone());
+        registry.register(
+            "unsynced_loads",
+            "Items of blocks that no sync covers, whose checksums are always compared",
+            metrics.unsynced_loads.clone(),
+        );
         registry.register("carried_bytes", "Bytes by the way that they took", metrics.carried.clone());
         registry.register(
             "bounced_bytes",
@@ -347,6 +356,7 @@ impl Metrics {
         stats.io_errors = self.io_errors.get();
         stats.commits = self.commits.get();
         stats.abandoned = self.abandoned.get();
+        stats.unsynced_loads = self.unsynced_loads.get();
     }
 
     /// As OpenMetrics text.

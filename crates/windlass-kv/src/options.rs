@@ -55,7 +55,8 @@ macro_rules! named {
 named! {
     /// What a completed store means after a power cut.
     Durability, "durability", Batched {
-        /// Nothing: blocks may be lost, and are then missing. Wrong bytes are never delivered.
+        /// Nothing: blocks may be lost, and are then missing. Wrong bytes are never delivered. In layout
+        /// [`Files`](LayoutKind::Files), a key that was deleted and stored again may have its older bytes.
         None = "none",
         /// What was acknowledged stays: a block is found, and its store ends, once it is on the disk. Blocks that come
         /// within a few milliseconds of one another wait for the disk together.
@@ -162,7 +163,8 @@ pub struct StoreOptions {
     /// Most bytes of transfers that are under way; more are queued. Stores are refused as busy, each as a whole, if those
     /// before it leave no room in as many bytes; one that is larger goes alone.
     pub max_in_flight_bytes: u64,
-    /// Whether the checksum of a block is compared when it is loaded.
+    /// Whether the checksum of a block is compared when it is loaded. That of a block that no sync covers is always compared:
+    /// one that another process stores with [`Durability::None`], or stored and did not end with a `close`.
     pub verify: bool,
     /// Time that a load or a store may take unless it says otherwise.
     pub timeout: Option<Duration>,

@@ -32,6 +32,8 @@ pub struct Stats {
     pub recovery: Duration,
     /// Blocks that were known when the store was opened, but were not whole.
     pub lost_on_recovery: u64,
+    /// Records of other processes' logs that cannot be read although others follow them. Their blocks may not be found.
+    pub damaged_records: u64,
     /// Blocks that went to make room.
     pub evicted_blocks: u64,
     /// Blocks whose time was over.
@@ -42,6 +44,9 @@ pub struct Stats {
     pub namespaces: Vec<NamespaceStats>,
     /// Stores that were refused, by reason.
     pub dropped: Dropped,
+    /// Items that were to be loaded, and whose checksums are compared whatever `verify` says: no sync covers their blocks, so
+    /// that a power cut may have changed them.
+    pub unsynced_loads: u64,
     /// Requests that took too long.
     pub timed_out: u64,
     /// Requests that were given up.
@@ -204,6 +209,8 @@ pub enum EventKind {
     Abandoned,
     /// A request has ended, but its memory may still be read or written.
     Leased,
+    /// Part of a log or checkpoint cannot be read. Blocks that it tells of may not be found.
+    DamagedLog,
     /// Housekeeping failed; it is tried again.
     MaintenanceFailed,
 }

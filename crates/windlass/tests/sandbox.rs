@@ -6,16 +6,17 @@ mod common;
 
 use common::{
     assert_is_file,
-    child::{forbid, in_child},
+    child::{forbid, in_child, is_case},
     make_cold, make_warm, mixed_model,
     reading::{Kind, Place, TestFile, assert_all_hold, range, submit, until},
     tensor, write_model,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::{fs, path::PathBuf};
 use windlass::{
-    Dtype, Error, LoadOptions, Route,
+    Checkpoint, Dtype, Error, LoadOptions, Order, Route, StreamOptions,
     read::{Priority, Reader, ReaderOptions},
-    route::Access,
+    route::{Access, Unavailable},
 };
 
 fn disk() -> tempfile::TempDir {
@@ -47,6 +48,46 @@ fn without_io_uring_threads_serve_and_the_report_says_why() {
         Error::RouteUnavailable { route: Route::IoUring, path: None, why } => {
             assert!(why.reason.contains("seccomp"))
         }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_filter_that_refuses_any_call_of_a_ring_is_reported() {
+    // Filters add up and cannot be taken back: each in a child of its own.
+    let cases = [
+        ("io_uring_enter_is_refused", libc::SYS_io_uring_enter, "io_uring_enter"),
+        ("io_uring_register_is_refused", libc::SYS_io_uring_register, "io_uring_register"),
+        ("fstatfs_is_refused", libc::SYS_fstatfs, "fstatfs"),
+    ];
+    for (name, call, text) in cases {
+        for errno in [libc::EPERM, libc::EACCES, libc::ENOSYS] {
+            let case = format!("{name}_{errno}");
+            if is_case("a_filter_that_refuses_any_call_of_a_ring_is_reported", &case) {
+                loads_without_rings(call, errno, text);
+            }
+        }
+    }
+}
+
+/// Route `auto` falls back and says why; the named route fails with the same reason.
+fn loads_without_rings(call: i64, errno: i32, text: &str) {
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    forbid(&[call], errno);
+    make_cold(&path);
+    let loaded = windlass::load(&[&path], &LoadOptions::default()).unwrap();
+    assert_is_file(&loaded, &file);
+    let report = loaded.report();
+    let refusal = report.refused.iter().find(|own| own.what == "io_uring").expect("the refusal is reported");
+    let says_so = |why: &Unavailable| {
+        assert!(why.reason.contains(text) && why.fix.contains(text), "{why:?}");
+        assert!(why.fix.contains("seccomp"), "{why:?}");
+    };
+    says_so(&refusal.why);
+    let named = LoadOptions { route: Route::IoUring, ..LoadOptions::default() };
+    match windlass::load(&[&path], &named).unwrap_err() {
+        Error::RouteUnavailable { route: Route::IoUring, why, .. } => says_so(&why),
         other => panic!("{other:?}"),
     }
 }
@@ -141,6 +182,87 @@ fn a_load_that_its_cgroup_would_kill_is_refused() {
         other => panic!("{other:?}"),
     }
     leave_cgroup(&group);
+}
+
+#[test]
+fn without_threads_a_load_goes_on_with_the_callers() {
+    if !in_child("without_threads_a_load_goes_on_with_the_callers") {
+        return;
+    }
+    let directory = disk();
+    let path = directory.path().join("model.safetensors");
+    let parts: Vec<_> = (0..12).map(|n| tensor(&format!("t{n}"), Dtype::U8, &[3 << 20])).collect();
+    let file = write_model(&path, &parts, 0, 1);
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    forbid(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN);
+    for route in [Route::Auto, Route::Threads, Route::IoUring, Route::Auto] {
+        make_cold(&path);
+        let loaded = checkpoint.load(&LoadOptions { route, ..LoadOptions::default() }).unwrap();
+        assert_is_file(&loaded, &file);
+        let refused = &loaded.report().refused;
+        let refusal = refused.iter().find(|own| own.what.contains("threads")).expect("it is reported");
+        assert!(
+            refusal.why.reason.contains("no thread") && refusal.why.fix.contains("ulimit -u"),
+            "{refusal:?}"
+        );
+    }
+    let stream = StreamOptions { order: Order::File, max_in_flight_bytes: Some(7 << 20) };
+    let mut loading = checkpoint.stream(&LoadOptions::default(), &stream).unwrap();
+    let names: Vec<_> = loading.by_ref().map(|tensor| tensor.unwrap().name().to_owned()).collect();
+    assert_eq!(names, (0..12).map(|n| format!("t{n}")).collect::<Vec<_>>());
+    assert_eq!(loading.report().tensor_bytes, 36 << 20);
+}
+
+#[test]
+fn a_load_takes_as_many_threads_as_it_gets() {
+    if !in_child("a_load_takes_as_many_threads_as_it_gets") {
+        return;
+    }
+    let directory = disk();
+    let path = directory.path().join("model.safetensors");
+    let file = write_model(&path, &[tensor("a", Dtype::U8, &[32 << 20])], 0, 1);
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    become_limited_user();
+    let mut told = 0;
+    for more in 1..=4 {
+        make_cold(&path);
+        limit_threads(more);
+        let loaded = checkpoint.load(&LoadOptions::default()).unwrap();
+        assert_is_file(&loaded, &file);
+        told += usize::from(loaded.report().refused.iter().any(|own| own.what.contains("threads")));
+    }
+    // Threads that end early make room for others.
+    assert!(told > 0, "no report tells that threads were lacking");
+}
+
+/// Gives up the rights of root, who may have as many threads as there is room for.
+fn become_limited_user() {
+    // A user of its own, who runs nothing else.
+    let user = 1_000_000 + std::process::id();
+    if rustix::process::geteuid().is_root() {
+        // SAFETY: changes the user of all threads of this process, and touches no memory.
+        assert_eq!(unsafe { libc::setresuid(user, user, user) }, 0);
+    }
+}
+
+/// Lets the user of this process have `more` threads than there are.
+fn limit_threads(more: u64) {
+    let user = rustix::process::geteuid().as_raw().to_string();
+    let threads_of = |status: String| {
+        let number_of = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+            line.split_whitespace().next().map(str::to_owned)
+        };
+        if number_of("Uid:")? == user { number_of("Threads:")?.parse::<u64>().ok() } else { None }
+    };
+    let statuses = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let process = entry.ok()?.path();
+        process.file_name()?.to_str()?.parse::<u32>().ok()?;
+        fs::read_to_string(process.join("status")).ok()
+    });
+    let threads: u64 = statuses.filter_map(threads_of).sum();
+    let limit = Rlimit { current: Some(threads + more), ..getrlimit(Resource::Nproc) };
+    setrlimit(Resource::Nproc, limit).unwrap();
 }
 
 /// Puts this process into a new cgroup with a limit on memory, if that is possible.

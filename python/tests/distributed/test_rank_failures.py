@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import windlass
 from conftest import make_cold, write_model
 from ranks import Outcome, attempt, on_ranks, values
@@ -289,13 +291,19 @@ def dying(rank: int, path: str, victim: int, strategy: str) -> Outcome:
     return attempt(take)
 
 
-@pytest.mark.parametrize(("victim", "strategy"), [(1, "share"), (0, "own")])
-def test_a_rank_that_is_killed_ends_all_others(victim: int, strategy: str, tmp_path: Path) -> None:
-    outcomes = on_ranks(dying, 3, tmp_path, model(tmp_path), victim, strategy, within=30)
+@pytest.mark.parametrize(
+    ("victim", "strategy", "ranks"), [(1, "share", 2), (1, "share", 3), (0, "own", 3), (2, "own", 5)]
+)
+def test_a_rank_that_is_killed_ends_all_others(
+    victim: int, strategy: str, ranks: int, tmp_path: Path
+) -> None:
+    # Of five ranks two have no connection to the victim: gloo tells them nothing.
+    outcomes = on_ranks(dying, ranks, tmp_path, model(tmp_path), victim, strategy, within=30)
     assert outcomes.pop(victim).error == "died"
     for outcome in outcomes:
         assert outcome.value.error == "DistributedError", outcome
-        assert "a rank of the group ended, or did not answer" in outcome.value.message
+        assert f"rank {victim} ended, or did not answer" in outcome.value.message
+        assert outcome.value.rank == victim
         assert outcome.value.seconds < 20
 
 
@@ -311,7 +319,7 @@ def killed_before(rank: int, path: str) -> Outcome:
 def test_a_rank_that_dies_before_it_agrees_ends_all_others(tmp_path: Path) -> None:
     survivor, victim = on_ranks(killed_before, 2, tmp_path, model(tmp_path), within=30)
     assert victim.error == "died"
-    assert survivor.value.error == "DistributedError"
+    assert (survivor.value.error, survivor.value.rank) == ("DistributedError", 1)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -321,11 +329,14 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def silent(rank: int, path: str, directory: str) -> Outcome:
+def silent(rank: int, path: str, directory: str, whose_timeout: str) -> Outcome:
     marks = [Path(directory, f"{other} ended") for other in (0, 2)]
+    group, timeout = None, SHORT
+    if whose_timeout == "group":
+        group, timeout = dist.new_group(timeout=timedelta(seconds=SHORT)), 300.0
 
     def take() -> None:
-        for _ in wd.iter_tensors(path, max_in_flight="4MiB", strategy="share", timeout=SHORT):
+        for _ in wd.iter_tensors(path, max_in_flight="4MiB", strategy="share", group=group, timeout=timeout):
             if rank == 1:
                 until(lambda: all(mark.exists() for mark in marks))
 
@@ -335,13 +346,16 @@ def silent(rank: int, path: str, directory: str) -> Outcome:
     return outcome
 
 
-def test_a_rank_that_is_silent_is_taken_for_lost(tmp_path: Path) -> None:
-    first, waiting, third = values(on_ranks(silent, 3, tmp_path, model(tmp_path), str(tmp_path)))
+@pytest.mark.parametrize("whose_timeout", ["load", "group"])
+def test_a_rank_that_is_silent_is_taken_for_lost(whose_timeout: str, tmp_path: Path) -> None:
+    outcomes = on_ranks(silent, 3, tmp_path, model(tmp_path), str(tmp_path), whose_timeout)
+    first, waiting, third = values(outcomes)
     for outcome in (first, third):
-        assert outcome.error == "DistributedError"
-        assert f"within {SHORT:g} s" in outcome.message
+        assert (outcome.error, outcome.rank) == ("DistributedError", 1), outcome
+        assert f"rank 1 ended, or did not answer within {SHORT:g} s" in outcome.message
         assert outcome.seconds < SHORT + 10
-    assert waiting.error == "DistributedError"
+    # It finds the others gone, who are not lost.
+    assert (waiting.error, waiting.rank) == ("DistributedError", None)
 
 
 def interrupt_main_when(inside: str, mark: Path | None) -> None:

@@ -34,6 +34,7 @@ def every_dtype(path: Path) -> Path:
             f"1.{dtype}": (dtype, [3, 7 * pair]),
             f"0.{dtype}.fewer rows than ranks": (dtype, [2, 2]),
             f"1.{dtype}.one row": (dtype, [1, 10]),
+            f"1.{dtype}.fewer columns than ranks": (dtype, [5, 3 * pair]),
         }
     tensors |= {
         "w.scalar": ("BF16", []),

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import threading
 import time
+import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -153,6 +154,7 @@ class Delivery:
         except Exception as own:
             error = error or own
         notes = confer(self._link, note, error)
+        self._link.name_roll(notes[0]["roll"])
         compare([{"their version of windlass": note["version"]} for note in notes])
         compare([note["compared"] for note in notes])
         labels = [note["node"] for note in notes]
@@ -191,6 +193,7 @@ class Delivery:
         catalog = self._asked.catalog
         return {
             "version": windlass.__version__,
+            "roll": f"windlass/{uuid.uuid4().hex}",
             "host": self._asked.host,
             "node": self._asked.node,
             "refusal": self._link.refusal,

@@ -106,10 +106,12 @@ class Exchange:
     def carry_out(self, prepared: Prepared) -> list[tuple[str, Any]]:
         """Exchanges the messages of a step; returns the tensors that this rank has now."""
         if self._link is not None:
-            works = [self._link.start_broadcast(buffer, root) for root, buffer in prepared.broadcasts]
-            works += self._link.start_exchange(prepared.sends, prepared.receives)
-            while works:
-                self._link.wait(works.pop(0))
+            for_all = [self._link.start_broadcast(buffer, root) for root, buffer in prepared.broadcasts]
+            for_one = self._link.start_exchange(prepared.sends, prepared.receives)
+            while for_all:
+                self._link.wait_for_all(for_all.pop(0), self._link.device)
+            while for_one:
+                self._link.wait(for_one.pop(0))
         self.sent_bytes += sum(prepared.outgoing)
         # Each bundle is let go once its tensors are copied out of it, so that they never take twice the memory.
         for messages in (prepared.broadcasts, prepared.sends, prepared.receives):
@@ -206,7 +208,12 @@ class Exchange:
 
     def _typed(self, tensor: int, bytes_: Any) -> Any:
         entry = self._catalog.entries[tensor]
-        typed = bytes_.view(self._catalog.elements[entry.dtype].torch_dtype)
+        torch_dtype = self._catalog.elements[entry.dtype].torch_dtype
+        if not bytes_.numel():
+            # The strides of a tensor without elements need not be whole elements of another type.
+            *outer, last = bytes_.shape
+            return bytes_.new_empty((*outer, last // torch_dtype.itemsize), dtype=torch_dtype)
+        typed = bytes_.view(torch_dtype)
         return typed.view(()) if entry.is_scalar else typed
 
     def _empty(self, shape: tuple[int, ...]) -> Any:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from windlass._arguments import tensor_names
 from windlass.errors import OptionError, TensorNotFoundError
 
 Shards = Mapping[str, int | None] | Callable[[str, tuple[int, ...]], int | None]
@@ -114,10 +115,10 @@ def wanted_names(
     elif callable(select):
         chosen = [bool(select(name)) for name in names]
     else:
-        matched = _matching(names, _listed(select), must_match=True)
+        matched = _matching(names, tensor_names("select", select), must_match=True)
         chosen = [name in matched for name in names]
     if exclude is not None:
-        out = _matching(names, _listed(exclude), must_match=False)
+        out = _matching(names, tensor_names("exclude", exclude), must_match=False)
         chosen = [keep and name not in out for keep, name in zip(chosen, names, strict=True)]
     return chosen
 
@@ -131,7 +132,7 @@ def shard_dims(
     if callable(shards):
         dims = [shards(name, shape) for name, shape in zip(names, shapes, strict=True)]
     else:
-        _matching(names, shards, must_match=True)
+        _matching(names, tensor_names("shards", shards), must_match=True)
         known = set(names)
         exact = {name: dim for name, dim in shards.items() if name in known}
         others = tensor_parallel({pattern: dim for pattern, dim in shards.items() if pattern not in known})
@@ -178,10 +179,6 @@ def _glob(pattern: str) -> re.Pattern[str]:
     if wrong is not None:
         raise OptionError(f"{pattern!r} is neither the name of a tensor nor a glob pattern: {wrong}")
     return re.compile(fnmatch.translate(pattern))
-
-
-def _listed(names: str | Iterable[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
 
 
 def _numbered(pattern: str) -> Callable[[str], int | None]:

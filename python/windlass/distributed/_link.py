@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from windlass.errors import DistributedError, OptionError
 
 Rank = int
+
+ROLL_CALL_SECONDS = 2.0
+"""How long ranks whose group broke wait to hear of each other."""
+LOOK_SECONDS = 0.5
+"""How often a rank that waits for the others looks whether one of them said that the group broke."""
 
 _subgroups: WeakKeyDictionary[Any, dict[tuple[Rank, ...], Any]] = WeakKeyDictionary()
 
@@ -42,17 +49,21 @@ class Link:
     Args:
         group: A group of `torch.distributed`'s; ``None`` for all ranks.
         device: Where tensors are that shall travel.
-        timeout: Seconds that a rank waits for the others, before it takes one of them for lost.
+        timeout: Seconds that a rank waits for the others, before it takes one of them for lost. A shorter time-out of
+            the group itself counts.
+        around: The link of the group that this one is a part of, whose ranks errors name.
     """
 
-    def __init__(self, group: Any, device: str, timeout: float) -> None:
+    def __init__(self, group: Any, device: str, timeout: float, around: Link | None = None) -> None:
         import torch.distributed as dist  # noqa: PLC0415
 
         self.rank, self.size = rank_and_size(group)
         self.device = device
-        self.timeout = timeout
         self._group: Any = dist.group.WORLD if group is None else group
-        backends = dict(
+        self._around = self if around is None else around
+        self._roll: str | None = None
+        self.timeout = min(timeout, _own_timeout(self._group))
+        self._backends = backends = dict(
             entry.split(":") for entry in str(dist.get_backend_config(self._group)).split(",") if ":" in entry
         )
         self.refusal = refusal(backends, device)
@@ -110,6 +121,20 @@ class Link:
         """Waits until something that was started is done."""
         self._guarded(lambda: work.wait(timedelta(seconds=self.timeout)))
 
+    def wait_for_all(self, work: Any, device: str) -> None:
+        """Waits until a collective on a device is done, or any rank says that the group broke.
+
+        gloo tells of a lost rank only those that have a connection to it. NCCL ends work that is waited for in vain.
+        """
+        if self._backends.get(device.partition(":")[0]) == "gloo":
+            self._guarded(lambda: self._wait_and_look(work))
+        else:
+            self.wait(work)
+
+    def name_roll(self, roll: str) -> None:
+        """Sets the name under which ranks call the roll: the same on all of them, and not used before."""
+        self._roll = roll
+
     def subgroup(self, ranks: Sequence[Rank]) -> Link:
         """A group of some of the ranks, this one among them. It lives as long as the group itself."""
         import torch.distributed as dist  # noqa: PLC0415
@@ -127,7 +152,7 @@ class Link:
                     use_local_synchronization=True,
                 )
             )
-        return Link(known[members], self.device, self.timeout)
+        return Link(known[members], self.device, self.timeout, self)
 
     def _gather(self, mine: Any) -> list[Any]:
         from torch.distributed import distributed_c10d  # noqa: PLC0415
@@ -137,7 +162,9 @@ class Link:
         gathered = [mine.new_empty(mine.shape) for _ in range(self.size)]
         options: Any = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]
         options.timeout = timedelta(seconds=self.timeout)
-        self.wait(self._guarded(lambda: self._group.allgather([gathered], [mine], options)))
+        self.wait_for_all(
+            self._guarded(lambda: self._group.allgather([gathered], [mine], options)), self._notes_device
+        )
         return gathered
 
     def _guarded(self, call: Any) -> Any:
@@ -145,6 +172,71 @@ class Link:
         try:
             return call()
         except (RuntimeError, ValueError) as error:
+            lost = self._around._lost_rank()
+            named = "a rank of the group" if lost is None else f"rank {lost}"
             raise DistributedError(
-                f"a rank of the group ended, or did not answer within {self.timeout:g} s: {error}"
+                f"{named} ended, or did not answer within {self.timeout:g} s: {error}", rank=lost
             ) from error
+
+    def _wait_and_look(self, work: Any) -> None:
+        deadline = time.monotonic() + self.timeout
+        while (left := deadline - time.monotonic()) > LOOK_SECONDS:
+            try:
+                work.wait(timedelta(seconds=LOOK_SECONDS))
+            except RuntimeError:
+                # The time was over, unless the work is.
+                if work.is_completed():
+                    break
+            else:
+                return
+            if self._around._is_broken():
+                raise RuntimeError("another rank found the group broken")
+        work.wait(timedelta(seconds=max(left, 0.001)))
+
+    def _is_broken(self) -> bool:
+        """Whether any rank said so."""
+        try:
+            return self._roll is not None and bool(self._store().check([f"{self._roll}/broken"]))
+        except (RuntimeError, ValueError):
+            # The store is gone with the process that kept it: nothing will be said there.
+            self._roll = None
+            return False
+
+    def _lost_rank(self) -> Rank | None:
+        """The rank that is lost, if it is known: the only one that does not answer in the group's store."""
+        silent = set(range(self.size)) - {self.rank}
+        if self._roll is not None:
+            # Calls of a store whose host is gone may take any time.
+            caller = Thread(target=self._call_the_roll, args=(self._roll, silent), daemon=True)
+            caller.start()
+            caller.join(2 * ROLL_CALL_SECONDS)
+        lost = list(silent)
+        return lost[0] if len(lost) == 1 else None
+
+    def _call_the_roll(self, roll: str, silent: set[Rank]) -> None:
+        """Says in the group's store that this rank is there, and takes those from ``silent`` that say so too."""
+        deadline = time.monotonic() + ROLL_CALL_SECONDS
+        try:
+            store = self._store()
+            for what in (self.rank, "broken"):
+                store.set(f"{roll}/{what}", "yes")
+            while silent and time.monotonic() < deadline:
+                for rank in sorted(silent):
+                    if store.check([f"{roll}/{rank}"]):
+                        silent.discard(rank)
+                time.sleep(0.02)
+        except (RuntimeError, ValueError):
+            # Those that were not heard of stay silent.
+            return
+
+    def _store(self) -> Any:
+        from torch.distributed import distributed_c10d  # noqa: PLC0415
+
+        return distributed_c10d._get_process_group_store(self._group)
+
+
+def _own_timeout(group: Any) -> float:
+    """Seconds that a group itself waits, the shortest of its backends' times."""
+    options = (getattr(group._get_backend(kind), "options", None) for kind in group._device_types)
+    times = (getattr(option, "_timeout", None) for option in options)
+    return min((known.total_seconds() for known in times if known is not None), default=float("inf"))

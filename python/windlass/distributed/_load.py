@@ -9,7 +9,8 @@ from collections.abc import Generator, Hashable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from windlass._checkpoint import Checkpoint, LoadedTensors, PathType
+from windlass._arguments import PathType
+from windlass._checkpoint import Checkpoint, LoadedTensors
 from windlass._frameworks import device_name
 from windlass._options import LoadOptions
 from windlass.distributed._catalog import read_catalog
@@ -77,7 +78,7 @@ def load_file(
             to the other ranks that want it. ``"auto"``: the faster, by short measurements.
         max_in_flight: The most bytes of memory that passing on takes a rank, tensors that it wants included. A
             tensor may be larger.
-        timeout: Seconds to wait for a rank before it is taken for lost.
+        timeout: Seconds to wait for a rank before it is taken for lost. A shorter time-out of the group counts instead.
         node: What ranks that share reads have in common, and no other ranks: anything with a ``str``. Default: the
             name of the host and its boot.
         allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.

@@ -57,7 +57,7 @@ def measure_link(link: Link, buffers: Sequence[Any]) -> float:
         started = time.perf_counter()
         works = [link.start_broadcast(buffer, root) for root, buffer in enumerate(buffers)]
         for work in works:
-            link.wait(work)
+            link.wait_for_all(work, link.device)
         if link.device != "cpu":
             torch.cuda.synchronize(link.device)
         if number > 0:

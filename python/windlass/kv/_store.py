@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from windlass import _native
+from windlass._arguments import path_text
 from windlass._native import Completion, Region
 from windlass.kv._namespace import Namespace
 from windlass.kv._waiting import Waiting
@@ -53,7 +54,8 @@ class Store:
             access: ``"read"`` finds what others write, and changes no file.
             layout: How blocks lie in files: ``"segments"``, in slots of large files, the default of a new store; or
                 ``"files"``, a file each, for file systems that others read too.
-            durability: What a completed store means after a power cut: ``"none"``, the block may be missing;
+            durability: What a completed store means after a power cut: ``"none"``, the block may be missing, and in
+                layout ``"files"`` a key that was deleted and stored again may have its older bytes;
                 ``"batched"``, it is on the disk, and blocks wait a few milliseconds for each other to share that;
                 ``"sync"``, the same without the wait.
             eviction: Which block goes first when room is needed.
@@ -66,13 +68,14 @@ class Store:
             io_threads: Threads that move bytes. By default one for each CPU, at most 4.
             max_in_flight: Most bytes of transfers under way. Further loads wait. A store is taken whole, and waits too,
                 unless those before it leave it no room: then it is dropped as busy. A larger one goes alone.
-            verify: Whether checksums are compared when blocks are loaded.
+            verify: Whether checksums are compared when blocks are loaded. Those of blocks that no sync covers, after
+                durability ``"none"``, are always compared.
             timeout: Seconds that a load or a store may take, unless it says otherwise.
             partial_timeout: Seconds after which a block is given up that does not get all its shards.
             scrub_bytes_per_second: What is read in the background to find damaged blocks.
         """
         self._native = _native.KvStore(
-            os.fspath(root),
+            path_text(root),
             capacity=capacity,
             access=access,
             layout=layout,

@@ -163,7 +163,7 @@ pub(crate) struct Bench {
     /// How bytes move: auto, io_uring or threads
     #[arg(long, value_name = "ROUTE", default_value_t)]
     pub(super) route: IoRoute,
-    /// Do not compare checksums of blocks that are loaded
+    /// Do not compare checksums of blocks that are loaded, but for those that no sync covers
     #[arg(long)]
     pub(super) no_verify: bool,
     /// Write kv_raw.csv and kv_summary.csv into this directory

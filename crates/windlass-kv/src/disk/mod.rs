@@ -34,13 +34,13 @@ pub(crate) struct FreeSpace {
 
 /// A file system.
 pub(crate) trait Disk: fmt::Debug + Send + Sync {
-    /// Opens a file; new ones are for their owner alone.
+    /// Opens a regular file, and follows no link; new ones are for their owner alone.
     fn open(&self, path: &Path, access: FileAccess) -> io::Result<Box<dyn DiskFile>>;
 
     /// Opens a file with the bytes of blocks, and the same for transfers.
     fn open_data(&self, path: &Path, access: FileAccess) -> io::Result<(Box<dyn DiskFile>, Arc<DataFile>)>;
 
-    /// Makes a directory for its owner alone, where there is none.
+    /// Makes a directory for its owner alone, where there is none. A link to one is an error.
     fn create_directory(&self, path: &Path) -> io::Result<()>;
 
     /// What is in a directory, in no order.

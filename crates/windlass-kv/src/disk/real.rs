@@ -2,9 +2,9 @@
 #![forbid(unsafe_code)]
 
 use super::{Disk, DiskFile, Extend, FreeSpace, Listing};
-use crate::io::{DataFile, FileAccess};
+use crate::io::{DataFile, FileAccess, expect_directory, open_directory, open_regular};
 use rustix::{
-    fs::{self, CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags},
+    fs::{self, CWD, FallocateFlags, FlockOperation, Mode, RenameFlags},
     io::Errno,
 };
 use std::{
@@ -24,13 +24,7 @@ pub(crate) struct RealDisk;
 
 impl Disk for RealDisk {
     fn open(&self, path: &Path, access: FileAccess) -> io::Result<Box<dyn DiskFile>> {
-        let flags = match access {
-            FileAccess::Read => OFlags::RDONLY,
-            FileAccess::ReadWrite => OFlags::RDWR,
-            FileAccess::CreateNew => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
-        } | OFlags::CLOEXEC;
-        let file = File::from(fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
-        Ok(Box::new(RealFile::new(Handle::Own(file))))
+        Ok(Box::new(RealFile::new(Handle::Own(open_regular(path, access)?))))
     }
 
     fn open_data(&self, path: &Path, access: FileAccess) -> io::Result<(Box<dyn DiskFile>, Arc<DataFile>)> {
@@ -40,7 +34,7 @@ impl Disk for RealDisk {
 
     fn create_directory(&self, path: &Path) -> io::Result<()> {
         match fs::mkdir(path, Mode::RWXU) {
-            Err(Errno::EXIST) => Ok(()),
+            Err(Errno::EXIST) => expect_directory(path),
             made => Ok(made?),
         }
     }
@@ -87,7 +81,7 @@ impl Disk for RealDisk {
     }
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
-        File::open(path)?.sync_all()
+        open_directory(path)?.sync_all()
     }
 
     fn free_space(&self, path: &Path) -> io::Result<FreeSpace> {

@@ -191,6 +191,8 @@ struct State {
     dice: Dice,
     /// The most bytes that all files ever took.
     most_used: u64,
+    /// Bytes that were read.
+    read: u64,
 }
 
 /// The disk. Clones are the same one.
@@ -212,6 +214,7 @@ impl SimulatedDisk {
             done: 0,
             dice: Dice(seed),
             most_used: 0,
+            read: 0,
         })))
     }
 
@@ -304,6 +307,11 @@ impl SimulatedDisk {
     /// The most that [`SimulatedDisk::used`] ever was.
     pub(crate) fn most_used(&self) -> u64 {
         self.state().most_used
+    }
+
+    /// Bytes that were read of open files, so far.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.state().read
     }
 
     pub(crate) fn forget_most_used(&self) {
@@ -523,11 +531,13 @@ struct SimulatedFile {
 
 impl DiskFile for SimulatedFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
-        let state = self.disk.state();
+        let mut state = self.disk.state();
+        let state = &mut *state;
         let current = &state.inodes[&self.id].current;
         let start = usize::try_from(offset).unwrap_or(usize::MAX).min(current.len());
         let read = into.len().min(current.len() - start);
         into[..read].copy_from_slice(&current[start..start + read]);
+        state.read += read as u64;
         Ok(read)
     }
 

@@ -1,7 +1,7 @@
 //! The head of a checkpoint. Records follow it, as in a log: all namespaces, and all blocks that were there.
 #![forbid(unsafe_code)]
 
-use super::{Invalid, PAGE, sealed, unseal};
+use super::{Invalid, PAGE, record::ProvenFrom, sealed, unseal};
 use uuid::Uuid;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -22,7 +22,7 @@ struct Raw {
     log: U32,
     epoch: U32,
     next_segment: U32,
-    reserved: U32,
+    proven_from: U32,
 }
 
 /// What the head of a checkpoint says.
@@ -41,6 +41,8 @@ pub(crate) struct CheckpointHead {
     pub(crate) next_segment: u32,
     /// How many records follow; their numbers count from 0.
     pub(crate) records: u64,
+    /// Which blocks were synced.
+    pub(crate) proven_from: ProvenFrom,
 }
 
 impl CheckpointHead {
@@ -53,7 +55,7 @@ impl CheckpointHead {
             log: self.log.into(),
             epoch: self.epoch.into(),
             next_segment: self.next_segment.into(),
-            reserved: 0.into(),
+            proven_from: self.proven_from.0.into(),
         };
         sealed(MAGIC, &raw, HEAD_LEN)
     }
@@ -68,6 +70,7 @@ impl CheckpointHead {
             next_record: raw.next_record.get(),
             next_segment: raw.next_segment.get(),
             records: raw.records.get(),
+            proven_from: ProvenFrom(raw.proven_from.get()),
         })
     }
 }
@@ -86,6 +89,7 @@ mod tests {
             next_record: 4,
             next_segment: 5,
             records: 6,
+            proven_from: ProvenFrom(7),
         };
         let bytes = head.to_bytes();
         assert_eq!(CheckpointHead::parse(&bytes), Ok(head));

@@ -56,6 +56,21 @@ pub(crate) enum Begin {
     Anew,
 }
 
+/// The first opening of a directory whose blocks were synced: before their records, or when the writer was closed. Older
+/// blocks may lack bytes after a power cut.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ProvenFrom(pub(crate) u32);
+
+impl ProvenFrom {
+    /// No opening is known to have synced its blocks, as in files that an older version wrote.
+    pub(crate) const UNKNOWN: Self = Self(0);
+
+    /// Whether the blocks of an opening were synced.
+    pub(crate) fn covers(self, epoch: u64) -> bool {
+        self != Self::UNKNOWN && epoch >= u64::from(self.0)
+    }
+}
+
 /// A block, as the log and checkpoints tell of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockRecord {
@@ -80,7 +95,7 @@ pub(crate) struct BlockRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// The first record of each log.
-    Head { writer: Uuid, log: u32, epoch: u32, begin: Begin },
+    Head { writer: Uuid, log: u32, epoch: u32, begin: Begin, proven_from: ProvenFrom },
     /// The writer's number of a namespace.
     Namespace { number: u16, id: NamespaceId },
     /// A block is there.
@@ -126,11 +141,12 @@ impl Record {
             stride_blocks: 0.into(),
         };
         match self.change {
-            Change::Head { writer, log, epoch, begin } => {
+            Change::Head { writer, log, epoch, begin, proven_from } => {
                 raw.kind = if begin == Begin::Next { HEAD } else { HEAD_ANEW };
                 raw.identity = writer.into_bytes();
                 raw.segment = log.into();
                 raw.slot = epoch.into();
+                raw.stride_blocks = proven_from.0.into();
             }
             Change::Namespace { number, id } => {
                 raw.kind = NAMESPACE;
@@ -172,6 +188,7 @@ impl Record {
                 log: raw.segment.get(),
                 epoch: raw.slot.get(),
                 begin: if raw.kind == HEAD { Begin::Next } else { Begin::Anew },
+                proven_from: ProvenFrom(raw.stride_blocks.get()),
             },
             NAMESPACE => Change::Namespace { number: raw.namespace.get(), id: NamespaceId(raw.identity) },
             COMMIT | COMMIT_WITHOUT_SUMS => {
@@ -234,11 +251,14 @@ pub(crate) mod tests {
 
     fn any_change() -> impl Strategy<Value = Change> {
         prop_oneof![
-            any::<(u128, u32, u32, bool)>().prop_map(|(writer, log, epoch, is_next)| Change::Head {
-                writer: Uuid::from_u128(writer),
-                log,
-                epoch,
-                begin: if is_next { Begin::Next } else { Begin::Anew },
+            any::<(u128, u32, u32, bool, u32)>().prop_map(|(writer, log, epoch, is_next, proven)| {
+                Change::Head {
+                    writer: Uuid::from_u128(writer),
+                    log,
+                    epoch,
+                    begin: if is_next { Begin::Next } else { Begin::Anew },
+                    proven_from: ProvenFrom(proven),
+                }
             }),
             any::<(u16, [u8; 16])>()
                 .prop_map(|(number, id)| Change::Namespace { number, id: NamespaceId(id) }),

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::{
-    Direction, Failure, Job,
+    Checksums, Direction, Failure, Job,
     bounce::{BouncePool, Lease},
     engine::Refusals,
     events::AwaitedEvent,
@@ -157,6 +157,12 @@ impl DeviceSide {
     }
 
     fn can_move(&self, job: &Job, file: &DataFile) -> std::result::Result<(), Unavailable> {
+        if job.checksums == Checksums::Require {
+            return Err(Unavailable {
+                reason: "no sync covers the block, so its checksums are compared on the host".into(),
+                fix: "store blocks with durability=batched or durability=sync".into(),
+            });
+        }
         for piece in job.parts.iter().flat_map(|part| &part.pieces) {
             if let DeviceId::Cuda(ordinal) = piece.device
                 && self.region_of(ordinal, piece.address, piece.len).is_none()

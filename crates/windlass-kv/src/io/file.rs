@@ -1,7 +1,7 @@
 //! A file with the bytes of blocks, open for direct and for buffered transfers.
 #![forbid(unsafe_code)]
 
-use rustix::fs::{Mode, OFlags};
+use super::opening::open_regular;
 use std::{
     fs::File,
     io,
@@ -41,32 +41,30 @@ pub(crate) struct DataFile {
 impl DataFile {
     /// Opens a file, once with `O_DIRECT` where the file system allows it.
     pub(crate) fn open(path: &Path, access: FileAccess) -> io::Result<Self> {
-        let flags = match access {
-            FileAccess::Read => OFlags::RDONLY,
-            FileAccess::ReadWrite => OFlags::RDWR,
-            FileAccess::CreateNew => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
-        } | OFlags::CLOEXEC;
-        let buffered = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
         let file_use = match access {
             FileAccess::Read => FileUse::Read,
             FileAccess::ReadWrite | FileAccess::CreateNew => FileUse::ReadWrite,
         };
+        Ok(Self::of(path, open_regular(path, access)?, file_use))
+    }
+
+    fn of(path: &Path, buffered: File, file_use: FileUse) -> Self {
         let direct = open_past_cache(&buffered, file_use);
-        Ok(Self {
+        Self {
             path: path.to_owned(),
             buffered,
             direct,
             direct_failed: OnceLock::new(),
             cufile: OnceLock::new(),
             cufile_failed: OnceLock::new(),
-        })
+        }
     }
 
     /// A file that has nothing but a name, for tests whose disk is simulated.
     #[cfg(test)]
     pub(crate) fn in_name_only(path: &Path) -> io::Result<Self> {
-        let null = Self::open(Path::new("/dev/null"), FileAccess::ReadWrite)?;
-        Ok(Self { path: path.to_owned(), ..null })
+        let null = File::options().read(true).write(true).open("/dev/null")?;
+        Ok(Self::of(path, null, FileUse::ReadWrite))
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -14,6 +14,7 @@ mod file;
 mod lane;
 mod late;
 mod memory;
+mod opening;
 mod outcome;
 mod plan;
 mod queue;
@@ -29,6 +30,7 @@ pub(crate) use device::Region as DeviceRegion;
 pub(crate) use engine::{IoEngine, IoOptions, IoReport};
 pub(crate) use file::{DataFile, FileAccess};
 pub(crate) use late::FileRef;
+pub(crate) use opening::{expect_directory, open_directory, open_regular};
 pub(crate) use transfers::Transfers;
 
 use crate::{KeepAlive, Piece};
@@ -117,7 +119,7 @@ pub(crate) struct Job {
     pub(crate) file: FileRef,
     pub(crate) header: Header,
     pub(crate) parts: Vec<Part>,
-    /// Whether CRC-32C of each part is computed. It is not for parts that a device moves directly.
+    /// Whether CRC-32C of each part is computed.
     pub(crate) checksums: Checksums,
     /// If it has not begun by then, it does not.
     pub(crate) deadline: Option<Instant>,
@@ -161,7 +163,10 @@ impl Withdrawn {
 /// Whether checksums are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Checksums {
+    /// But for parts that a device moves directly.
     Compute,
+    /// Of all parts: no device moves any directly.
+    Require,
     Skip,
 }
 

@@ -6,13 +6,13 @@ use super::{
     lane::{Done, Op},
     wake::Wake,
 };
-use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
+use io_uring::{IoUring, opcode, types};
 use std::{
     io,
     os::fd::{AsRawFd, RawFd},
     time::Duration,
 };
-use windlass::route::Unavailable;
+use windlass::route::{Unavailable, open_ring};
 
 /// What completions of the wait for a [`Wake`] carry.
 const WAKE: u64 = u64::MAX;
@@ -37,41 +37,8 @@ impl RingLane {
     pub(super) fn new(depth: usize) -> Result<Self, Unavailable> {
         // One more for the wait for the wake.
         let entries = u32::try_from((depth + 1).next_power_of_two()).unwrap_or(u32::MAX);
-        // Each rung needs less of the kernel: 6.1, 5.19, 5.6.
-        type Rung = fn(&mut io_uring::Builder<squeue::Entry, cqueue::Entry>);
-        let rungs: [Rung; 3] = [
-            |builder| {
-                builder.setup_single_issuer().setup_defer_taskrun();
-            },
-            |builder| {
-                builder.setup_coop_taskrun();
-            },
-            |_| {},
-        ];
-        let mut last = io::Error::from(io::ErrorKind::Unsupported);
-        for rung in rungs {
-            let mut builder = IoUring::builder();
-            rung(&mut builder);
-            match builder.build(entries) {
-                Ok(ring) => return Self::with(ring, depth),
-                // Unknown flags: try with fewer.
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
-                Err(error) => return Err(refusal(&error)),
-            }
-        }
-        Err(refusal(&last))
-    }
-
-    fn with(ring: IoUring, depth: usize) -> Result<Self, Unavailable> {
-        let mut probe = Probe::new();
-        let needed = [opcode::Readv::CODE, opcode::Writev::CODE, opcode::PollAdd::CODE];
-        let is_known = ring.submitter().register_probe(&mut probe).is_ok();
-        if !is_known || !needed.into_iter().all(|code| probe.is_supported(code)) {
-            return Err(Unavailable {
-                reason: "this kernel's io_uring has no vectored reads and writes".into(),
-                fix: "use Linux 5.6 or later".into(),
-            });
-        }
+        let operations = [opcode::Readv::CODE, opcode::Writev::CODE, opcode::PollAdd::CODE];
+        let ring = open_ring(entries, &operations)?;
         Ok(Self {
             ring,
             in_flight: (0..depth).map(|_| None).collect(),
@@ -204,23 +171,4 @@ impl Drop for RingLane {
             done.clear();
         }
     }
-}
-
-/// Why there is no ring, and what to do.
-fn refusal(error: &io::Error) -> Unavailable {
-    let (reason, fix) = match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => (
-            "io_uring is blocked for this process (seccomp profile, LSM, or kernel.io_uring_disabled)",
-            "allow io_uring_setup in the container's seccomp profile, or set kernel.io_uring_disabled=0",
-        ),
-        Some(libc::ENOSYS) => {
-            ("this kernel, or the container's seccomp profile, has no io_uring", "use Linux 5.6 or later")
-        }
-        Some(libc::ENOMEM) => {
-            ("the kernel has no memory for a ring (locked-memory limit)", "raise ulimit -l")
-        }
-        Some(libc::EMFILE | libc::ENFILE) => ("no file descriptor is left for a ring", "raise ulimit -n"),
-        _ => ("io_uring_setup failed", ""),
-    };
-    Unavailable { reason: format!("{reason}: {error}"), fix: fix.into() }
 }

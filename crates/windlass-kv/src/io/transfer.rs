@@ -69,7 +69,7 @@ impl Transfer {
             Header::None | Header::Read { .. } => None,
         };
         let sums = match job.checksums {
-            Checksums::Compute => vec![PartSum::default(); job.parts.len()],
+            Checksums::Compute | Checksums::Require => vec![PartSum::default(); job.parts.len()],
             Checksums::Skip => Vec::new(),
         };
         Self {

@@ -15,10 +15,11 @@ mod segments;
 use crate::{
     DropReason, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
     StoreOptions, WriterStats,
+    disk::{Disk, RealDisk},
     format::{PAGE, superblock::Superblock},
     io::FileRef,
 };
-use std::{any::Any, fs::File, io, io::Read, sync::Arc, time::SystemTime};
+use std::{any::Any, io, sync::Arc, time::SystemTime};
 
 /// The layout that the options name, or that the store has.
 ///
@@ -39,10 +40,8 @@ pub(crate) fn open(options: &StoreOptions) -> Result<(LayoutKind, Arc<dyn Layout
 /// The layout of the store that is there, if there is one. Whatever is wrong with it is found when it is opened.
 fn existing(options: &StoreOptions) -> Result<Option<LayoutKind>> {
     let path = options.root.join("STORE");
-    let mut bytes = Vec::new();
-    let read = File::open(&path).and_then(|file| file.take(PAGE as u64).read_to_end(&mut bytes));
-    match read {
-        Ok(_) => Ok(Superblock::parse(&bytes).ok().map(|superblock| superblock.layout)),
+    match RealDisk.read_file(&path, PAGE) {
+        Ok(bytes) => Ok(Superblock::parse(&bytes).ok().map(|superblock| superblock.layout)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(Error::Io { doing: "reading", path, source }),
     }
@@ -135,6 +134,9 @@ pub(crate) struct Found {
     pub(crate) place: Place,
     /// Whether its place cannot get other bytes as long as this lives, whatever other processes do.
     pub(crate) is_held: bool,
+    /// Whether a sync covers its bytes, or nothing tells whether they are right. A power cut may have changed those of
+    /// others: their checksums are compared, whatever the options say.
+    pub(crate) is_proven: bool,
     /// Holds the place; what the layout needs to know of it.
     pub(crate) token: Box<dyn Any + Send + Sync>,
 }
@@ -187,6 +189,8 @@ pub(crate) struct Usage {
     pub(crate) corrupt_blocks: u64,
     /// Blocks of which the log knew, but which the last opening did not take, and why that was said.
     pub(crate) lost_on_recovery: u64,
+    /// Records of other processes' logs that cannot be read although others follow them.
+    pub(crate) damaged_records: u64,
     /// Time that the last opening took.
     pub(crate) recovery: std::time::Duration,
     /// Bytes of host memory for the index.
@@ -271,6 +275,11 @@ pub(crate) trait Layout: Send + Sync {
     /// Looks now for what other processes have stored, where that is known from their logs.
     fn follow(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// What was found damaged of what tells where blocks are, since the last call: a sentence each.
+    fn damage(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// Own blocks that were evicted or have expired since the last call.

@@ -180,6 +180,7 @@ impl Core {
             index_bytes: usage.index_bytes,
             recovery: usage.recovery,
             lost_on_recovery: usage.lost_on_recovery,
+            damaged_records: usage.damaged_records,
             evicted_blocks: usage.evicted_blocks,
             expired_blocks: usage.expired_blocks,
             corrupt_blocks: usage.corrupt_blocks,
@@ -193,6 +194,13 @@ impl Core {
         };
         self.metrics.count_into(&mut stats);
         stats
+    }
+
+    /// Tells of damage that the layout has met.
+    pub(crate) fn note_damage(&self) {
+        for reason in self.layout.damage() {
+            self.events.note(EventKind::DamagedLog, None, reason);
+        }
     }
 
     pub(crate) fn note_block(

@@ -51,6 +51,7 @@ pub(crate) fn run(core: &Arc<Core>, bell: &Bell) {
             }
             Err(_) => {}
         }
+        core.note_damage();
         if partial.elapsed() >= PARTIAL_ROUND {
             partial = Instant::now();
             abandon(core);

@@ -154,7 +154,14 @@ impl WaitingLoad {
         let ticket = options.ticket.clone();
         let file = found.place.file.clone();
         let header = found.place.header.map_or(Header::None, |offset| Header::Read { offset });
-        let checksums = if core.options.verify { Checksums::Compute } else { Checksums::Skip };
+        let checksums = match (found.is_proven, core.options.verify) {
+            (false, _) => Checksums::Require,
+            (true, true) => Checksums::Compute,
+            (true, false) => Checksums::Skip,
+        };
+        if !found.is_proven {
+            core.metrics.unsynced_loads.inc_by(items.len() as u64);
+        }
         let (priority, wait_event) = (options.priority, options.wait_event);
         let load = BlockLoad { core, options, key, found, items };
         Some(Job {
@@ -239,7 +246,7 @@ impl BlockLoad {
     }
 
     fn judge(&self, table: &ShardTable, computed: &[Option<u32>]) -> Vec<Judged> {
-        let verify = self.core.options.verify;
+        let verify = self.core.options.verify || !self.found.is_proven;
         let judge = |(number, item): (usize, &GroupItem)| match table.0.get(item.shard as usize) {
             Some(shard) if shard.len == item.len => {
                 match (shard.checksum, computed.get(number).copied().flatten()) {

@@ -148,6 +148,7 @@ impl Store {
             has_lost: AtomicBool::new(false),
             options,
         });
+        core.note_damage();
         let threads = Running::new(Threads::start(&core, places, groups)?);
         Ok(Self { inner: Arc::new(Inner { core, threads, namespaces: Mutex::default() }) })
     }
@@ -300,7 +301,9 @@ impl Store {
     /// [`Error::Io`], [`Error::Closed`].
     pub fn maintain_now(&self) -> Result<()> {
         self.core().check_open()?;
-        self.core().layout.maintain()
+        let maintained = self.core().layout.maintain();
+        self.core().note_damage();
+        maintained
     }
 
     /// Looks now for blocks that other processes have stored, which is done a few times a second anyway.
@@ -309,7 +312,9 @@ impl Store {
     /// [`Error::Io`], [`Error::Closed`].
     pub fn follow_now(&self) -> Result<()> {
         self.core().check_open()?;
-        self.core().layout.follow()
+        let followed = self.core().layout.follow();
+        self.core().note_damage();
+        followed
     }
 
     /// Blocks of this process that were evicted, or have expired, since the last call.

@@ -26,18 +26,20 @@ const LEVELS: [OfStore; 10] = [
     }),
 ];
 
-const COUNTERS: [OfStore; 9] = [
+const COUNTERS: [OfStore; 11] = [
     ("evicted_blocks", "Blocks that went to make room", |stats| stats.evicted_blocks),
     ("expired_blocks", "Blocks whose time was over", |stats| stats.expired_blocks),
     ("corrupt_blocks", "Blocks that were found damaged", |stats| stats.corrupt_blocks),
     ("lost_on_recovery", "Blocks that were not whole when the store was opened", |stats| {
         stats.lost_on_recovery
     }),
+    ("damaged_records", "Records of other logs that cannot be read", |stats| stats.damaged_records),
     ("timed_out", "Requests that took too long", |stats| stats.timed_out),
     ("cancelled", "Requests that were given up", |stats| stats.cancelled),
     ("io_errors", "Transfers that failed", |stats| stats.io_errors),
     ("commits", "Groups of blocks that were committed", |stats| stats.commits),
     ("abandoned", "Blocks that never got all their shards", |stats| stats.abandoned),
+    ("unsynced_loads", "Items of blocks that no sync covers", |stats| stats.unsynced_loads),
 ];
 
 const OF_NAMESPACES: [OfNamespace; 10] = [

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use tempfile::TempDir;
-use windlass_kv::{EventKind, Status, Store, StoreOptions};
+use windlass_kv::{Durability, EventKind, LayoutKind, Status, Store, StoreAccess, StoreOptions};
 
 const SHAPE: Shape = Shape { shards: 2, len: 10_000, skew: 0, pieces: 1 };
 const BLOCKS: usize = 8;
@@ -219,4 +219,61 @@ fn what_is_no_store_is_refused() {
     drop(store);
     flip(&options.root.join("STORE"), 0);
     assert!(Store::open(options).is_err());
+}
+
+/// The files of a store whose machine lost its power, as far as files can show it: nothing was closed.
+fn copied(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        if path.is_dir() {
+            copied(&path, &target);
+        } else {
+            fs::copy(&path, &target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn blocks_that_no_sync_covers_are_verified_whatever_the_options_say() {
+    for layout in [LayoutKind::Segments, LayoutKind::Files] {
+        for access in [StoreAccess::ReadWrite, StoreAccess::Read] {
+            let root = tempfile::tempdir().unwrap();
+            let mut options = options(&root);
+            (options.durability, options.layout) = (Durability::None, Some(layout));
+            options.verify = false;
+            let store = Store::open(options.clone()).unwrap();
+            put(&namespace(&store), "block", SHAPE);
+            let after_the_cut = root.path().join("after the cut");
+            copied(&options.root, &after_the_cut);
+            store.close(LONG).unwrap();
+            options.root = after_the_cut;
+            (options.access, options.durability) = (access, Durability::Batched);
+            let mut data = Vec::new();
+            files(&options.root, "", &mut data);
+            data.retain(|path| fs::metadata(path).unwrap().len() > 16_384);
+            let (path, offset) = find(&data, "block");
+            flip(&path, offset + 5000);
+            let store = Store::open(options).unwrap();
+            let statuses = get(&namespace(&store), "block", SHAPE);
+            assert_eq!(statuses, [Status::Corrupt, Status::Ok], "{layout} {access}");
+            assert_eq!(store.stats().unwrap().unsynced_loads, 2, "{layout} {access}");
+        }
+    }
+}
+
+#[test]
+fn blocks_that_were_synced_are_not_verified_if_nobody_wants_it() {
+    let root = tempfile::tempdir().unwrap();
+    let (store, mut options) = filled(&root);
+    store.close(LONG).unwrap();
+    options.verify = false;
+    let (path, offset) = find(&segments(&options), "block 3");
+    flip(&path, offset + 5000);
+    let store = Store::open(options).unwrap();
+    let (ticket, memory) = begin_load(&namespace(&store), "block 3", SHAPE, 0..SHAPE.shards, |_| {});
+    assert!(end(&ticket).is_ok());
+    assert!(memory[0].bytes() != bytes_of("block 3", 0, SHAPE.len));
+    assert_eq!(store.stats().unwrap().unsynced_loads, 0);
 }

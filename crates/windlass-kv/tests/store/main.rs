@@ -1,6 +1,8 @@
 //! The store as users see it, on a real file system.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stderr, clippy::print_stdout)]
 
+#[path = "../../../windlass/tests/common/child.rs"]
+mod child;
 mod common;
 mod damage;
 mod device;
@@ -10,3 +12,4 @@ mod limits;
 mod opentelemetry;
 mod processes;
 mod round_trips;
+mod sandbox;

@@ -28,6 +28,9 @@ use std::{
     time::Instant,
 };
 
+/// Why a load leaves out what needs time to set up, or threads.
+pub(super) const ALONE: &str = "the load runs on the caller's thread, where it does not pay";
+
 /// One load in progress.
 pub(super) struct Job {
     pub(super) catalog: Arc<Catalog>,
@@ -188,7 +191,7 @@ impl Job {
                         &mut refused,
                     )?;
                 } else if options.route == Route::Auto {
-                    let why = Unavailable::new("so little is read that it would not pay", "");
+                    let why = Unavailable::new(ALONE, "");
                     refused.push(Refusal { what: Route::Gds.to_string(), path: None, why });
                 }
                 let landing = direct_path.as_ref().map_or(0, |path| path.slots.count());
@@ -207,7 +210,7 @@ impl Job {
             catalog,
             route: options.route,
             direct: options.direct,
-            queue: Queue::new(reads, place.admitted),
+            queue: Queue::new(reads, place.admitted, place.is_inline),
             slots,
             direct_path,
             usrbio,

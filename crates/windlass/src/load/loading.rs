@@ -6,7 +6,7 @@ use super::{
     delivery::Delivery,
     drive,
     flow::{Flow, StreamOptions},
-    job::{Job, News, Place},
+    job::{ALONE, Job, News, Place, Running},
     queue::Line,
     usrbio::{Shared, UsrbioPath},
     window::Window,
@@ -22,6 +22,7 @@ use crate::{
     route::{Route, SourceFile, Unavailable},
 };
 use std::{
+    io,
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -43,6 +44,8 @@ const PINNED_BYTES: u64 = 128 << 20;
 const MAX_DIRECT: usize = 32;
 /// Threads that copy from the page cache, at most: a few saturate memory.
 const MAX_COPIERS: usize = 8;
+/// What a report calls threads that could not be started.
+const THREADS: &str = "threads of the load's own";
 /// How many times as many, at most, where that makes the device faster.
 const IN_FLIGHT_GROWTH: u64 = 8;
 /// Reads in one ring, at most.
@@ -70,6 +73,8 @@ pub struct Loading {
     usage: Usage,
     finished: bool,
     flow: Flow,
+    /// Until the last read has ended, if the caller's thread makes them all.
+    alone: Option<Running>,
 }
 
 /// How far a load has got.
@@ -116,6 +121,25 @@ impl Loading {
         stream: &StreamOptions,
         open_time: Duration,
     ) -> Result<Self> {
+        let begin =
+            |no_threads| Self::begin(catalog.clone(), sources, options, stream, open_time, no_threads);
+        match begin(None)? {
+            Ok(loading) => Ok(loading),
+            Err(error) => begin(Some(&error))?
+                .map_err(|_| Error::Internal("a load without threads asked for some".into())),
+        }
+    }
+
+    /// Starts the load. `no_threads` says why there are none: then the caller's thread does everything. The inner error
+    /// is the system's, which gives no thread.
+    fn begin(
+        catalog: Arc<Catalog>,
+        sources: &[Arc<SourceFile>],
+        options: &LoadOptions,
+        stream: &StreamOptions,
+        open_time: Duration,
+        no_threads: Option<&io::Error>,
+    ) -> Result<io::Result<Self>> {
         let started = Instant::now();
         let usage = Usage::now();
         options.check()?;
@@ -149,8 +173,17 @@ impl Loading {
         let mut plan = Plan::new(&catalog, &requests, &plan_options)?;
         let copied_to = device.as_ref().filter(|_| !is_unified);
         let mut flow = Flow::new(&plan, stream);
-        let inline = plan.read_bytes() <= INLINE_BYTES && !options.route.is_cufile() && !flow.is_bounded();
+        let is_small = plan.read_bytes() <= INLINE_BYTES && !options.route.is_cufile() && !flow.is_bounded();
+        let inline = is_small || no_threads.is_some();
         let mut refused = Vec::new();
+        if let Some(error) = no_threads {
+            let why = no_thread(error);
+            if options.route.is_cufile() {
+                let path = catalog.files().first().map(|file| file.path.clone()).unwrap_or_default();
+                return Err(Error::RouteUnavailable { route: options.route, path, why });
+            }
+            refused.push(Refusal { what: THREADS.into(), path: None, why });
+        }
         let shared = Shared::find(&plan, sources, options, inline, &mut refused)?;
         let whole = shared.as_ref().map_or(options.chunk_bytes, |own| own.chunk_bytes(options));
         if whole != options.chunk_bytes && !inline {
@@ -206,21 +239,25 @@ impl Loading {
             usage,
             finished: false,
             flow,
+            alone: None,
         };
         if inline {
+            loading.alone = Some(loading.job.enter());
             loading.run_inline();
         } else {
             // By default threads stay where the process may run: its owner may have chosen that.
             let threads_node = numa_node.filter(|_| options.numa != NumaPlacement::Unbound);
-            loading.spawn_crew(&crew, threads_node)?;
+            if let Err(error) = loading.spawn_crew(&crew, threads_node) {
+                // Those that started end with the load.
+                return Ok(Err(error));
+            }
         }
-        Ok(loading)
+        Ok(Ok(loading))
     }
 
-    /// Does everything now, on this thread.
+    /// Does everything that may be done now, on this thread.
     fn run_inline(&mut self) {
         let job = &self.job;
-        let _running = job.enter();
         match job.route {
             Route::IoUring | Route::Gds | Route::GdsCompat => {
                 drive::serve_ring(job, Window::fixed(INLINE_DEPTH), 1)
@@ -229,16 +266,23 @@ impl Loading {
             _ => {
                 drive::serve_cached(job, usize::MAX);
                 if job.queue.has_any(Line::Ring) {
-                    let why = Unavailable::new("so little is read that a ring would not pay", "");
+                    let why = Unavailable::new(ALONE, "");
                     job.note_refusal(Refusal { what: "io_uring".into(), path: None, why });
                     job.queue.give_ring_to_pool();
                 }
                 drive::serve_pool(job);
             }
         }
+        if !self.flow.is_bounded() || job.queue.is_over() {
+            self.alone = None;
+        }
     }
 
-    fn spawn_crew(&mut self, crew: &Crew, numa_node: Option<u32>) -> Result<()> {
+    /// Starts the threads, as many as the system gives.
+    ///
+    /// # Errors
+    /// The system's, if it gives none of a kind that the load needs.
+    fn spawn_crew(&mut self, crew: &Crew, numa_node: Option<u32>) -> io::Result<()> {
         let cpus = numa_node
             .and_then(|id| numa::nodes().into_iter().find(|node| node.id == id))
             .map(|node| node.cpus);
@@ -263,14 +307,21 @@ impl Loading {
             // Pinning takes time: the first slots are pinned side by side.
             let past_host = self.job.direct_path.is_some() && !unprobed;
             let first = if past_host { 1 } else { crew.depth.0 + crew.copiers };
-            self.spawn(1, "windlass-pin", &cpus, move |job| {
+            // Without this thread, reads pin their slots themselves.
+            let _ = self.spawn(1, "windlass-pin", &cpus, move |job| {
                 if let Some(path) = &job.usrbio {
                     path.slots.pin_ahead(path.depth, || job.queue.is_over());
                 }
                 job.slots.pin_ahead(first, || job.queue.is_over());
-            })?;
+            });
         } else if (ring || usrbio > 0) && !unprobed {
-            self.spawn(crew.touchers, "windlass-touch", &cpus, move |job| while job.touch_ahead(depth) {})?;
+            // Without this thread, reads fault their memory in themselves.
+            let _ = self.spawn(
+                crew.touchers,
+                "windlass-touch",
+                &cpus,
+                move |job| while job.touch_ahead(depth) {},
+            );
         }
         if ring {
             // cuFile reads one after the other on each thread.
@@ -292,8 +343,8 @@ impl Loading {
         name: &str,
         cpus: &Option<Vec<usize>>,
         work: impl Fn(&Job) + Clone + Send + 'static,
-    ) -> Result<()> {
-        for _ in 0..count {
+    ) -> io::Result<()> {
+        for started in 0..count {
             let (job, work, cpus) = (self.job.clone(), work.clone(), cpus.clone());
             let running = job.enter();
             let body = move || {
@@ -303,10 +354,15 @@ impl Loading {
                 }
                 work(&job);
             };
-            let started = thread::Builder::new().name(name.into()).spawn(body);
-            let thread =
-                started.map_err(|source| Error::System { operation: "starting a thread", source })?;
-            self.threads.push(thread);
+            match thread::Builder::new().name(name.into()).spawn(body) {
+                Ok(thread) => self.threads.push(thread),
+                Err(error) => {
+                    let why = no_thread(&error);
+                    let what = format!("{THREADS} ({started} of {count} named {name} were started)");
+                    self.job.note_refusal(Refusal { what, path: None, why });
+                    return if started == 0 { Err(error) } else { Ok(()) };
+                }
+            }
         }
         Ok(())
     }
@@ -335,6 +391,9 @@ impl Loading {
         self.flow.release_last();
         if self.flow.is_bounded() {
             self.job.admit(self.flow.admitted());
+        }
+        if self.alone.is_some() {
+            self.run_inline();
         }
         if let Some(tensor) = self.flow.take() {
             return Ok(Arrival::Tensor(tensor));
@@ -452,6 +511,7 @@ impl Loading {
         if self.finished {
             return;
         }
+        self.alone = None;
         for thread in self.threads.drain(..) {
             // A panic was already reported through the job.
             let _ = thread.join();
@@ -542,6 +602,12 @@ impl Crew {
     fn pinned_slots(&self) -> usize {
         2 * (self.depth.1 * self.rings).max(self.pool) + self.copiers
     }
+}
+
+/// Why the system starts no thread, and what to do.
+fn no_thread(error: &io::Error) -> Unavailable {
+    let fix = "raise ulimit -u or the control group's pids.max, or allow clone and clone3 in the container's seccomp profile";
+    Unavailable::new(format!("the system starts no thread: {error}"), fix)
 }
 
 fn new_device_report(device: &Device, plan: &Plan, options: &LoadOptions, unified: bool) -> DeviceReport {

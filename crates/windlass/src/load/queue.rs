@@ -40,6 +40,8 @@ struct State {
     unfinished: usize,
     stopped: bool,
     no_ring: bool,
+    /// One thread does everything: no other adds anything while it waits.
+    is_alone: bool,
 }
 
 impl State {
@@ -62,9 +64,14 @@ impl State {
 }
 
 impl Queue {
-    /// Reads in the order of their extents, of which the first `admitted` may begin.
-    pub(super) fn new(ops: impl IntoIterator<Item = (Line, ReadOp)>, admitted: usize) -> Self {
-        let mut state = State { closed: ops.into_iter().collect(), ..State::default() };
+    /// Reads in the order of their extents, of which the first `admitted` may begin. `is_alone`: all are made by one
+    /// thread, which gets what there is and never waits.
+    pub(super) fn new(
+        ops: impl IntoIterator<Item = (Line, ReadOp)>,
+        admitted: usize,
+        is_alone: bool,
+    ) -> Self {
+        let mut state = State { closed: ops.into_iter().collect(), is_alone, ..State::default() };
         state.unfinished = state.closed.len();
         state.admit(admitted);
         Self { state: Mutex::new(state), changed: Condvar::new() }
@@ -86,7 +93,7 @@ impl Queue {
             if let Some(op) = state.line(line).pop_front() {
                 return Some(op);
             }
-            if state.unfinished == 0 {
+            if state.unfinished == 0 || state.is_alone {
                 return None;
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -103,7 +110,7 @@ impl Queue {
             if let Some(op) = state.line(line).pop_front() {
                 return Some(op);
             }
-            if state.closed.is_empty() {
+            if state.closed.is_empty() || state.is_alone {
                 return None;
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,10 @@
 //! USRBIO's part in a load: which files lie on a 3FS, and the memory and rings that they are read through.
 #![forbid(unsafe_code)]
 
-use super::{DirectIo, LoadOptions, job::Place};
+use super::{
+    DirectIo, LoadOptions,
+    job::{ALONE, Place},
+};
 use crate::{
     Alignment, Error, Result, memory,
     memory::{SlotKind, Slots},
@@ -71,8 +74,7 @@ impl Shared {
             return Ok(None);
         }
         if is_inline && !is_named {
-            let why = format!("{} bytes are too few for it to pay", plan.read_bytes());
-            refuse(None, Unavailable::new(why, ""))?;
+            refuse(None, Unavailable::new(ALONE, ""))?;
             return Ok(None);
         }
         let first = &sources[first];

@@ -59,7 +59,7 @@ impl Reader {
     ///
     /// # Errors
     /// [`Error::InvalidOption`]; [`Error::RouteUnavailable`] if the route that is named cannot run here;
-    /// [`Error::Allocation`]; [`Error::System`] if the system gives no thread.
+    /// [`Error::Allocation`]; [`Error::System`] if the system gives no thread. If it gives some, these serve.
     pub fn new(options: &ReaderOptions) -> Result<Self> {
         options.check()?;
         let slots = Slots::new(options.slots(), options.chunk_bytes as usize, SlotKind::Host)?;
@@ -73,10 +73,17 @@ impl Reader {
             // With the first file.
             Route::Usrbio => {}
             _ => {
-                for _ in 0..options.in_flight {
-                    reader.spawn("windlass-read", |shared| {
+                for started in 0..options.in_flight {
+                    let thread = reader.spawn("windlass-read", |shared| {
                         Worker::run(shared, AnyLane::Pread(BlockingLane::default()), Route::Threads);
-                    })?;
+                    });
+                    match thread {
+                        Err(error) if started > 0 => {
+                            tracing::warn!(%error, started, "a reader has fewer threads than reads in flight");
+                            break;
+                        }
+                        thread => thread?,
+                    }
                 }
             }
         }

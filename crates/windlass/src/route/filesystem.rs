@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::Unavailable;
+use rustix::io::Errno;
 use std::{fmt, fs::File, io, os::fd::AsFd};
 
 /// A file system's name and what follows from it.
@@ -28,16 +29,26 @@ pub(crate) enum FileSystemKind {
     Overlay,
     /// Not known to this version.
     Unknown,
+    /// The process may not ask.
+    Hidden,
 }
 
 impl FileSystem {
     /// The file system of an open file.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
-        let filesystem = Self::from_magic(rustix::fs::fstatfs(file)?.f_type);
+        let filesystem = match rustix::fs::fstatfs(file) {
+            Ok(found) => Self::from_magic(found.f_type),
+            // A filter of system calls. What the name decides can be done without.
+            Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => Self::HIDDEN,
+            Err(error) => return Err(error.into()),
+        };
         // Only FUSE file systems are asked: to others the question may mean something else.
         let is_3fs = filesystem.kind == FileSystemKind::Fuse && windlass_usrbio::is_3fs(file.as_fd());
         Ok(if is_3fs { Self::THREEFS } else { filesystem })
     }
+
+    /// One that the process may not ask about.
+    const HIDDEN: Self = Self { name: "unknown", kind: FileSystemKind::Hidden };
 
     /// DeepSeek's 3FS, mounted by FUSE.
     const THREEFS: Self = Self { name: "3fs", kind: FileSystemKind::Fuse };
@@ -83,16 +94,22 @@ impl FileSystem {
 
     /// Why rings cannot be used, or nothing if they can. See docs/decisions/0002-no-io-uring-on-fuse.md.
     pub(crate) fn ring_refusal(self) -> Option<Unavailable> {
-        let reason = match self.kind {
-            FileSystemKind::Fuse => {
-                "on FUSE, the kernel continues short asynchronous reads at a wrong offset"
-            }
-            FileSystemKind::Overlay => {
-                "the layers of overlayfs may lie on FUSE, where short asynchronous reads continue at a wrong offset"
-            }
+        let (reason, fix) = match self.kind {
+            FileSystemKind::Fuse => (
+                "on FUSE, the kernel continues short asynchronous reads at a wrong offset",
+                "choose route auto or threads",
+            ),
+            FileSystemKind::Overlay => (
+                "the layers of overlayfs may lie on FUSE, where short asynchronous reads continue at a wrong offset",
+                "choose route auto or threads",
+            ),
+            FileSystemKind::Hidden => (
+                "fstatfs is blocked for this process, and the file may lie on FUSE, where short asynchronous reads continue at a wrong offset",
+                "allow fstatfs in the container's seccomp profile, or choose route auto or threads",
+            ),
             _ => return None,
         };
-        Some(Unavailable::new(reason, "choose route auto or threads"))
+        Some(Unavailable::new(reason, fix))
     }
 
     /// Whether reads take long to answer, however fast they are in bulk.

@@ -3,8 +3,8 @@
 //! `source` opens files and finds out what each can do; `residency` says what the page cache holds. There is a file for
 //! each backend: `uring` and `usrbio` implement `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking`
 //! makes lanes of that. `allowance` says how much of its memory `usrbio` uses; `threefs` is the mounts that it reads from,
-//! and `mounts` opens each once. `storage` answers programs that move bytes themselves. `outcome` says what a completion
-//! means, once for all backends and for loads and readers.
+//! and `mounts` opens each once. `storage` answers programs that move bytes themselves; `ring` sets rings up, also theirs.
+//! `outcome` says what a completion means, once for all backends and for loads and readers.
 
 mod allowance;
 mod blocking;
@@ -16,6 +16,7 @@ pub(crate) mod gds;
 mod mounts;
 mod outcome;
 pub(crate) mod residency;
+mod ring;
 mod source;
 mod storage;
 mod threads;
@@ -30,6 +31,7 @@ pub(crate) use gds::CuFileRead;
 pub use gds::{DirectProof, plausible as direct_path_is_plausible};
 pub(crate) use outcome::{Outcome, is_refusal_of_direct, is_transient};
 pub(crate) use residency::Probe;
+pub use ring::open_ring;
 pub(crate) use source::{SourceFile, open_direct};
 pub use storage::{FileUse, PastCache, open_past_cache, ring_refusal};
 pub(crate) use threads::Pread;

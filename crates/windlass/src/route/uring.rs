@@ -1,7 +1,7 @@
 //! `io_uring`: several reads in flight from one thread, straight into their final places.
 #![allow(unsafe_code)]
 
-use super::{Access, Done, Lane, ReadOp, Unavailable};
+use super::{Access, Done, Lane, ReadOp, Unavailable, open_ring};
 use io_uring::{IoUring, opcode, types};
 use std::{io, os::fd::AsRawFd, time::Duration};
 
@@ -24,42 +24,13 @@ impl UringLane {
     /// A ring for up to `depth` reads. Must be used by the thread that made it.
     pub(crate) fn new(depth: usize) -> Result<Self, Unavailable> {
         let entries = u32::try_from(depth.next_power_of_two()).unwrap_or(u32::MAX);
-        // Each rung needs less of the kernel: 6.1, 5.19, 5.6.
-        type Rung = fn(&mut io_uring::Builder<io_uring::squeue::Entry, io_uring::cqueue::Entry>);
-        let rungs: [Rung; 3] = [
-            |builder| {
-                builder.setup_single_issuer().setup_defer_taskrun();
-            },
-            |builder| {
-                builder.setup_coop_taskrun();
-            },
-            |_| {},
-        ];
-        let mut last = io::Error::from(io::ErrorKind::Unsupported);
-        for rung in rungs {
-            let mut builder = IoUring::builder();
-            rung(&mut builder);
-            match builder.build(entries) {
-                Ok(ring) => {
-                    let mut probe = io_uring::Probe::new();
-                    let known = ring.submitter().register_probe(&mut probe);
-                    if known.is_err() || !probe.is_supported(opcode::Read::CODE) {
-                        let reason = "this kernel's io_uring has no plain reads";
-                        return Err(Unavailable::new(reason, "use Linux 5.6 or later"));
-                    }
-                    return Ok(Self {
-                        ring,
-                        in_flight: (0..depth).map(|_| None).collect(),
-                        free: (0..depth).rev().collect(),
-                        rejected: Vec::new(),
-                    });
-                }
-                // Unknown flags: try with fewer.
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
-                Err(error) => return Err(refusal(&error)),
-            }
-        }
-        Err(refusal(&last))
+        let ring = open_ring(entries, &[opcode::Read::CODE])?;
+        Ok(Self {
+            ring,
+            in_flight: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            rejected: Vec::new(),
+        })
     }
 
     fn enqueue(&mut self, slot: usize, mut op: ReadOp) -> Result<(), (ReadOp, io::Error)> {
@@ -172,23 +143,4 @@ impl Drop for UringLane {
             done.clear();
         }
     }
-}
-
-/// Why there is no ring, and what to do.
-fn refusal(error: &io::Error) -> Unavailable {
-    let (reason, fix) = match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => (
-            "io_uring is blocked for this process (seccomp profile, LSM, or kernel.io_uring_disabled)",
-            "allow io_uring_setup in the container's seccomp profile, or set kernel.io_uring_disabled=0",
-        ),
-        Some(libc::ENOSYS) => {
-            ("this kernel, or the container's seccomp profile, has no io_uring", "use Linux 5.6 or later")
-        }
-        Some(libc::ENOMEM) => {
-            ("the kernel has no memory for a ring (locked-memory limit)", "raise ulimit -l")
-        }
-        Some(libc::EMFILE | libc::ENFILE) => ("no file descriptor is left for a ring", "raise ulimit -n"),
-        _ => return Unavailable::new(format!("io_uring_setup failed: {error}"), ""),
-    };
-    Unavailable::new(format!("{reason}: {error}"), fix)
 }

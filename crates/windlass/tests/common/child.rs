@@ -1,4 +1,5 @@
 //! Tests that run in a process of their own, where limits can be set that cannot be taken back.
+#![allow(dead_code, unreachable_pub)]
 
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use std::{collections::BTreeMap, process::Command};
@@ -7,19 +8,35 @@ const CHILD: &str = "WINDLASS_TEST_CHILD";
 
 /// Runs this test again in a child; `true` in the child.
 pub fn in_child(test: &str) -> bool {
-    if std::env::var_os(CHILD).is_some() {
-        return true;
+    let is_child = std::env::var_os(CHILD).is_some();
+    if !is_child {
+        run_again(test, "1");
     }
+    is_child
+}
+
+/// Runs the test in a child, which learns that it is one, and of which case.
+fn run_again(test: &str, case: &str) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
-        .env(CHILD, "1")
+        .env(CHILD, case)
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{test} failed in its child ({}):\n{text}", output.status);
+    assert!(output.status.success(), "{test} ({case}) failed in its child ({}):\n{text}", output.status);
     assert!(text.contains("1 passed"), "there is no test {test}:\n{text}");
     eprint!("{text}");
-    false
+}
+
+/// Runs this test again in a child for one of its cases; `true` in the child of that case.
+pub fn is_case(test: &str, case: &str) -> bool {
+    match std::env::var(CHILD) {
+        Ok(own) => own == case,
+        Err(_) => {
+            run_again(test, case);
+            false
+        }
+    }
 }
 
 /// From now on these system calls fail with `errno` in this process, as under a container's seccomp profile.

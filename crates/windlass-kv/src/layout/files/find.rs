@@ -76,6 +76,8 @@ impl Shared {
         };
         match self.place(&namespace, fingerprint, entry, path, &metadata) {
             Ok(place) => {
+                // Whoever writes a bare file syncs it. Others have pages with checksums, and may be written without a sync.
+                let is_proven = namespace.tree.is_bare();
                 let token = FileFound {
                     fingerprint,
                     id: FileId::of(&metadata),
@@ -84,7 +86,7 @@ impl Shared {
                     namespace,
                     _hold: hold,
                 };
-                Lookup::Found(Found { place, is_held: true, token: Box::new(token) })
+                Lookup::Found(Found { place, is_held: true, is_proven, token: Box::new(token) })
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Lookup::Miss,
             Err(error) => Lookup::Failed(error),

@@ -316,6 +316,7 @@ impl Layout for Files {
             expired_blocks: self.shared.counters.expired.load(Ordering::Relaxed),
             corrupt_blocks: self.shared.counters.corrupt.load(Ordering::Relaxed),
             lost_on_recovery: 0,
+            damaged_records: 0,
             recovery: self.shared.recovery,
             index_bytes: self.shared.index.heap_bytes(),
         }

@@ -1,7 +1,7 @@
 //! Blocks that go: each has a tombstone in the log before its slot is used again.
 #![forbid(unsafe_code)]
 
-use super::{lock, slots::Waiting, writer::Writer};
+use super::{lock, log::Sync, slots::Waiting, writer::Writer};
 use crate::{
     Fingerprint, NamespaceId, Result,
     format::record::Change,
@@ -41,6 +41,7 @@ impl Writer {
         if removed.len() < blocks.len() {
             self.bury_all()?;
         }
+        self.sync_tombstones()?;
         Ok(removed.len())
     }
 
@@ -55,6 +56,7 @@ impl Writer {
             })
         })?;
         self.bury_all()?;
+        self.sync_tombstones()?;
         Ok(removed.len())
     }
 
@@ -84,7 +86,7 @@ impl Writer {
             sequence: gone.entry.sequence,
         };
         let tombstones: Vec<Change> = removed.iter().map(tombstone).collect();
-        let buried = self.log.append(&tombstones, self.sync_mode());
+        let buried = self.append_tombstones(&tombstones);
         match buried {
             Ok(()) => {
                 let mut slots = lock(&self.slots);
@@ -103,6 +105,29 @@ impl Writer {
                 Err(error)
             }
         }
+    }
+
+    fn append_tombstones(&self, tombstones: &[Change]) -> Result<()> {
+        let sync = self.sync_mode();
+        self.log.append(tombstones, sync)?;
+        if sync == Sync::Later {
+            let mut unsynced = lock(&self.unsynced_tombstones);
+            unsynced.extend(tombstones.iter().filter_map(|tombstone| match tombstone {
+                Change::Tombstone { fingerprint, .. } => Some(*fingerprint),
+                _ => None,
+            }));
+        }
+        Ok(())
+    }
+
+    /// Waits until tombstones are on the disk, if any may not be.
+    pub(super) fn sync_tombstones(&self) -> Result<()> {
+        let unsynced = std::mem::take(&mut *lock(&self.unsynced_tombstones));
+        if unsynced.is_empty() {
+            return Ok(());
+        }
+        // All of these have been appended.
+        self.log.sync_all().inspect_err(|_| lock(&self.unsynced_tombstones).extend(unsynced))
     }
 
     /// Keeps the slot of a block that is gone until the disk knows.
@@ -144,7 +169,7 @@ impl Writer {
         let tombstone =
             |gone: &Unburied| Change::Tombstone { fingerprint: gone.fingerprint, sequence: gone.sequence };
         let tombstones: Vec<Change> = unburied.iter().map(tombstone).collect();
-        let buried = self.log.append(&tombstones, self.sync_mode());
+        let buried = self.append_tombstones(&tombstones);
         match buried {
             Ok(()) => {
                 let mut slots = lock(&self.slots);

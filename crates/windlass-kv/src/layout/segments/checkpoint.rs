@@ -195,6 +195,7 @@ impl Writer {
             // Segments are made meanwhile; commits in them are in the log.
             next_segment: u32::try_from(self.next_segment.load(Ordering::Acquire)).unwrap_or(u32::MAX),
             records,
+            proven_from: self.log.proven_from(),
         };
         write_full(&*file, &head.to_bytes(), 0).map_err(failed("writing to", path))?;
         file.sync_data().map_err(failed("syncing", path))?;

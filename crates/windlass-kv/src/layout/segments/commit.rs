@@ -5,6 +5,7 @@ use super::{
     bury::Unburied,
     claim::Token,
     failed, lock,
+    log::Sync,
     slots::{ClaimEnd, Waiting},
     writer::{Writer, own_entry},
 };
@@ -52,7 +53,13 @@ impl Writer {
             let mut slots = lock(&self.slots);
             without_sums.iter().for_each(|slot| slots.note_without_sums(*slot));
         }
-        if let Err(error) = self.log.append(&changes, self.sync_mode()) {
+        // A power cut must not leave the older block of a key that was stored again.
+        let is_again = {
+            let unsynced = lock(&self.unsynced_tombstones);
+            good.iter().any(|block| unsynced.contains(&block.record.fingerprint))
+        };
+        let sync = if is_again { Sync::Now } else { self.sync_mode() };
+        if let Err(error) = self.log.append(&changes, sync) {
             for mut block in good {
                 results[block.number] = Err(again(&error));
                 // Its record may be on the disk: until a tombstone is there, the slot stays as it is.

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     Error, Fingerprint, NamespaceId, Result,
     disk::{Disk, DiskFile, read_full},
-    format::record::{BlockRecord, Change, RECORD_LEN, Record},
+    format::record::{BlockRecord, Change, ProvenFrom, RECORD_LEN, Record, Sums},
     index::{Entry, Existing, Slot},
     io::FileAccess,
     layout::{BLOCK_LEN, HEADER_LEN},
@@ -29,6 +29,10 @@ use uuid::Uuid;
 const CHUNK: usize = RECORD_LEN << 12;
 /// How often a directory is read before what is missing there counts as damage.
 const MOST_ATTEMPTS: u32 = 3;
+/// Rounds after which a record that cannot be read is passed over, if others follow it. It may be being written.
+const HOLE_ROUNDS: u32 = 8;
+/// Most rounds between two attempts to open what could not be opened: a minute or so.
+const LONGEST_PAUSE: u32 = 512;
 
 /// All writers but ourselves.
 #[derive(Debug, Default)]
@@ -55,10 +59,64 @@ struct Follower {
     /// By its own numbers.
     namespaces: BTreeMap<u16, NamespaceId>,
     position: Option<Position>,
-    /// Segments that could not be opened: they were removed before we came to them, or are damaged.
+    /// What keeps its log from being read on.
+    hole: Option<Hole>,
+    /// Records of its log that are known to be damaged since the directory was last read.
+    damaged: u64,
+    /// Blocks of which some shards have no checksums.
+    without_sums: HashSet<Fingerprint>,
+    /// When the directory is read anew after that failed.
+    retry: Retry,
+    /// Segments that were removed before we came to them, or are damaged.
     absent: HashSet<u32>,
+    /// Segments that are there and could not be opened.
+    unopened: HashMap<u32, Retry>,
+    /// Their blocks, as the log tells of them.
+    waiting: HashMap<Fingerprint, BlockRecord>,
     /// Whether it has left the list.
     has_ended: bool,
+}
+
+/// Records at the position in the log that cannot be read.
+#[derive(Debug)]
+struct Hole {
+    /// Rounds since it was met.
+    rounds: u32,
+    /// No record lies between the hole and this offset.
+    searched: u64,
+}
+
+/// The first record behind a hole.
+struct Beyond {
+    offset: u64,
+    record: Record,
+}
+
+/// Rounds until something that failed is tried again: one at first, twice as many after each failure.
+#[derive(Debug, Default)]
+struct Retry {
+    pause: u32,
+    left: u32,
+}
+
+impl Retry {
+    fn failed(&mut self) {
+        self.pause = self.pause.saturating_mul(2).clamp(1, LONGEST_PAUSE);
+        self.left = self.pause;
+    }
+
+    fn succeeded(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Counts a round.
+    fn round(&mut self) {
+        self.left = self.left.saturating_sub(1);
+    }
+
+    fn is_due(&self) -> bool {
+        self.left == 0
+    }
 }
 
 /// Whether a log goes on where it was left.
@@ -98,8 +156,8 @@ impl Followed {
         let mut followed = Ok(());
         for follower in self.all() {
             let mut follower = lock(&follower);
-            let caught_up = follower.catch_up(shared);
-            followed = followed.and(caught_up).and(follower.forget_removed(shared));
+            let round = follower.round(shared);
+            followed = followed.and(round);
         }
         followed
     }
@@ -129,6 +187,7 @@ impl Followed {
         let known = shared.index.peek(fingerprint);
         // The number of one that has ended may be another's by now.
         Ok(!follower.has_ended
+            && follower.is_current()
             && known.is_some_and(|known| known.owner == follower.owner && known.sequence == sequence))
     }
 
@@ -144,8 +203,31 @@ impl Followed {
 
 impl Follower {
     fn new(directory: WriterDirectory, owner: u16) -> Self {
-        let (namespaces, absent) = (BTreeMap::new(), HashSet::new());
-        Self { directory, owner, namespaces, position: None, absent, has_ended: false }
+        Self {
+            directory,
+            owner,
+            namespaces: BTreeMap::new(),
+            position: None,
+            hole: None,
+            damaged: 0,
+            without_sums: HashSet::new(),
+            retry: Retry::default(),
+            absent: HashSet::new(),
+            unopened: HashMap::new(),
+            waiting: HashMap::new(),
+            has_ended: false,
+        }
+    }
+
+    /// Does what is done a few times a second.
+    fn round(&mut self, shared: &Shared) -> Result<()> {
+        self.retry.round();
+        if let Some(hole) = &mut self.hole {
+            hole.rounds = hole.rounds.saturating_add(1);
+        }
+        let caught_up = self.catch_up(shared);
+        let retried = self.retry_unopened(shared);
+        caught_up.and(retried).and(self.forget_removed(shared))
     }
 
     /// Forgets all that it had. Its number may be another's from now on.
@@ -154,19 +236,15 @@ impl Follower {
         shared.forget_owner(self.owner);
     }
 
+    /// Whether its log was read to its end when that was last tried.
+    fn is_current(&self) -> bool {
+        self.position.is_some() && self.hole.is_none()
+    }
+
     fn catch_up(&mut self, shared: &Shared) -> Result<()> {
         if self.has_ended {
             return Ok(());
         }
-        let caught_up = self.read_all(shared);
-        if caught_up.is_err() {
-            // What was passed over comes again with all the rest.
-            self.position = None;
-        }
-        caught_up
-    }
-
-    fn read_all(&mut self, shared: &Shared) -> Result<()> {
         if self.position.is_none() {
             return self.start_over(shared);
         }
@@ -182,8 +260,24 @@ impl Follower {
         }
     }
 
-    /// Reads all that the directory says.
+    /// Reads all that the directory says, unless that has failed too often just now.
     fn start_over(&mut self, shared: &Shared) -> Result<()> {
+        // Until it has been read, nothing says what its log is read on from.
+        self.position = None;
+        if !self.retry.is_due() {
+            return Ok(());
+        }
+        let read = self.read_directory(shared);
+        // Blocks that could not be taken in are tried again by themselves.
+        if read.is_err() && self.position.is_none() {
+            self.retry.failed();
+        } else {
+            self.retry.succeeded();
+        }
+        read
+    }
+
+    fn read_directory(&mut self, shared: &Shared) -> Result<()> {
         let replay = || replay(&*shared.disk, &self.directory.path, self.directory.id);
         let mut replayed = replay();
         for _ in 1..MOST_ATTEMPTS {
@@ -209,8 +303,14 @@ impl Follower {
             entry.owner == self.owner && !is_there(fingerprint, entry.sequence)
         });
         self.absent.clear();
+        self.waiting.clear();
+        self.without_sums.clear();
+        self.hole = None;
+        let damaged = std::mem::replace(&mut self.damaged, replayed.lost);
+        self.note_damage(shared, replayed.lost.saturating_sub(damaged));
         self.namespaces = replayed.namespaces;
         self.position = replayed.end;
+        shared.set_proven_from(self.owner, replayed.proven_from);
         let mut blocks: Vec<BlockRecord> = replayed.blocks.into_values().collect();
         blocks.sort_unstable_by_key(|block| block.sequence);
         // One that cannot be taken in is in no other's way.
@@ -225,9 +325,16 @@ impl Follower {
         let next = successor(&*shared.disk, &self.directory, position.log)?;
         let mut chunk = vec![0; CHUNK];
         let mut changes = Vec::new();
+        let mut all_read = Ok(());
+        let mut damaged = 0_u64;
         loop {
-            let read =
-                read_full(&*position.file, &mut chunk, position.offset).map_err(failed("reading", &path))?;
+            let read = match read_full(&*position.file, &mut chunk, position.offset) {
+                Ok(read) => read,
+                Err(error) => {
+                    all_read = Err(failed("reading", &path)(error));
+                    break;
+                }
+            };
             let before = changes.len();
             for bytes in chunk[..read].chunks_exact(RECORD_LEN) {
                 let record = Record::parse(bytes).ok();
@@ -238,22 +345,64 @@ impl Follower {
                 position.offset += RECORD_LEN as u64;
                 position.next_record += 1;
             }
-            if (changes.len() - before) * RECORD_LEN < chunk.len() {
+            let good = (changes.len() - before) * RECORD_LEN;
+            if good > 0 {
+                self.hole = None;
+            }
+            if good == chunk.len() {
+                continue;
+            }
+            if read - good < RECORD_LEN {
                 break;
             }
+            match pass_over(position, &mut self.hole) {
+                Ok(Some(skipped)) => damaged = damaged.saturating_add(skipped),
+                Ok(None) => break,
+                Err(error) => {
+                    all_read = Err(failed("reading", &path)(error));
+                    break;
+                }
+            }
         }
+        if damaged > 0 {
+            self.damaged = self.damaged.saturating_add(damaged);
+            self.note_damage(shared, damaged);
+        }
+        let Some(position) = &mut self.position else { return Ok(Step::Astray) };
         let step = match next {
+            // It is read on from where that failed.
+            _ if all_read.is_err() => Step::End,
             Successor::None => Step::End,
             Successor::Unknown => Step::Astray,
             Successor::Log { number, .. } if number != position.next_record => Step::Astray,
-            Successor::Log { log, file, number } => {
+            Successor::Log { log, file, number, proven_from } => {
+                shared.set_proven_from(self.owner, proven_from);
                 *position = Position { log, file, offset: RECORD_LEN as u64, next_record: number + 1 };
                 Step::Next
             }
         };
         // Tombstones that follow a block that cannot be taken in count all the same.
-        first_error(changes.iter().map(|change| self.apply(shared, change)))?;
+        first_error(changes.iter().map(|change| self.apply(shared, change))).and(all_read)?;
         Ok(step)
+    }
+
+    /// Says that records of its log cannot be read.
+    fn note_damage(&mut self, shared: &Shared, records: u64) {
+        if records == 0 {
+            return;
+        }
+        // A record that is missing may have said that the place of one of these has another block.
+        let owner = self.owner;
+        for fingerprint in self.without_sums.drain() {
+            shared.index.remove_if(&fingerprint, |entry, _| entry.owner == owner);
+        }
+        let path = self.directory.path.display();
+        shared.damage.note(
+            records,
+            format!(
+                "{records} records of the index log in {path} are damaged; blocks that they tell of may not be found"
+            ),
+        );
     }
 
     fn apply(&mut self, shared: &Shared, change: &Change) -> Result<()> {
@@ -265,6 +414,10 @@ impl Follower {
                 let owner = self.owner;
                 let is_it = |entry: &Entry, _| entry.owner == owner && entry.sequence <= *sequence;
                 shared.index.remove_if(fingerprint, is_it);
+                self.without_sums.remove(fingerprint);
+                if self.waiting.get(fingerprint).is_some_and(|known| known.sequence <= *sequence) {
+                    self.waiting.remove(fingerprint);
+                }
             }
         }
         Ok(())
@@ -276,9 +429,22 @@ impl Follower {
         // Whatever becomes of this one, those before it are gone.
         let is_older = |known: &Entry, _| known.owner == owner && known.sequence < block.sequence;
         shared.index.remove_if(&block.fingerprint, is_older);
+        if self.waiting.get(&block.fingerprint).is_some_and(|known| known.sequence < block.sequence) {
+            self.waiting.remove(&block.fingerprint);
+        }
         let Some(namespace) = self.namespaces.get(&block.namespace).copied() else { return Ok(()) };
-        if !self.knows_segment(shared, block.segment)? {
+        if self.unopened.contains_key(&block.segment) {
+            self.waiting.insert(block.fingerprint, *block);
             return Ok(());
+        }
+        match self.knows_segment(shared, block.segment) {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
+            Err(error) => {
+                self.unopened.entry(block.segment).or_default().failed();
+                self.waiting.insert(block.fingerprint, *block);
+                return Err(error);
+            }
         }
         let payload = u64::from(block.stride_blocks) * BLOCK_LEN * u64::from(block.shards);
         let entry = Entry {
@@ -301,6 +467,9 @@ impl Follower {
             return Ok(());
         }
         shared.index.insert(block.fingerprint, &entry, Existing::Keep);
+        if block.sums == Sums::Some {
+            self.without_sums.insert(block.fingerprint);
+        }
         Ok(())
     }
 
@@ -328,12 +497,27 @@ impl Follower {
                 self.absent.insert(number);
                 Ok(false)
             }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Tries again to open segments that could not be opened, and takes in their blocks.
+    fn retry_unopened(&mut self, shared: &Shared) -> Result<()> {
+        self.unopened.values_mut().for_each(Retry::round);
+        let due = |(number, retry): (&u32, &Retry)| retry.is_due().then_some(*number);
+        let due: Vec<u32> = self.unopened.iter().filter_map(due).collect();
+        first_error(due.into_iter().map(|number| match self.knows_segment(shared, number) {
+            Ok(_) => {
+                self.unopened.remove(&number);
+                let is_in = |_: &Fingerprint, block: &mut BlockRecord| block.segment == number;
+                let blocks: Vec<_> = self.waiting.extract_if(is_in).map(|(_, block)| block).collect();
+                first_error(blocks.iter().map(|block| self.take_in(shared, block)))
+            }
             Err(error) => {
-                // Once is enough, until its directory is read anew.
-                self.absent.insert(number);
+                self.unopened.entry(number).or_default().failed();
                 Err(error)
             }
-        }
+        }))
     }
 
     /// Forgets segments that were given up: as long as they are open, the disk keeps them.
@@ -352,6 +536,8 @@ impl Follower {
         let gone: HashSet<u32> =
             shared.segments_of(self.owner).into_iter().filter(|number| !there.contains(number)).collect();
         self.absent.retain(|number| there.contains(number));
+        self.unopened.retain(|number, _| there.contains(number));
+        self.waiting.retain(|_, block| there.contains(&block.segment));
         if gone.is_empty() {
             return Ok(());
         }
@@ -362,12 +548,41 @@ impl Follower {
     }
 }
 
+/// Goes on behind records that cannot be read, if they are damaged rather than being written; says how many these are.
+fn pass_over(position: &mut Position, hole: &mut Option<Hole>) -> io::Result<Option<u64>> {
+    let hole_now = hole.get_or_insert(Hole { rounds: 0, searched: position.offset + RECORD_LEN as u64 });
+    let Some(beyond) = beyond(position, hole_now)? else { return Ok(None) };
+    let is_proven = beyond.record.first_unsynced() > position.next_record;
+    if !is_proven && hole_now.rounds < HOLE_ROUNDS {
+        return Ok(None);
+    }
+    let skipped = beyond.record.number - position.next_record;
+    (position.offset, position.next_record) = (beyond.offset, beyond.record.number);
+    *hole = None;
+    Ok(Some(skipped))
+}
+
+/// Looks for a record behind a hole. Bytes that were searched in vain are not read again.
+fn beyond(position: &Position, hole: &mut Hole) -> io::Result<Option<Beyond>> {
+    let mut chunk = vec![0; CHUNK];
+    let read = read_full(&*position.file, &mut chunk, hole.searched)?;
+    for bytes in chunk[..read].chunks_exact(RECORD_LEN) {
+        let offset = hole.searched;
+        let number = position.next_record + (offset - position.offset) / RECORD_LEN as u64;
+        match Record::parse(bytes) {
+            Ok(record) if record.number == number => return Ok(Some(Beyond { offset, record })),
+            _ => hole.searched += RECORD_LEN as u64,
+        }
+    }
+    Ok(None)
+}
+
 /// What comes after a log.
 enum Successor {
     /// Nothing yet.
     None,
     /// The log that follows it, and the number of its first record.
-    Log { log: u32, file: Box<dyn DiskFile>, number: u64 },
+    Log { log: u32, file: Box<dyn DiskFile>, number: u64, proven_from: ProvenFrom },
     /// The log has been removed, and what followed it perhaps, too.
     Unknown,
 }
@@ -384,21 +599,27 @@ fn successor(disk: &dyn Disk, directory: &WriterDirectory, current: u32) -> Resu
     };
     for log in current.saturating_add(1)..=u32::MAX {
         let Some((file, path)) = open(log)? else { break };
-        if let Some(number) = head_of(&*file, directory.id).map_err(failed("reading", &path))? {
-            return Ok(Successor::Log { log, file, number });
+        if let Some((number, proven_from)) =
+            head_of(&*file, directory.id).map_err(failed("reading", &path))?
+        {
+            return Ok(Successor::Log { log, file, number, proven_from });
         }
     }
     // The oldest go first: as long as this one is there, nothing after it has gone.
     Ok(if open(current)?.is_some() { Successor::None } else { Successor::Unknown })
 }
 
-/// The number of a log's first record, if that is there already.
-fn head_of(file: &dyn DiskFile, writer: Uuid) -> io::Result<Option<u64>> {
+/// The number of a log's first record, if that is there already, and which blocks were synced.
+fn head_of(file: &dyn DiskFile, writer: Uuid) -> io::Result<Option<(u64, ProvenFrom)>> {
     let mut bytes = [0; RECORD_LEN];
     let read = read_full(file, &mut bytes, 0)?;
     let Ok(record) = Record::parse(&bytes[..read]) else { return Ok(None) };
-    let is_ours = matches!(record.change, Change::Head { writer: whose, .. } if whose == writer);
-    Ok(is_ours.then_some(record.number))
+    Ok(match record.change {
+        Change::Head { writer: whose, proven_from, .. } if whose == writer => {
+            Some((record.number, proven_from))
+        }
+        _ => None,
+    })
 }
 
 /// What is known of the segments of all writers.

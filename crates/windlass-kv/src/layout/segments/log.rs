@@ -8,7 +8,7 @@ use super::{failed, lock, names};
 use crate::{
     Error, Result,
     disk::{Disk, DiskFile, Extend, create_over, write_full},
-    format::record::{Begin, Change, RECORD_LEN, Record},
+    format::record::{Begin, Change, ProvenFrom, RECORD_LEN, Record},
 };
 use std::{
     path::{Path, PathBuf},
@@ -33,13 +33,20 @@ pub(super) enum Sync {
 pub(super) struct Log {
     disk: Arc<dyn Disk>,
     directory: PathBuf,
-    writer: Uuid,
-    epoch: u32,
+    owner: Mutex<Owner>,
     /// Bytes of room that are asked for at a time: a full disk is met before anything is written.
     ahead: u64,
     state: Mutex<State>,
     /// Held while the disk syncs: who waits for it finds that most of the work is done.
     syncing: Mutex<()>,
+}
+
+/// What the head of each log says of the directory and its opening.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Owner {
+    pub(super) writer: Uuid,
+    pub(super) epoch: u32,
+    pub(super) proven_from: ProvenFrom,
 }
 
 #[derive(Debug)]
@@ -76,22 +83,31 @@ impl Log {
     pub(super) fn create(
         disk: Arc<dyn Disk>,
         directory: &Path,
-        (writer, epoch): (Uuid, u32),
+        owner: Owner,
         ahead: u64,
         start: Start,
     ) -> Result<Self> {
         let file = create(&*disk, directory, start.log)?;
-        let state = begin(&*disk, directory, (writer, epoch), start, file)?;
+        let state = begin(&*disk, directory, owner, start, file)?;
         let directory = directory.to_owned();
         Ok(Self {
             disk,
             directory,
-            writer,
-            epoch,
+            owner: Mutex::new(owner),
             ahead,
             state: Mutex::new(state),
             syncing: Mutex::default(),
         })
+    }
+
+    /// Which blocks were synced, as logs and checkpoints say from now on.
+    pub(super) fn set_proven_from(&self, proven_from: ProvenFrom) {
+        lock(&self.owner).proven_from = proven_from;
+    }
+
+    /// Which blocks were synced.
+    pub(super) fn proven_from(&self) -> ProvenFrom {
+        lock(&self.owner).proven_from
     }
 
     /// Appends records. An error leaves it open which of them are on the disk; then [`Log::is_in_doubt`].
@@ -154,6 +170,12 @@ impl Log {
         Ok(())
     }
 
+    /// All records that were appended are on the disk.
+    pub(super) fn sync_all(&self) -> Result<()> {
+        let end = lock(&self.state).next_record;
+        self.sync(end)
+    }
+
     /// Takes no more records until it is replaced.
     pub(super) fn doubt(&self) {
         lock(&self.state).is_in_doubt = true;
@@ -188,7 +210,7 @@ impl Log {
         let file = create(&*self.disk, &self.directory, log)?;
         // Whatever becomes of it, nobody sees two logs of one number.
         state.next_log = next_log;
-        match begin(&*self.disk, &self.directory, (self.writer, self.epoch), start, file) {
+        match begin(&*self.disk, &self.directory, *lock(&self.owner), start, file) {
             Ok(state) => Ok(Prepared { state, start }),
             Err(error) => {
                 // Those who follow may have gone on to the new one.
@@ -231,7 +253,7 @@ fn create(disk: &dyn Disk, directory: &Path, log: u32) -> Result<Box<dyn DiskFil
 fn begin(
     disk: &dyn Disk,
     directory: &Path,
-    (writer, epoch): (Uuid, u32),
+    Owner { writer, epoch, proven_from }: Owner,
     start: Start,
     file: Box<dyn DiskFile>,
 ) -> Result<State> {
@@ -239,7 +261,7 @@ fn begin(
     let head = Record {
         number: start.record,
         before: 0,
-        change: Change::Head { writer, log: start.log, epoch, begin: start.begin },
+        change: Change::Head { writer, log: start.log, epoch, begin: start.begin, proven_from },
     };
     write_full(&*file, &head.to_bytes(), 0).map_err(failed("writing to", &path))?;
     file.sync_data().map_err(failed("syncing", &path))?;

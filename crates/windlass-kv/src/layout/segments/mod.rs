@@ -18,6 +18,7 @@ mod claim;
 mod commit;
 #[cfg(test)]
 mod conformance_tests;
+mod damage;
 mod follow;
 mod log;
 #[cfg(test)]
@@ -40,9 +41,10 @@ use crate::{
     Error, Evicted, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
     WriterStats,
     disk::{Disk, RealDisk, read_full},
-    format::{self, header::BlockHeader, lease::Lease},
+    format::{self, header::BlockHeader, lease::Lease, record::ProvenFrom},
     index::{self, Candidates, Enough, Entry, Index, IndexOptions, ReadHold, Want},
 };
+use damage::Damage;
 use follow::{Followed, SegmentTable};
 use namespaces::Namespaces;
 use recover::WriterOptions;
@@ -60,7 +62,7 @@ use std::{
     time::{Duration, Instant},
 };
 use uuid::Uuid;
-use writer::{Writer, stride_of};
+use writer::{COUNT_BITS, Writer, stride_of};
 
 /// Blocks that are counted at a time.
 const PAGE_OF_BLOCKS: usize = 4096;
@@ -92,6 +94,9 @@ struct Shared {
     index: Index,
     namespaces: Namespaces,
     segments: RwLock<SegmentTable>,
+    /// Which blocks of each writer were synced.
+    proven_from: RwLock<HashMap<u16, ProvenFrom>>,
+    damage: Damage,
     /// Bytes of the files of all processes, when that was last looked at.
     taken: AtomicU64,
     surroundings: Surroundings,
@@ -142,12 +147,20 @@ impl Segments {
             index: Index::new(IndexOptions { eviction, admission }),
             namespaces: Namespaces::default(),
             segments: RwLock::default(),
+            proven_from: RwLock::default(),
+            damage: Damage::default(),
             taken: AtomicU64::new(0),
             surroundings,
         });
         // Our own blocks first: their namespaces keep the numbers that our logs give them.
         let opened = writer_options.map(|options| Writer::open(Arc::clone(&shared), &options)).transpose()?;
         let (writer, lost_on_recovery) = opened.map_or((None, 0), |(writer, lost)| (Some(writer), lost));
+        if lost_on_recovery > 0 {
+            let root = shared.root.path.display();
+            shared
+                .damage
+                .note(0, format!("{lost_on_recovery} blocks or records in {root} were damaged and are lost"));
+        }
         let followed = Followed::default();
         if let Err(error) = followed.follow(&shared, writer.as_ref().map(|writer| writer.id)) {
             tracing::warn!(%error, "not all blocks of other writers are found");
@@ -246,8 +259,9 @@ impl Layout for Segments {
             stride: stride_of(&entry),
         };
         let (is_held, writer) = (entry.is_own(), segment.head.writer);
+        let is_proven = self.shared.is_proven(&entry);
         let token = Box::new(FoundToken { fingerprint, entry, writer, _hold: hold });
-        Lookup::Found(Found { place, is_held, token })
+        Lookup::Found(Found { place, is_held, is_proven, token })
     }
 
     fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
@@ -362,11 +376,17 @@ impl Layout for Segments {
         // Before room is looked for: a log in doubt takes no tombstones.
         let checkpoint = writer.replace_log_in_doubt().and_then(|()| writer.checkpoint_if_long());
         let room = writer.maintain_room();
-        followed.and(alive).and(checkpoint).and(room)
+        // Those who store such blocks again need not wait.
+        let tombstones = if writer.log.is_in_doubt() { Ok(()) } else { writer.sync_tombstones() };
+        followed.and(alive).and(checkpoint).and(room).and(tombstones)
     }
 
     fn follow(&self) -> Result<()> {
         self.followed.follow(&self.shared, self.writer.as_ref().map(|writer| writer.id))
+    }
+
+    fn damage(&self) -> Vec<String> {
+        self.shared.damage.take()
     }
 
     fn evicted(&self) -> Evicted {
@@ -418,6 +438,7 @@ impl Layout for Segments {
             expired_blocks: count(|counts| &counts.expired),
             corrupt_blocks: self.corrupt.load(Ordering::Relaxed),
             lost_on_recovery: self.lost_on_recovery,
+            damaged_records: self.shared.damage.records(),
             recovery: self.recovery,
             index_bytes: self.shared.index.heap_bytes(),
         }
@@ -445,6 +466,18 @@ impl Shared {
         segments.get(&(owner, number)).cloned()
     }
 
+    /// Whether a sync covers a block, so that a power cut took none of its bytes.
+    fn is_proven(&self, entry: &Entry) -> bool {
+        let proven_from = self.proven_from.read().unwrap_or_else(PoisonError::into_inner);
+        let of_writer = proven_from.get(&entry.owner).copied().unwrap_or_default();
+        of_writer.covers(entry.sequence >> COUNT_BITS)
+    }
+
+    fn set_proven_from(&self, owner: u16, proven_from: ProvenFrom) {
+        let mut of_writers = self.proven_from.write().unwrap_or_else(PoisonError::into_inner);
+        of_writers.insert(owner, proven_from);
+    }
+
     fn segments_of(&self, owner: u16) -> Vec<u32> {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
         segments.keys().filter(|(whose, _)| *whose == owner).map(|(_, number)| *number).collect()
@@ -464,6 +497,7 @@ impl Shared {
         self.index.remove_owner(owner);
         let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
         segments.retain(|(whose, _), _| *whose != owner);
+        self.proven_from.write().unwrap_or_else(PoisonError::into_inner).remove(&owner);
     }
 }
 

@@ -84,11 +84,15 @@ struct Model {
     without_sums: u64,
     /// Whether operations fail now and then.
     has_faults: bool,
+    /// Whether loads compare checksums where they need not.
+    verify: bool,
     processes: Vec<Option<Segments>>,
     writing: Vec<Writing>,
     reading: Vec<Reading>,
     /// All that was ever written, or begun to be.
     versions: BTreeMap<u64, u64>,
+    /// The newest of each key whose store has ended well. With one process, no older one is found any more.
+    stored: BTreeMap<u64, u64>,
     /// What was deleted, and must not come back.
     deleted: BTreeSet<Version>,
 }
@@ -100,16 +104,19 @@ impl Model {
         let without_sums = [0, 2, 1][dice.below(3) as usize];
         let processes = 1 + dice.below(2) as usize;
         let has_faults = dice.one_in(3);
+        let verify = dice.one_in(2);
         let mut model = Self {
             seed,
             disk: SimulatedDisk::new(seed, 64 << 20),
             durability,
             without_sums,
             has_faults,
+            verify,
             processes: Vec::new(),
             writing: Vec::new(),
             reading: Vec::new(),
             versions: BTreeMap::new(),
+            stored: BTreeMap::new(),
             deleted: BTreeSet::new(),
             dice,
         };
@@ -266,6 +273,7 @@ impl Model {
         let committed = self.process(number).commit(blocks);
         for (version, committed) in versions.into_iter().zip(committed) {
             if committed.is_ok() {
+                self.stored.insert(version.key, version.number);
                 assert_eq!(self.load(number, version.key), Some(version), "{}", self.about());
             } else {
                 let may_fail = self.has_faults || self.disk.is_without_power();
@@ -321,7 +329,11 @@ impl Model {
         };
         // As loads do: no checksum vouches for what was read.
         let has_sums = table.0.iter().all(|shard| shard.checksum.is_some());
-        if !reading.found.is_held && !has_sums && !Layout::is_still_there(process, &reading.found) {
+        let are_compared = self.verify || !reading.found.is_proven;
+        if !reading.found.is_held
+            && !(has_sums && are_compared)
+            && !Layout::is_still_there(process, &reading.found)
+        {
             return Err(Verdict::Moved);
         }
         let mut shards = Vec::new();
@@ -330,7 +342,7 @@ impl Model {
             let Some(bytes) = payload.get(start..start + shard.len as usize) else {
                 return Err(Verdict::Corrupt("short".into()));
             };
-            if shard.checksum.is_some_and(|sum| sum != checksum(bytes)) {
+            if are_compared && shard.checksum.is_some_and(|sum| sum != checksum(bytes)) {
                 return Err(Verdict::Corrupt("checksum".into()));
             }
             shards.push(bytes);
@@ -353,7 +365,11 @@ impl Model {
             return None;
         }
         let reading = self.reading.pop()?;
-        self.deliver(&reading).ok()
+        let version = self.deliver(&reading).ok()?;
+        let newest = self.stored.get(&key).copied().unwrap_or(0);
+        let is_stale = self.processes.len() == 1 && version.number < newest;
+        assert!(!is_stale, "{version:?} is found, but {newest} was stored {}", self.about());
+        Some(version)
     }
 
     /// All that a process finds of its own blocks.
@@ -367,7 +383,7 @@ impl Model {
         for key in keys {
             match self.load(number, key) {
                 Some(version) => {
-                    let is_back = self.deleted.contains(&version) && self.durability != Durability::None;
+                    let is_back = self.deleted.contains(&version);
                     assert!(!is_back, "{version:?} is back {}", self.about());
                     blocks.insert(key, version);
                 }
@@ -392,9 +408,10 @@ impl Model {
 
     fn about(&self) -> String {
         format!(
-            "(seed {}, {}, faults {}, {} processes, without sums {}, {} operations)",
+            "(seed {}, {}, verify {}, faults {}, {} processes, without sums {}, {} operations)",
             self.seed,
             self.durability,
+            self.verify,
             self.has_faults,
             self.processes.len(),
             self.without_sums,
@@ -408,6 +425,10 @@ impl Model {
         let before = self.own_blocks(number);
         self.writing.retain(|writing| writing.process != number);
         self.reading.retain(|reading| reading.process != number);
+        if self.dice.one_in(2) {
+            // It ends rather than dies: all that it wrote is synced.
+            self.process(number).close().unwrap_or_else(|error| panic!("{error} {}", self.about()));
+        }
         self.processes[number] = None;
         let opened = self.open().unwrap_or_else(|error| panic!("{error} {}", self.about()));
         self.processes[number] = Some(opened);

@@ -6,7 +6,7 @@ use super::{
     checkpoint::{Checkpoints, remove_logs},
     claim::Pending,
     failed,
-    log::{Log, Start},
+    log::{Log, Owner, Start},
     names::{self, WriterFile},
     replay::{Replayed, list, replay},
     room::is_full,
@@ -21,7 +21,7 @@ use crate::{
     format::{
         Invalid,
         lease::{Account, Lease},
-        record::{Begin, BlockRecord, RECORD_LEN, Sums},
+        record::{Begin, BlockRecord, ProvenFrom, RECORD_LEN, Sums},
         segment::HEAD_LEN,
     },
     index::{Existing, Slot},
@@ -60,10 +60,10 @@ impl Writer {
         let recovered = loop {
             let Some((directory, lease)) = adopt(&shared, &limits, &mut unusable)? else {
                 let (directory, lease) = make_directory(&shared)?;
-                break Recovered::read(&shared, &limits, directory, lease)?;
+                break Recovered::read(&shared, options, directory, lease)?;
             };
             let (id, path) = (directory.id, directory.path.clone());
-            match Recovered::read(&shared, &limits, directory, lease) {
+            match Recovered::read(&shared, options, directory, lease) {
                 Ok(recovered) => break recovered,
                 // Another directory would have no more room.
                 Err(error) if is_full(&error) => return Err(error),
@@ -73,7 +73,9 @@ impl Writer {
                 }
             }
         };
-        let Recovered { directory, lease, epoch, replayed, segments, blocks, lost, start, log } = recovered;
+        let Recovered { directory, lease, epoch, proven_from, replayed, segments, blocks, lost, start, log } =
+            recovered;
+        shared.set_proven_from(0, proven_from);
         let next_segment = replayed.next_segment.max(segments.highest.saturating_add(1));
         replayed.namespaces.iter().for_each(|(number, id)| shared.namespaces.adopt(*number, *id));
         // Who only tends a store has no limit of its own, and leaves what was said before.
@@ -91,6 +93,7 @@ impl Writer {
             id: directory.id,
             directory: directory.path,
             epoch,
+            proven_from,
             lease,
             limits,
             said_capacity,
@@ -104,6 +107,7 @@ impl Writer {
             pending: Mutex::new(Pending::default()),
             logged: Mutex::new(replayed.namespaces.keys().copied().collect()),
             unburied: Mutex::default(),
+            unsynced_tombstones: Mutex::default(),
             publishing: RwLock::default(),
             checkpoints: Mutex::new(Checkpoints::new(
                 replayed.generation,
@@ -172,8 +176,14 @@ impl Writer {
         }
         if self.durability == Durability::None {
             let segments: Vec<_> = super::lock(&self.slots).all().cloned().collect();
+            let mut is_proven = true;
             for segment in segments {
                 segment.sync().map_err(failed("syncing", segment.data.path()))?;
+                // What was to be written before a sync that failed may be lost.
+                is_proven &= segment.failures() == 0;
+            }
+            if is_proven {
+                self.log.set_proven_from(self.proven_from);
             }
         }
         self.replace_log_in_doubt()?;
@@ -189,6 +199,8 @@ struct Recovered {
     directory: WriterDirectory,
     lease: Box<dyn DiskFile>,
     epoch: u32,
+    /// Which blocks were synced, those of this opening included.
+    proven_from: ProvenFrom,
     replayed: Replayed,
     segments: OwnSegments,
     /// Newest first.
@@ -202,10 +214,11 @@ struct Recovered {
 impl Recovered {
     fn read(
         shared: &Shared,
-        limits: &Limits,
+        options: &WriterOptions,
         directory: WriterDirectory,
         lease: Box<dyn DiskFile>,
     ) -> Result<Self> {
+        let limits = &options.limits;
         let replayed = replay(&*shared.disk, &directory.path, directory.id)?;
         let epoch = replayed.epoch.checked_add(1).filter(|epoch| *epoch < 1 << (u64::BITS - COUNT_BITS));
         let epoch = epoch.ok_or_else(|| {
@@ -227,8 +240,18 @@ impl Recovered {
         let start = Start::new(replayed.next_log, replayed.next_record, begin);
         let ahead = limits.least_log().min(1 << 20);
         let disk = Arc::clone(&shared.disk);
-        let log = Log::create(disk, &directory.path, (directory.id, epoch), ahead, start)?;
-        Ok(Self { directory, lease, epoch, replayed, segments, blocks, lost, start, log })
+        let proven_from = match replayed.proven_from {
+            ProvenFrom::UNKNOWN => ProvenFrom(epoch),
+            known => known,
+        };
+        let said = match options.durability {
+            // Until it is closed, or for ever if it never is.
+            Durability::None => ProvenFrom(epoch + 1),
+            Durability::Batched | Durability::Sync => proven_from,
+        };
+        let owner = Owner { writer: directory.id, epoch, proven_from: said };
+        let log = Log::create(disk, &directory.path, owner, ahead, start)?;
+        Ok(Self { directory, lease, epoch, proven_from, replayed, segments, blocks, lost, start, log })
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     format::{
         Invalid, VERSION,
         checkpoint::{CheckpointHead, HEAD_LEN},
-        record::{Begin, BlockRecord, Change, RECORD_LEN, Record, Sums},
+        record::{Begin, BlockRecord, Change, ProvenFrom, RECORD_LEN, Record, Sums},
     },
     io::FileAccess,
 };
@@ -47,6 +47,8 @@ pub(super) struct Replayed {
     pub(super) namespaces: BTreeMap<u16, NamespaceId>,
     /// How often it has been opened for writing.
     pub(super) epoch: u32,
+    /// Which blocks were synced.
+    pub(super) proven_from: ProvenFrom,
     /// Of the checkpoint; 0 if there is none.
     pub(super) generation: u64,
     /// The log that the checkpoint is followed by.
@@ -144,7 +146,10 @@ impl Replayed {
     /// Takes in what a record says. It may have been taken in before.
     pub(super) fn apply(&mut self, change: &Change) {
         match change {
-            Change::Head { epoch, .. } => self.epoch = self.epoch.max(*epoch),
+            Change::Head { epoch, proven_from, .. } => {
+                self.epoch = self.epoch.max(*epoch);
+                self.proven_from = *proven_from;
+            }
             Change::Namespace { number, id } => drop(self.namespaces.insert(*number, *id)),
             Change::Commit(block) => {
                 self.next_segment = self.next_segment.max(block.segment.saturating_add(1));
@@ -167,7 +172,7 @@ impl Replayed {
 struct LogRead {
     len: u64,
     lost: u64,
-    /// Offset and number of the first record that is not there, or not whole.
+    /// Offset and number of the first record that may still be written: it is not there, or not whole.
     first_bad: (u64, u64),
 }
 
@@ -179,12 +184,13 @@ fn read_log(
     replayed: &mut Replayed,
 ) -> Result<LogRead> {
     let expected = replayed.next_record;
+    // The log's head says. If it is damaged, nothing does.
+    replayed.proven_from = ProvenFrom::UNKNOWN;
     let len = file.len().map_err(failed("reading", path))?;
     let mut chunk = vec![0; CHUNK.min(usize::try_from(len).unwrap_or(CHUNK)).max(RECORD_LEN)];
     // The first record says which number the log begins with; should it be damaged, any other one does.
     let mut base = None;
     let mut begin = Begin::Next;
-    let mut first_bad = None;
     let mut bad: Vec<u64> = Vec::new();
     let mut lost = 0;
     let mut offset = 0_u64;
@@ -204,7 +210,6 @@ fn read_log(
                 is_ours && begins.is_some() && (base.is_none() || base == begins)
             });
             let Some(record) = record else {
-                first_bad.get_or_insert(position);
                 bad.push(position);
                 continue;
             };
@@ -233,7 +238,8 @@ fn read_log(
     if base.is_some() && begins > expected && begin == Begin::Next {
         lost += 1;
     }
-    let first_bad = first_bad.unwrap_or(offset / RECORD_LEN as u64);
+    // Those that are known to be damaged are passed over.
+    let first_bad = bad.first().copied().unwrap_or(offset / RECORD_LEN as u64);
     let first_bad = (first_bad * RECORD_LEN as u64, begins.saturating_add(first_bad));
     Ok(LogRead { len, lost, first_bad })
 }
@@ -273,6 +279,7 @@ impl Checkpoint {
     fn read_into(self, replayed: &mut Replayed) -> Result<u64> {
         replayed.generation = self.head.generation;
         replayed.epoch = self.head.epoch;
+        replayed.proven_from = self.head.proven_from;
         replayed.first_log = self.head.log;
         replayed.next_log = self.head.log;
         replayed.next_record = self.head.next_record;

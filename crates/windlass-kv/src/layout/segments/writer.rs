@@ -6,7 +6,9 @@
 //! 3. A block is found, and a slot given out, only after its commit or tombstone is there.
 //!
 //! With [`Durability::None`] nothing is waited for, and checksums tell what a power cut left; but blocks that have none
-//! keep the order.
+//! keep the order, and a block that is deleted, or is stored again after it was evicted, waits for its tombstone: an older
+//! block of the same key never comes back. Logs and checkpoints say which blocks no sync covers ([`ProvenFrom`]): loads compare the checksums of
+//! those, whatever the options say.
 #![forbid(unsafe_code)]
 
 use super::{
@@ -19,9 +21,9 @@ use super::{
     slots::Slots,
 };
 use crate::{
-    Durability, Error, Result,
+    Durability, Error, Fingerprint, Result,
     disk::DiskFile,
-    format::record::BlockRecord,
+    format::record::{BlockRecord, ProvenFrom},
     index::{Entry, Slot},
     layout::{BLOCK_LEN, HEADER_LEN, departed::Departed},
 };
@@ -44,6 +46,8 @@ pub(super) struct Writer {
     pub(super) id: Uuid,
     pub(super) directory: PathBuf,
     pub(super) epoch: u32,
+    /// Which blocks were synced, those of this opening included: no power cut came between.
+    pub(super) proven_from: ProvenFrom,
     pub(super) lease: Box<dyn DiskFile>,
     pub(super) limits: Limits,
     /// What others are told of the capacity.
@@ -61,6 +65,8 @@ pub(super) struct Writer {
     pub(super) logged: Mutex<HashSet<u16>>,
     /// Blocks that are gone, but not for the disk.
     pub(super) unburied: Mutex<Vec<Unburied>>,
+    /// Blocks that are gone, but whose tombstones may not be on the disk. None is stored again before that.
+    pub(super) unsynced_tombstones: Mutex<HashSet<Fingerprint>>,
     /// Held by many from writing records to showing what they say, and by one who changes logs.
     pub(super) publishing: RwLock<()>,
     pub(super) checkpoints: Mutex<Checkpoints>,

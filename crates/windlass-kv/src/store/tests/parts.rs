@@ -206,7 +206,8 @@ impl Layout for Slots {
             payload: block.slot + HEADER_LEN as u64,
             stride: block.stride,
         };
-        Lookup::Found(Found { place, is_held: false, token: Box::new((fingerprint, block.clone())) })
+        let token = Box::new((fingerprint, block.clone()));
+        Lookup::Found(Found { place, is_held: false, is_proven: true, token })
     }
 
     fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
@@ -483,7 +484,7 @@ fn execute(mut job: Job, failure: Option<i32>) {
             file.write_all_at(&bytes, part.offset).unwrap();
         }
         checksums.push(
-            (job.checksums == Checksums::Compute)
+            (job.checksums != Checksums::Skip)
                 .then(|| crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &bytes) as u32),
         );
         carried += part.len;

@@ -162,3 +162,71 @@ fn a_segment_that_somebody_removed_is_a_miss() {
     assert_eq!(bench.found(&store, &["a"]), [false]);
     bench.put_all(&store, &["a"]);
 }
+
+#[test]
+fn blocks_that_no_sync_covers_are_known_from_the_others() {
+    let mut bench = Bench::new();
+    let is_proven = |store: &Segments, key| bench_found(store, key).is_proven;
+    let store = bench.open();
+    bench.put_all(&store, &["synced"]);
+    assert!(is_proven(&store, "synced"));
+    drop(store);
+    // Its own blocks are in the page cache, or on the disk, as long as it runs.
+    bench.options.durability = Durability::None;
+    let store = bench.open();
+    bench.put_all(&store, &["closed"]);
+    assert!(is_proven(&store, "synced") && is_proven(&store, "closed"));
+    let mut reading = bench.options.clone();
+    reading.access = StoreAccess::Read;
+    let reader = Bench { options: reading, disk: bench.disk.clone(), ..Bench::new() }.open();
+    assert!(!is_proven(&reader, "closed"), "its writer syncs nothing");
+    store.close().unwrap();
+    reader.follow().unwrap();
+    assert!(is_proven(&reader, "synced") && is_proven(&reader, "closed"), "it was synced at the end");
+    drop(store);
+    let store = bench.open();
+    assert!(is_proven(&store, "synced") && is_proven(&store, "closed"));
+    bench.put_all(&store, &["killed"]);
+    // A checkpoint says it, too.
+    store.writer.as_ref().unwrap().checkpoint().unwrap();
+    drop(store);
+    bench.options.durability = Durability::Batched;
+    let store = bench.open();
+    bench.put_all(&store, &["later"]);
+    assert!(!is_proven(&store, "killed"));
+    assert!(is_proven(&store, "later"));
+    store.close().unwrap();
+    drop(store);
+    let store = bench.open();
+    assert!(!is_proven(&store, "killed"), "a sync by another opening proves nothing");
+    assert!(is_proven(&store, "later"));
+}
+
+#[test]
+fn what_an_older_version_wrote_is_not_known_to_be_synced() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let writer = store.writer.as_ref().unwrap();
+    let change = format::record::Change::Head {
+        writer: writer.id,
+        log: 1,
+        epoch: 1,
+        begin: format::record::Begin::Next,
+        proven_from: ProvenFrom::UNKNOWN,
+    };
+    let head = format::record::Record { number: 0, before: 0, change };
+    drop(store);
+    bench.disk.write(&bench.file("idx-"), 0, &head.to_bytes()).unwrap();
+    let store = bench.open();
+    assert!(!bench_found(&store, "a").is_proven);
+    bench.put_all(&store, &["b"]);
+    assert!(bench_found(&store, "b").is_proven);
+}
+
+fn bench_found(store: &Segments, key: &str) -> Found {
+    match store.find(NAMESPACE, &Key::new(key.as_bytes()).unwrap(), fingerprint(key)) {
+        Lookup::Found(found) => found,
+        other => panic!("{key}: {other:?}"),
+    }
+}

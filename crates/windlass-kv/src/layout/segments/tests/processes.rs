@@ -209,3 +209,135 @@ fn nothing_is_there_of_a_writer_whose_number_another_has() {
     assert!(!Layout::is_still_there(&reader, &found));
     assert!(Layout::is_still_there(&reader, &again));
 }
+
+/// A reader of a writer's store.
+fn reader_of(bench: &Bench) -> Segments {
+    let mut options = bench.options.clone();
+    options.access = StoreAccess::Read;
+    Bench { options, disk: bench.disk.clone(), ..Bench::new() }.open()
+}
+
+#[test]
+fn a_segment_that_cannot_be_opened_does_not_have_the_log_read_again() {
+    let mut bench = Bench::new();
+    bench.options.capacity_bytes = Some(16 << 20);
+    let writer = bench.open();
+    let reader = reader_of(&bench);
+    for number in 0..500 {
+        assert_eq!(bench.put(&writer, &format!("key {number}")).unwrap(), Put::Done);
+    }
+    bench.fail(Operation::Open, "seg-000002", u32::MAX, Errno::ACCESS);
+    assert!(reader.follow().is_err());
+    let before = bench.disk.bytes_read();
+    let failed = (0..200).filter(|_| reader.follow().is_err()).count();
+    let read = bench.disk.bytes_read() - before;
+    assert!(read < 200 * 64, "{read} bytes are read in 200 rounds");
+    assert!((4..=8).contains(&failed), "it is tried {failed} times in 200 rounds");
+    // The log is read on meanwhile, and what it says of the blocks that wait counts.
+    let is_waiting = |number: &i32| bench.find(&reader, &format!("key {number}")).is_none();
+    let waiting: Vec<i32> = (0..500).filter(is_waiting).collect();
+    assert!(!waiting.is_empty() && waiting.len() < 100, "{waiting:?}");
+    let gone = format!("key {}", waiting[0]);
+    assert_eq!(writer.delete(NAMESPACE, &[(gone.as_bytes(), fingerprint(&gone))]).unwrap(), 1);
+    // In a segment of its own, as it is larger.
+    assert_eq!(bench.put_len(&writer, "later", 3 * LEN).unwrap(), Put::Done);
+    let _ = reader.follow();
+    assert!(bench.has(&reader, "later"));
+    bench.disk.end_faults();
+    (0..512).for_each(|_| reader.follow().unwrap());
+    let missing: Vec<i32> = (0..500).filter(is_waiting).collect();
+    assert_eq!(missing, [waiting[0]]);
+}
+
+#[test]
+fn a_directory_that_cannot_be_read_is_not_read_again_and_again() {
+    let bench = Bench::new();
+    let writer = bench.open();
+    (0..50).for_each(|number| drop(bench.put(&writer, &format!("key {number}")).unwrap()));
+    writer.writer.as_ref().unwrap().checkpoint().unwrap();
+    bench.put_all(&writer, &["a"]);
+    bench.fail(Operation::Open, "idx-", u32::MAX, Errno::ACCESS);
+    let reader = reader_of(&bench);
+    let before = bench.disk.bytes_read();
+    let failed = (0..200).filter(|_| reader.follow().is_err()).count();
+    assert!((4..=8).contains(&failed), "it is tried {failed} times in 200 rounds");
+    assert!(bench.disk.bytes_read() - before < 3 * 8 * 16_384);
+    bench.disk.end_faults();
+    (0..512).for_each(|_| reader.follow().unwrap());
+    assert!(bench.has(&reader, "a"));
+}
+
+/// Overwrites the record that follows `records` others in the only log; what was there.
+fn zero_record(bench: &Bench, records: u64) -> Vec<u8> {
+    let log = bench.file("idx-");
+    let before = bench.disk.read(&log, records * 64, 64).unwrap();
+    bench.disk.write(&log, records * 64, &[0; 64]).unwrap();
+    before
+}
+
+#[test]
+fn a_damaged_record_hides_no_other_and_is_told() {
+    for durability in [Durability::Sync, Durability::None] {
+        let mut bench = Bench::new();
+        bench.options.durability = durability;
+        let writer = bench.open();
+        bench.put_all(&writer, &["a", "b", "c", "d"]);
+        // The head, the namespace and `a` come first.
+        zero_record(&bench, 3);
+        let reader = reader_of(&bench);
+        bench.put_all(&writer, &["e"]);
+        // Without syncs, it may be on its way for a while.
+        (0..16).for_each(|_| reader.follow().unwrap());
+        let all = ["a", "b", "c", "d", "e"];
+        assert_eq!(bench.found(&reader, &all), [true, false, true, true, true], "{durability}");
+        assert_eq!(reader.usage().damaged_records, 1, "{durability}");
+        assert_eq!(reader.damage().len(), 1, "{durability}");
+        bench.put_all(&writer, &["f"]);
+        reader.follow().unwrap();
+        assert!(bench.has(&reader, "f"), "{durability}");
+        assert_eq!((reader.usage().damaged_records, reader.damage().len()), (1, 0), "{durability}");
+    }
+}
+
+#[test]
+fn a_record_that_is_damaged_while_a_log_is_followed_hides_no_other() {
+    let bench = Bench::new();
+    let writer = bench.open();
+    bench.put_all(&writer, &["a"]);
+    let reader = reader_of(&bench);
+    bench.put_all(&writer, &["b", "c"]);
+    zero_record(&bench, 3);
+    reader.follow().unwrap();
+    assert_eq!(bench.found(&reader, &["a", "b", "c"]), [true, false, true]);
+    assert_eq!((reader.usage().damaged_records, reader.damage().len()), (1, 1));
+}
+
+#[test]
+fn a_record_that_is_being_written_is_waited_for() {
+    let mut bench = Bench::new();
+    bench.options.durability = Durability::None;
+    let writer = bench.open();
+    bench.put_all(&writer, &["a"]);
+    let reader = reader_of(&bench);
+    bench.put_all(&writer, &["b", "c"]);
+    let record = zero_record(&bench, 3);
+    (0..3).for_each(|_| reader.follow().unwrap());
+    assert!(bench.find(&reader, "c").is_none());
+    bench.disk.write(&bench.file("idx-"), 3 * 64, &record).unwrap();
+    reader.follow().unwrap();
+    assert_eq!(bench.found(&reader, &["a", "b", "c"]), [true; 3]);
+    assert_eq!(reader.usage().damaged_records, 0);
+}
+
+#[test]
+fn damage_that_an_opening_meets_is_told() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a", "b"]);
+    drop(store);
+    zero_record(&bench, 2);
+    let store = bench.open();
+    assert_eq!(bench.found(&store, &["a", "b"]), [false, true]);
+    assert_eq!(store.damage().len(), 1);
+    assert!(store.damage().is_empty());
+}

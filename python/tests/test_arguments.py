@@ -1,0 +1,121 @@
+"""Paths and names that are none: the error says what was given and what to pass."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import windlass
+from windlass import kv
+from windlass.distributed._filters import shard_dims, wanted_names
+from windlass.errors import OptionError
+
+
+class PathOfBytes(os.PathLike):
+    def __fspath__(self) -> bytes:
+        return b"model.safetensors"
+
+
+NO_PATHS = [
+    (None, "a path cannot be None: pass text or an os.PathLike"),
+    (b"model.safetensors", r"a path cannot be b'model.safetensors', which is of type bytes: .*os\.fsdecode"),
+    (bytearray(b"m"), "of type bytearray.*os.fsdecode"),
+    (memoryview(b"m"), "of type memoryview.*os.fsdecode"),
+    (PathOfBytes(), "a path of bytes: pass text, which os.fsdecode"),
+    (io.BytesIO(b"contents"), r"of type BytesIO: pass the name of the file; windlass\.load takes"),
+    (3, "a path cannot be 3, which is of type int"),
+]
+
+USERS_OF_PATHS: dict[str, Callable[[Any], Any]] = {
+    "load_file": windlass.load_file,
+    "open": windlass.open,
+    "iter_tensors": lambda path: list(windlass.iter_tensors(path)),
+    "save_file": lambda path: windlass.save_file({"a": np.zeros(1)}, path),
+    "save_sharded": lambda path: windlass.save_sharded({"a": np.zeros(1)}, path),
+    "doctor": windlass.doctor,
+    "store": lambda root: kv.Store(root, capacity="1GiB"),
+    "in a list": lambda path: windlass.load_file(["m.safetensors", path]),
+}
+
+
+@pytest.mark.parametrize("user", USERS_OF_PATHS)
+@pytest.mark.parametrize(("path", "expected"), NO_PATHS, ids=[type(path).__name__ for path, _ in NO_PATHS])
+def test_what_is_no_path_is_named_with_what_to_pass(user: str, path: Any, expected: str) -> None:
+    with pytest.raises(TypeError, match=expected):
+        USERS_OF_PATHS[user](path)
+
+
+def test_an_open_file_is_no_path(model: Path) -> None:
+    with model.open("rb") as file, pytest.raises(TypeError, match="pass the name of the file"):
+        windlass.load_file(file)
+
+
+@pytest.mark.parametrize("nothing", [[], (), set()], ids=repr)
+def test_no_paths_at_all_are_an_error(nothing: Any) -> None:
+    for load in (windlass.load_file, windlass.open, windlass.iter_tensors):
+        with pytest.raises(
+            OptionError, match="there is nothing to load: the list of paths is empty"
+        ) as caught:
+            load(nothing)
+        assert isinstance(caught.value, ValueError)
+
+
+def test_paths_may_be_any_iterable(model: Path) -> None:
+    assert len(windlass.load_file(path for path in (model,))) == 8  # type: ignore[arg-type]
+    assert len(windlass.load_file((str(model),))) == 8
+
+
+def test_a_path_is_no_data(model: Path) -> None:
+    for path in (model, str(model)):
+        with pytest.raises(TypeError, match=r"windlass\.load takes the bytes of a file, load_file its path"):
+            windlass.load(path)  # type: ignore[arg-type]
+
+
+def test_names_of_tensors_are_text(model: Path) -> None:
+    checkpoint = windlass.open(model)
+    wrong = "the name of a tensor cannot be 3, which is of type int: pass text"
+    takers: list[Callable[[], Any]] = [
+        lambda: checkpoint.get_tensor(3),  # type: ignore[arg-type]
+        lambda: checkpoint[3],  # type: ignore[index]
+        lambda: checkpoint.get_shape(3),  # type: ignore[arg-type]
+        lambda: checkpoint.get_dtype(3),  # type: ignore[arg-type]
+        lambda: checkpoint.get_slice(3),  # type: ignore[arg-type]
+        lambda: checkpoint.copy_into({3: bytearray(1)}),  # type: ignore[dict-item]
+        lambda: windlass.load_file(model, slices={3: 0}),  # type: ignore[dict-item]
+        lambda: windlass.load_file(model, select=["embed", 3]),  # type: ignore[list-item]
+        lambda: windlass.load_file(model, exclude=["embed", 3]),  # type: ignore[list-item]
+        lambda: windlass.save_file({3: np.zeros(1)}, "m"),  # type: ignore[dict-item]
+        lambda: windlass.save({3: np.zeros(1)}),  # type: ignore[dict-item]
+        lambda: wanted_names(["a"], [3], None),  # type: ignore[list-item]
+        lambda: shard_dims(["a"], [(1,)], {3: 0}),  # type: ignore[dict-item]
+    ]
+    for take in takers:
+        with pytest.raises(TypeError, match=wrong):
+            take()
+    assert 3 not in checkpoint
+
+
+@pytest.mark.parametrize("what", ["select", "exclude"])
+@pytest.mark.parametrize("given", [3, b"embed"], ids=repr)
+def test_what_selects_is_a_name_or_a_list(what: str, given: Any, model: Path) -> None:
+    with pytest.raises(
+        TypeError, match=f"{what} cannot be {given!r}, which is of type .*: pass the name of a"
+    ):
+        windlass.load_file(model, **{what: given})
+
+
+def test_metadata_is_text() -> None:
+    for metadata in ({"format": 1}, {1: "pt"}, {"format": None}):
+        with pytest.raises(TypeError, match=r"metadata cannot hold .*: keys and values are text"):
+            windlass.save({"a": np.zeros(1)}, metadata=metadata)  # type: ignore[arg-type]
+
+
+def test_long_values_are_cut_short_in_errors() -> None:
+    with pytest.raises(TypeError) as caught:
+        windlass.load_file(b"x" * 100_000)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 300
