@@ -179,8 +179,7 @@ impl Loading {
         if let Some(error) = no_threads {
             let why = no_thread(error);
             if options.route.is_cufile() {
-                let path = catalog.files().first().map(|file| file.path.clone()).unwrap_or_default();
-                return Err(Error::RouteUnavailable { route: options.route, path, why });
+                return Err(Error::RouteUnavailable { route: options.route, path: None, why });
             }
             refused.push(Refusal { what: THREADS.into(), path: None, why });
         }
