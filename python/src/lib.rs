@@ -60,7 +60,7 @@ mod _native {
     #[pymodule_export]
     use super::tensor::{Tensor, to_torch};
     #[pymodule_export]
-    use super::{doctor, memory_limits, search_cufile_in, version};
+    use super::{doctor, is_remote, memory_limits, search_cufile_in, version};
 }
 
 use crate::error::IntoPython;
@@ -133,6 +133,13 @@ fn search_cufile_in(directory: std::path::PathBuf) {
 #[pyfunction]
 fn memory_limits(py: Python<'_>) -> PyResult<String> {
     serde_json::to_string(&py.detach(windlass::memory::limits)).into_python(py)
+}
+
+/// Whether a path lies on a file system that other machines may share.
+#[pyfunction]
+fn is_remote(py: Python<'_>, path: std::path::PathBuf) -> PyResult<bool> {
+    let answer = py.detach(|| windlass::route::is_remote(&std::fs::File::open(path)?));
+    Ok(answer?)
 }
 
 /// What this machine offers a load, as JSON.

@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
@@ -63,6 +63,13 @@ def write_model(
 DAEMON = STAND_IN.with_name("usrbiod")
 
 
+def skip(requirement: str, why: str) -> NoReturn:
+    """Skips the test, or fails it if ``WINDLASS_TEST_REQUIRE`` lists what the machine lacks."""
+    if requirement in os.environ.get("WINDLASS_TEST_REQUIRE", "").split(","):
+        pytest.fail(f"lacks {requirement}, which WINDLASS_TEST_REQUIRE requires: {why}")
+    pytest.skip(f"lacks {requirement}: {why}")
+
+
 class Daemon:
     """A mounted stand-in of the daemon of 3FS, and the directory that it serves: see testkit/usrbiod."""
 
@@ -81,7 +88,7 @@ class Daemon:
         self._commands, self._answers = self._process.stdin, self._process.stdout
         if self._answers.readline().strip() != "ready":
             self.close()
-            pytest.skip("nothing can be mounted here")
+            skip("fuse", "nothing can be mounted here")
 
     def behave(self, *faults: str) -> None:
         """Sets the daemon's faults."""
@@ -174,9 +181,9 @@ def random_bytes(size: int) -> bytearray:
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("/dev/fuse cannot be used here")
+        skip("fuse", "/dev/fuse cannot be opened")
     if not DAEMON.exists():
-        pytest.skip("the stand-in was not built: cargo build --release --package usrbiod")
+        skip("fuse", "the stand-in was not built: cargo build --release --package usrbiod")
     root, mount = tmp_path / "root", tmp_path / "mount"
     root.mkdir()
     mount.mkdir()

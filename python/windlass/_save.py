@@ -14,7 +14,7 @@ from windlass._arguments import path_text, tensor_name, text_by_text
 from windlass._report import Refusal
 from windlass.errors import OptionError, UnsupportedDtypeError
 
-_DTYPES = {
+DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
     "int8": "I8",
@@ -204,7 +204,7 @@ def save(tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = Non
     return _native.save_bytes(_describe_all(tensors), text_by_text(metadata))
 
 
-class _Described(NamedTuple):
+class Described(NamedTuple):
     """A tensor as the native part sees it."""
 
     name: str
@@ -217,14 +217,14 @@ class _Described(NamedTuple):
     """What keeps the memory alive."""
 
 
-def _describe_all(tensors: Mapping[str, Any]) -> list[_Described]:
+def _describe_all(tensors: Mapping[str, Any]) -> list[Described]:
     return [_describe(tensor_name(name), tensor) for name, tensor in tensors.items()]
 
 
-def _describe(name: str, tensor: Any) -> _Described:
+def _describe(name: str, tensor: Any) -> Described:
     if isinstance(tensor, _native.Tensor):
         address, nbytes = tensor.data_ptr, tensor.nbytes
-        return _Described(name, tensor.dtype, tensor.shape, address, nbytes, tensor.device, tensor)
+        return Described(name, tensor.dtype, tensor.shape, address, nbytes, tensor.device, tensor)
     # A tensor of a framework can only be there if the framework is.
     if (torch := sys.modules.get("torch")) is not None and isinstance(tensor, torch.Tensor):
         return _describe_torch(name, tensor)
@@ -235,7 +235,7 @@ def _describe(name: str, tensor: Any) -> _Described:
     raise _refusal(name, f"{type(tensor).__qualname__} is no tensor of torch, numpy, jax or windlass")
 
 
-def _describe_torch(name: str, tensor: Any) -> _Described:
+def _describe_torch(name: str, tensor: Any) -> Described:
     if str(tensor.layout) != "torch.strided":
         raise _refusal(name, f"its layout is {tensor.layout}; save tensor.to_dense()")
     if not tensor.is_contiguous():
@@ -257,10 +257,10 @@ def _describe_torch(name: str, tensor: Any) -> _Described:
     address = tensor.data_ptr() if nbytes else 0
     if nbytes and not address:
         raise _refusal(name, f"a {type(tensor).__qualname__} has no memory that holds its values")
-    return _Described(name, dtype, shape, address, nbytes, str(tensor.device), storage)
+    return Described(name, dtype, shape, address, nbytes, str(tensor.device), storage)
 
 
-def _describe_numpy(name: str, array: Any) -> _Described:
+def _describe_numpy(name: str, array: Any) -> Described:
     import numpy as np  # noqa: PLC0415
 
     if not array.flags.c_contiguous:
@@ -274,7 +274,7 @@ def _describe_numpy(name: str, array: Any) -> _Described:
         if halves.size % 2:
             raise _refusal(name, "its elements of half a byte do not fill whole bytes")
         array = (halves[::2] & 0x0F) | (halves[1::2] << 4)
-    return _Described(name, dtype, shape, array.ctypes.data, array.nbytes, "cpu", array)
+    return Described(name, dtype, shape, array.ctypes.data, array.nbytes, "cpu", array)
 
 
 def _jax_on_host(name: str, array: Any) -> Any:
@@ -286,11 +286,11 @@ def _jax_on_host(name: str, array: Any) -> Any:
 
 
 def _dtype(name: str, dtype: str) -> str:
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         raise UnsupportedDtypeError(
             f"tensor {name!r} cannot be saved: safetensors files have no type {dtype}", tensor=name
         )
-    return _DTYPES[dtype]
+    return DTYPES[dtype]
 
 
 def _refusal(name: str, reason: str) -> OptionError:

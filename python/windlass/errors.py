@@ -148,6 +148,12 @@ class StoreReadOnlyError(WindlassError, PermissionError):
     """The KV store was opened for reading only."""
 
 
+class MemoryLostError(WindlassError, RuntimeError):
+    """A ring or a device failed while it had the memory of a request to a KV store. The memory must not be used again:
+    it may be read or written until the process ends.
+    """
+
+
 class WaitTimeoutError(WindlassError, TimeoutError):
     """What was waited for did not end in time. It goes on."""
 

@@ -1,6 +1,7 @@
 //! Programs in C and C++ that use the library as its users do.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
+use requirements::{Requirement, skip};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -69,8 +70,8 @@ fn a_c_program_reads_into_memory_of_a_device() {
 
 #[test]
 fn a_cpp_program_gets_what_the_header_promises() {
-    if Command::new("c++").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no C++ compiler (c++)");
+    if let Err(error) = Command::new("c++").arg("--version").output() {
+        skip(Requirement::Cxx, format!("c++: {error}"));
         return;
     }
     compile_and_run("c++", &["-std=c++17"], "conformance.cpp");

@@ -60,6 +60,25 @@ fn bytes_arrive_at_any_address_by_every_route() {
 }
 
 #[test]
+fn scratch_memory_is_one_chunk_whatever_is_read() {
+    let stand_in = Turn::take();
+    let file = TestFile::new(LEN as usize);
+    let (before, reader) =
+        (stand_in.count("device_bytes"), reader(Route::Threads, DirectIo::Auto, no_faults()));
+    for range in [range(0, LEN), range(5, LEN - 7), range(LEN - 1, 1)] {
+        let request = ReadRequest::new(&file.open(), range, Target::scratch(DeviceId::Cuda(1)));
+        let batch = reader.submit([request], Priority::Demand).unwrap();
+        batch.wait().unwrap();
+        let report = batch.report();
+        assert_eq!((report.delivered_bytes, report.staged_bytes), (range.len(), range.len()), "{report}");
+        assert!(report.carriers.iter().all(|own| own.via == Some(Route::Staged)), "{report}");
+        assert_eq!(stand_in.count("device_bytes") - before, reader.options().chunk_bytes);
+    }
+    drop(reader);
+    stand_in.assert_nothing_left("scratch memory");
+}
+
+#[test]
 fn a_device_that_does_not_exist_fails_its_read_alone() {
     let _turn = Turn::take();
     let file = TestFile::new(LEN as usize);

@@ -5,10 +5,10 @@
 mod common;
 
 use common::{
-    Footprint, assert_nothing_left, make_cold,
+    Footprint, assert_nothing_left, in_memory, make_cold,
     reading::{
-        Kind, LONG, Place, TestFile, assert_all_hold, lanes, no_faults, places, prepare, range, reader,
-        submit, write_file,
+        Kind, LONG, Place, TestFile, assert_all_hold, lanes, no_faults, open_reader, places, prepare, range,
+        reader, submit, write_file,
     },
     stand_in::Turn,
 };
@@ -52,8 +52,7 @@ fn a_ring_reads_into_no_memory_of_the_callers() {
         (Route::Threads, DirectIo::Auto),
         (Route::Threads, DirectIo::Never),
     ] {
-        let Ok(reader) = Reader::new(&ReaderOptions { route, direct, ..Default::default() }) else {
-            eprintln!("skipped: io_uring is not to be had here");
+        let Some(reader) = open_reader(&ReaderOptions { route, direct, ..Default::default() }) else {
             continue;
         };
         let mut place = Place::new(Kind::Host(0), whole_blocks);
@@ -343,10 +342,7 @@ fn ranges_past_the_end_fail_by_themselves() {
 #[test]
 fn files_in_memory_are_read_through_the_page_cache_or_refused() {
     let _turn = Turn::take();
-    let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
-        eprintln!("skipped: there is no /dev/shm");
-        return;
-    };
+    let Some(directory) = in_memory() else { return };
     let path = directory.path().join("data");
     let bytes = write_file(&path, LEN as usize);
     let open = ReadFile::open(&path).unwrap();

@@ -11,6 +11,7 @@ use common::{
     reading::{Kind, Place, TestFile, assert_all_hold, range, submit, until},
     tensor, write_model,
 };
+use requirements::{Requirement, skip};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::{fs, path::PathBuf};
 use windlass::{
@@ -167,7 +168,7 @@ fn a_load_that_its_cgroup_would_kill_is_refused() {
     let path = directory.path().join("model.safetensors");
     write_model(&path, &[tensor("a", Dtype::U8, &[200 << 20])], 0, 1);
     let Some(group) = enter_cgroup(LIMIT) else {
-        eprintln!("skipped: no memory cgroup can be made here");
+        skip(Requirement::Cgroup, "no control group with a limit on memory can be made and entered");
         return;
     };
     make_cold(&path);

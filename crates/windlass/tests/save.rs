@@ -6,9 +6,10 @@ mod common;
 use common::{
     can_read,
     child::{forbid, in_child},
-    devices, expected,
+    devices, expected, in_memory,
     saving::{Owned, assert_is, data, go_on, mixed, names, owned, reference},
 };
+use requirements::{Requirement, skip};
 use std::{
     collections::BTreeSet,
     fs, io,
@@ -308,10 +309,7 @@ fn two_saves_of_one_name_at_a_time_do_not_disturb_each_other() {
 
 #[test]
 fn memory_takes_no_direct_writes_and_the_report_says_so() {
-    let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
-        eprintln!("skipped: no /dev/shm");
-        return;
-    };
+    let Some(directory) = in_memory() else { return };
     let path = directory.path().join("model.safetensors");
     let tensors = mixed();
     let report = save_to(&path, &tensors, &SaveOptions::default()).unwrap();
@@ -331,11 +329,17 @@ fn memory_takes_no_direct_writes_and_the_report_says_so() {
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
+    /// Returns `None` where nothing can be mounted.
     fn mount() -> Option<Self> {
         let directory = disk();
         let mount = ["-t", "tmpfs", "-o", "size=3m", "tmpfs"];
-        let mounted = Command::new("mount").args(mount).arg(directory.path()).output().ok()?;
-        mounted.status.success().then_some(Self(directory))
+        let why = match Command::new("mount").args(mount).arg(directory.path()).output() {
+            Ok(output) if output.status.success() => return Some(Self(directory)),
+            Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+            Err(error) => format!("mount: {error}"),
+        };
+        skip(Requirement::Mount, why.trim());
+        None
     }
 }
 
@@ -347,10 +351,7 @@ impl Drop for SmallDisk {
 
 #[test]
 fn a_full_disk_is_an_error_before_the_first_write_and_the_old_file_stays() {
-    let Some(small) = SmallDisk::mount() else {
-        eprintln!("skipped: mounting is not allowed here");
-        return;
-    };
+    let Some(small) = SmallDisk::mount() else { return };
     let directory = small.0.path();
     let path = directory.join("model.safetensors");
     let old = [owned("a", Dtype::U8, &[1 << 20], 1)];

@@ -175,6 +175,15 @@ class Halves(torch.nn.Module):
         self.left, self.right = torch.nn.Parameter(memory[:3]), torch.nn.Parameter(memory[1:])
 
 
+class View(torch.nn.Module):
+    """A parameter that is a part of a larger memory, which no other parameter has."""
+
+    def __init__(self, part: torch.Tensor) -> None:
+        super().__init__()
+        self.whole = torch.nn.Linear(2, 2)
+        self.part = torch.nn.Parameter(part, requires_grad=False)
+
+
 class Turned(torch.nn.Module):
     """A parameter that is not contiguous."""
 
@@ -198,6 +207,29 @@ def test_models_are_saved_alike(tmp_path: Path) -> None:
         )
         assert expected.error is not None
         compare(f"save_model of {model}", got, expected)
+
+
+@pytest.mark.parametrize(
+    ("part", "is_refused"),
+    [
+        (SQUARE[:2], True),
+        (SQUARE[:, 1], True),
+        (SQUARE[2:2], True),
+        (SQUARE[:], False),
+        (SQUARE[0].clone(), False),
+    ],
+)
+def test_models_with_views_of_larger_memory(tmp_path: Path, part: torch.Tensor, is_refused: bool) -> None:
+    path = tmp_path / "m"
+    model = View(part)
+    for library in (MINE, THEIRS):
+        found = outcome(library.torch.save_model, model, str(path))
+        assert isinstance(found.error, RuntimeError) == is_refused, (library, found)
+        assert path.exists() != is_refused
+        THEIRS.torch.save_file({"part": part.clone(memory_format=torch.contiguous_format)}, path)
+        found = outcome(library.torch.load_model, model, str(path), strict=False)
+        assert isinstance(found.error, RuntimeError) == is_refused, (library, found)
+        path.unlink()
 
 
 def loaded(library: Any, model: torch.nn.Module, path: Path, strict: bool) -> list[set[str]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from windlass._native import Addresses, Completion, Pins, Region
 from windlass.errors import (
     ForkedError,
+    MemoryLostError,
     RequestError,
     StoreClosedError,
     StoreNotFoundError,
@@ -33,6 +34,7 @@ __all__ = [
     "Error",
     "ForkedError",
     "Key",
+    "MemoryLostError",
     "Namespace",
     "Pins",
     "Region",

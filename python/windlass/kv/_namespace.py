@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from windlass._native import Addresses, Pins
-from windlass.kv._ticket import Ticket
+from windlass.kv._ticket import Ticket, begin
 
 if TYPE_CHECKING:
     from windlass import _native
@@ -86,8 +86,9 @@ class Namespace:
             priority: What goes first.
             notify: Whether `Store.event_fd` tells of the end.
         """
-        self._waiting.make_room(notify)
-        native = self._native.store(
+        return begin(
+            self._native.store,
+            self._waiting,
             keys,
             buffers,
             shard=shard,
@@ -99,7 +100,6 @@ class Namespace:
             priority=priority,
             notify=notify,
         )
-        return Ticket(native, self._waiting if notify else None)
 
     def load(
         self,
@@ -126,8 +126,9 @@ class Namespace:
             priority: What goes first.
             notify: Whether `Store.event_fd` tells of the end.
         """
-        self._waiting.make_room(notify)
-        native = self._native.load(
+        return begin(
+            self._native.load,
+            self._waiting,
             keys,
             buffers,
             shard=shard,
@@ -136,7 +137,6 @@ class Namespace:
             priority=priority,
             notify=notify,
         )
-        return Ticket(native, self._waiting if notify else None)
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Notes that blocks were used, so that they stay longer."""

@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
+
+from windlass.kv._ending import abandon
 
 if TYPE_CHECKING:
     from windlass import _native
     from windlass._native import Completion
     from windlass.kv._waiting import Waiting
+
+
+def begin(
+    start: Callable[..., _native.KvTicket], waiting: Waiting, keys: Any, buffers: Any, **options: Any
+) -> Ticket:
+    """Begins a request. An exception that comes after that, such as `KeyboardInterrupt`, cancels the request, and is
+    raised once its memory is free: the caller gets no ticket to ask.
+    """
+    notify = options["notify"]
+    waiting.make_room(notify)
+    begun: list[_native.KvTicket] = []
+    try:
+        # Between the call and the list there is no bytecode, so no handler of a signal can run there.
+        begun.extend(starmap(partial(start, **options), [(keys, buffers)]))
+        return Ticket(begun[0], waiting if notify else None)
+    except BaseException:
+        try:
+            abandon(begun)
+        finally:
+            for native in begun if notify else ():
+                waiting.forget(native)
+        raise
 
 
 class Ticket:

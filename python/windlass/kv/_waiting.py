@@ -81,13 +81,22 @@ class Waiting:
                 if future in futures:
                     futures.remove(future)
                 if not futures and self._awaited.pop(number, None) is not None:
-                    self._given_up.add(number)
-                    if ticket.poll() is not None:
-                        self._settled.append((time.monotonic() + PATIENCE, number))
+                    self._give_up(ticket)
                 self._watching[loop] -= 1
                 if self._watching[loop] == 0:
                     del self._watching[loop]
                     loop.remove_reader(self._native.event_fd())
+
+    def forget(self, ticket: _native.KvTicket) -> None:
+        """Drops the completion of a request whose ticket the caller never got."""
+        with self._lock:
+            if self._undrained.pop(ticket.id, None) is None:
+                self._give_up(ticket)
+
+    def _give_up(self, ticket: _native.KvTicket) -> None:
+        self._given_up.add(ticket.id)
+        if ticket.poll() is not None:
+            self._settled.append((time.monotonic() + PATIENCE, ticket.id))
 
     def _readable(self) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 use faultfs::{Behaviour, FaultFs};
+use requirements::{Requirement, skip};
 use std::time::Duration;
 use windlass::{DirectIo, Error, LoadOptions, Loaded, Result, Route};
 
@@ -10,6 +11,7 @@ const TENSORS: usize = 12;
 const TENSOR_BYTES: usize = 1 << 20;
 
 /// A mounted model, or `None` where FUSE cannot be used.
+#[track_caller]
 fn mounted() -> Option<(FaultFs, tempfile::TempDir, Vec<u8>)> {
     let entries: Vec<String> = (0..TENSORS)
         .map(|i| {
@@ -25,7 +27,7 @@ fn mounted() -> Option<(FaultFs, tempfile::TempDir, Vec<u8>)> {
     match FaultFs::mount(directory.path(), vec![(NAME.into(), file.clone())]) {
         Ok(mounted) => Some((mounted, directory, file)),
         Err(error) => {
-            eprintln!("skipped: FUSE cannot be used here: {error}");
+            skip(Requirement::Fuse, error);
             None
         }
     }

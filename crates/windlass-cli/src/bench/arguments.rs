@@ -2,12 +2,15 @@
 
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueEnum};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use windlass::{DeviceId, Error};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
     /// Measure how fast files can be read by a route, with buffers and chunks of several sizes, by several processes
     Read(Box<Read>),
+    /// Measure how fast the headers of safetensors files are read, in batches of several sizes, by several threads
+    Headers(Box<Headers>),
     /// Read what the command says that started this
     #[command(hide = true)]
     Worker,
@@ -16,12 +19,11 @@ pub(crate) enum Bench {
 #[derive(Debug, Args)]
 #[command(after_long_help = READ_NOTES)]
 pub(crate) struct Read {
-    /// Files to read, whatever they hold. Their bytes are dealt evenly to the processes
-    #[arg(required = true, value_name = "PATH")]
-    pub(crate) paths: Vec<PathBuf>,
-    /// Which way the bytes take: auto (copies what the page cache holds, else threads), io_uring, threads, cached or usrbio
-    #[arg(long, value_name = "ROUTE", default_value = "auto")]
-    pub(crate) route: String,
+    #[command(flatten)]
+    pub(crate) files: Files,
+    /// Which ways the bytes take: auto (copies what the page cache holds, else threads), io_uring, threads, cached or usrbio
+    #[arg(long, value_name = "ROUTES", value_delimiter = ',', default_value = "auto")]
+    pub(crate) route: Vec<String>,
     /// Whether reads go past the page cache: auto (where the file system allows it, the default), always or never
     #[arg(long, value_name = "WHEN")]
     pub(crate) direct: Option<String>,
@@ -31,7 +33,7 @@ pub(crate) struct Read {
     /// Bytes in flight in each process, and of its staging memory; a number without unit counts MiB
     #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "64", value_parser = size)]
     pub(crate) buffer_sizes: Vec<u64>,
-    /// Longest single read, a multiple of 4096 up to 32MiB; a number without unit counts MiB
+    /// Longest single read, a multiple of 4096 up to 1GiB; a number without unit counts MiB
     #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "8", value_parser = size)]
     pub(crate) chunk_sizes: Vec<u64>,
     /// Processes that read at once
@@ -40,13 +42,16 @@ pub(crate) struct Read {
     /// Forget the bytes where they arrive, rather than bring them to memory of each process
     #[arg(long)]
     pub(crate) download_only: bool,
+    /// Copy the bytes on to a device: cuda, or cuda:N for the CUDA device of that number. Each process has one chunk there
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = device, conflicts_with = "download_only")]
+    pub(crate) device: DeviceId,
     /// How often to measure each combination
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) iterations: u32,
     /// How often to read everything before that
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) warmup: u32,
-    /// What to measure: each buffer size with each chunk size and each number of processes, or only the first of each
+    /// What to measure: each route and buffer size with each chunk size and number of processes, or only the first of each
     #[arg(long, value_enum, default_value_t = Mode::Grid)]
     pub(crate) mode: Mode,
     /// Write benchmark_raw.csv, benchmark_summary.csv and charts (SVG) into this directory
@@ -58,11 +63,94 @@ pub(crate) struct Read {
 }
 
 const READ_NOTES: &str = "\
-Throughput is the bytes of one iteration by the time from its start to the end of the last process, in GB/s (10^9 bytes). \
+The bytes of the files are dealt evenly to the processes. Throughput is the bytes of one iteration by the time from its start to the end of the last process, in GB/s (10^9 bytes). \
 Starting processes and opening files is not part of it. What the page cache holds is read from there by routes that go \
 through it; the column 'carriers' says how the bytes came.
 
 Combinations whose chunks are longer than their buffer are left out.";
+
+/// Arguments of `windlass bench headers`.
+#[derive(Debug, Args)]
+#[command(after_long_help = HEADERS_NOTES)]
+pub(crate) struct Headers {
+    #[command(flatten)]
+    pub(crate) files: Files,
+    /// Files in one call
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "8,32,128", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) batch_sizes: Vec<u32>,
+    /// Threads that read the headers of one call
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "4,8,16", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) num_threads: Vec<u16>,
+    /// How often to measure each combination
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) iterations: u32,
+    /// How often to read all headers before that
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) warmup: u32,
+    /// What to measure: each batch size with each number of threads, or only the first of each
+    #[arg(long, value_enum, default_value_t = Mode::Grid)]
+    pub(crate) mode: Mode,
+    /// Write benchmark_headers_batch_raw.csv, benchmark_headers_batch_summary.csv and a chart (SVG) into this directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output_dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const HEADERS_NOTES: &str = "\
+An iteration reads the header of each file once, through the page cache, in calls of one batch each, as read_headers_batch \
+of windlass.compat.threefs does. Files are opened in the iteration. A batch of more files than there are is a batch of all.";
+
+/// The files that a benchmark reads.
+#[derive(Debug, Args)]
+pub(crate) struct Files {
+    /// Files to read; with --mount-point, names or glob patterns below it [default there: **/*.safetensors]
+    #[arg(required_unless_present = "mount_point", value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Directory that the paths lie below, such as the mount point of a 3FS
+    #[arg(long, value_name = "DIR")]
+    mount_point: Option<PathBuf>,
+}
+
+impl Files {
+    /// Returns the files, those of a pattern in the order of their names.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] for a path that is not below the mount point, [`Error::NotFound`] if none matches.
+    pub(crate) fn resolve(&self) -> windlass::Result<Vec<PathBuf>> {
+        let Some(mount_point) = &self.mount_point else { return Ok(self.paths.clone()) };
+        let all = [PathBuf::from("**/*.safetensors")];
+        let patterns = if self.paths.is_empty() { &all[..] } else { &self.paths };
+        let mut files = Vec::new();
+        for pattern in patterns {
+            files.extend(matches(mount_point, pattern)?);
+        }
+        Ok(files)
+    }
+}
+
+/// The files below `mount_point` that match `pattern`.
+fn matches(mount_point: &Path, pattern: &Path) -> windlass::Result<Vec<PathBuf>> {
+    let below = pattern.strip_prefix(mount_point).unwrap_or(pattern);
+    if below.is_absolute() {
+        let (value, reason) =
+            (mount_point.display().to_string(), format!("{} is not below it", pattern.display()));
+        return Err(Error::InvalidOption { option: "mount-point", value, reason });
+    }
+    let path = mount_point.join(below);
+    if path.is_file() {
+        return Ok(vec![path]);
+    }
+    let not_found = |reason: String| Error::NotFound { path: path.clone(), reason };
+    let (Some(start), Some(below)) = (mount_point.to_str(), below.to_str()) else {
+        return Err(not_found("it is no file, and no pattern, since it is not UTF-8".into()));
+    };
+    let pattern = format!("{}/{below}", glob::Pattern::escape(start));
+    let found = glob::glob(&pattern).map_err(|error| not_found(format!("not a valid pattern: {error}")))?;
+    let found: Vec<PathBuf> = found.flatten().filter(|path| path.is_file()).collect();
+    if found.is_empty() { Err(not_found("no file matches".into())) } else { Ok(found) }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mode {
@@ -76,4 +164,18 @@ fn size(text: &str) -> Result<u64, String> {
         return mebibytes.checked_mul(1 << 20).ok_or_else(|| "it is more than there can be".to_owned());
     }
     text.parse::<ByteSize>().map(|size| size.as_u64())
+}
+
+fn device(text: &str) -> Result<DeviceId, Error> {
+    text.parse()
+}
+
+impl Mode {
+    /// What is measured of the values of one option.
+    pub(crate) fn of<T>(self, values: &[T]) -> &[T] {
+        match self {
+            Self::Grid => values,
+            Self::Single => &values[..values.len().min(1)],
+        }
+    }
 }

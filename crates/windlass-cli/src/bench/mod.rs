@@ -1,4 +1,4 @@
-//! `windlass bench read`: raw reads by any route, by processes of their own.
+//! `windlass bench read`: raw reads by any route, by processes of their own. `headers` is `windlass bench headers`.
 //!
 //! Each process is this command again, as `windlass bench worker`: it opens its part of the files, says that it is ready,
 //! and reads it whenever it is told to. `worker` is both ends of that; `tables` writes what was measured, and `charts`
@@ -6,21 +6,23 @@
 
 mod arguments;
 mod charts;
+mod headers;
 mod tables;
 mod worker;
 
 pub(crate) use arguments::Bench;
 
 use crate::{failure::Failure, output};
-use arguments::{Mode, Read};
+use arguments::Read;
 use std::{fs, path::PathBuf, time::Instant};
 use tables::{Measurement, Summary};
-use windlass::{ByteRange, Error, LoadOptions, read::ReadFile};
+use windlass::{ByteRange, DeviceId, Error, LoadOptions, Route, read::ReadFile};
 use worker::{Job, Part, Worker};
 
 pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
     match bench {
         Bench::Read(arguments) => read(arguments),
+        Bench::Headers(arguments) => headers::run(arguments),
         Bench::Worker => worker::serve(),
     }
 }
@@ -28,23 +30,31 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
 /// One combination of what is varied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Combination {
+    route: Route,
+    device: DeviceId,
     buffer_bytes: u64,
     chunk_bytes: u64,
     processes: u16,
 }
 
 fn read(arguments: &Read) -> Result<(), Failure> {
-    let options = options(arguments)?;
-    let files = arguments.paths.iter().map(|path| Ok((path.clone(), ReadFile::open(path)?.len())));
+    let routes: Vec<LoadOptions> =
+        arguments.route.iter().map(|route| options(arguments, route)).collect::<windlass::Result<_>>()?;
+    let files =
+        arguments.files.resolve()?.into_iter().map(|path| Ok((path.clone(), ReadFile::open(path)?.len())));
     let files: Vec<(PathBuf, u64)> = files.collect::<windlass::Result<_>>()?;
-    let combinations = combinations(arguments)?;
+    let mut combinations = Vec::new();
+    for options in arguments.mode.of(&routes) {
+        combinations
+            .extend(self::combinations(arguments, options.route)?.into_iter().map(|own| (options, own)));
+    }
     if let Some(directory) = &arguments.output_dir {
         fs::create_dir_all(directory).map_err(Failure::output)?;
     }
     let mut measurements = Vec::new();
     let mut failed = None;
-    for combination in combinations {
-        if let Err(failure) = measure(arguments, &options, &files, combination, &mut measurements) {
+    for (options, combination) in combinations {
+        if let Err(failure) = measure(arguments, options, &files, combination, &mut measurements) {
             failed = Some(failure);
             break;
         }
@@ -64,9 +74,9 @@ fn read(arguments: &Read) -> Result<(), Failure> {
     }
 }
 
-fn options(arguments: &Read) -> windlass::Result<LoadOptions> {
+fn options(arguments: &Read, route: &str) -> windlass::Result<LoadOptions> {
     let mut options = LoadOptions::from_env()?;
-    options.set("route", &arguments.route)?;
+    options.set("route", route)?;
     for (name, value) in [("direct", &arguments.direct), ("usrbio", &arguments.usrbio)] {
         if let Some(value) = value {
             options.set(name, value)?;
@@ -75,24 +85,23 @@ fn options(arguments: &Read) -> windlass::Result<LoadOptions> {
     Ok(options)
 }
 
-fn combinations(arguments: &Read) -> windlass::Result<Vec<Combination>> {
-    let Read { buffer_sizes, chunk_sizes, num_processes, .. } = arguments;
-    let count = |all: usize| if arguments.mode == Mode::Single { 1 } else { all };
+fn combinations(arguments: &Read, route: Route) -> windlass::Result<Vec<Combination>> {
+    let Read { buffer_sizes, chunk_sizes, num_processes, mode, device, .. } = arguments;
     let mut combinations = Vec::new();
-    for &processes in &num_processes[..count(num_processes.len())] {
+    for &processes in mode.of(num_processes) {
         if processes == 0 {
             let (value, reason) = ("0".to_owned(), "somebody has to read".to_owned());
             return Err(Error::InvalidOption { option: "num-processes", value, reason });
         }
-        for &buffer_bytes in &buffer_sizes[..count(buffer_sizes.len())] {
-            let chunks = chunk_sizes[..count(chunk_sizes.len())].iter();
-            combinations.extend(
-                chunks.filter(|&&chunk_bytes| chunk_bytes <= buffer_bytes).map(|&chunk_bytes| Combination {
-                    buffer_bytes,
-                    chunk_bytes,
-                    processes,
-                }),
-            );
+        for &buffer_bytes in mode.of(buffer_sizes) {
+            let chunks = mode.of(chunk_sizes).iter().filter(|&&chunk_bytes| chunk_bytes <= buffer_bytes);
+            combinations.extend(chunks.map(|&chunk_bytes| Combination {
+                route,
+                device: *device,
+                buffer_bytes,
+                chunk_bytes,
+                processes,
+            }));
         }
     }
     if combinations.is_empty() {
@@ -119,6 +128,7 @@ fn measure(
             usrbio: options.usrbio,
             buffer_bytes: combination.buffer_bytes,
             chunk_bytes: combination.chunk_bytes,
+            device: combination.device,
             is_kept: !arguments.download_only,
             parts,
         })?);
@@ -136,7 +146,6 @@ fn measure(
         let Some(iteration) = iteration.checked_sub(arguments.warmup) else { continue };
         for (rank, (result, worker)) in results.into_iter().zip(&workers).enumerate() {
             measurements.push(Measurement::new(
-                options.route,
                 combination,
                 rank,
                 iteration,

@@ -4,7 +4,7 @@ use super::{Combination, worker::Reading};
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::{collections::BTreeMap, path::Path};
-use windlass::Route;
+use windlass::{DeviceId, Route};
 
 const MEBIBYTE: f64 = (1 << 20) as f64;
 
@@ -28,6 +28,7 @@ pub(super) struct Measurement {
     /// From the iteration's start to the end of its last process.
     round_wall_time: f64,
     carriers: String,
+    device: DeviceId,
     #[serde(skip)]
     way_bytes: WayBytes,
     #[serde(skip)]
@@ -50,11 +51,11 @@ pub(super) struct Summary {
     wall_time_mean: f64,
     num_iterations: usize,
     carriers: String,
+    device: DeviceId,
 }
 
 impl Measurement {
     pub(super) fn new(
-        route: Route,
         combination: Combination,
         rank: usize,
         iteration: u32,
@@ -65,11 +66,12 @@ impl Measurement {
         let rate = if reading.seconds > 0.0 { reading.bytes as f64 / reading.seconds } else { 0.0 };
         let mut way_bytes = WayBytes::new();
         for carrier in &reading.carriers {
-            let way = format!("{} {}", carrier.route, carrier.access);
+            let via = carrier.via.map(|via| format!(" {via}")).unwrap_or_default();
+            let way = format!("{} {}{via}", carrier.route, carrier.access);
             *way_bytes.entry(way).or_default() += carrier.tensor_bytes;
         }
         Self {
-            backend: route,
+            backend: combination.route,
             buffer_size: combination.buffer_bytes as f64 / MEBIBYTE,
             chunk_size: combination.chunk_bytes as f64 / MEBIBYTE,
             num_processes: combination.processes,
@@ -82,6 +84,7 @@ impl Measurement {
             throughput_gbps: rate / 1e9,
             round_wall_time: round_seconds,
             carriers: ways([&way_bytes]),
+            device: combination.device,
             way_bytes,
             combination,
         }
@@ -114,22 +117,22 @@ pub(super) fn summaries(measurements: &[Measurement]) -> Vec<Summary> {
                 .zip(&seconds)
                 .map(|(round, seconds)| bytes(round) as f64 / seconds / 1e9)
                 .collect();
-            let mean = mean(&rates);
-            let variance = rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / rates.len() as f64;
+            let rate = Spread::of(&rates);
             Some(Summary {
                 backend: first.backend,
                 buffer_size_mb: first.buffer_size,
                 chunk_size_mb: first.chunk_size,
                 num_processes: first.num_processes,
-                throughput_gbps_median: median(&rates),
-                throughput_gbps_mean: mean,
-                throughput_gbps_min: rates.iter().copied().fold(f64::INFINITY, f64::min),
-                throughput_gbps_max: rates.iter().copied().fold(0.0, f64::max),
-                throughput_gbps_std: variance.sqrt(),
-                wall_time_median: median(&seconds),
-                wall_time_mean: self::mean(&seconds),
+                throughput_gbps_median: rate.median,
+                throughput_gbps_mean: rate.mean,
+                throughput_gbps_min: rate.min,
+                throughput_gbps_max: rate.max,
+                throughput_gbps_std: rate.deviation,
+                wall_time_median: Spread::of(&seconds).median,
+                wall_time_mean: Spread::of(&seconds).mean,
                 num_iterations: rounds.len(),
                 carriers: ways(own.iter().map(|one| &one.way_bytes)),
+                device: first.device,
             })
         })
         .collect()
@@ -139,13 +142,14 @@ impl Summary {
     /// Lines for people.
     pub(super) fn table(summaries: &[Self]) -> String {
         let mut lines = vec![format!(
-            "{:>10} {:>10} {:>10} {:>14} {:>18}  {}",
-            "processes", "buffer", "chunk", "GB/s (median)", "least to most", "carriers"
+            "{:>8} {:>10} {:>10} {:>10} {:>14} {:>18}  {}",
+            "route", "processes", "buffer", "chunk", "GB/s (median)", "least to most", "carriers"
         )];
         for own in summaries {
             let size = |mebibytes: f64| ByteSize((mebibytes * MEBIBYTE) as u64).to_string();
             lines.push(format!(
-                "{:>10} {:>10} {:>10} {:>14.2} {:>18}  {}",
+                "{:>8} {:>10} {:>10} {:>10} {:>14.2} {:>18}  {}",
+                own.backend,
                 own.num_processes,
                 size(own.buffer_size_mb),
                 size(own.chunk_size_mb),
@@ -168,7 +172,7 @@ pub(super) fn write(
     write_rows(&directory.join("benchmark_summary.csv"), summaries)
 }
 
-fn write_rows(path: &Path, rows: &[impl Serialize]) -> Result<(), csv::Error> {
+pub(super) fn write_rows(path: &Path, rows: &[impl Serialize]) -> Result<(), csv::Error> {
     let mut table = csv::Writer::from_path(path)?;
     for row in rows {
         table.serialize(row)?;
@@ -176,8 +180,26 @@ fn write_rows(path: &Path, rows: &[impl Serialize]) -> Result<(), csv::Error> {
     Ok(table.flush()?)
 }
 
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
+/// Where values lie.
+pub(super) struct Spread {
+    pub(super) median: f64,
+    pub(super) mean: f64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+    /// The standard deviation.
+    pub(super) deviation: f64,
+}
+
+impl Spread {
+    /// Describes at least one value.
+    pub(super) fn of(values: &[f64]) -> Self {
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
+        let (min, max) = values
+            .iter()
+            .fold((f64::INFINITY, 0.0f64), |(min, max), &value| (min.min(value), max.max(value)));
+        Self { median: median(values), mean, min, max, deviation: variance.sqrt() }
+    }
 }
 
 fn median(values: &[f64]) -> f64 {
@@ -192,12 +214,17 @@ mod tests {
     use super::*;
     use windlass::{Carrier, route::Access};
 
+    fn of(route: Route) -> Combination {
+        let (buffer_bytes, chunk_bytes) = (64 << 20, 8 << 20);
+        Combination { route, device: DeviceId::Cpu, buffer_bytes, chunk_bytes, processes: 2 }
+    }
+
     #[test]
     fn a_round_is_as_long_as_its_slowest_process() {
-        let combination = Combination { buffer_bytes: 64 << 20, chunk_bytes: 8 << 20, processes: 2 };
+        let combination = of(Route::Threads);
         let one = |rank, iteration, seconds, round| {
             let reading = Reading { bytes: 500_000_000, seconds, carriers: Vec::new() };
-            Measurement::new(Route::Threads, combination, rank, iteration, 1, reading, round)
+            Measurement::new(combination, rank, iteration, 1, reading, round)
         };
         // Two rounds of 1 GB: in 1 s and in 4 s.
         let measured = [one(0, 0, 0.5, 1.0), one(1, 0, 1.0, 1.0), one(0, 1, 4.0, 4.0), one(1, 1, 2.0, 4.0)];
@@ -209,12 +236,12 @@ mod tests {
 
     #[test]
     fn a_summary_has_the_carriers_of_every_process_and_iteration() {
-        let combination = Combination { buffer_bytes: 64 << 20, chunk_bytes: 8 << 20, processes: 2 };
+        let combination = of(Route::Auto);
         let one = |rank, iteration, route, tensor_bytes| {
             let (access, via) = (Access::Direct, None);
             let carrier = Carrier { route, access, via, tensor_bytes, read_bytes: tensor_bytes, reads: 1 };
             let reading = Reading { bytes: tensor_bytes, seconds: 1.0, carriers: vec![carrier] };
-            Measurement::new(Route::Auto, combination, rank, iteration, 1, reading, 1.0)
+            Measurement::new(combination, rank, iteration, 1, reading, 1.0)
         };
         let measured = [
             one(0, 0, Route::Cached, 10),

@@ -11,7 +11,7 @@ use std::{
     time::Instant,
 };
 use windlass::{
-    ByteRange, Carrier, DirectIo, Route, UsrbioClient,
+    ByteRange, Carrier, DeviceId, DirectIo, Route, UsrbioClient,
     read::{Batch, Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
 };
 
@@ -23,6 +23,7 @@ pub(super) struct Job {
     pub(super) usrbio: UsrbioClient,
     pub(super) buffer_bytes: u64,
     pub(super) chunk_bytes: u64,
+    pub(super) device: DeviceId,
     /// Whether the bytes are brought to memory, rather than forgotten.
     pub(super) is_kept: bool,
     pub(super) parts: Vec<Part>,
@@ -136,6 +137,7 @@ struct Opened {
     parts: Vec<(ReadFile, ByteRange)>,
     /// Bytes that are asked for at once.
     window_bytes: u64,
+    device: DeviceId,
     is_kept: bool,
 }
 
@@ -153,7 +155,8 @@ impl Opened {
         })?;
         let parts = job.parts.iter().map(|part| Ok((ReadFile::open(&part.path)?, part.range())));
         let parts: Vec<_> = parts.collect::<windlass::Result<_>>()?;
-        let opened = Self { reader, parts, window_bytes: 4 * job.buffer_bytes, is_kept: job.is_kept };
+        let window_bytes = job.buffer_bytes.saturating_mul(4);
+        let opened = Self { reader, parts, window_bytes, device: job.device, is_kept: job.is_kept };
         opened.open_route()?;
         Ok(opened)
     }
@@ -162,8 +165,17 @@ impl Opened {
     fn open_route(&self) -> Result<(), Told> {
         let Some((file, range)) = self.parts.first() else { return Ok(()) };
         let first = ByteRange::at(range.start(), range.len().min(1)).unwrap_or_default();
-        let request = ReadRequest::new(file, first, Target::discard());
+        let target = if self.device == DeviceId::Cpu { Target::discard() } else { self.target() };
+        let request = ReadRequest::new(file, first, target);
         Ok(self.reader.submit([request], Priority::Demand)?.wait()?)
+    }
+
+    fn target(&self) -> Target {
+        match (self.device, self.is_kept) {
+            (DeviceId::Cpu, true) => Target::memory(),
+            (DeviceId::Cpu, false) => Target::discard(),
+            (device, _) => Target::scratch(device),
+        }
     }
 
     /// Reads everything once. Two windows are under way, so that no thread ever waits for the next.
@@ -176,8 +188,7 @@ impl Opened {
             while position < range.end() {
                 let len = self.window_bytes.min(range.end() - position);
                 let window = ByteRange::at(position, len).unwrap_or_default();
-                let target = if self.is_kept { Target::memory() } else { Target::discard() };
-                let request = ReadRequest::new(file, window, target);
+                let request = ReadRequest::new(file, window, self.target());
                 under_way.push_back(self.reader.submit([request], Priority::Demand)?);
                 position += len;
                 if under_way.len() > 2

@@ -13,6 +13,7 @@ use crate::{
     damage::{files, flip},
 };
 use device_memory::DeviceMemory;
+use requirements::{Requirement, skip};
 use stand_in::Turn;
 use std::sync::Arc;
 use windlass::device::CopyDirection;
@@ -114,12 +115,17 @@ fn carried(store: &Store, carrier: Carrier) -> (u64, u64) {
 }
 
 /// Whether files can be read past the page cache here, which cuFile needs.
+#[track_caller]
 fn has_direct_files(options: &StoreOptions) -> bool {
     let mut options = options.clone();
     options.root = options.root.with_file_name("probe");
     let store = Store::open(options).unwrap();
     put(&namespace(&store), "a", Shape::of(1, 4096));
-    carried(&store, Carrier::UringDirect).1 + carried(&store, Carrier::ThreadsDirect).1 > 0
+    let is_direct = carried(&store, Carrier::UringDirect).1 + carried(&store, Carrier::ThreadsDirect).1 > 0;
+    if !is_direct {
+        skip(Requirement::Direct, format!("{:?}", store.report().unwrap().refused));
+    }
+    is_direct
 }
 
 const SHAPES: [Shape; 6] = [

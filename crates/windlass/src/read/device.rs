@@ -4,7 +4,7 @@
 use super::{options::ReaderOptions, queue::Taken, usrbio::UsrbioPath};
 use crate::{
     Error, Result,
-    device::{CopyQueue, Device},
+    device::{Allocation, CopyQueue, Device},
     memory::{Copying, Slot, SlotKind, Slots, may_be_under_way},
     parallel::lock,
     plan::Transfer,
@@ -29,6 +29,9 @@ pub(super) struct DeviceLine {
     sent: Mutex<Sent>,
     changed: Condvar,
     slots: Slots,
+    /// Memory of one chunk that reads for measurements overwrite, once there was one.
+    scratch: Mutex<Option<Allocation>>,
+    chunk_bytes: u64,
     queue: CopyQueue,
     /// Whether nobody knows if the copy that was waited for last has ended, so that its slot was given up.
     in_doubt: Arc<AtomicBool>,
@@ -73,9 +76,23 @@ impl DeviceLine {
             sent: Mutex::default(),
             changed: Condvar::new(),
             slots,
+            scratch: Mutex::default(),
+            chunk_bytes: options.chunk_bytes,
             queue: CopyQueue::new(&device)?,
             in_doubt: Arc::default(),
         }))
+    }
+
+    /// Returns the address of memory of one chunk on the device, which is allocated by the first call.
+    pub(super) fn scratch(&self) -> Result<u64> {
+        let mut scratch = lock(&self.scratch);
+        if let Some(allocation) = &*scratch {
+            return Ok(allocation.address());
+        }
+        let allocation = self.queue.allocate(self.chunk_bytes)?;
+        let address = allocation.address();
+        *scratch = Some(allocation);
+        Ok(address)
     }
 
     /// A free slot. `None` if none is free and `may_wait` does not hold.

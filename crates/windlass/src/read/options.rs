@@ -12,7 +12,7 @@ use bytesize::ByteSize;
 use std::path::PathBuf;
 
 /// Longest single read.
-const MAX_CHUNK_BYTES: u64 = 32 << 20;
+const MAX_CHUNK_BYTES: u64 = 1 << 30;
 
 /// How to read. The default is right for almost everyone.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub struct ReaderOptions {
     pub usrbio_directories: Vec<PathBuf>,
     /// Reads at once. Prefetching takes up half of them at most, or the only one.
     pub in_flight: usize,
-    /// Longest single read in bytes; a multiple of 4096.
+    /// Longest single read in bytes; a multiple of 4096 up to 1 GiB.
     pub chunk_bytes: u64,
     /// Most bytes of staging memory, for the host and for each device. It is taken as it is first used.
     pub memory_budget_bytes: u64,

@@ -147,6 +147,11 @@ pub(super) fn cut(
             };
             (None, parts(range, chunk, false).into_iter().map(|part| (part, place(part))).collect())
         }),
+        request::Place::Scratch(device) => line(device).and_then(|line| {
+            let address = line.scratch()?;
+            let parts = parts(range, chunk, false).into_iter();
+            Ok((None, parts.map(|part| (part, Place::Device(line.clone(), address))).collect()))
+        }),
         request::Place::Sink(sink) => {
             let parts = parts(range, chunk, false).into_iter();
             Ok((None, parts.map(|part| (part, Place::Sink(sink.clone()))).collect()))

@@ -121,9 +121,9 @@ impl Reader {
             if let request::Place::Host(start) = &request.target.0 {
                 borrowed.extend(ByteRange::at(start.pointer().addr().get() as u64, request.range.len()));
             }
-            goes_to_device |= matches!(request.target.0, request::Place::Device(..));
-            let needs_memory = !matches!(request.target.0, request::Place::Device(..));
-            let usable = self.make_usable(&request.file.0, needs_memory);
+            let is_on_device = request.target.0.is_on_device();
+            goes_to_device |= is_on_device;
+            let usable = self.make_usable(&request.file.0, !is_on_device);
             match pieces::cut(request, shared.options.chunk_bytes, usable, |device| self.line(device)) {
                 Ok(Cut { state, pieces }) => {
                     reads.push(state);

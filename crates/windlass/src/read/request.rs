@@ -149,6 +149,7 @@ pub(super) enum Place {
     Memory,
     Host(HostAddress),
     Device(DeviceId, u64),
+    Scratch(DeviceId),
     Sink(Arc<Sink>),
     Discard,
 }
@@ -166,6 +167,12 @@ unsafe impl Send for HostAddress {}
 impl HostAddress {
     pub(super) fn pointer(self) -> NonNull<u8> {
         self.0
+    }
+}
+
+impl Place {
+    pub(super) fn is_on_device(&self) -> bool {
+        matches!(self, Self::Device(..) | Self::Scratch(_))
     }
 }
 
@@ -204,6 +211,11 @@ impl Target {
         Self(Place::Sink(Arc::new(sink)))
     }
 
+    /// One chunk of memory of a device, which all such reads of a reader overwrite. For measurements.
+    pub fn scratch(device: DeviceId) -> Self {
+        Self(Place::Scratch(device))
+    }
+
     /// Nowhere: the bytes are read and forgotten. For measurements.
     pub fn discard() -> Self {
         Self(Place::Discard)
@@ -216,6 +228,7 @@ impl fmt::Debug for Target {
             Place::Memory => f.write_str("Memory"),
             Place::Host(address) => write!(f, "Host({:p})", address.0),
             Place::Device(device, address) => write!(f, "Device({device}, {address:#x})"),
+            Place::Scratch(device) => write!(f, "Scratch({device})"),
             Place::Sink(_) => f.write_str("Sink"),
             Place::Discard => f.write_str("Discard"),
         }

@@ -33,7 +33,7 @@ pub(crate) use outcome::{Outcome, is_refusal_of_direct, is_transient};
 pub(crate) use residency::Probe;
 pub use ring::open_ring;
 pub(crate) use source::{SourceFile, open_direct};
-pub use storage::{FileUse, PastCache, open_past_cache, ring_refusal};
+pub use storage::{FileUse, PastCache, is_remote, open_past_cache, ring_refusal};
 pub(crate) use threads::Pread;
 pub(crate) use threefs::OpenMount;
 pub use threefs::{UsrbioClient, mount_point_of_3fs, mount_points_of_3fs, probe_3fs};

@@ -38,6 +38,15 @@ pub fn ring_refusal(file: &File) -> io::Result<Option<Unavailable>> {
     Ok(FileSystem::of(file)?.ring_refusal())
 }
 
+/// Whether `file`, which may be a directory, lies on a file system that other machines may share: one of the network, or a
+/// program's (FUSE).
+///
+/// # Errors
+/// The system's, if it does not say which file system that is.
+pub fn is_remote(file: &File) -> io::Result<bool> {
+    Ok(FileSystem::of(file)?.is_remote())
+}
+
 /// Opens an open file a second time, past the page cache.
 ///
 /// # Errors

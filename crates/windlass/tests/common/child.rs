@@ -25,7 +25,7 @@ fn run_again(test: &str, case: &str) {
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{test} ({case}) failed in its child ({}):\n{text}", output.status);
     assert!(text.contains("1 passed"), "there is no test {test}:\n{text}");
-    eprint!("{text}");
+    requirements::forward_skips(&text);
 }
 
 /// Runs this test again in a child for one of its cases; `true` in the child of that case.

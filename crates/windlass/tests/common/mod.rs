@@ -16,11 +16,12 @@ pub mod reading;
 pub mod saving;
 pub mod stand_in;
 
+use requirements::{Requirement, skip};
 use std::{
     fs,
     path::{Path, PathBuf},
 };
-use windlass::{DeviceId, Dtype, Loaded};
+use windlass::{DeviceId, DirectIo, Dtype, Loaded, Route};
 
 /// One tensor of a test model.
 #[derive(Clone, Debug)]
@@ -215,20 +216,34 @@ pub fn assert_nothing_left(before: &Footprint) {
     assert_eq!(stand_in::STAND_IN.leftovers(), [], "something was left on the device");
 }
 
-/// Whether a route can read files of this directory with this access; says so if not. A container may forbid
-/// io_uring, and its file system may lack direct reads: what remains is tested all the same.
-pub fn can_read(directory: &Path, route: windlass::Route, direct: windlass::DirectIo) -> bool {
+/// Returns whether a route can read files of this directory with this access. A container may forbid io_uring, and its
+/// file system may lack direct reads: what remains is tested all the same, unless both are required.
+#[track_caller]
+pub fn can_read(directory: &Path, route: Route, direct: DirectIo) -> bool {
     let path = directory.join("probe.safetensors");
     write_model(&path, &[tensor("probe", Dtype::U8, &[2 << 20])], 0, 1);
     let options = windlass::LoadOptions { route, direct, ..windlass::LoadOptions::default() };
     match windlass::load(&[&path], &options) {
         Ok(_) => true,
         Err(windlass::Error::RouteUnavailable { why, .. }) => {
-            eprintln!("route {route} is not tested here: {why}");
+            // A ring that reads through the page cache needs nothing else.
+            let has_ring = route != Route::IoUring
+                || direct != DirectIo::Never && can_read(directory, route, DirectIo::Never);
+            if has_ring {
+                skip(Requirement::Direct, why);
+            } else if direct == DirectIo::Never {
+                skip(Requirement::IoUring, why);
+            }
             false
         }
         Err(other) => panic!("{other:?}"),
     }
+}
+
+/// A folder of a file system in memory, or `None` where there is none.
+#[track_caller]
+pub fn in_memory() -> Option<tempfile::TempDir> {
+    tempfile::tempdir_in("/dev/shm").inspect_err(|error| skip(Requirement::Shm, error)).ok()
 }
 
 /// Drops a file from the page cache.

@@ -1,6 +1,7 @@
 //! What tests of readers share: files, every kind of memory to read into, and scripts of faults.
 
 use super::stand_in::STAND_IN;
+use requirements::{Requirement, skip};
 use rustix::mm::{self, MapFlags, ProtFlags};
 use std::{
     fs,
@@ -259,16 +260,15 @@ pub fn lanes() -> Vec<(Route, DirectIo, bool)> {
     let path = directory.path().join("probe");
     write_file(&path, 1 << 20);
     let can_read = |route, direct| {
-        let reader = match Reader::new(&ReaderOptions { route, direct, ..Default::default() }) {
-            Err(Error::RouteUnavailable { .. }) => return false,
-            reader => reader.unwrap(),
+        let Some(reader) = open_reader(&ReaderOptions { route, direct, ..Default::default() }) else {
+            return false;
         };
         let file = ReadFile::open(&path).unwrap();
         let request = ReadRequest::new(&file, range(0, 1 << 20), Target::memory());
         match reader.submit([request], Priority::Demand).unwrap().wait() {
             Ok(()) => true,
             Err(Error::RouteUnavailable { why, .. }) => {
-                eprintln!("route {route} is not tested here: {why}");
+                skip(Requirement::Direct, why);
                 false
             }
             Err(error) => panic!("{error}"),
@@ -284,6 +284,18 @@ pub fn lanes() -> Vec<(Route, DirectIo, bool)> {
     ];
     lanes.retain(|(route, direct, _)| can_read(*route, *direct));
     lanes
+}
+
+/// Opens a reader, or returns `None` where the machine lacks what its route needs.
+#[track_caller]
+pub fn open_reader(options: &ReaderOptions) -> Option<Reader> {
+    match Reader::new(options) {
+        Err(Error::RouteUnavailable { route: Route::IoUring, why, .. }) => {
+            skip(Requirement::IoUring, why);
+            None
+        }
+        reader => Some(reader.unwrap()),
+    }
 }
 
 /// A gate that faults or sinks wait at until it is opened.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import mmap
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +19,15 @@ import numpy as np
 # What plug-ins and the store have for their tests serves those of adapters.
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "plugins")]
 
+from conftest import write_model
 from plugin_hosts import ROOT
 
 # Where the examples of the documentation have their stores.
 DOCUMENTED_ROOT = "/mnt/nvme/kv"
 # Small, so that segments are too; and nothing is asked of the drive that tests do not need.
 SMALL = {"capacity": "64MiB", "min_free": 0, "durability": "none"}
+# Those that no handler of `Exception` sees, and one that no handler of the store's errors does.
+INTERRUPTS = [KeyboardInterrupt, SystemExit, asyncio.CancelledError, TypeError]
 
 
 def examples(page: str, root: Path, language: str = "json") -> list[Any]:
@@ -75,6 +81,111 @@ def _places(root: Path, content: bytes) -> Iterator[tuple[Path, int]]:
                 yield path, offset
 
 
+def exported_metrics(text: str, root: Path) -> dict[tuple[str, ...], float]:
+    """The counters and gauges of a store in what Prometheus gets, without what says which process they are of."""
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
+
+    found: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "pid"}
+            if sample.name.startswith("windlass_kv_") and labels.pop("store", str(root)) == str(root):
+                found[(sample.name, *sorted(labels.values()))] = sample.value
+    return found
+
+
+def assert_exported(exported: Any, store: Any) -> None:
+    """Prometheus gets what the store counts and measures, but for histograms."""
+    from prometheus_client import generate_latest  # noqa: PLC0415
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families  # noqa: PLC0415
+
+    families = list(text_string_to_metric_families(store.metrics()))
+    assert {"counter", "gauge", "histogram"} == {family.type for family in families}
+    expected = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in families
+        for sample in family.samples
+        if family.type != "histogram" and not sample.name.endswith("_created")
+    }
+    exported.update()
+    found = exported_metrics(generate_latest().decode(), Path(store.root))
+    assert expected.keys() <= found.keys()
+    stored = [key for key in expected if key[0] == "windlass_kv_stored_bytes_total"]
+    # Others may change in between.
+    assert [found[key] for key in stored] == [expected[key] for key in stored]
+    assert sum(found[key] for key in stored) > 0
+
+
 def random_bytes(size: int, seed: int) -> bytes:
     """Bytes that are nowhere else."""
     return np.random.default_rng(seed).bytes(size)
+
+
+class Held:
+    """A ticket whose memory a test holds on to."""
+
+    def __init__(self, *statuses: str, released: bool = False) -> None:
+        succeeded = [status in ("ok", "exists") for status in statuses]
+        self.id = 1 << 60
+        self.completion = SimpleNamespace(
+            ticket=self.id,
+            statuses=list(statuses),
+            succeeded=succeeded,
+            ok=all(succeeded),
+            bytes=0,
+            moving=0.0,
+        )
+        self.is_done, self.is_released, self.is_lost = True, released, False
+        # What comes instead of the next answers of `released`.
+        self.interrupts: list[BaseException] = []
+        self.is_cancelled = False
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def released(self) -> bool:
+        if self.interrupts:
+            raise self.interrupts.pop()
+        return self.is_released
+
+    def lost(self) -> bool:
+        return self.is_lost
+
+    def cancel(self) -> bool:
+        self.is_cancelled = True
+        return False
+
+    def wait(self, timeout: float | None = None) -> Any:
+        assert self.is_done
+        return self.completion
+
+
+def released_later(ticket: Held) -> threading.Timer:
+    timer = threading.Timer(0.1, setattr, (ticket, "is_released", True))
+    timer.start()
+    return timer
+
+
+def failing_on_second_call(first: Held, interrupt: type[BaseException]) -> Callable[..., Held]:
+    calls: list[Any] = []
+
+    def start(*_: Any, **__: Any) -> Held:
+        calls.append(None)
+        if len(calls) == 2:
+            raise interrupt("of the second")
+        return first
+
+    return start
+
+
+def sharded_checkpoint(path: Path, seed: int = 0) -> Path:
+    """A checkpoint of three files."""
+    path.mkdir(parents=True)
+    names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    tensors = [f"layers.{number}.weight" for number in range(3)]
+    for number, (name, tensor) in enumerate(zip(names, tensors, strict=True)):
+        write_model(path / name, {tensor: ("BF16", [512, 1024])}, seed=seed * 10 + number)
+    index = {"metadata": {}, "weight_map": dict(zip(tensors, names, strict=True))}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (path / "config.json").write_text('{"rope_theta": 10000}')
+    return path

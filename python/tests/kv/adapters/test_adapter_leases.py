@@ -7,47 +7,14 @@ from __future__ import annotations
 import select
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_hosts import SMALL
-from windlass.errors import StorageError
+from adapter_hosts import INTERRUPTS, SMALL, Held, failing_on_second_call, released_later
+from windlass.errors import MemoryLostError, StorageError
+from windlass.kv import _ending
 from windlass.kv.adapters import _tickets
 from windlass.kv.adapters.lmcache import Client
-
-
-class Held:
-    """A ticket whose memory a test holds on to."""
-
-    def __init__(self, *statuses: str, released: bool = False) -> None:
-        succeeded = [status in ("ok", "exists") for status in statuses]
-        self.id = 1 << 60
-        self.completion = SimpleNamespace(
-            ticket=self.id,
-            statuses=list(statuses),
-            succeeded=succeeded,
-            ok=all(succeeded),
-            bytes=0,
-            moving=0.0,
-        )
-        self.is_done, self.is_released, self.is_lost = True, released, False
-
-    def done(self) -> bool:
-        return self.is_done
-
-    def released(self) -> bool:
-        return self.is_released
-
-    def lost(self) -> bool:
-        return self.is_lost
-
-    def cancel(self) -> bool:
-        return False
-
-    def wait(self, timeout: float | None = None) -> Any:
-        assert self.is_done
-        return self.completion
 
 
 # After an error of a ring or a device that leaves in doubt what it still does, too.
@@ -69,8 +36,8 @@ def test_a_request_that_has_not_ended_has_no_outcome():
 def test_settling_fails_where_the_memory_is_lost():
     ticket = Held("ok", "io:5")
     ticket.is_lost = True
-    with pytest.raises(_tickets.MemoryLostError, match="1 io:5, 1 ok"):
-        _tickets.settle(ticket)
+    with pytest.raises(MemoryLostError, match="1 io:5, 1 ok"):
+        _tickets.complete(lambda: ticket)
     assert _tickets.outcome(ticket) is None
 
 
@@ -81,8 +48,8 @@ def test_settling_waits_for_the_release(monkeypatch):
         pauses.append(seconds)
         ticket.is_released = len(pauses) == 20
 
-    monkeypatch.setattr(_tickets.time, "sleep", sleep)
-    assert _tickets.settle(ticket) is ticket.completion
+    monkeypatch.setattr(_ending.time, "sleep", sleep)
+    assert _tickets.complete(lambda: ticket) is ticket.completion
     assert len(pauses) == 20
     assert pauses == sorted(pauses)
 
@@ -92,11 +59,58 @@ def test_all_requests_are_settled_though_memory_of_one_is_lost():
     lost.is_lost = True
     releasing = threading.Timer(0.1, setattr, (held, "is_released", True))
     releasing.start()
-    with pytest.raises(_tickets.MemoryLostError, match="1 io:5"):
-        _tickets.settle_all([lost, held])
+    with pytest.raises(MemoryLostError, match="1 io:5"):
+        _ending.settle_all([lost, held])
     assert held.is_released, "it is waited for"
     releasing.join()
-    assert _tickets.settle_all([held, held]) == [held.completion] * 2
+    assert _ending.settle_all([held, held]) == [held.completion] * 2
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+@pytest.mark.parametrize("end", [_ending.settle_all, _ending.abandon])
+def test_an_interrupted_wait_cancels_and_goes_on_until_the_release(end, interrupt):
+    ticket = Held("cancelled")
+    # Ctrl-C is pressed twice.
+    ticket.interrupts = [interrupt("first"), interrupt("second")]
+    timer = released_later(ticket)
+    with pytest.raises(interrupt):
+        end([ticket])
+    assert ticket.is_cancelled
+    assert ticket.is_released
+    timer.join()
+
+
+def test_abandoned_memory_that_is_lost_is_an_error():
+    lost, held = Held("io:5"), Held("cancelled")
+    lost.is_lost = True
+    timer = released_later(held)
+    with pytest.raises(MemoryLostError, match="1 io:5"):
+        _ending.abandon([lost, held])
+    assert held.is_released
+    timer.join()
+
+
+@pytest.mark.parametrize("what", ["load", "store"])
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+def test_lmcache_gets_its_memory_back_when_an_operation_cannot_begin(
+    tmp_path: Path, monkeypatch, interrupt, what
+):
+    client = Client(str(tmp_path / "kv"), **SMALL)
+    first = Held("cancelled")
+    monkeypatch.setattr(client._blocks.__class__, what, failing_on_second_call(first, interrupt))
+    submit = client.submit_batch_get if what == "load" else client.submit_batch_set
+    timer = released_later(first)
+    with pytest.raises(interrupt, match="of the second"):
+        # Of two lengths: an operation of two requests.
+        submit(["a", "b"], [memoryview(bytearray(100)), memoryview(bytearray(200))])
+    assert first.is_cancelled
+    assert first.is_released, "LMCache may use the memory now"
+    # The end of the first request belongs to no operation that LMCache knows.
+    drained = [[first.completion]]
+    monkeypatch.setattr(client._store, "drain_completions", lambda: drained.pop() if drained else [])
+    assert client.drain_completions() == []
+    timer.join()
+    client.close()
 
 
 def test_lmcache_is_told_when_its_memory_is_free(tmp_path: Path, monkeypatch):

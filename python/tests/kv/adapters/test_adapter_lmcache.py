@@ -13,7 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from adapter_hosts import SMALL, examples, flip_bit, random_bytes, truncate
+from adapter_hosts import (
+    SMALL,
+    assert_exported,
+    examples,
+    exported_metrics,
+    flip_bit,
+    random_bytes,
+    truncate,
+    wait_until,
+)
+from conftest import run
 from plugin_hosts import HOST_WARNINGS, import_host
 
 import_host("lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter")
@@ -23,6 +33,7 @@ from lmcache.v1.distributed.l2_adapters.config import (  # noqa: E402
     add_l2_adapters_args,
     parse_args_to_l2_adapters_config,
 )
+from prometheus_client import generate_latest  # noqa: E402
 from windlass.errors import OptionError  # noqa: E402
 from windlass.kv.adapters.lmcache import Client  # noqa: E402
 
@@ -310,3 +321,50 @@ def test_closing_lets_stores_end_and_is_idempotent(tmp_path):
     client = Client(str(tmp_path / "kv"), **SMALL)
     assert all(do(client, client.submit_batch_exists([f"k{number}" for number in range(16)]))[2])
     client.close()
+
+
+def test_prometheus_gets_the_stores_metrics(client):
+    do(client, client.submit_batch_set(["a"], [memoryview(bytearray(5000))]))
+    for _ in range(2):
+        do(client, client.submit_batch_get(["a"], [memoryview(bytearray(5000))]))
+        assert_exported(client._exported, client._store)
+
+
+def test_metrics_are_exported_now_and_then(tmp_path, monkeypatch):
+    monkeypatch.setattr("windlass.kv.adapters._metrics._EVERY_S", 0.01)
+    client = Client(str(tmp_path / "kv"), **SMALL)
+
+    def exported() -> dict:
+        return exported_metrics(generate_latest().decode(), tmp_path / "kv")
+
+    wait_until(lambda: ("windlass_kv_root_bytes",) in exported())
+    client.close()
+
+
+def test_processes_of_a_host_export_their_metrics_together(tmp_path):
+    script = """
+    import sys
+    from pathlib import Path
+    import prometheus_client
+    from windlass.kv.adapters.lmcache import Client
+
+    client = Client(sys.argv[1], capacity="64MiB", min_free=0)
+    client._blocks.store([sys.argv[2]], [bytearray(5000)]).wait(20)
+    client._exported.update()
+    client.close()
+    """
+    root, metrics = tmp_path / "kv", tmp_path / "metrics"
+    metrics.mkdir()
+    for key in "ab":
+        done = run(script, root, key, PROMETHEUS_MULTIPROC_DIR=str(metrics))
+        assert done.returncode == 0, done.stderr
+    gather = """
+    from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    print(generate_latest(registry).decode())
+    """
+    found = exported_metrics(run(gather, PROMETHEUS_MULTIPROC_DIR=str(metrics)).stdout, root)
+    (stored,) = [value for name, value in found.items() if name[0] == "windlass_kv_stored_bytes_total"]
+    assert stored == 10_000

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from adapter_hosts import SMALL, examples, flip_bit, wait_until
+from adapter_hosts import (
+    INTERRUPTS,
+    SMALL,
+    Held,
+    assert_exported,
+    examples,
+    flip_bit,
+    released_later,
+    sharded_checkpoint,
+    wait_until,
+)
 from plugin_hosts import HOST_WARNINGS, import_host
 
 import_host("sglang.srt.mem_cache.pool_host.mha")
@@ -493,6 +505,47 @@ def test_a_pool_that_is_not_registered_is_named(tmp_path):
 def test_what_cannot_be_is_said_when_the_backend_is_attached(tmp_path, store, message):
     with pytest.raises(OptionError, match=message), opened(tmp_path, mha_pool(), store=store):
         pass
+
+
+def test_prometheus_gets_the_stores_metrics_if_sglang_exports_any(tmp_path):
+    with opened(tmp_path / "with", mha_pool()) as backend:
+        assert backend.batch_set_v1(["a"], indices(0)) == [True]
+        assert_exported(backend._exported, backend._store)
+    with opened(tmp_path / "without", mha_pool(), enable_storage_metrics=False) as backend:
+        assert backend._exported is None
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_pages_of_other_weights_at_the_same_path_are_not_found(tmp_path, monkeypatch, is_published):
+    path = tmp_path / "llama"
+    if is_published:
+        # As in SGLang's server. Its pools may add to the name.
+        model = SimpleNamespace(model_path=str(path), revision=None)
+        monkeypatch.setattr("windlass.kv.adapters.sglang.get_model", lambda: model)
+    name = "llama-unified-token-major" if is_published else str(path)
+    pool = mha_pool()
+    for seed, expected in ((0, 0), (1, 0), (0, 1)):
+        sharded_checkpoint(path, seed)
+        with opened(tmp_path / "kv", pool, model_name=name) as backend:
+            assert backend.batch_exists(["a"]) == expected
+            assert backend.batch_set_v1(["a"], indices(0)) == [True]
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+@pytest.mark.parametrize("what", ["batch_get_v1", "batch_set_v1"])
+def test_sglang_gets_its_pages_back_when_a_call_is_interrupted(tmp_path, monkeypatch, what, interrupt):
+    with opened(tmp_path / "kv", mha_pool()) as ours:
+        ticket = Held("cancelled")
+        ticket.interrupts = [interrupt()]
+        monkeypatch.setattr("windlass.kv.Namespace.load", lambda *_, **__: ticket)
+        monkeypatch.setattr("windlass.kv.Namespace.store", lambda *_, **__: ticket)
+        timer = released_later(ticket)
+        with pytest.raises(interrupt):
+            getattr(ours, what)(["one"], indices(0))
+        assert ticket.is_cancelled
+        assert ticket.is_released, "SGLang may use the page now"
+        timer.join()
 
 
 def test_sglangs_own_faults_reach_nothing(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adapter_hosts import SMALL, examples, flip_bit, random_bytes, truncate, wait_until
+from adapter_hosts import (
+    INTERRUPTS,
+    SMALL,
+    Held,
+    assert_exported,
+    examples,
+    failing_on_second_call,
+    flip_bit,
+    random_bytes,
+    released_later,
+    sharded_checkpoint,
+    truncate,
+    wait_until,
+)
 from plugin_hosts import HOST_WARNINGS, import_host
 from test_kv_device import DeviceMemory
 
@@ -114,6 +128,10 @@ def dump(store: WindlassStore, ids: list[bytes]) -> list[list[torch.Tensor]]:
     rows = tensors(ids)
     store.wait(store.dump(*shards_of(ids), rows))
     return rows
+
+
+def layout_of(store: WindlassStore) -> str:
+    return store._stores[0].report()["layout"]
 
 
 def same(one: list[list[torch.Tensor]], other: list[list[torch.Tensor]]) -> bool:
@@ -359,6 +377,24 @@ def test_blocks_of_another_shape_are_not_delivered(opened):
     assert opened().lookup(ids) == [True]
 
 
+def test_blocks_of_other_weights_at_the_same_path_are_not_found(opened):
+    path, ids = opened.root / "llama", block_ids(1)
+    for seed, expected in ((0, False), (1, False), (0, True)):
+        sharded_checkpoint(path, seed)
+        store = opened(windlass={"checkpoint": str(path)})
+        assert store.lookup(ids) == [expected]
+        dump(store, ids)
+        store.close()
+        shutil.rmtree(path)
+
+
+def test_prometheus_gets_the_metrics_of_all_stores(opened):
+    store = opened(storage_backends=[str(opened.root / name) for name in ("one", "two")])
+    dump(store, block_ids(20))
+    for exported, own in zip(store._exported, store._stores, strict=True):
+        assert_exported(exported, own)
+
+
 def test_what_admission_leaves_out_is_no_failure(opened):
     store = opened(windlass={"admission": "second_touch"})
     ids = block_ids(1)
@@ -392,6 +428,33 @@ def test_memory_in_doubt_is_an_error_of_the_storage(store):
     assert store.check(task)
     with pytest.raises(StoreUnhealthyError, match="1 io:5"):
         store.wait(task)
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+def test_ucm_gets_its_memory_back_when_a_task_cannot_begin(opened, monkeypatch, interrupt):
+    # A task of two requests, one for each store.
+    store = opened(storage_backends=[str(opened.root / name) for name in ("one", "two")])
+    ids = block_ids(20)
+    first = Held("cancelled")
+    monkeypatch.setattr("windlass.kv.Namespace.load", failing_on_second_call(first, interrupt))
+    timer = released_later(first)
+    with pytest.raises(interrupt, match="of the second"):
+        store.load(ids, [0] * 20, tensors(ids, 1))
+    assert first.is_cancelled
+    assert first.is_released, "UCM may use the memory now"
+    timer.join()
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+def test_a_wait_that_is_interrupted_ends_the_task(store, interrupt):
+    ticket = Held("cancelled")
+    ticket.interrupts = [interrupt()]
+    timer = released_later(ticket)
+    with pytest.raises(interrupt):
+        store.wait(WindlassTask([ticket]))
+    assert ticket.is_cancelled
+    assert ticket.is_released
+    timer.join()
 
 
 def test_all_stores_are_closed_though_one_cannot_be(opened, monkeypatch, caplog):
@@ -437,6 +500,10 @@ def test_a_request_that_makes_no_sense_is_refused(store):
         ({"windlass": {"capacty": 1}}, "'capacty' in windlass"),
         ({"shard_size": 4096, "block_size": 5000}, "block_size cannot be 5000"),
         ({"use_direct": "maybe"}, "maybe"),
+        ({"useDirect": "maybe"}, "maybe"),
+        ({"useDirect": True, "use_direct": False}, "useDirect is True, and use_direct False"),
+        ({"usedirect": True}, "'usedirect' in ucm_connector_config means nothing"),
+        ({"posix_capcity_gb": 1}, "'posix_capcity_gb' in ucm_connector_config means nothing"),
     ],
 )
 def test_what_cannot_be_is_said_when_the_store_is_made(opened, changes, message):
@@ -448,6 +515,38 @@ def test_ucms_own_options_are_the_stores(opened):
     store = opened(posix_capacity_gb=3, timeout_ms=5000, use_direct=False, windlass={"capacity": None})
     assert store._stores[0].stats()["capacity_bytes"] == 3 << 30
     assert store._stores[0].report()["direct"] == "off"
+
+
+@pytest.mark.parametrize(("value", "mode"), [(True, "require"), (False, "off"), ("prefer", "prefer")])
+@pytest.mark.parametrize("name", ["useDirect", "use_direct"])
+def test_both_spellings_of_use_direct_are_heard(opened, name, value, mode):
+    assert opened(**{name: value})._stores[0].report()["direct"] == mode
+
+
+def test_a_store_without_a_capacity_takes_most_of_its_file_system(opened):
+    roots = [str(opened.root / "new" / name) for name in ("one", "two")]
+    size = shutil.disk_usage(opened.root).total
+    (one,) = opened(storage_backends=roots[:1], windlass={"capacity": None})._stores
+    assert one.stats()["capacity_bytes"] == size * 90 // 100
+    # UCM's own word for no limit.
+    both = opened(storage_backends=roots, windlass={"capacity": None}, posix_capacity_gb=0)._stores
+    assert [store.stats()["capacity_bytes"] for store in both] == [size * 90 // 100 // 2] * 2
+
+
+def test_a_new_store_on_a_file_system_of_the_network_has_files(opened, monkeypatch):
+    local = opened(storage_backends=[str(opened.root / "local")])
+    monkeypatch.setattr("windlass._native.is_remote", lambda _path: True)
+    assert layout_of(opened(storage_backends=[str(opened.root / "new")])) == "files"
+    assert layout_of(opened(storage_backends=[str(opened.root / "new")])) == "files"
+    assert layout_of(opened(storage_backends=[str(opened.root / "local")])) == layout_of(local) == "segments"
+    own = {"layout": "segments"}
+    assert layout_of(opened(storage_backends=[str(opened.root / "own")], windlass=own)) == "segments"
+
+
+def test_keys_of_ucms_own_stores_have_no_effect_and_are_named(opened, caplog):
+    opened(store_pipeline="Cache|Posix", io_direct=True, posix_io_engine="aio", cache_buffer_capacity_gb=64)
+    (message,) = [record.message for record in caplog.records if "no effect" in record.message]
+    assert "io_direct, posix_io_engine have no effect" in message
 
 
 @pytest.mark.parametrize("use_direct", ["off", "prefer"])

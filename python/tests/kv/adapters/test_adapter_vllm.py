@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from adapter_hosts import SMALL, examples, flip_bit, random_bytes, truncate, wait_until
-from plugin_hosts import HOST_WARNINGS, import_host
+from adapter_hosts import (
+    INTERRUPTS,
+    SMALL,
+    Held,
+    examples,
+    flip_bit,
+    random_bytes,
+    released_later,
+    sharded_checkpoint,
+    truncate,
+    wait_until,
+)
+from plugin_hosts import HOST_WARNINGS, import_host, logged
 
 import_host("vllm.v1.kv_offload.tiering.spec")
 
@@ -40,8 +52,7 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory  # noqa: E402
 from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: E402
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # noqa: E402
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
-from windlass.errors import OptionError, StorageError, StoreClosedError  # noqa: E402
-from windlass.kv.adapters._tickets import MemoryLostError  # noqa: E402
+from windlass.errors import MemoryLostError, OptionError, StorageError, StoreClosedError  # noqa: E402
 from windlass.kv.adapters.vllm import FAILED_BLOCKS, WindlassTier  # noqa: E402
 
 pytestmark = HOST_WARNINGS
@@ -487,6 +498,25 @@ def test_memory_in_doubt_is_never_given_back(vllm, monkeypatch):
     vllm.tier._jobs.clear()
 
 
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+def test_vllm_gets_its_chunks_back_when_a_job_cannot_begin(vllm, monkeypatch, interrupt):
+    class Failing(dict):
+        def __setitem__(self, *_: Any) -> None:
+            raise interrupt("once the request has begun")
+
+    ticket = Held("cancelled")
+    blocks = SimpleNamespace(load=lambda *_: ticket)
+    monkeypatch.setattr(vllm.tier, "_blocks", blocks)
+    monkeypatch.setattr(vllm.tier, "_jobs", Failing())
+    timer = released_later(ticket)
+    with pytest.raises(interrupt, match="has begun"):
+        vllm.tier.submit_load(job_of([key_of(1)], [1], is_promotion=True))
+    assert ticket.is_cancelled
+    assert ticket.is_released, "vLLM may use the chunk now"
+    timer.join()
+    monkeypatch.undo()
+
+
 def test_a_store_that_cannot_be_closed_does_not_keep_vllm_from_its_memory(tmp_path, monkeypatch):
     def fail() -> None:
         raise StorageError("no room")
@@ -565,6 +595,23 @@ def test_chunks_of_another_layout_are_not_found(tmp_path, what):
         with engine(root) as same:
             same.tier._store.maintain()
             assert same.tier.lookup(key_of(1), CONTEXT) is HIT
+
+
+def test_chunks_of_other_weights_at_the_same_path_are_not_found(tmp_path):
+    path = tmp_path / "llama"
+    changes = {"model": OffloadingModelConfig(name=str(path), dtype="bfloat16")}
+    for seed, expected in ((0, MISS), (1, MISS), (0, HIT)):
+        sharded_checkpoint(path, seed)
+        with engine(tmp_path / "kv", changes) as vllm:
+            assert vllm.tier.lookup(key_of(1), CONTEXT) is expected
+            assert vllm.store([key_of(1)], [0]).success
+        shutil.rmtree(path)
+
+
+def test_a_model_whose_weights_are_not_found_is_a_warning(tmp_path):
+    with logged("vllm.windlass.kv") as messages, engine(tmp_path / "kv"):
+        pass
+    assert any("does not depend on the weights: llama is no directory" in message for message in messages)
 
 
 def test_chunks_with_one_copy_for_all_ranks_are_exchanged(tmp_path):

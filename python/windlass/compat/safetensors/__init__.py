@@ -10,6 +10,9 @@ from windlass.compat.safetensors._errors import NotCarriedError, SafetensorError
 from windlass.compat.safetensors._install import Installation, PassedOn, install, uninstall
 from windlass.compat.safetensors._reports import FileReport, last_report, reports
 from windlass.compat.safetensors._safe_open import PySafeSlice, _safe_open_handle, safe_open
+from windlass.compat.safetensors._serialize import TensorSpec, deserialize, serialize, serialize_file
+
+__version__ = "0.8.0"  # of the interface
 
 __all__ = [
     "FileReport",
@@ -18,10 +21,14 @@ __all__ = [
     "PassedOn",
     "PySafeSlice",
     "SafetensorError",
+    "TensorSpec",
     "_safe_open_handle",
+    "deserialize",
     "install",
     "last_report",
     "reports",
     "safe_open",
+    "serialize",
+    "serialize_file",
     "uninstall",
 ]

@@ -24,7 +24,7 @@ def load_bytes(data: bytes, framework: Framework) -> dict[str, Any]:
 
 def save_bytes(tensors: Mapping[str, Any], metadata: dict[str, str] | None) -> bytes:
     """The bytes of a file of these tensors."""
-    _check_text(tensors, metadata)
+    check_text(tensors, metadata)
     with translated():
         return windlass.save(tensors, metadata=metadata)
 
@@ -34,12 +34,13 @@ def write_file(
 ) -> None:
     """Writes tensors to a file, which takes its name when it is whole and on the drive."""
     path = file_name(filename)
-    _check_text(tensors, metadata)
+    check_text(tensors, metadata)
     with translated():
         windlass.save_file(tensors, path, metadata=metadata)
 
 
-def _check_text(tensors: Mapping[str, Any], metadata: Any) -> None:
+def check_text(tensors: Mapping[str, Any], metadata: Any) -> None:
+    """Fails unless the names of tensors, and names and values of metadata, are text."""
     if metadata is not None and not isinstance(metadata, dict):
         raise TypeError(f"argument 'metadata': {metadata!r} is not an instance of 'dict'")
     texts = [*tensors, *(metadata or {}), *(metadata or {}).values()]

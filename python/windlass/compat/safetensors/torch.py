@@ -204,11 +204,10 @@ def _remove_duplicate_names(
     for shared in _find_shared_tensors(state_dict):
         complete = {name for name in shared if _is_complete(state_dict[name])}
         if not complete:
-            if len(shared) == 1:
-                continue
+            names = ", ".join(repr(name) for name in sorted(shared))
             raise RuntimeError(
-                f"Tensors {sorted(shared)} share memory, and none of them is all of it: whichever is kept, the others "
-                "could not be had from it. Give them memory of their own, or save the whole."
+                f"The memory of {names} is larger than any one of these tensors: a model of such views is neither "
+                "saved nor loaded. Give each tensor memory of its own, for instance by clone()."
             )
         wanted = complete & set(preferred_names or ()) or complete - set(discard_names or ()) or complete
         kept = min(wanted)

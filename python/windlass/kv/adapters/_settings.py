@@ -6,10 +6,12 @@ import inspect
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from windlass.errors import OptionError
 from windlass.kv import Namespace, Store
+from windlass.kv.adapters import _weights
 
 log = logging.getLogger("windlass.kv")
 
@@ -37,29 +39,67 @@ class Settings:
     """Options of `Store`."""
     namespace: dict[str, Any] = field(default_factory=dict)
     """Options of `Store.namespace`, in addition to what the engine says."""
+    checkpoint: str | None = None
+    """Where the weights are."""
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], where: str, own: Collection[str] = ()) -> Settings:
-        """Checks options: those of the store, ``namespace``, and some of the adapter's own, which are left out.
+        """Checks options: those of the store, ``namespace``, ``checkpoint``, and some of the adapter's own, which are
+        left out.
 
         Args:
             options: Names and values.
             where: How the engine calls the place that they are from.
             own: Names that are left out.
         """
-        known = STORE | {"namespace"} | set(own)
+        known = STORE | {"namespace", "checkpoint"} | set(own)
         _check(options, known, where)
         namespace = options.get("namespace") or {}
         if not isinstance(namespace, Mapping):
             raise OptionError(f"namespace in {where} is an object of names and values, not {namespace!r}")
         _check(namespace, NAMESPACE, f"namespace in {where}")
         store = {name: value for name, value in options.items() if name in STORE and value is not None}
-        return cls(store, dict(namespace))
+        checkpoint = options.get("checkpoint")
+        if checkpoint is not None and not isinstance(checkpoint, str):
+            raise OptionError(f"checkpoint in {where} is the path of the weights, not {checkpoint!r}")
+        return cls(store, dict(namespace), checkpoint)
 
     @property
     def is_read_only(self) -> bool:
         """Whether the user wants nothing to be stored: adapters leave stores out then, as the user's own policy."""
         return self.store.get("access") == "read"
+
+    def weights(
+        self, model: str | None = None, revision: str | None = None, logger: logging.Logger = log
+    ) -> dict[str, str]:
+        """Returns what namespaces have of the weights: their digest, or nothing where they are not found.
+
+        Args:
+            model: Where the engine has the weights from, if it says: a directory, a file, or a repository.
+            revision: Which revision of the repository, if the engine says.
+            logger: Is told what is not found, and what that means.
+        """
+        if self.checkpoint is not None:
+            return {"weights": _weights.checkpoint_digest(self.checkpoint)}
+        why = "the engine does not say where its weights are"
+        files: list[Path] = []
+        if model:
+            files, why = _weights.find(model, revision)
+        if files:
+            if why:
+                logger.warning("%s: name another by the option checkpoint", why)
+            try:
+                return {"weights": _weights.digest(files)}
+            except OSError as error:
+                why = str(error)
+        if "model" not in self.namespace:
+            logger.warning(
+                "KV in the store does not depend on the weights: %s. Where the weights change and the model's name "
+                "does not, KV of the old ones is found: set the option checkpoint to the path of the weights, or model "
+                "of the option namespace to a name that changes with them",
+                why,
+            )
+        return {}
 
     def open(self, root: str) -> Store:
         """Opens the store."""

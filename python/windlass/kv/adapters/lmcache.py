@@ -14,9 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from windlass.kv import Completion, Error, Ticket
+from windlass.kv import Completion, Error, MemoryLostError, Ticket
+from windlass.kv._ending import abandon, settle_all, summary
+from windlass.kv.adapters._metrics import Exported
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, settle_all, summary
+from windlass.kv.adapters._tickets import is_accepted
 
 log = logging.getLogger("windlass.kv")
 
@@ -50,12 +52,13 @@ class Client:
 
         Args:
             root: Directory of the store.
-            options: Those of `windlass.kv.Store`, and ``namespace``.
+            options: Those of `windlass.kv.Store`, ``namespace``, and ``checkpoint``: where the weights are.
         """
         settings = Settings.parse(options, "adapter_params")
         self._store, self._blocks = settings.open_both(
-            root, key_algorithm="lmcache object key", other={"engine": "lmcache"}
+            root, key_algorithm="lmcache object key", other={"engine": "lmcache", **settings.weights()}
         )
+        self._exported = Exported(self._store)
         self._is_read_only = settings.is_read_only
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -116,6 +119,7 @@ class Client:
             if self._is_closed:
                 return
             self._is_closed = True
+            self._exported.close()
             tickets = [ticket for _, ticket, _ in self._open.values()]
             # Those that ended, of operations that have others under way, too.
             operations = [operation for operation, _, _ in self._open.values()] + self._leased
@@ -126,37 +130,60 @@ class Client:
         except MemoryLostError as error:
             # The store keeps that memory for as long as the process lives.
             log.error("closing LMCache's client: %s", error)
-        try:
-            self._store.close()
-        except Error as error:
-            # LMCache has other clients to close.
-            log.error("closing LMCache's client: %s", error)
+        finally:
+            try:
+                self._store.close()
+            except Error as error:
+                # LMCache has other clients to close.
+                log.error("closing LMCache's client: %s", error)
 
     def _begin(self, start: Callable[..., Ticket], keys: list[str], memoryviews: list[memoryview]) -> int:
         # Blocks of one request have room for its longest item each.
         by_length: defaultdict[int, list[int]] = defaultdict(list)
         for place, view in enumerate(memoryviews):
             by_length[memoryview(view).nbytes].append(place)
-        # Locked meanwhile: a request may end before it is known here.
-        with self._lock:
-            operation = _Operation(next(self._numbers), [""] * len(keys))
-            for places in by_length.values():
-                try:
-                    ticket = start(
-                        [keys[place] for place in places],
-                        [memoryviews[place] for place in places],
-                        notify=True,
-                    )
-                except (Error, ValueError, BufferError) as error:
-                    # The others are under way, and have to end.
-                    for place in places:
-                        operation.statuses[place] = str(error)
-                    continue
-                operation.open += 1
-                self._open[ticket.id] = operation, ticket, places
-            if operation.open == 0:
-                self._tell(self._outcome(operation))
+        begun: list[Ticket] = []
+        try:
+            # Locked meanwhile: a request may end before it is known here.
+            with self._lock:
+                operation = _Operation(next(self._numbers), [""] * len(keys))
+                for places in by_length.values():
+                    try:
+                        begun.append(
+                            start(
+                                [keys[place] for place in places],
+                                [memoryviews[place] for place in places],
+                                notify=True,
+                            )
+                        )
+                    except (Error, ValueError, BufferError) as error:
+                        # The others are under way, and have to end.
+                        for place in places:
+                            operation.statuses[place] = str(error)
+                        continue
+                    operation.open += 1
+                    self._open[begun[-1].id] = operation, begun[-1], places
+                if operation.open == 0:
+                    self._tell(self._outcome(operation))
+        except BaseException:
+            # LMCache learns of no operation, and takes its memory back.
+            try:
+                abandon(begun)
+            finally:
+                self._forget(begun)
+            raise
         return operation.number
+
+    def _forget(self, tickets: list[Ticket]) -> None:
+        """Drops the operation of these requests: LMCache was not told of its number."""
+        with self._lock:
+            for ticket in tickets:
+                self._open.pop(ticket.id, None)
+            self._leased = [
+                operation
+                for operation in self._leased
+                if not any(ticket in operation.ended for ticket in tickets)
+            ]
 
     def _answer(self, ask: Callable[[], list[bool]]) -> int:
         """An operation without transfers. Its end waits to be drained like all others."""
@@ -171,7 +198,11 @@ class Client:
         return number
 
     def _end(self, completion: Completion) -> None:
-        operation, ticket, places = self._open.pop(completion.ticket)
+        found = self._open.pop(completion.ticket, None)
+        if found is None:
+            # Of an operation that could not begin.
+            return
+        operation, ticket, places = found
         for place, status in zip(places, completion.statuses, strict=True):
             operation.statuses[place] = status
         operation.ended.append(ticket)

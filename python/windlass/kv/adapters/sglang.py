@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +23,14 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransfer,
     PoolTransferResult,
 )
+from sglang.srt.runtime_context import get_model
 
 from windlass.errors import OptionError, RequestError
-from windlass.kv import Addresses, Namespace, Store, Ticket
+from windlass.kv import Addresses, MemoryLostError, Namespace, Store, Ticket
+from windlass.kv._ending import log, summary
+from windlass.kv.adapters._metrics import Exported
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, log, settle, summary
+from windlass.kv.adapters._tickets import complete, is_accepted
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.pool_host import HostKVCache
@@ -62,7 +66,8 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
 
         Args:
             storage_config: As SGLang's controller makes it. Its ``extra_config`` has ``store``, with ``root``, options
-                of `windlass.kv.Store`, and ``namespace``.
+                of `windlass.kv.Store`, ``namespace``, and ``checkpoint``: where the weights are, if not where SGLang
+                has the model from.
             kwargs: What SGLang's factory adds: nothing so far.
         """
         self._config = storage_config
@@ -74,7 +79,9 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
             )
         self._settings = Settings.parse(options, "store", own=("root",))
         self._is_zero_copy = bool(extra.get("interface_v1", 0))
+        self._weights = self._settings.weights(*_model_of(storage_config))
         self._store: Store = self._settings.open(options["root"])
+        self._exported = Exported(self._store) if storage_config.enable_storage_metrics else None
         self._main: _Pool | None = None
         self._pools: dict[str, _Pool] = {}
         self._flat_pages: Namespace | None = None
@@ -141,6 +148,7 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
                 "decode_context_parallel": f"{config.dcp_rank}/{config.dcp_size}",
                 "logical_page_size": config.logical_page_size,
                 **geometry,
+                **self._weights,
             },
         )
 
@@ -191,7 +199,7 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
         blocks = self._flat_namespace()
         pages = target_locations or [self.mem_pool_host.get_dummy_flat_data_page() for _ in keys]
         begin = time.perf_counter()
-        loaded = _ended(blocks.load(keys, list(pages)), "load", PoolName.KV)
+        loaded = _ended(partial(blocks.load, keys, list(pages)), "load", PoolName.KV)
         self._note(is_load=True, pages=sum(loaded), size=_size_of(pages, loaded), begin=begin)
         return [page if is_loaded else None for page, is_loaded in zip(pages, loaded, strict=True)]
 
@@ -222,7 +230,7 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
             return True
         pages = [value.contiguous() for value in values if value is not None]
         begin = time.perf_counter()
-        stored = _ended(blocks.store(keys, pages), "store", PoolName.KV)
+        stored = _ended(partial(blocks.store, keys, pages), "store", PoolName.KV)
         self._note(is_load=False, pages=sum(stored), size=_size_of(pages, stored), begin=begin)
         return all(stored)
 
@@ -326,6 +334,8 @@ class HiCacheWindlass(HiCacheStorage):  # type: ignore[misc]
 
     def close(self) -> None:
         """Ends what is under way and closes the store."""
+        if self._exported is not None:
+            self._exported.close()
         self._store.close()
 
 
@@ -349,7 +359,7 @@ class _Pool:
         if self.has_pieces:
             return self._move_pieces(Namespace.load, "load", keys, indices)
         pages = [self.host.get_dummy_flat_data_page() for _ in keys]
-        loaded = _ended(self._blocks().load(keys, pages), "load", self.name)
+        loaded = _ended(partial(self._blocks().load, keys, pages), "load", self.name)
         for page, place, is_loaded in zip(pages, self._places(indices), loaded, strict=True):
             if is_loaded:
                 self.host.set_from_flat_data_page(place, page)
@@ -360,7 +370,7 @@ class _Pool:
         if self.has_pieces:
             return self._move_pieces(Namespace.store, "store", keys, indices)
         pages = [self.host.get_data_page(place, flat=True).contiguous() for place in self._places(indices)]
-        stored = _ended(self._blocks().store(keys, pages), "store", self.name)
+        stored = _ended(partial(self._blocks().store, keys, pages), "store", self.name)
         return stored, _size_of(pages, stored)
 
     def _blocks(self) -> Namespace:
@@ -378,7 +388,7 @@ class _Pool:
         if addresses.shape != sizes.shape:
             raise RequestError(f"the pool {self.name} has {addresses.size} pieces, and sizes of {sizes.size}")
         memory = Addresses(addresses, sizes, owner=self.host)
-        moved = _ended(start(self._blocks(), keys, memory), what, self.name)
+        moved = _ended(partial(start, self._blocks(), keys, memory), what, self.name)
         return moved, int(sizes[np.array(moved, dtype=bool)].sum())
 
 
@@ -394,6 +404,16 @@ class _Traffic:
     def note(self, is_load: bool, pages: int, speed: float) -> None:
         (self.loaded_pages if is_load else self.stored_pages).append(pages)
         (self.load_speeds if is_load else self.store_speeds).append(speed)
+
+
+def _model_of(config: HiCacheStorageConfig) -> tuple[str | None, str | None]:
+    """Where SGLang has the model from, and which revision of it."""
+    try:
+        model = get_model()
+    except ValueError:
+        # Not SGLang's server, but a program that uses its caches.
+        return config.model_name, None
+    return model.model_path, model.revision
 
 
 def _page_size(pool: HostKVCache) -> int:
@@ -433,10 +453,10 @@ def _rows(values: Sequence[int], pages: int) -> np.ndarray:
     return found.reshape(pages, -1)
 
 
-def _ended(ticket: Ticket, what: str, pool: str) -> list[bool]:
-    """Which items of a request succeeded, once it is over."""
+def _ended(start: Callable[[], Ticket], what: str, pool: str) -> list[bool]:
+    """Begins a request, and says which of its items succeeded, once it is over."""
     try:
-        statuses = settle(ticket).statuses
+        statuses = complete(start).statuses
     except MemoryLostError as error:
         log.error(
             "SGLang cannot keep pages back, so its process has to be restarted: pool %s: %s", pool, error

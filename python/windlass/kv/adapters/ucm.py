@@ -5,25 +5,102 @@
 from __future__ import annotations
 
 import logging
+import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from ucm.store.pipeline.errors import StoreNotFoundError, StoreUnhealthyError
 from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 
+from windlass import _native
 from windlass.errors import OptionError, RequestError
-from windlass.kv import Addresses, Error, Namespace, Region, Store, Ticket
+from windlass.kv import Addresses, Error, MemoryLostError, Namespace, Region, Store, Ticket
+from windlass.kv._ending import abandon, settle_all, summary
+from windlass.kv.adapters._metrics import Exported
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import MemoryLostError, is_accepted, outcome, settle_all, summary
+from windlass.kv.adapters._tickets import is_accepted, outcome
 
 log = logging.getLogger("windlass.kv")
 
 # Statuses of blocks that are not there, or that are not what was asked for: UCM computes them anew.
 _GONE = frozenset({"miss", "expired", "corrupt", "mismatch"})
 _GIB = 1 << 30
+# Percent of a file system that a store takes which no capacity is said of.
+_DEFAULT_SHARE = 90
+
+# What the store takes from UCM's configuration. `useDirect` and `use_direct` are one option.
+_TAKEN = frozenset(
+    {
+        "storage_backends",
+        "useDirect",
+        "use_direct",
+        "timeout_ms",
+        "posix_capacity_gb",
+        "tensor_size_list",
+        "tensor_size",
+        "shard_size",
+        "block_size",
+        "device_id",
+        "tensor_layout",
+        "gpu_kv_buffer_addrs",
+        "gpu_kv_buffer_sizes",
+        "windlass",
+    }
+)
+# What UCM's connectors set for its own stores.
+_SET_BY_UCM = frozenset(
+    {
+        "unique_id",
+        "local_rank_size",
+        "share_buffer_enable",
+        "posix_gc_enable",
+        "cpu_affinity_cores",
+        "cache_buffer_capacity_gb",
+        "cache_io_aggregation",
+        "store_pipeline",
+    }
+)
+# What users set for UCM's own stores: their cache, their files, their health.
+_OF_OTHER_STORES = frozenset(
+    {
+        "io_direct",
+        "cache_stream_number",
+        "cache_sdma_direct",
+        "cache_load_backend_only",
+        "cache_load_exclusive_buffer_number",
+        "waiting_queue_depth",
+        "running_queue_depth",
+        "data_dir_shard_bytes",
+        "stream_number",
+        "use_gdr",
+        "compress_ratio",
+        "store_health",
+        "posix_io_engine",
+        "posix_data_trans_concurrency",
+        "posix_lookup_concurrency",
+        "posix_open_concurrency",
+        "posix_commit_concurrency",
+        "posix_gc_recycle_percent",
+        "posix_gc_concurrency",
+        "posix_gc_check_interval_sec",
+        "posix_gc_trigger_threshold_ratio",
+        "posix_gc_max_recycle_count_per_shard",
+        "posix_gc_shard_sample_ratio",
+        "posix_gc_cross_instance_lock",
+        "posix_gc_heartbeat_interval_sec",
+        "posix_gc_stale_threshold_sec",
+        "posix_gc_task_timeout_ms",
+        "posix_gc_precise_mode",
+        "posix_gc_candidate_extra_percent",
+    }
+)
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -75,27 +152,33 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
 
         Args:
             config: As UCM's connectors make it: ``storage_backends``, ``device_id``, ``shard_size``, ``block_size``,
-                ``tensor_size_list`` or ``tensor_size``, ``use_direct``, ``timeout_ms``, ``posix_capacity_gb``. Options
-                of `windlass.kv.Store`, and ``namespace``, are below ``windlass``; they win.
+                ``tensor_size_list`` or ``tensor_size``, ``useDirect`` or ``use_direct``, ``timeout_ms``,
+                ``posix_capacity_gb``. Options of `windlass.kv.Store`, ``namespace`` and ``checkpoint`` are below
+                ``windlass``; they win.
         """
         super().__init__(config)
+        _check(config)
         roots = _roots(config)
         settings = Settings.parse(_options(config, len(roots)), "windlass")
         self._is_read_only = settings.is_read_only
         self._geometry = _Geometry.of(config)
         self._stores: list[Store] = []
+        self._exported: list[Exported] = []
         self._blocks: list[Namespace] = []
         self._regions: list[Region] = []
+        other = {"engine": "ucm", **settings.weights()}
         try:
-            for root in roots:
+            for root, defaults in zip(roots, _defaults(roots), strict=True):
+                own = replace(settings, store={**defaults, **settings.store})
                 # UCM has the model, the ranks and the element type in its block ids.
-                store, blocks = settings.open_both(
+                store, blocks = own.open_both(
                     root,
                     layout=str(config.get("tensor_layout", "")),
                     key_algorithm="ucm block id",
-                    other={"engine": "ucm"},
+                    other=other,
                 )
                 self._stores.append(store)
+                self._exported.append(Exported(store))
                 self._blocks.append(blocks)
                 # Without, bytes would not pass the host's memory by.
                 self._regions += [store.register(buffer) for buffer in self._geometry.buffers]
@@ -184,7 +267,8 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
             StoreUnhealthyError: The storage failed, or took too long; or it may use the memory for ever.
             RuntimeError: Blocks were not stored, as there is no room, or as they have other shards.
         """
-        statuses = _settled(task.tickets)
+        completions = _ended(settle_all, task.tickets)
+        statuses = [status for completion in completions for status in completion.statuses]
         bad = [status for status in statuses if not is_accepted(status)]
         if not bad:
             return
@@ -201,6 +285,8 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
 
     def close(self) -> None:
         """Ends what is under way and closes the stores. UCM leaves that to the end of the process."""
+        for exported in self._exported:
+            exported.close()
         for store in self._stores:
             try:
                 store.close()
@@ -240,11 +326,9 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
                     ids = [block_ids[place] for place in some]
                     shards = [int(shard_index[place]) for place in some]
                     task.tickets.append(start(blocks, ids, memory, shard=shards, **options))
-        except Exception:
+        except BaseException:
             # The caller learns of no task, and takes its memory back.
-            for ticket in task.tickets:
-                ticket.cancel()
-            _settled(task.tickets)
+            _ended(abandon, task.tickets)
             raise
         return task
 
@@ -323,14 +407,13 @@ class _Geometry:
         return _Rows(addresses=found, sizes=self.sizes, device=self.device)
 
 
-def _settled(tickets: list[Ticket]) -> list[str]:
-    """How items ended, once all requests have and nothing uses their memory."""
+def _ended(end: Callable[[list[Ticket]], T], tickets: list[Ticket]) -> T:
+    """Ends requests, one way or another, so that nothing uses their memory."""
     try:
-        completions = settle_all(tickets)
+        return end(tickets)
     except MemoryLostError as error:
         log.error("UCM cannot keep memory back, so its process has to be restarted: %s", error)
         raise StoreUnhealthyError(str(error)) from error
-    return [status for completion in completions for status in completion.statuses]
 
 
 def _roots(config: Mapping[str, Any]) -> list[str]:
@@ -345,11 +428,30 @@ def _roots(config: Mapping[str, Any]) -> list[str]:
     return roots
 
 
+def _check(config: Mapping[str, Any]) -> None:
+    """Refuses options that mean nothing, and names those that have no effect here."""
+    for name in config:
+        if name not in _TAKEN | _SET_BY_UCM | _OF_OTHER_STORES:
+            raise OptionError(
+                f"{name!r} in ucm_connector_config means nothing to WindlassStore nor to UCM; WindlassStore takes "
+                f"{', '.join(sorted(_TAKEN))}"
+            )
+    if unused := sorted(_OF_OTHER_STORES & config.keys()):
+        log.warning(
+            "of ucm_connector_config, %s have no effect: they are of UCM's own stores", ", ".join(unused)
+        )
+
+
 def _options(config: Mapping[str, Any], stores: int) -> dict[str, Any]:
     """UCM's own options in the store's words, and what is below ``windlass``."""
     options: dict[str, Any] = {}
-    if "use_direct" in config:
-        options["use_direct"] = config["use_direct"]
+    directs = [config[name] for name in ("useDirect", "use_direct") if config.get(name) is not None]
+    if directs:
+        if any(direct != directs[0] for direct in directs):
+            raise OptionError(
+                f"useDirect is {directs[0]!r}, and use_direct {directs[1]!r}: they are one option, say one of them"
+            )
+        options["use_direct"] = directs[0]
     if config.get("timeout_ms"):
         options["timeout"] = int(config["timeout_ms"]) / 1000
     if config.get("posix_capacity_gb"):
@@ -358,6 +460,29 @@ def _options(config: Mapping[str, Any], stores: int) -> dict[str, Any]:
     if not isinstance(own, Mapping):
         raise OptionError(f"windlass is an object of names and values, not {own!r}")
     return {**options, **{name: value for name, value in own.items() if value is not None}}
+
+
+def _defaults(roots: Sequence[str]) -> list[dict[str, Any]]:
+    """Options of each store that its file system decides unless the user does: the capacity, of which stores on one
+    file system have equal shares, and the layout of a new store.
+    """
+    directories = [_existing(Path(root)) for root in roots]
+    sharing = Counter(os.stat(directory).st_dev for directory in directories)
+    defaults: list[dict[str, Any]] = []
+    for root, directory in zip(roots, directories, strict=True):
+        status = os.statvfs(directory)
+        size = status.f_blocks * status.f_frsize * _DEFAULT_SHARE // 100
+        options: dict[str, Any] = {"capacity": size // sharing[os.stat(directory).st_dev]}
+        if _native.is_remote(directory) and not os.path.exists(os.path.join(root, "STORE")):
+            options["layout"] = "files"
+        defaults.append(options)
+    return defaults
+
+
+def _existing(path: Path) -> Path:
+    """The directory, or the nearest above it that exists."""
+    path = path.absolute()
+    return next(directory for directory in (path, *path.parents) if directory.is_dir())
 
 
 def _has_cuda() -> bool:

@@ -32,8 +32,9 @@ from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import TIER_LABEL, JobId, JobResult, SecondaryTierManager, TransferJob
 
 from windlass.kv import Addresses, Completion, Error, Ticket
+from windlass.kv._ending import abandon, settle_all, summary
 from windlass.kv.adapters._settings import Settings
-from windlass.kv.adapters._tickets import is_accepted, outcome, settle_all, summary
+from windlass.kv.adapters._tickets import is_accepted, outcome
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
@@ -97,7 +98,8 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
             root_dir: Directory of the store.
             locality: ``LOCAL`` or ``REMOTE``, for the events.
             enable_kv_events: Whether events tell what was stored and what is gone.
-            options: Those of `windlass.kv.Store`, and ``namespace``.
+            options: Those of `windlass.kv.Store`, ``namespace``, and ``checkpoint``: where the weights are, if they
+                are not where vLLM has the model from.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(locality) if locality is not None else None
@@ -112,7 +114,12 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
         self._rows: np.ndarray | None = np.asarray(primary_kv_view)
         self._chunks = len(primary_kv_view)
         self._store, self._blocks = settings.open_both(
-            root_dir, **_description(offloading_spec, self.block_size_bytes)
+            root_dir,
+            **_description(
+                offloading_spec,
+                self.block_size_bytes,
+                settings.weights(offloading_spec.config.model.name, logger=log),
+            ),
         )
         self._is_read_only = settings.is_read_only
         self._jobs: dict[JobId, _Job] = {}
@@ -154,16 +161,24 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _begin(self, job: TransferJob, keys: list[OffloadKey], chunks: np.ndarray, *, is_load: bool) -> None:
         entry = _Job(job.job_id, job.req_context.req_id, keys, is_load, None)
-        if keys:
-            start = self._blocks.load if is_load else self._blocks.store
-            try:
-                entry.ticket = start(keys, self._addresses(chunks))
-            except (Error, ValueError) as error:
-                log.error("job %d of tier %s cannot begin: %s", job.job_id, self.tier_type, error)
-                entry.has_begun = False
-            else:
+        begun: list[Ticket] = []
+        try:
+            if keys:
+                start = self._blocks.load if is_load else self._blocks.store
+                try:
+                    begun.append(start(keys, self._addresses(chunks)))
+                except (Error, ValueError) as error:
+                    log.error("job %d of tier %s cannot begin: %s", job.job_id, self.tier_type, error)
+                    entry.has_begun = False
+            self._jobs[job.job_id] = entry
+            if begun:
+                entry.ticket = begun[0]
                 self._storing.update(() if is_load else keys)
-        self._jobs[job.job_id] = entry
+        except BaseException:
+            # vLLM takes the chunks back.
+            self._jobs.pop(job.job_id, None)
+            abandon(begun)
+            raise
 
     def _addresses(self, chunks: np.ndarray) -> Addresses:
         if self._rows is None:
@@ -366,7 +381,7 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
         return stats
 
 
-def _description(spec: OffloadingSpec, row_bytes: int) -> dict[str, Any]:
+def _description(spec: OffloadingSpec, row_bytes: int, weights: dict[str, str]) -> dict[str, Any]:
     """What chunks have to have in common to be exchanged. A row has the parts of all ranks, one after another."""
     config = spec.config
     parallel = config.parallel
@@ -386,6 +401,7 @@ def _description(spec: OffloadingSpec, row_bytes: int) -> dict[str, Any]:
         "rank": 0 if is_portable else parallel.rank,
         "replicated": config.replicated_layout,
         "blocks_per_chunk": config.cache.blocks_per_chunk,
+        **weights,
     }
     if config.canonical_layout and config.kv_cache_layout is not None:
         other["canonical_format"] = canonical_format_id(config.kv_cache_layout)

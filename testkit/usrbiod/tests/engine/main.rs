@@ -36,10 +36,12 @@ struct Model {
 
 impl Model {
     /// `None`, and a line that says why, where FUSE cannot be used.
+    #[track_caller]
     fn start() -> Option<Self> {
         Self::start_with(&Options::default())
     }
 
+    #[track_caller]
     fn start_with(options: &Options) -> Option<Self> {
         let turn = turn();
         start_what_stays();

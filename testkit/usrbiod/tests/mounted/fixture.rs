@@ -1,5 +1,6 @@
 //! A mounted daemon with files, both clients, and reads of a line.
 
+use requirements::{Requirement, skip};
 use std::{
     fs::File,
     io,
@@ -25,20 +26,22 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     /// `None`, and a line that says why, where FUSE cannot be used.
+    #[track_caller]
     pub(crate) fn start() -> Option<Self> {
         Self::start_with(&Options::default())
     }
 
+    #[track_caller]
     pub(crate) fn start_with(options: &Options) -> Option<Self> {
         if let Err(error) = usrbiod::is_usable() {
-            eprintln!("skipped: FUSE cannot be used here: {error}");
+            skip(Requirement::Fuse, error);
             return None;
         }
         let (root, mount_point) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         match Spawned::start(&daemon_program(), root.path(), mount_point.path(), options) {
             Ok(daemon) => Some(Self { daemon, root, mount_point }),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                eprintln!("skipped: nothing can be mounted here: {error}");
+                skip(Requirement::Fuse, error);
                 None
             }
             Err(error) => panic!("{error}"),

@@ -1,6 +1,7 @@
 //! Several processes on one mount, killed ones, forked ones, and such that live in another /dev/shm.
 
 use crate::fixture::{Fixture, clients, eventually, library_path};
+use requirements::{Requirement, skip};
 use std::{
     collections::BTreeSet,
     ffi::OsString,
@@ -71,7 +72,7 @@ fn a_process_with_its_own_shared_memory_is_told_so() {
         command
     };
     if !unshare("mount -t tmpfs none /dev/shm").status().is_ok_and(|status| status.success()) {
-        eprintln!("skipped: this process may not make namespaces");
+        skip(Requirement::Mount, "this process may not make a mount namespace and mount in it");
         return;
     }
     for client in client_names() {
@@ -94,7 +95,7 @@ fn shared_memory_that_is_full_is_an_error_and_not_a_signal() {
     let output = command.output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     if error.contains("unshare") {
-        eprintln!("skipped: this process may not make namespaces");
+        skip(Requirement::Mount, "this process may not make a mount namespace and mount in it");
         return;
     }
     assert!(output.status.code() == Some(1) && error.contains("/dev/shm has no room for"), "{error}");
@@ -111,12 +112,16 @@ fn a_hard_limit_of_open_files_that_the_library_cannot_bear_is_refused() {
         command.arg(format!("--nofile=1024:{}", 1 << 29)).arg(inner.get_program()).args(inner.get_args());
         command.output()
     };
-    let Ok(output) = limited(&native) else {
-        eprintln!("skipped: there is no prlimit");
-        return;
+    let output = match limited(&native) {
+        Ok(output) => output,
+        Err(error) => {
+            skip(Requirement::Limits, format!("prlimit: {error}"));
+            return;
+        }
     };
-    if String::from_utf8_lossy(&output.stderr).contains("prlimit") {
-        eprintln!("skipped: this process may not raise its limits");
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("prlimit") {
+        skip(Requirement::Limits, said.trim());
         return;
     }
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

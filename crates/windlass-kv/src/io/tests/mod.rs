@@ -7,6 +7,7 @@ mod model;
 mod order;
 
 use super::*;
+use requirements::{Requirement, skip};
 use std::{
     path::Path,
     sync::{Arc, mpsc},
@@ -27,10 +28,14 @@ fn options(root: &Path, route: crate::IoRoute) -> IoOptions {
 }
 
 /// Starts an engine; where the machine has no rings, the test goes on without.
+#[track_caller]
 fn start(options: IoOptions) -> Option<IoEngine> {
     match IoEngine::start(options) {
         Ok(engine) => Some(engine),
-        Err(crate::Error::RouteUnavailable { .. }) => None,
+        Err(crate::Error::RouteUnavailable { why, .. }) => {
+            skip(Requirement::IoUring, why);
+            None
+        }
         Err(error) => panic!("{error}"),
     }
 }

@@ -1,10 +1,9 @@
-//! Charts of what was measured: throughput against buffer or chunk size, a line for each number of processes.
+//! Throughput against buffer or chunk size, a line for each route and number of processes.
 
-use super::tables::Summary;
+use super::{Problem, SIZE, processes, routes};
+use crate::bench::tables::Summary;
 use plotters::{coord::Shift, prelude::*};
-use std::{collections::BTreeSet, io, path::Path};
-
-const SIZE: (u32, u32) = (800, 500);
+use std::{io, path::Path};
 
 /// What a chart has on its horizontal axis; there is one chart for each value of the other.
 struct Axis {
@@ -44,15 +43,21 @@ pub(super) fn draw(directory: &Path, summaries: &[Summary]) -> io::Result<()> {
     Ok(())
 }
 
-type Problem<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
-
 fn chart<'a>(path: &'a Path, axis: &Axis, other: f64, summaries: &[&Summary]) -> Result<(), Problem<'a>> {
     let area: DrawingArea<SVGBackend<'a>, Shift> = SVGBackend::new(path, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
-    let route = summaries.first().map_or("", |own| own.backend.name());
-    let title = format!("{route}: throughput by {} size, {}s of {other} MiB", axis.name, axis.other_name);
+    let title = format!(
+        "{}: throughput by {} size, {}s of {other} MiB",
+        routes(summaries),
+        axis.name,
+        axis.other_name
+    );
     let most = |value: fn(&Summary) -> f64| summaries.iter().map(|own| value(own)).fold(0.0, f64::max);
-    let (right, top) = (most(axis.across) * 1.05, most(|own| own.throughput_gbps_median) * 1.1);
+    let mut series: Vec<_> = summaries.iter().map(|own| (own.backend, own.num_processes)).collect();
+    series.dedup();
+    // Room above the lines for the legend.
+    let headroom = 1.1 + 0.05 * series.len() as f64;
+    let (right, top) = (most(axis.across) * 1.05, most(|own| own.throughput_gbps_median) * headroom);
     let mut chart = ChartBuilder::on(&area)
         .caption(title, ("sans-serif", 20))
         .margin(12)
@@ -60,14 +65,13 @@ fn chart<'a>(path: &'a Path, axis: &Axis, other: f64, summaries: &[&Summary]) ->
         .y_label_area_size(56)
         .build_cartesian_2d(0.0..right.max(f64::MIN_POSITIVE), 0.0..top.max(f64::MIN_POSITIVE))?;
     chart.configure_mesh().x_desc(format!("{} size, MiB", axis.name)).y_desc("GB/s, median").draw()?;
-    let processes: BTreeSet<u16> = summaries.iter().map(|own| own.num_processes).collect();
-    for (number, processes) in processes.into_iter().enumerate() {
+    for (number, (route, count)) in series.into_iter().enumerate() {
         let color = Palette99::pick(number).to_rgba();
-        let own = summaries.iter().filter(|own| own.num_processes == processes);
+        let own = summaries.iter().filter(|own| (own.backend, own.num_processes) == (route, count));
         let mut points: Vec<(f64, f64)> =
             own.map(|own| ((axis.across)(own), own.throughput_gbps_median)).collect();
         points.sort_by(|one, other| one.0.total_cmp(&other.0));
-        let label = if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") };
+        let label = format!("{route}, {}", processes(count));
         chart
             .draw_series(LineSeries::new(points, color.stroke_width(2)).point_size(4))?
             .label(label)
@@ -75,7 +79,7 @@ fn chart<'a>(path: &'a Path, axis: &Axis, other: f64, summaries: &[&Summary]) ->
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
+        .position(SeriesLabelPosition::UpperRight)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK)
         .draw()?;

@@ -1,0 +1,152 @@
+//! `windlass bench headers`: headers of many files, a batch at a time.
+
+use super::{
+    arguments::Headers,
+    charts,
+    tables::{Spread, write_rows},
+};
+use crate::{failure::Failure, output};
+use serde::Serialize;
+use std::{fs, io, path::Path, path::PathBuf, time::Instant};
+use windlass::catalog::header_texts;
+
+/// One iteration over all files. Times are in seconds.
+#[derive(Clone, Debug, Serialize)]
+struct Measurement {
+    batch_size: u32,
+    num_threads: u16,
+    iteration: u32,
+    num_files: usize,
+    header_bytes: u64,
+    wall_time: f64,
+    headers_per_second: f64,
+}
+
+/// All iterations of one batch size and number of threads.
+#[derive(Clone, Debug, Serialize)]
+struct Summary {
+    batch_size: u32,
+    num_threads: u16,
+    headers_per_second_median: f64,
+    headers_per_second_mean: f64,
+    headers_per_second_min: f64,
+    headers_per_second_max: f64,
+    headers_per_second_std: f64,
+    wall_time_median: f64,
+    wall_time_mean: f64,
+    num_iterations: usize,
+}
+
+pub(super) fn run(arguments: &Headers) -> Result<(), Failure> {
+    let files = arguments.files.resolve()?;
+    if let Some(directory) = &arguments.output_dir {
+        fs::create_dir_all(directory).map_err(Failure::output)?;
+    }
+    let (mut measurements, mut summaries) = (Vec::new(), Vec::new());
+    for &batch_size in arguments.mode.of(&arguments.batch_sizes) {
+        for &num_threads in arguments.mode.of(&arguments.num_threads) {
+            for _ in 0..arguments.warmup {
+                measure(&files, batch_size, num_threads, 0)?;
+            }
+            let own: Vec<Measurement> = (0..arguments.iterations)
+                .map(|iteration| measure(&files, batch_size, num_threads, iteration))
+                .collect::<windlass::Result<_>>()?;
+            summaries.extend(Summary::of(&own));
+            measurements.extend(own);
+        }
+    }
+    if let Some(directory) = &arguments.output_dir {
+        write(directory, &measurements, &summaries).map_err(Failure::output)?;
+    }
+    if arguments.json {
+        output::write_json(&serde_json::json!({ "measurements": measurements, "summary": summaries }))
+    } else {
+        output::write_text(&Summary::table(&summaries))
+    }
+}
+
+/// Reads the header of each file once.
+fn measure(
+    files: &[PathBuf],
+    batch_size: u32,
+    num_threads: u16,
+    iteration: u32,
+) -> windlass::Result<Measurement> {
+    let start = Instant::now();
+    let mut header_bytes = 0;
+    for batch in files.chunks(batch_size as usize) {
+        let headers = header_texts(batch, usize::from(num_threads))?;
+        header_bytes += headers.iter().map(|(text, _)| text.len() as u64).sum::<u64>();
+    }
+    let wall_time = start.elapsed().as_secs_f64();
+    let headers_per_second = files.len() as f64 / wall_time.max(f64::MIN_POSITIVE);
+    let num_files = files.len();
+    Ok(Measurement {
+        batch_size,
+        num_threads,
+        iteration,
+        num_files,
+        header_bytes,
+        wall_time,
+        headers_per_second,
+    })
+}
+
+impl Summary {
+    /// Returns `None` for no measurement.
+    fn of(own: &[Measurement]) -> Option<Self> {
+        let &Measurement { batch_size, num_threads, .. } = own.first()?;
+        let rate = Spread::of(&own.iter().map(|one| one.headers_per_second).collect::<Vec<_>>());
+        let seconds = Spread::of(&own.iter().map(|one| one.wall_time).collect::<Vec<_>>());
+        Some(Self {
+            batch_size,
+            num_threads,
+            headers_per_second_median: rate.median,
+            headers_per_second_mean: rate.mean,
+            headers_per_second_min: rate.min,
+            headers_per_second_max: rate.max,
+            headers_per_second_std: rate.deviation,
+            wall_time_median: seconds.median,
+            wall_time_mean: seconds.mean,
+            num_iterations: own.len(),
+        })
+    }
+
+    /// Lines for people.
+    fn table(summaries: &[Self]) -> String {
+        let mut lines = vec![format!(
+            "{:>10} {:>10} {:>18} {:>20}",
+            "batch", "threads", "headers/s (median)", "least to most"
+        )];
+        for own in summaries {
+            lines.push(format!(
+                "{:>10} {:>10} {:>18.0} {:>20}",
+                own.batch_size,
+                own.num_threads,
+                own.headers_per_second_median,
+                format!("{:.0} to {:.0}", own.headers_per_second_min, own.headers_per_second_max),
+            ));
+        }
+        lines.join("\n")
+    }
+}
+
+/// Writes both tables, and bars of headers a second.
+fn write(directory: &Path, measurements: &[Measurement], summaries: &[Summary]) -> io::Result<()> {
+    write_rows(&directory.join("benchmark_headers_batch_raw.csv"), measurements)?;
+    write_rows(&directory.join("benchmark_headers_batch_summary.csv"), summaries)?;
+    let bars = charts::Bars {
+        title: "Headers a second, median".into(),
+        group_name: "files in a batch",
+        value_name: "headers/s",
+        values: summaries
+            .iter()
+            .map(|own| {
+                let threads = if own.num_threads == 1 { "thread" } else { "threads" };
+                let series = format!("{} {threads}", own.num_threads);
+                (own.batch_size.to_string(), series, own.headers_per_second_median)
+            })
+            .collect(),
+    };
+    charts::draw_bars(&directory.join("headers_per_second.svg"), &bars)
+}
