@@ -89,7 +89,6 @@ fn interruptible<T: Send>(
                 let _ = sender.send(work(go_on));
             }
         });
-        // Taken only then: a thread that was started may not have taken it yet.
         if started.is_err()
             && let Some(work) = take_work()
         {
