@@ -12,6 +12,7 @@ use common::{
     },
 };
 use std::{
+    os::fd::AsRawFd,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -21,7 +22,7 @@ use std::{
 };
 use windlass::{
     ByteRange, DeviceId, DirectIo, Error, Route,
-    read::{Batch, Priority, ReadRequest, ReadStatus, Reader, ReaderOptions, Target},
+    read::{Batch, Priority, ReadFile, ReadRequest, ReadStatus, Reader, ReaderOptions, Target},
     route::fault::{Fault, FaultScript},
 };
 
@@ -580,6 +581,29 @@ fn a_child_of_fork_is_told_that_nobody_reads() {
     gate.open();
     batch.wait().unwrap();
     assert_all_hold(&file, &places, &batch);
+}
+
+/// A program with a lease is told that a file is opened, and is given time to let it go.
+#[test]
+fn a_file_that_another_program_has_leased_is_waited_for() {
+    const F_SETSIG: libc::c_int = 10;
+    let file = TestFile::new(1000);
+    let holder = std::fs::File::options().read(true).write(true).open(&file.path).unwrap();
+    let control = |command, value: libc::c_int| {
+        // SAFETY: both commands take a number.
+        let done = unsafe { libc::fcntl(holder.as_raw_fd(), command, value) };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    };
+    // A signal that is ignored, where the default would end the process.
+    control(F_SETSIG, libc::SIGURG);
+    control(libc::F_SETLEASE, libc::F_WRLCK);
+    thread::scope(|scope| {
+        let opening = scope.spawn(|| ReadFile::open(&file.path).map(|open| open.len()));
+        thread::sleep(Duration::from_millis(50));
+        assert!(!opening.is_finished());
+        control(libc::F_SETLEASE, libc::F_UNLCK);
+        assert_eq!(opening.join().unwrap().unwrap(), 1000);
+    });
 }
 
 /// Devices are tested in `reader_device`; this is what can be wrong before one is asked.

@@ -30,6 +30,10 @@ const PARALLEL_PROBES: usize = 16;
 /// print!("{}", loaded.report());
 /// # Ok::<(), windlass::Error>(())
 /// ```
+///
+/// A child of `fork` may use the checkpoints and tensors of its parent, and start loads and readers of its own. Loads,
+/// readers and batches that its parent started return [`Error::Forked`](crate::Error::Forked) there: their threads and
+/// their staging memory are the parent's alone. CUDA does not work in such a child if the parent has used it.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     catalog: Arc<Catalog>,

@@ -23,7 +23,7 @@ use std::{
         unix::fs::MetadataExt,
     },
     path::Path,
-    sync::{Arc, Mutex, OnceLock, PoisonError, mpsc},
+    sync::{Arc, OnceLock, PoisonError, RwLock, mpsc},
 };
 
 /// One open file of a checkpoint.
@@ -39,8 +39,9 @@ pub(crate) struct SourceFile {
     probe: Probe,
     /// The file as cuFile knows it, once it was asked for.
     cufile: OnceLock<Result<DirectFile, Unavailable>>,
-    /// The 3FS that it was last read from by USRBIO.
-    mount: Mutex<Option<Arc<OpenMount>>>,
+    /// The 3FS that it was last read from by USRBIO. A child of `fork` can read it, also if a thread of its parent was
+    /// about to.
+    mount: RwLock<Option<Arc<OpenMount>>>,
 }
 
 /// `STATX_DIOALIGN`, Linux 6.1.
@@ -60,7 +61,7 @@ impl SourceFile {
             direct_failed: OnceLock::new(),
             probe,
             cufile: OnceLock::new(),
-            mount: Mutex::default(),
+            mount: RwLock::default(),
         })
     }
 
@@ -97,7 +98,7 @@ impl SourceFile {
 
     /// Keeps a mount of 3FS open as long as this file: the next load finds it so.
     pub(crate) fn keep_mount(&self, mount: &Arc<OpenMount>) {
-        *self.mount.lock().unwrap_or_else(PoisonError::into_inner) = Some(mount.clone());
+        *self.mount.write().unwrap_or_else(PoisonError::into_inner) = Some(mount.clone());
     }
 
     /// What an error of the system means on a 3FS that the file was read from: that it has no daemon any more, if so.
@@ -167,7 +168,7 @@ impl SourceFile {
     }
 
     fn mount(&self) -> Option<Arc<OpenMount>> {
-        self.mount.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.mount.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

@@ -88,7 +88,7 @@ pub fn save(
     if go_on(0).is_break() {
         return Err(Error::Cancelled);
     }
-    let permissions = Permissions::replacing(&[path.clone()])?;
+    let permissions = Permissions::replacing(std::slice::from_ref(&path))?;
     for temp in files {
         permissions.give(&temp, &path, &mut report.notes);
         temp.persist(&path)?;
