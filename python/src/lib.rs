@@ -89,7 +89,9 @@ fn interruptible<T: Send>(
                 let _ = sender.send(work(go_on));
             }
         });
-        if let (Err(_), Some(work)) = (started, take_work()) {
+        if started.is_err()
+            && let Some(work) = take_work()
+        {
             // The system gives no thread: this one works, and looks for Ctrl-C afterwards.
             return py.detach(move || work(go_on)).into_python(py);
         }
