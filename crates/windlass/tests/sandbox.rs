@@ -1,6 +1,13 @@
 //! Where the system forbids things: no io_uring (as in containers), too little memory (as in pods), other people's
 //! files. Each case runs in a child process of its own, since such limits cannot be taken back.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout
+)]
 
 mod common;
 
@@ -13,7 +20,12 @@ use common::{
 };
 use requirements::{Requirement, skip};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
 use windlass::{
     Checkpoint, Dtype, Error, LoadOptions, Order, Route, StreamOptions,
     read::{Priority, Reader, ReaderOptions},
@@ -185,6 +197,87 @@ fn a_load_that_its_cgroup_would_kill_is_refused() {
     leave_cgroup(&group);
 }
 
+/// Four processes load into one cgroup that has room for two of them, and keep what they loaded.
+#[test]
+fn loads_that_a_cgroup_has_no_room_for_fail_rather_than_kill() {
+    const TEST: &str = "loads_that_a_cgroup_has_no_room_for_fail_rather_than_kill";
+    if let Some(group) = std::env::var_os(GROUP) {
+        return load_into(Path::new(&group));
+    }
+    let Some(group) = make_cgroup(256 << 20) else {
+        eprintln!("skipped: no memory cgroup can be made here");
+        return;
+    };
+    let directory = disk();
+    let path = directory.path().join("model.safetensors");
+    write_model(&path, &[tensor("a", Dtype::U8, &[87 << 20])], 0, 1);
+    for is_cold in [true, false] {
+        if is_cold {
+            make_cold(&path)
+        } else {
+            make_warm(&path)
+        }
+        let mut children: Vec<_> = (0..4)
+            .map(|_| {
+                Command::new(std::env::current_exe().unwrap())
+                    .args(["--exact", TEST, "--nocapture"])
+                    .env(GROUP, &group)
+                    .env(MODEL, &path)
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped())
+                    .spawn()
+                    .unwrap()
+            })
+            .collect();
+        let mut said: Vec<_> =
+            children.iter_mut().map(|child| BufReader::new(child.stdout.take().unwrap()).lines()).collect();
+        let mut answer = |child: usize| {
+            let answer = said[child]
+                .by_ref()
+                .find_map(|line| line.unwrap().strip_prefix("child: ").map(str::to_owned));
+            answer.unwrap_or_else(|| "killed".into())
+        };
+        assert!((0..4).all(|child| answer(child) == "ready"));
+        let say = |children: &mut Vec<Child>| {
+            for child in children {
+                let _ = child.stdin.as_mut().unwrap().write_all(b"\n");
+            }
+        };
+        say(&mut children);
+        let answers: Vec<_> = (0..4).map(answer).collect();
+        say(&mut children);
+        let ended = children.iter_mut().all(|child| child.wait().unwrap().success());
+        let loaded = answers.iter().filter(|answer| *answer == "loaded").count();
+        assert!(ended && (1..=2).contains(&loaded), "cold: {is_cold}, {answers:?}");
+        assert!(
+            answers.iter().all(|answer| answer == "loaded" || answer.contains("cgroup limit")),
+            "{answers:?}"
+        );
+    }
+    fs::remove_dir(group).unwrap();
+}
+
+/// Names the cgroup that a child is to enter.
+const GROUP: &str = "WINDLASS_TEST_GROUP";
+/// Names the model that it is to load.
+const MODEL: &str = "WINDLASS_TEST_MODEL";
+
+/// Loads, and keeps the tensors as long as the parent wants.
+fn load_into(group: &Path) {
+    fs::write(group.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+    let checkpoint = Checkpoint::open(&[std::env::var_os(MODEL).unwrap()]).unwrap();
+    let wait = || std::io::stdin().read_line(&mut String::new()).unwrap();
+    println!("\nchild: ready");
+    wait();
+    let loaded = checkpoint.load(&LoadOptions::default());
+    match &loaded {
+        Ok(_) => println!("\nchild: loaded"),
+        Err(error @ Error::MemoryBudget { .. }) => println!("\nchild: {error}"),
+        Err(error) => panic!("{error}"),
+    }
+    wait();
+}
+
 #[test]
 fn without_threads_a_load_goes_on_with_the_callers() {
     if !in_child("without_threads_a_load_goes_on_with_the_callers") {
@@ -268,6 +361,13 @@ fn limit_threads(more: u64) {
 
 /// Puts this process into a new cgroup with a limit on memory, if that is possible.
 fn enter_cgroup(limit: u64) -> Option<PathBuf> {
+    let group = make_cgroup(limit)?;
+    fs::write(group.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+    Some(group)
+}
+
+/// Makes a cgroup with a limit on memory, if that is possible.
+fn make_cgroup(limit: u64) -> Option<PathBuf> {
     let name = format!("windlass-test-{}", std::process::id());
     for (root, file) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]
     {
@@ -275,9 +375,7 @@ fn enter_cgroup(limit: u64) -> Option<PathBuf> {
         if fs::create_dir(&group).is_err() {
             continue;
         }
-        let entered = fs::write(group.join(file), limit.to_string())
-            .and_then(|()| fs::write(group.join("cgroup.procs"), std::process::id().to_string()));
-        if entered.is_ok() {
+        if fs::write(group.join(file), limit.to_string()).is_ok() {
             return Some(group);
         }
         let _ = fs::remove_dir(&group);
@@ -285,7 +383,7 @@ fn enter_cgroup(limit: u64) -> Option<PathBuf> {
     None
 }
 
-fn leave_cgroup(group: &std::path::Path) {
+fn leave_cgroup(group: &Path) {
     let root = group.parent().unwrap().join("cgroup.procs");
     fs::write(root, std::process::id().to_string()).unwrap();
     fs::remove_dir(group).unwrap();

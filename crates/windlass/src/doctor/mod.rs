@@ -5,7 +5,8 @@ mod cuda;
 mod threefs;
 
 use crate::{
-    host::{device, memory, numa, read_number},
+    host::{device, numa, read_number},
+    memory::limits,
     parallel,
     route::{FileSystem, FileSystemKind, Probe, Unavailable, UringLane, open_direct},
 };
@@ -154,7 +155,7 @@ fn cores() -> Check {
 }
 
 fn memory_limits() -> Vec<Check> {
-    memory::limits()
+    limits()
         .into_iter()
         .map(|limit| {
             let (available, total) = (ByteSize(limit.available_bytes), ByteSize(limit.total_bytes));

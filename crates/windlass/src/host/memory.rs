@@ -8,33 +8,54 @@ use std::{
     path::{Path, PathBuf},
 };
 
+const MEMINFO: &str = "/proc/meminfo";
+
 /// A limit on the memory of this process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct MemoryLimit {
     /// What sets the limit: the machine, or the file of a control group. Equal for processes under the same limit.
     pub name: String,
-    /// Bytes that may still be allocated under it. Reclaimable page cache counts as free.
+    /// Bytes that may still be allocated under it. Reclaimable page cache counts as free; memory that loads of this
+    /// process were promised and have not touched yet counts as used.
     pub available_bytes: u64,
     /// The limit itself in bytes.
     pub total_bytes: u64,
 }
 
-/// Returns every limit on the memory of this process that can be read. A load is refused that one of them would kill.
-///
-/// ```
-/// for limit in windlass::memory::limits() {
-///     println!("{} leaves {} bytes", limit.name, limit.available_bytes);
-/// }
-/// ```
-pub fn limits() -> Vec<MemoryLimit> {
-    let mut limits = Vec::new();
-    limits.extend(machine(&fs::read_to_string("/proc/meminfo").unwrap_or_default()));
-    limits.extend(cgroups(
+/// Where a limit is told.
+#[derive(Clone, Debug)]
+pub(crate) enum LimitSource {
+    Machine,
+    Cgroup(PathBuf, Version),
+}
+
+/// Returns every limit that applies to this process. Which ones do rarely changes; what they leave always does.
+pub(crate) fn sources() -> Vec<LimitSource> {
+    let mut sources = vec![LimitSource::Machine];
+    sources.extend(cgroups(
         &fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
         &fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(),
     ));
-    limits
+    sources
+}
+
+impl LimitSource {
+    /// Reads the limit and what it leaves; `None` if it sets none or cannot be read.
+    pub(crate) fn read(&self) -> Option<MemoryLimit> {
+        match self {
+            Self::Machine => machine(&fs::read_to_string(MEMINFO).unwrap_or_default()),
+            Self::Cgroup(group, version) => group_limit(group, *version),
+        }
+    }
+
+    /// Returns the file that the limit stands in. Processes under the same limit have the same file.
+    pub(crate) fn file(&self) -> PathBuf {
+        match self {
+            Self::Machine => MEMINFO.into(),
+            Self::Cgroup(group, version) => group.join(version.limit_file()),
+        }
+    }
 }
 
 fn machine(meminfo: &str) -> Option<MemoryLimit> {
@@ -50,8 +71,8 @@ fn machine(meminfo: &str) -> Option<MemoryLimit> {
 }
 
 /// Limits of this process's memory cgroup and of those around it, as far as they are visible.
-fn cgroups(proc_cgroup: &str, mountinfo: &str) -> Vec<MemoryLimit> {
-    let mut limits = Vec::new();
+fn cgroups(proc_cgroup: &str, mountinfo: &str) -> Vec<LimitSource> {
+    let mut sources = Vec::new();
     for line in proc_cgroup.lines() {
         // hierarchy:controllers:path; version 2 has hierarchy 0 and no controllers.
         let mut fields = line.splitn(3, ':');
@@ -73,15 +94,25 @@ fn cgroups(proc_cgroup: &str, mountinfo: &str) -> Vec<MemoryLimit> {
         let below = path.strip_prefix(&root).or_else(|_| path.strip_prefix("/")).unwrap_or(path);
         let group = mount_point.join(below);
         let ancestors = group.ancestors().take_while(|ancestor| ancestor.starts_with(&mount_point));
-        limits.extend(ancestors.filter_map(|group| group_limit(group, version)));
+        sources.extend(ancestors.map(|group| LimitSource::Cgroup(group.to_owned(), version)));
     }
-    limits
+    sources
 }
 
-#[derive(Clone, Copy)]
-enum Version {
+/// A version of control groups.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Version {
     V1,
     V2,
+}
+
+impl Version {
+    fn limit_file(self) -> &'static str {
+        match self {
+            Self::V1 => "memory.limit_in_bytes",
+            Self::V2 => "memory.max",
+        }
+    }
 }
 
 /// Mount point, and the cgroup that is mounted there.
@@ -102,11 +133,10 @@ fn cgroup_mount(mountinfo: &str, version: Version) -> Option<(PathBuf, PathBuf)>
 }
 
 fn group_limit(group: &Path, version: Version) -> Option<MemoryLimit> {
-    let (limit_file, usage_file, reclaimable_keys) = match version {
-        Version::V1 => {
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", ["total_inactive_file", "total_active_file"])
-        }
-        Version::V2 => ("memory.max", "memory.current", ["inactive_file", "active_file"]),
+    let limit_file = version.limit_file();
+    let (usage_file, reclaimable_keys) = match version {
+        Version::V1 => ("memory.usage_in_bytes", ["total_inactive_file", "total_active_file"]),
+        Version::V2 => ("memory.current", ["inactive_file", "active_file"]),
     };
     // "max" in version 2 is no number; version 1 writes a number near 2^63 for the same.
     let total = read_number::<u64>(group.join(limit_file)).filter(|&total| total < 1 << 60)?;
@@ -134,7 +164,8 @@ mod tests {
         let limit =
             machine("MemTotal:       24684092 kB\nMemFree: 1 kB\nMemAvailable:   23000000 kB\n").unwrap();
         assert_eq!(limit.available_bytes, 23_000_000 * 1024);
-        assert!(limits().iter().any(|limit| limit.total_bytes > 0), "this machine has memory");
+        let total = |source: &LimitSource| source.read().map_or(0, |limit| limit.total_bytes);
+        assert!(sources().iter().any(|source| total(source) > 0), "this machine has memory");
     }
 
     #[test]
@@ -160,6 +191,7 @@ mod tests {
             v2.display()
         );
         let found = cgroups("4:cpu,cpuacct:/\n5:memory:/pod/app\n0::/kube/pod/app\n", &mountinfo);
+        let found: Vec<MemoryLimit> = found.iter().filter_map(LimitSource::read).collect();
         let available: Vec<u64> = found.iter().map(|limit| limit.available_bytes).collect();
         assert_eq!(available, [500, 400], "{found:?}");
     }

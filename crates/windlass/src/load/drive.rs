@@ -86,7 +86,9 @@ pub(super) fn serve_cached(job: &Job, ahead: usize) {
             return;
         }
         let cold_access = std::mem::replace(&mut op.access, Access::Buffered);
-        aim(job, &mut op, Route::Cached);
+        if !aim(job, &mut op, Route::Cached) {
+            return;
+        }
         lane.push(op);
         if let Err(error) = lane.submit_and_wait(&mut done) {
             job.fail(Error::Internal(format!("a cached read: {error}")));
@@ -174,7 +176,9 @@ fn drive(job: &Job, mut lane: AnyLane, mut window: Window, route: Route, line: L
                 job.queue.put_back(line, op);
                 break;
             }
-            aim(job, &mut op, route);
+            if !aim(job, &mut op, route) {
+                return None;
+            }
             lane.push(op);
         }
         if lane.in_flight() == 0 {
@@ -248,10 +252,13 @@ fn take_slot(job: &Job, op: &mut ReadOp, route: Route, may_wait: bool) -> bool {
     }
 }
 
-/// Points a read at the bytes of its extent that are missing.
-fn aim(job: &Job, op: &mut ReadOp, route: Route) {
+/// Points a read at the bytes of its extent that are missing. `false` if there is no memory for them: the load is over.
+fn aim(job: &Job, op: &mut ReadOp, route: Route) -> bool {
     let extent = job.extent(op);
-    job.note_reached(op);
+    if let Err(error) = job.note_reached(op) {
+        job.fail(error);
+        return false;
+    }
     if op.access == Access::Direct
         && route != Route::Usrbio
         && job.may_read_buffered()
@@ -263,6 +270,7 @@ fn aim(job: &Job, op: &mut ReadOp, route: Route) {
         op.access = Access::Buffered;
     }
     op.aim(extent.read);
+    true
 }
 
 /// What came of a read: `Some` if it must go on, `None` if it is finished or the load is over.
@@ -313,8 +321,7 @@ fn settle(job: &Job, mut op: ReadOp, result: io::Result<usize>, route: Route) ->
             return None;
         }
     }
-    aim(job, &mut op, route);
-    Some(op)
+    aim(job, &mut op, route).then_some(op)
 }
 
 fn complete(job: &Job, op: ReadOp) -> bool {

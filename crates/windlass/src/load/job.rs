@@ -13,7 +13,7 @@ use crate::{
     ByteRange, Catalog, DeviceId, Error, Result,
     device::{CopyQueue, Device},
     host::usage::Usage,
-    memory::{self, Arena, Block, DeviceBlock, Fill, MemoryRequest, SlotKind, Slots, WriteRegion},
+    memory::{self, Arena, Block, DeviceBlock, Fill, MemoryRequest, Promise, SlotKind, Slots, WriteRegion},
     parallel::lock,
     plan::{Extent, Plan, PlanOptions, Target},
     report::{Carrier, Refusal, Retries},
@@ -59,6 +59,10 @@ pub(super) struct Job {
     staged_bytes: AtomicU64,
     /// Next extent whose memory nobody has touched ahead of the reads.
     next_to_touch: AtomicUsize,
+    /// The memory that the load may have.
+    promise: Promise,
+    /// For each extent, whether its memory was taken from the promise.
+    touched: Box<[AtomicBool]>,
     /// For each extent, whether a read has got to it: then its memory is no longer touched ahead.
     reached: Box<[AtomicBool]>,
     #[cfg(feature = "fault-injection")]
@@ -149,7 +153,7 @@ impl Job {
             place.memory.fresh_bytes(plan.arena_bytes().min(place.most_bytes))
         };
         let budget = options.memory_budget_bytes.map(|budget| budget.saturating_sub(shared_bytes));
-        memory::budget::check(fresh, staging_bytes, budget)?;
+        let promise = memory::budget::promise(fresh, staging_bytes, budget)?;
         let kind = match place.device {
             None => SlotKind::Host,
             Some(device) => SlotKind::Pinned(device, place.memory.numa_node),
@@ -227,6 +231,8 @@ impl Job {
             interrupted_reads: AtomicU64::new(0),
             staged_bytes: AtomicU64::new(0),
             next_to_touch: AtomicUsize::new(0),
+            promise,
+            touched: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
             reached: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
             #[cfg(feature = "fault-injection")]
             faults: options.faults.clone(),
@@ -360,6 +366,7 @@ impl Job {
                     return Err(Error::Internal("a staged extent has no slot".into()));
                 };
                 for (piece, mut region) in self.plan.pieces(extent, extent.read).zip(regions) {
+                    self.promise.touch(piece.place.len(), || self.queue.is_stopped(), || ())?;
                     let place = region.as_mut_slice();
                     let mut filled = 0;
                     for copy in self.plan.copies(extent, piece) {
@@ -466,9 +473,26 @@ impl Job {
         if let (Target::InPlace { arena, room }, Sink::Host(fills)) = (extent.target, &self.sink)
             && !self.reached[position].load(Ordering::Relaxed)
         {
-            fills[arena].touch(room);
+            match self.touch_promised(position) {
+                Ok(true) => {}
+                Ok(false) => fills[arena].touch(room),
+                Err(error) => self.fail(error),
+            }
         }
         !self.queue.is_over()
+    }
+
+    /// Takes the memory of an extent that is read in place from the promise, once. Returns whether it was touched.
+    fn touch_promised(&self, position: usize) -> Result<bool> {
+        let (Target::InPlace { arena, room }, Sink::Host(fills)) =
+            (self.plan.extents()[position].target, &self.sink)
+        else {
+            return Ok(false);
+        };
+        if self.touched[position].swap(true, Ordering::Relaxed) {
+            return Ok(false);
+        }
+        self.promise.touch(room.len(), || self.queue.is_stopped(), || fills[arena].touch(room))
     }
 
     /// The line of a read that the page cache cannot serve.
@@ -502,8 +526,12 @@ impl Job {
     }
 
     /// A read begins to fill the memory of its extent.
-    pub(super) fn note_reached(&self, op: &ReadOp) {
+    ///
+    /// # Errors
+    /// [`Error::MemoryBudget`] if the system has no memory for it any more.
+    pub(super) fn note_reached(&self, op: &ReadOp) -> Result<()> {
         self.reached[op.extent].store(true, Ordering::Relaxed);
+        self.touch_promised(op.extent).map(drop)
     }
 
     /// A thread of this load begins; it ends when the result is dropped.
@@ -589,6 +617,7 @@ impl Drop for Running {
         let mut board = lock(&self.0.board);
         board.running -= 1;
         if board.running == 0 {
+            self.0.promise.end();
             board.ended = Some((Instant::now(), Usage::now()));
         }
         drop(board);

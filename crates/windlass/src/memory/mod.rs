@@ -9,16 +9,19 @@ mod coverage;
 mod device;
 mod mapping;
 mod pool;
+mod promised;
 mod slot;
 
-pub use crate::host::memory::{MemoryLimit, limits};
+pub use crate::host::memory::MemoryLimit;
 pub use arena::Block;
 pub(crate) use arena::{Arena, Fill, WriteRegion};
 pub(crate) use borrowed::advise_huge_pages;
+pub use budget::limits;
 pub(crate) use copying::{Copying, leaves_doubt, may_be_under_way};
 pub(crate) use device::{DeviceArena, DeviceFill};
 pub use device::{DeviceBlock, LentMemory};
 pub use pool::MemoryPool;
+pub(crate) use promised::Promise;
 pub(crate) use slot::{Slot, SlotKind, Slots};
 
 use crate::{Error, Result, device::Device};
