@@ -23,6 +23,7 @@ use pyo3::prelude::*;
 use std::{
     ops::ControlFlow,
     sync::{
+        Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
@@ -59,7 +60,7 @@ mod _native {
     #[pymodule_export]
     use super::tensor::{Tensor, to_torch};
     #[pymodule_export]
-    use super::{doctor, search_cufile_in, version};
+    use super::{doctor, memory_limits, search_cufile_in, version};
 }
 
 use crate::error::IntoPython;
@@ -77,13 +78,21 @@ fn interruptible<T: Send>(
     let stopped = AtomicBool::new(false);
     let go_on =
         || if stopped.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    let work = Mutex::new(Some(work));
+    let take_work = || work.lock().unwrap_or_else(PoisonError::into_inner).take();
     thread::scope(|scope| {
         let (sender, receiver) = mpsc::sync_channel(1);
-        let go_on = &go_on;
-        scope.spawn(move || {
-            // Nobody receives it any more after an interrupt.
-            let _ = sender.send(work(go_on));
+        let (go_on, take_work) = (&go_on, &take_work);
+        let started = thread::Builder::new().spawn_scoped(scope, move || {
+            if let Some(work) = take_work() {
+                // The receiver is gone after an interrupt.
+                let _ = sender.send(work(go_on));
+            }
         });
+        if let (Err(_), Some(work)) = (started, take_work()) {
+            // The system gives no thread: this one works, and looks for Ctrl-C afterwards.
+            return py.detach(move || work(go_on)).into_python(py);
+        }
         // Receivers cannot be shared, so this one is lent to the waits one by one.
         let mut receiver = receiver;
         loop {
@@ -115,6 +124,12 @@ fn version() -> &'static str {
 #[pyfunction]
 fn search_cufile_in(directory: std::path::PathBuf) {
     windlass::device::search_cufile_in(directory);
+}
+
+/// The limits on the memory of this process, as JSON.
+#[pyfunction]
+fn memory_limits(py: Python<'_>) -> PyResult<String> {
+    serde_json::to_string(&py.detach(windlass::memory::limits)).into_python(py)
 }
 
 /// What this machine offers a load, as JSON.

@@ -278,6 +278,14 @@ def test_manifest_warm_and_doctor(model: Path) -> None:
     assert {check["status"] for check in windlass.doctor(model.parent)} <= {"ok", "absent", "slower"}
 
 
+def test_memory_limits_name_the_machine_and_its_control_groups() -> None:
+    limits = windlass.memory_limits()
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = next(limit for limit in limits if limit.name == "the machine's free memory")
+    assert machine.total_bytes == total
+    assert all(0 <= limit.available_bytes <= limit.total_bytes for limit in limits)
+
+
 def test_types_that_a_framework_lacks(tmp_path: Path) -> None:
     six = write_model(tmp_path / "six.safetensors", {"a": ("F6_E2M3", [4])})
     with pytest.raises(TypeError, match="raw"):

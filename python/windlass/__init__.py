@@ -15,6 +15,7 @@ from typing import Any
 from windlass import _native, errors
 from windlass._arguments import path_text
 from windlass._checkpoint import Checkpoint, LoadedTensors, TensorSlice, load_file
+from windlass._memory import MemoryLimit, memory_limits
 from windlass._metadata import MetadataArray
 from windlass._native import MemoryPool, Tensor
 from windlass._one_shot import iter_tensors, load
@@ -48,6 +49,7 @@ __all__ = [
     "Checkpoint",
     "LoadOptions",
     "LoadedTensors",
+    "MemoryLimit",
     "MemoryPool",
     "MetadataArray",
     "Refusal",
@@ -63,6 +65,7 @@ __all__ = [
     "iter_tensors",
     "load",
     "load_file",
+    "memory_limits",
     "open",
     "save",
     "save_file",

@@ -157,7 +157,8 @@ fn memory_limits() -> Vec<Check> {
     memory::limits()
         .into_iter()
         .map(|limit| {
-            let finding = format!("{} of {} available", ByteSize(limit.available), ByteSize(limit.total));
+            let (available, total) = (ByteSize(limit.available_bytes), ByteSize(limit.total_bytes));
+            let finding = format!("{available} of {total} available");
             ok(&format!("memory: {}", limit.name), finding)
         })
         .collect()

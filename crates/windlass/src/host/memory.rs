@@ -2,24 +2,32 @@
 #![forbid(unsafe_code)]
 
 use super::read_number;
+use serde::Serialize;
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// One limit on memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct MemoryLimit {
-    /// What sets it.
-    pub(crate) name: String,
-    /// Bytes that may still be allocated under it, reclaimable page cache counted as free.
-    pub(crate) available: u64,
+/// A limit on the memory of this process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct MemoryLimit {
+    /// What sets the limit: the machine, or the file of a control group. Equal for processes under the same limit.
+    pub name: String,
+    /// Bytes that may still be allocated under it. Reclaimable page cache counts as free.
+    pub available_bytes: u64,
     /// The limit itself in bytes.
-    pub(crate) total: u64,
+    pub total_bytes: u64,
 }
 
-/// Every limit that applies and could be read.
-pub(crate) fn limits() -> Vec<MemoryLimit> {
+/// Returns every limit on the memory of this process that can be read. A load is refused that one of them would kill.
+///
+/// ```
+/// for limit in windlass::memory::limits() {
+///     println!("{} leaves {} bytes", limit.name, limit.available_bytes);
+/// }
+/// ```
+pub fn limits() -> Vec<MemoryLimit> {
     let mut limits = Vec::new();
     limits.extend(machine(&fs::read_to_string("/proc/meminfo").unwrap_or_default()));
     limits.extend(cgroups(
@@ -36,8 +44,8 @@ fn machine(meminfo: &str) -> Option<MemoryLimit> {
     };
     Some(MemoryLimit {
         name: "the machine's free memory".into(),
-        available: kib("MemAvailable")?.saturating_mul(1024),
-        total: kib("MemTotal")?.saturating_mul(1024),
+        available_bytes: kib("MemAvailable")?.saturating_mul(1024),
+        total_bytes: kib("MemTotal")?.saturating_mul(1024),
     })
 }
 
@@ -112,8 +120,8 @@ fn group_limit(group: &Path, version: Version) -> Option<MemoryLimit> {
         .sum();
     Some(MemoryLimit {
         name: format!("the cgroup limit {}", group.join(limit_file).display()),
-        available: total.saturating_sub(used.saturating_sub(reclaimable)),
-        total,
+        available_bytes: total.saturating_sub(used.saturating_sub(reclaimable)),
+        total_bytes: total,
     })
 }
 
@@ -125,8 +133,8 @@ mod tests {
     fn the_machine_itself_is_a_limit() {
         let limit =
             machine("MemTotal:       24684092 kB\nMemFree: 1 kB\nMemAvailable:   23000000 kB\n").unwrap();
-        assert_eq!(limit.available, 23_000_000 * 1024);
-        assert!(limits().iter().any(|limit| limit.total > 0), "this machine has memory");
+        assert_eq!(limit.available_bytes, 23_000_000 * 1024);
+        assert!(limits().iter().any(|limit| limit.total_bytes > 0), "this machine has memory");
     }
 
     #[test]
@@ -152,7 +160,7 @@ mod tests {
             v2.display()
         );
         let found = cgroups("4:cpu,cpuacct:/\n5:memory:/pod/app\n0::/kube/pod/app\n", &mountinfo);
-        let available: Vec<u64> = found.iter().map(|limit| limit.available).collect();
+        let available: Vec<u64> = found.iter().map(|limit| limit.available_bytes).collect();
         assert_eq!(available, [500, 400], "{found:?}");
     }
 }

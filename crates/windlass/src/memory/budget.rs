@@ -29,11 +29,11 @@ pub(crate) fn check(fresh: u64, staging: u64, budget: Option<u64>) -> Result<()>
         return Ok(());
     }
     let needed = needed.saturating_add(needed >> OVERHEAD_SHIFT);
-    let tightest = host::memory::limits().into_iter().min_by_key(|limit| limit.available);
+    let tightest = host::memory::limits().into_iter().min_by_key(|limit| limit.available_bytes);
     match tightest {
-        Some(limit) if needed > limit.available => Err(Error::MemoryBudget {
+        Some(limit) if needed > limit.available_bytes => Err(Error::MemoryBudget {
             needed,
-            available: limit.available,
+            available: limit.available_bytes,
             limit_name: limit.name,
             fix: "free memory, raise that limit, select fewer tensors, or use route 'mapped'".into(),
         }),

@@ -11,6 +11,7 @@ mod mapping;
 mod pool;
 mod slot;
 
+pub use crate::host::memory::{MemoryLimit, limits};
 pub use arena::Block;
 pub(crate) use arena::{Arena, Fill, WriteRegion};
 pub(crate) use borrowed::advise_huge_pages;
