@@ -182,3 +182,27 @@ def test_saving_is_windlass_too(tmp_path: Path) -> None:
             2,
         ]
     assert safetensors.torch.load_file(tmp_path / "m")["a"].tolist() == [0, 1, 2]
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that no file backs."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
+
+
+def test_mapped_files_are_loaded_without_a_copy(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    tensors = {f"t{number}": torch.full((1024, 4096), float(number)) for number in range(4)}
+    safetensors.torch.save_file(tensors, path)
+    grown = {}
+    for route in ("mapped", "auto"):
+        with drop_in.install(route=route), safetensors.safe_open(path, "pt") as file:
+            before = anonymous_bytes()
+            loaded = {name: file.get_slice(name)[...] for name in file.keys()}  # noqa: SIM118
+            for name, tensor in loaded.items():
+                assert torch.equal(tensor, tensors[name])
+            grown[route] = anonymous_bytes() - before
+            del loaded, tensor
+    report = drop_in.reports()[-2].report
+    assert (report.route, report.read_bytes) == ("mapped", 0)
+    assert grown["mapped"] < 16 << 20 < 48 << 20 < grown["auto"]

@@ -280,6 +280,61 @@ def test_who_stops_taking_tensors_ends_the_load_of_those_who_go_on(tmp_path: Pat
         assert (left.rank, left.kind) == (0, "Stopped")
 
 
+def under_a_limit(
+    rank: int, path: str, control_group: str, available: int, cases: list[Any]
+) -> list[Outcome]:
+    """All ranks are in one control group, which has a limit of its own."""
+    limit = windlass.MemoryLimit(f"the cgroup limit {control_group}", available, available)
+    windlass.memory_limits = lambda: [limit]
+    outcomes = []
+    for function, strategy in cases:
+
+        def load(function: str = function, strategy: str = strategy) -> int:
+            loader = {
+                "load_file": wd.load_file,
+                "iter_tensors": lambda *a, **k: dict(wd.iter_tensors(*a, **k)),
+            }
+            return len(loader[function](path, strategy=strategy, max_in_flight="3MiB", timeout=20))
+
+        outcomes.append(attempt(load))
+        dist.barrier()
+    return outcomes
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "expected"), [(60, [None, None, None]), (47, ["MemoryBudgetError"] * 2 + [None])]
+)
+def test_ranks_under_one_limit_add_up_what_they_allocate(
+    mebibytes: int, expected: list[str | None], tmp_path: Path
+) -> None:
+    # 24 MiB for each of two ranks: each alone has room, both together have not. A stream keeps a step of it.
+    cases = [("load_file", "own"), ("load_file", "share"), ("iter_tensors", "own")]
+    arguments = model(tmp_path), str(tmp_path), mebibytes << 20, cases
+    first, second = values(on_ranks(under_a_limit, 2, tmp_path, *arguments))
+    assert [outcome.error for outcome in first] == [outcome.error for outcome in second] == expected
+    for one, other in zip(first, second, strict=True):
+        assert one.message == other.message
+        if one.error is not None:
+            assert re.search(
+                r"the 2 ranks under the cgroup limit \S+ need .* MiB together, and it leaves 47.0 MiB: ",
+                one.message,
+            )
+
+
+def under_limits_of_their_own(rank: int, path: str, control_groups: list[str]) -> int:
+    limit = windlass.MemoryLimit(f"the cgroup limit {control_groups[rank]}", 30 << 20, 30 << 20)
+    windlass.memory_limits = lambda: [limit]
+    return len(wd.load_file(path, strategy="own", timeout=20))
+
+
+def test_ranks_under_limits_of_their_own_are_not_added_up(tmp_path: Path) -> None:
+    groups = [tmp_path / "a", tmp_path / "b"]
+    for group in groups:
+        group.mkdir()
+    arguments = model(tmp_path), [str(group) for group in groups]
+    assert values(on_ranks(under_limits_of_their_own, 2, tmp_path, *arguments)) == [24, 24]
+
+
 def dying(rank: int, path: str, victim: int, strategy: str) -> Outcome:
     def take() -> None:
         for number, _ in enumerate(

@@ -16,13 +16,14 @@ import windlass
 from conftest import write_model
 from windlass import _native
 from windlass import distributed as wd
-from windlass.distributed import _cost, _filters, _plan, _sizes, _wants
+from windlass.distributed import _cost, _filters, _memory, _plan, _sizes, _wants
 from windlass.distributed._catalog import Catalog, Element, Entry
 from windlass.distributed._cost import decide, decided_without_measuring, work_of
 from windlass.distributed._link import refusal
+from windlass.distributed._memory import check_memory, needed_bytes
 from windlass.distributed._plan import BUNDLE_BYTES, CUT_BYTES, Plan, make_plan, part_bytes, piece_bytes
 from windlass.distributed._wants import NOTHING, WHOLE, Wants
-from windlass.errors import OptionError, TensorNotFoundError
+from windlass.errors import MemoryBudgetError, OptionError, TensorNotFoundError
 
 
 def catalog_of(*shapes: Sequence[int], nbytes: int = 2) -> Catalog:
@@ -348,3 +349,45 @@ def test_patterns_that_no_load_takes_are_refused(pattern: str, is_glob: bool, tm
 @pytest.mark.parametrize("module", [_filters, _sizes, _wants, _plan], ids=lambda module: module.__name__)
 def test_examples_in_docstrings_hold(module) -> None:
     assert doctest.testmod(module).failed == 0
+
+
+def test_the_memory_of_a_rank_is_its_tensors_and_what_it_passes_on() -> None:
+    catalog = catalog_of(*[(1024, 1024)] * 8)
+    wants = wants_of(catalog, [WHOLE] * 8, [WHOLE] * 8)
+    apart, together = [[0], [1]], [[0, 1]]
+    two = 2 << 20
+
+    def needed(nodes: list[list[int]], window: int | None, *, keeps_all: bool) -> int:
+        plan = make_plan(catalog, wants, nodes, 0, window)
+        return needed_bytes(catalog, wants, plan, 0, 0, keeps_all=keeps_all)
+
+    assert needed(apart, None, keeps_all=True) == 8 * two
+    # A step that the caller takes, and one that is read meanwhile.
+    assert needed(apart, two, keeps_all=False) == 2 * two
+    # In each step it reads a half tensor, of which one copy goes out while the next half is read.
+    assert needed(together, two, keeps_all=True) == 8 * two + 3 * two // 2
+    assert needed(together, two, keeps_all=False) == two + 3 * two // 2
+
+
+def test_each_limit_counts_the_ranks_under_it() -> None:
+    def note(needed: int, **limits: int) -> dict[str, Any]:
+        return {"needed": needed, "limits": {place: [place, left] for place, left in limits.items()}}
+
+    check_memory([note(64, pod=200, machine=500), note(64, pod=190, machine=500), note(64, machine=500)])
+    with pytest.raises(MemoryBudgetError, match=r"the 2 ranks under pod need 130 B together.* leaves 129 B"):
+        check_memory([note(64, pod=200, machine=500), note(64, pod=129, machine=500), note(64, machine=500)])
+    with pytest.raises(MemoryBudgetError, match="the 3 ranks under machine need 195 B"):
+        check_memory([note(64, pod=200, machine=194), note(64, pod=200, machine=500), note(64, machine=500)])
+    check_memory([note(0, machine=0), note(0)])
+
+
+def test_a_limit_is_the_same_by_every_path(tmp_path: Path) -> None:
+    for name in ("group", "other"):
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to(tmp_path / "group")
+    places = [_memory._place(f"the cgroup limit {tmp_path / name}") for name in ("group", "link", "other")]
+    assert places[0] == places[1] != places[2]
+    note = _memory.memory_note(5)
+    assert note["needed"] == 5
+    assert all(left >= 0 for _, left in note["limits"].values())
+    assert any(name == "the machine's free memory" for name, _ in note["limits"].values())

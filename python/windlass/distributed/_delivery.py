@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import threading
 import time
 import uuid
@@ -25,6 +26,7 @@ from windlass.distributed._catalog import Catalog
 from windlass.distributed._exchange import Exchange, Prepared
 from windlass.distributed._link import Link
 from windlass.distributed._measure import measure_link, measure_storage, messages
+from windlass.distributed._memory import check_memory, memory_note, needed_bytes
 from windlass.distributed._plan import Plan, check_window, make_plan, overlapping, part_bytes
 from windlass.distributed._report import DistributedReport
 from windlass.distributed._wants import NOTHING, Wants
@@ -175,16 +177,29 @@ class Delivery:
             window = overlapping(request.catalog, request.window_bytes)
         elif request.is_one_step:
             window = None
-        failure = plan = None
+        node = next(node for node in nodes if self._link.rank in node)
+        failure = plan = memory = None
         try:
             plan = make_plan(request.catalog, self._wants, nodes, self._link.rank, window)
+            memory = memory_note(self._needed_bytes(plan, node))
         except windlass.WindlassError as refused:
             failure = refused
-        confer(self._link, None, failure)
+        check_memory(confer(self._link, memory, failure))
         assert plan is not None
-        node = next(node for node in nodes if self._link.rank in node)
         self._exchange = Exchange(request.catalog, self._wants, self._link.rank, node, self._node_link)
         return plan
+
+    def _needed_bytes(self, plan: Plan, node: list[int]) -> int:
+        """The host memory that this rank takes."""
+        request, rank = self._request, self._link.rank
+        options = request.checkpoint._options
+        huge_pages = options.get("huge_pages") or os.environ.get("WINDLASS_HUGE_PAGES")
+        has_memory = huge_pages == "reserved" or request.checkpoint._is_mapped(options)
+        if self._link.device != "cpu" or (has_memory and len(node) == 1):
+            return 0
+        return needed_bytes(
+            request.catalog, self._wants, plan, rank, node.index(rank), keeps_all=request.is_one_step
+        )
 
     def _note(self) -> dict[str, Any] | None:
         """What ranks tell each other before they begin."""
