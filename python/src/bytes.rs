@@ -1,8 +1,18 @@
-//! Files that are in memory already.
+//! Files and headers that are in memory already.
 
 use crate::{error::IntoPython, tensor::Tensor};
 use pyo3::{prelude::*, types::PyBytes};
-use windlass::catalog::OpenOptions;
+use std::{borrow::Cow, path::PathBuf};
+use windlass::{
+    Error,
+    catalog::{
+        OpenOptions,
+        safetensors::{Header, Metadata},
+    },
+};
+
+/// Name, element type, shape, and first and last offset of a tensor of a header.
+type ParsedTensor = (String, Cow<'static, str>, Vec<u64>, (u64, u64));
 
 /// The tensors of a file, in its order, as copies.
 #[pyfunction]
@@ -12,4 +22,34 @@ pub(crate) fn load_bytes(py: Python<'_>, data: &Bound<'_, PyBytes>) -> PyResult<
     let bytes = data.as_bytes();
     let tensors = py.detach(|| windlass::load_bytes(bytes, &options)).into_python(py)?;
     Ok(tensors.into_iter().map(|tensor| Tensor { tensor }).collect())
+}
+
+/// The tensors of the header of a safetensors file of `file_len` bytes, in the order of their bytes, and its metadata.
+#[pyfunction]
+#[pyo3(signature = (text, file_len, path, *, lenient=None))]
+pub(crate) fn parse_header(
+    py: Python<'_>,
+    text: &[u8],
+    file_len: u64,
+    path: PathBuf,
+    lenient: Option<bool>,
+) -> PyResult<(Vec<ParsedTensor>, Option<Metadata>)> {
+    let options = open_options(py, lenient, 0)?;
+    let header = Header::parse_with(text, file_len, &options)
+        .map_err(|problem| Error::InvalidFile { path, problem: problem.into() })
+        .into_python(py)?;
+    let tensors = header.tensors.into_iter().map(|tensor| {
+        let offsets = (tensor.data.start(), tensor.data.end());
+        (tensor.name, tensor.dtype.name(), tensor.shape, offsets)
+    });
+    Ok((tensors.collect(), header.metadata))
+}
+
+/// How a file is opened; the environment decides what the caller leaves open.
+pub(crate) fn open_options(py: Python<'_>, lenient: Option<bool>, offset: u64) -> PyResult<OpenOptions> {
+    let lenient = match lenient {
+        Some(lenient) => lenient,
+        None => OpenOptions::from_env().into_python(py)?.lenient,
+    };
+    Ok(OpenOptions { lenient, offset })
 }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
+    bytes::open_options,
     error::IntoPython,
     filling::{Filling, Targets},
     interruptible,
@@ -18,7 +19,6 @@ use pyo3::{
 use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
 use windlass::{
     Route,
-    catalog::OpenOptions,
     plan::{Plan, PlanOptions, PlannedTensor},
     verify::Manifest,
 };
@@ -37,11 +37,7 @@ impl Checkpoint {
     #[new]
     #[pyo3(signature = (paths, *, lenient=None, offset=0))]
     fn new(py: Python<'_>, paths: Vec<PathBuf>, lenient: Option<bool>, offset: u64) -> PyResult<Self> {
-        let lenient = match lenient {
-            Some(lenient) => lenient,
-            None => OpenOptions::from_env().into_python(py)?.lenient,
-        };
-        let options = OpenOptions { lenient, offset };
+        let options = open_options(py, lenient, offset)?;
         let open = || windlass::Checkpoint::open_with(&paths, &options);
         let checkpoint = py.detach(open).into_python(py)?;
         Ok(Self { checkpoint })

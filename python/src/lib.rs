@@ -38,7 +38,7 @@ const TICK: Duration = Duration::from_millis(50);
 #[pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]
-    use super::bytes::load_bytes;
+    use super::bytes::{load_bytes, parse_header};
     #[pymodule_export]
     use super::checkpoint::Checkpoint;
     #[pymodule_export]

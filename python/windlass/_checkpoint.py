@@ -91,15 +91,16 @@ def load_file(
         path: A safetensors or GGUF file, an index, a directory, a glob pattern, or a list of these.
         device: Where to put the tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a number, or a device of torch's.
             Default: ``WINDLASS_DEVICE``, else ``"cpu"``.
-        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, or ``"raw"``, windlass's own.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``, those of
+            windlass itself.
         select: Names or glob patterns of the tensors to load, or a predicate on names. Default: all.
         exclude: Names or glob patterns of tensors to leave out.
         slices: For some tensors the part to load, as one would index them.
         progress: Called with bytes done and bytes in all; ``True`` for a bar by tqdm.
         pool: Host memory, touched before, to load into.
         allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
-        lenient: Whether to take GGUF files that break the specification where no harm comes of it. Default:
-            ``WINDLASS_LENIENT``, else not.
+        lenient: Whether to take files that break the specification where no harm comes of it: safetensors files with
+            padding after the last tensor, and GGUF files. Default: ``WINDLASS_LENIENT``, else not.
         offset: Byte at which the GGUF begins in each file, where it is embedded in another. Default: 0, the start of
             the file.
         options: Those of ``windlass load``; see `LoadOptions`.
@@ -125,11 +126,11 @@ class Checkpoint:
         paths: A safetensors or GGUF file, an index, a directory, a glob pattern, or a list of these. One file of a
             split GGUF model stands for all.
         device: Where to put tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a number, or a device of torch's.
-        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, or ``"raw"``.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``.
         pool: Host memory, touched before, that all loads go into unless they name another.
         allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
-        lenient: Whether to take GGUF files that break the specification where no harm comes of it. Default:
-            ``WINDLASS_LENIENT``, else not.
+        lenient: Whether to take files that break the specification where no harm comes of it: safetensors files with
+            padding after the last tensor, and GGUF files. Default: ``WINDLASS_LENIENT``, else not.
         offset: Byte at which the GGUF begins in each file, where it is embedded in another. Default: 0, the start of
             the file.
         options: Options of all loads; see `LoadOptions`. A load's own win.
@@ -334,7 +335,8 @@ class Checkpoint:
         Args:
             targets: Names of tensors, no patterns, and where to read each: see `Checkpoint.iter_tensors`.
             slices: As in `load_file`.
-            options: As in `load_file`.
+            options: As in `load_file`, but for routes: devices are reached through pinned host memory, never by
+                ``gds``.
 
         Returns:
             How it was done.

@@ -1,4 +1,4 @@
-"""Tensors of torch, numpy and jax over the memory of windlass's own.
+"""Tensors of torch, numpy, jax and paddle over the memory of windlass's own.
 
 Frameworks are imported when first used; none of them is needed to import windlass.
 """
@@ -17,7 +17,7 @@ from windlass.errors import OptionError, UnsupportedDtypeError
 if TYPE_CHECKING:
     from windlass._native import Tensor
 
-Framework = Literal["torch", "pt", "numpy", "np", "jax", "flax", "raw"]
+Framework = Literal["torch", "pt", "numpy", "np", "jax", "flax", "paddle", "raw"]
 
 _NARROW_TYPES = {
     "F8_E4M3": "float8_e4m3fn",
@@ -46,6 +46,14 @@ ELEMENT_TYPES = {
     **_NARROW_TYPES,
 }
 """What torch, numpy and ml_dtypes call the element types. Only torch packs pairs of F4, and calls them otherwise."""
+
+PADDLE_TYPES = {
+    dtype: name
+    for dtype, name in ELEMENT_TYPES.items()
+    # Paddle takes 16-bit integers without a sign for bfloat16.
+    if dtype not in ("U16", "F4", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0")
+}
+"""What paddle calls the element types that it has."""
 
 Converter = Callable[["Sequence[Tensor]", "dict[str, Any]"], None]
 """Adds tensors to a dictionary, by name."""
@@ -206,6 +214,29 @@ def _jax() -> Converter:
     return to_jax
 
 
+@cache
+def _paddle() -> Converter:
+    try:
+        import paddle  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError(
+            "framework 'paddle' needs paddle; install it or choose another framework"
+        ) from error
+    views = {dtype: getattr(paddle, name) for dtype, name in _NARROW_TYPES.items() if dtype in PADDLE_TYPES}
+
+    def to_paddle(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
+        for tensor in tensors:
+            if tensor.dtype not in PADDLE_TYPES and tensor.bytes_shape is None:
+                raise UnsupportedDtypeError(
+                    f"paddle has no type for {tensor.dtype}, which tensor {tensor.name!r} is made of; "
+                    "load it with framework='raw'",
+                    tensor=tensor.name,
+                )
+        _native.to_torch(list(tensors), paddle.utils.dlpack.from_dlpack, views, into)
+
+    return to_paddle
+
+
 _CONVERTERS: dict[str, Callable[[], Converter]] = {
     "torch": _torch,
     "pt": _torch,
@@ -213,5 +244,6 @@ _CONVERTERS: dict[str, Callable[[], Converter]] = {
     "np": _numpy,
     "jax": _jax,
     "flax": _jax,
+    "paddle": _paddle,
     "raw": lambda: _to_raw,
 }

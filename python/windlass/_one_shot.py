@@ -77,7 +77,8 @@ def load(data: Buffer, *, framework: Framework = "torch") -> dict[str, Any]:
 
     Args:
         data: The whole file. Whatever is not ``bytes`` is copied once more on the way.
-        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, or ``"raw"``, windlass's own.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``, those of
+            windlass itself.
 
     Returns:
         A dictionary of tensors in host memory, in the order of the file. They are copies: the data may go.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -127,7 +128,8 @@ def save_file(
     ``KeyboardInterrupt`` is raised.
 
     Args:
-        tensors: Contiguous tensors of torch (on the host or a CUDA device), numpy, jax (on the host), or windlass.
+        tensors: Contiguous tensors of torch (on the host or a CUDA device), numpy, jax and paddle (on the host), or
+            windlass.
         path: The file.
         metadata: Free-form text for the file to carry.
         direct: Whether writes go past the page cache: ``"auto"`` where the file system allows it and the save is large
@@ -142,11 +144,18 @@ def save_file(
     Returns:
         How the bytes were written.
     """
-    described = _describe_all(tensors)
     options = {"direct": direct, "sync": sync, "alignment": alignment, "threads": threads}
-    return SaveReport._from_native(
-        _native.save_file(described, path_text(path), text_by_text(metadata), **options)
-    )
+    return save_described(_describe_all(tensors), path, metadata, **options)
+
+
+def save_described(
+    described: list[Described],
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+    **options: Any,
+) -> SaveReport:
+    """Saves tensors that are described already, as `save_file` does, with its options."""
+    return SaveReport._from_native(_native.save_file(described, path_text(path), text_by_text(metadata), **options))
 
 
 def save_sharded(
@@ -218,10 +227,11 @@ class Described(NamedTuple):
 
 
 def _describe_all(tensors: Mapping[str, Any]) -> list[Described]:
-    return [_describe(tensor_name(name), tensor) for name, tensor in tensors.items()]
+    return [describe(tensor_name(name), tensor) for name, tensor in tensors.items()]
 
 
-def _describe(name: str, tensor: Any) -> Described:
+def describe(name: str, tensor: Any) -> Described:
+    """Describes a tensor of any framework, under a name."""
     if isinstance(tensor, _native.Tensor):
         address, nbytes = tensor.data_ptr, tensor.nbytes
         return Described(name, tensor.dtype, tensor.shape, address, nbytes, tensor.device, tensor)
@@ -232,7 +242,9 @@ def _describe(name: str, tensor: Any) -> Described:
         return _describe_numpy(name, _jax_on_host(name, tensor))
     if (numpy := sys.modules.get("numpy")) is not None and isinstance(tensor, numpy.ndarray):
         return _describe_numpy(name, tensor)
-    raise _refusal(name, f"{type(tensor).__qualname__} is no tensor of torch, numpy, jax or windlass")
+    if (paddle := sys.modules.get("paddle")) is not None and isinstance(tensor, paddle.Tensor):
+        return _describe_paddle(name, tensor)
+    raise _refusal(name, f"{type(tensor).__qualname__} is no tensor of torch, numpy, jax, paddle or windlass")
 
 
 def _describe_torch(name: str, tensor: Any) -> Described:
@@ -275,6 +287,18 @@ def _describe_numpy(name: str, array: Any) -> Described:
             raise _refusal(name, "its elements of half a byte do not fill whole bytes")
         array = (halves[::2] & 0x0F) | (halves[1::2] << 4)
     return Described(name, dtype, shape, array.ctypes.data, array.nbytes, "cpu", array)
+
+
+def _describe_paddle(name: str, tensor: Any) -> Described:
+    if not tensor.place.is_cpu_place():
+        raise _refusal(name, f"it is in {tensor.place}; save tensor.cpu()")
+    dtype = _dtype(name, str(tensor.dtype).removeprefix("paddle."))
+    nbytes = math.prod(tensor.shape) * tensor.element_size()
+    # Paddle says of tensors without elements that they are not contiguous.
+    if nbytes and not tensor.is_contiguous():
+        raise _refusal(name, "it is not contiguous; save tensor.contiguous()")
+    address = tensor.data_ptr() if nbytes else 0
+    return Described(name, dtype, tuple(tensor.shape), address, nbytes, "cpu", tensor)
 
 
 def _jax_on_host(name: str, array: Any) -> Any:

@@ -87,7 +87,7 @@ typedef struct {
   uint64_t size;
   // Where a GGUF that is embedded in another file begins.
   uint64_t offset;
-  // Not 0 to accept what other parsers of GGUF accept and what is harmless.
+  // Not 0 to take files that break the specification of their format where no harm comes of it.
   int32_t lenient;
   // 0.
   int32_t reserved;

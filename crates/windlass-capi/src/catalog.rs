@@ -31,7 +31,7 @@ pub struct windlass_catalog_options {
     pub size: u64,
     /// Where a GGUF that is embedded in another file begins.
     pub offset: u64,
-    /// Not 0 to accept what other parsers of GGUF accept and what is harmless.
+    /// Not 0 to take files that break the specification of their format where no harm comes of it.
     pub lenient: i32,
     /// 0.
     pub reserved: i32,

@@ -73,7 +73,8 @@ pub(crate) struct Paths {
     /// file of a split GGUF model stands for all
     #[arg(required = true, value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
-    /// Take GGUF files that break the specification where no harm comes of it
+    /// Take files that break the specification where no harm comes of it: safetensors with padding after the last
+    /// tensor, and GGUF
     #[arg(
         long,
         value_name = "BOOL",

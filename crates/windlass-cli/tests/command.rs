@@ -510,3 +510,15 @@ fn lenient_is_a_flag_and_a_variable() {
     assert_eq!(wrong.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("WINDLASS_LENIENT cannot be 'perhaps'"));
 }
+
+#[test]
+fn lenient_takes_safetensors_with_padding() {
+    let model = Model::new();
+    let digests = ok(&["verify"], &model.path);
+    let mut file = fs::read(&model.path).unwrap();
+    file.resize(file.len().next_multiple_of(4096) + 4096, 0);
+    fs::write(&model.path, file).unwrap();
+    let message = fails(4, &["load"], &model.path);
+    assert!(message.contains("open it with lenient"), "{message}");
+    assert_eq!(ok(&["verify", "--lenient"], &model.path), digests);
+}

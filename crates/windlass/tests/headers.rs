@@ -3,7 +3,10 @@
 
 use serde_json::Value;
 use std::fs;
-use windlass::{Catalog, Error, catalog::FormatError};
+use windlass::{
+    Catalog, Error,
+    catalog::{FormatError, OpenOptions},
+};
 
 struct Case {
     name: String,
@@ -78,6 +81,24 @@ fn each_header_gives_its_error_or_is_accepted() {
             Err(other) => panic!("{}: {other:?}", case.name),
         };
         assert_eq!(found, case.error, "{}", case.name);
+    }
+}
+
+#[test]
+fn lenient_takes_padding_after_the_last_tensor_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("case.safetensors");
+    let lenient = OpenOptions { lenient: true, ..OpenOptions::default() };
+    for case in corpus() {
+        fs::write(&path, &case.file).unwrap();
+        let opened = Catalog::open_with(&[&path], &lenient);
+        let is_harmless = matches!(case.error.as_deref(), None | Some("TrailingBytes"));
+        assert_eq!(opened.is_ok(), is_harmless, "{}: {:?}", case.name, opened.as_ref().err());
+        if let Ok(catalog) = opened {
+            let header_len = u64::from_le_bytes(case.file[..8].try_into().unwrap());
+            let first = catalog.tensors().first().map_or(8 + header_len, |tensor| tensor.bytes.start());
+            assert_eq!(first, 8 + header_len, "{}", case.name);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import windlass
 import windlass.compat.fastsafetensors as fst
 from conftest import Daemon, run, same_bytes, write_model
 from windlass import errors
-from windlass.compat.fastsafetensors import _copiers
+from windlass.compat.fastsafetensors import _copiers, _ignored
 from windlass.compat.fastsafetensors._budget import bytes_in_flight
 
 
@@ -267,6 +268,7 @@ def test_settings_of_the_section_are_followed(
         {"base": {"nogds": False}},
         {"base": {"copier_type": "unified", "nogds": True}},
         {"loader": "3fs", "3fs": {"mount_point": str(tmp_path), "max_threads": 3, "direct": "never"}},
+        {"loader": "3fs", "3fs": {"buffer_size": 8 << 20, "entries": 64, "io_depth": 0, "mount_point": ""}},
     ):
         path.write_text(json.dumps(settings))
         fst.AutoLoader(None, files).close()
@@ -275,7 +277,45 @@ def test_settings_of_the_section_are_followed(
         ("gds", None, {}),
         ("unified", None, {}),
         ("3fs", 3, {"direct": "never"}),
+        ("3fs", None, {"in_flight": 8 << 20}),
     ]
+
+
+def test_arguments_without_effect_warn_once(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ignored, "_warned", set())
+    path = tmp_path / "settings.json"
+    monkeypatch.setenv("FASTSAFETENSORS_CONFIG", str(path))
+    path.write_text(json.dumps({"set_numa": False, "base": {"nogds": True, "bbuf_size_kb": 64}}))
+    for expected in ({"set_numa", "bbuf_size_kb"}, set()):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fst.AutoLoader(None, files).close()
+            fst.SafeTensorsFileLoader(None, nogds=True, bbuf_size_kb=1)
+        assert {str(warning.message).partition("=")[0] for warning in caught} == expected
+        assert all(
+            warning.filename == __file__ or "fastsafetensors" in warning.filename for warning in caught
+        )
+    path.write_text(json.dumps({"loader": "3fs", "3fs": {"entries": 8, "io_depth": 4}}))
+    with pytest.warns(_ignored.NoEffectWarning) as told:
+        fst.AutoLoader(None, files).close()
+    assert {str(warning.message).partition("=")[0] for warning in told} == {"entries", "io_depth"}
+    for options in ({"overlap_io": False}, {"broadcast_run_bytes": 1}, {"broadcast_run_tensors": 1}):
+        with pytest.warns(_ignored.NoEffectWarning, match=f"{min(options)}="):
+            parallel(files, **options).close()
+    monkeypatch.setattr(_ignored, "_warned", set())
+    with pytest.warns(_ignored.NoEffectWarning, match="numa="):
+        fst.SafeTensorsFileLoader(None).init_numa()
+
+
+def test_a_loader_checks_its_mount_point(files: list[str], tmp_path: Path) -> None:
+    fst.SafeTensorsFileLoader(None, copier_type="3fs", mount_point=str(tmp_path)).add_filenames({0: files})
+    loader = fst.SafeTensorsFileLoader(None, copier_type="3fs", mount_point="/absent")
+    with pytest.raises(ValueError, match="/absent"):
+        loader.add_filenames({0: files})
+    with pytest.raises(ValueError, match="mount_point"):
+        fst.SafeTensorsFileLoader(None, nogds=True, mount_point=str(tmp_path))
 
 
 def test_files_that_are_not_on_a_3fs_are_an_error(
@@ -297,7 +337,8 @@ def test_files_that_are_on_a_3fs_come_by_usrbio(
     expected = windlass.load_file(write_model(daemon.root / "model.safetensors", tensors))
     files = [str(daemon.mount / "model.safetensors")]
     path = tmp_path / "settings.json"
-    path.write_text(json.dumps({"loader": "3fs", "3fs": {"mount_point": str(daemon.mount)}}))
+    section = {"mount_point": str(daemon.mount), "buffer_size": 4 << 20}
+    path.write_text(json.dumps({"loader": "3fs", "3fs": section}))
     monkeypatch.setenv("FASTSAFETENSORS_CONFIG", str(path))
     for loader in (parallel(files, copier_type="3fs"), fst.AutoLoader(None, files)):
         weights = dict(loader.iterate_weights())

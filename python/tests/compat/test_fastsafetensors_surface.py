@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import ctypes
+import importlib
 import inspect
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,6 @@ ABSENT = {
     "live_allocation_bytes": "memory belongs to tensors, not to a register of allocations",
     "live_allocation_count": "memory belongs to tensors, not to a register of allocations",
     "SafeTensorsMetadata.get_tensors": "takes buffers of their C++ library",
-    "ParallelSaver.save_entries": "its entries are of a module that is not public, for encoders of one's own",
 }
 
 
@@ -122,3 +123,70 @@ def test_importing_imports_no_framework() -> None:
         """
     )
     assert done.returncode == 0, done.stderr
+
+
+MODULES = [
+    "auto_loader", "common", "config", "copier", "copier.base", "copier.registry", "cpp", "ep_slice", "file_buffer",
+    "frameworks", "loader", "parallel_loader", "saver", "st_types",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_have_names_of_theirs_alone(name: str) -> None:
+    module, their = (importlib.import_module(f"{package.__name__}.{name}") for package in (ours, theirs))
+    assert module.__all__
+    assert all(hasattr(module, each) and hasattr(their, each) for each in module.__all__)
+
+
+@pytest.mark.parametrize("name", ["cpp", "frameworks", "copier"])
+def test_names_without_sense_say_what_to_use(name: str) -> None:
+    module, their = (importlib.import_module(f"{package.__name__}.{name}") for package in (ours, theirs))
+    absent = [
+        each
+        for each, value in vars(their).items()
+        if not each.startswith("_") and each not in module.__all__ and not inspect.ismodule(value)
+        if getattr(value, "__module__", "fastsafetensors").startswith("fastsafetensors")
+    ]
+    refused = 0
+    for each in absent:
+        # What they have imported of other modules of theirs is no name of this one.
+        kinds = (ImportError, AttributeError) if name == "frameworks" else ImportError
+        with pytest.raises(kinds) as caught:
+            getattr(module, each)
+        refused += f"no fastsafetensors.{name}.{each}: " in str(caught.value)
+    assert refused >= (1 if name == "frameworks" else len(absent))
+    assert not hasattr(module, "never_there")
+    with pytest.raises(ImportError, match="__dlpack__"):
+        importlib.import_module(f"{ours.__name__}.dlpack")
+
+
+def test_modules_are_found_under_the_other_name() -> None:
+    done = run(
+        """
+        import sys
+        import windlass.compat.fastsafetensors
+        sys.modules["fastsafetensors"] = windlass.compat.fastsafetensors
+        from fastsafetensors.copier.base import CopierInterface, DummyDeviceBuffer
+        from fastsafetensors.copier.registry import register_copier_constructor
+        from fastsafetensors.cpp import gds_device_buffer, read_buffer
+        from fastsafetensors.frameworks import TensorBase, get_framework_op
+        from fastsafetensors.st_types import Device, DType
+        from fastsafetensors.saver import WriteEntry
+        assert isinstance(DummyDeviceBuffer(), DummyDeviceBuffer.__mro__[1])
+        assert DType is windlass.compat.fastsafetensors.DType
+        try:
+            from fastsafetensors.cpp import nogds_file_reader
+        except ImportError as error:
+            assert "SafeTensorsFileLoader" in str(error)
+        else:
+            raise AssertionError
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_buffers_of_cpp_are_what_they_say() -> None:
+    cpp = importlib.import_module("windlass.compat.fastsafetensors.cpp")
+    memory = ctypes.create_string_buffer(b"some bytes")
+    buffer = cpp.gds_device_buffer(ctypes.addressof(memory), 10, False)
+    assert cpp.read_buffer(buffer.get_base_address(), buffer.get_length()) == b"some bytes"

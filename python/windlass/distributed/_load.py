@@ -82,7 +82,8 @@ def load_file(
         node: What ranks that share reads have in common, and no other ranks: anything with a ``str``. Default: the
             name of the host and its boot.
         allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
-        lenient: Whether to take GGUF files that break the specification where no harm comes of it.
+        lenient: Whether to take files that break the specification where no harm comes of it: safetensors files with
+            padding after the last tensor, and GGUF files.
         offset: Byte at which the GGUF begins in each file.
         options: Those of ``windlass load``; see `LoadOptions`.
 

@@ -34,7 +34,7 @@ impl Builder {
     ) -> Result<()> {
         let file = file_id(self.files.len());
         let first_tensor = tensor_id(self.tensors.len());
-        let (format, tensors) = header.into_parts(len)?;
+        let (format, tensors) = header.into_parts()?;
         let mut unlisted = 0usize;
         self.tensors.reserve(tensors.len());
         self.by_name.reserve(tensors.len());

@@ -129,13 +129,10 @@ impl FileHeader {
         }
     }
 
-    /// What it says about a file of `len` bytes, and its tensors in the order of their bytes.
-    pub(super) fn into_parts(self, len: u64) -> Result<(FileFormat, Vec<Located>)> {
+    /// What it says about its file, and its tensors in the order of their bytes.
+    pub(super) fn into_parts(self) -> Result<(FileFormat, Vec<Located>)> {
         match self {
-            Self::Safetensors(safetensors::Header { tensors, metadata }) => {
-                // Data offsets count from the end of the header; the file ends where the last tensor does.
-                let data_len = tensors.last().map_or(0, |tensor| tensor.data.end());
-                let data_start = len.saturating_sub(data_len);
+            Self::Safetensors(safetensors::Header { tensors, metadata, data_start }) => {
                 let located = tensors.into_iter().map(|tensor| {
                     let safetensors::HeaderTensor { name, dtype, shape, data } = tensor;
                     let start = data_start.checked_add(data.start());

@@ -366,7 +366,7 @@ fn parsed_header(open_file: &OpenFile, options: &OpenOptions) -> Result<FileHead
     }
     let is_named_gguf =
         open_file.path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-    match read_safetensors(open_file) {
+    match read_safetensors(open_file, options) {
         // It was meant to be a GGUF: that it is none is what is wrong with it.
         Err(Error::InvalidFile { .. }) if is_named_gguf => read_gguf(open_file, options),
         header => header.map(FileHeader::from),
@@ -387,9 +387,10 @@ fn is_gguf(open_file: &OpenFile, options: &OpenOptions) -> Result<bool> {
     Ok(options.offset > 0 || magic == gguf::MAGIC)
 }
 
-fn read_safetensors(open_file: &OpenFile) -> Result<Header> {
+fn read_safetensors(open_file: &OpenFile, options: &OpenOptions) -> Result<Header> {
     let text = read_safetensors_text(open_file)?;
-    Header::parse(&text, open_file.identity.len()).map_err(|problem| invalid(&open_file.path, problem))
+    Header::parse_with(&text, open_file.identity.len(), options)
+        .map_err(|problem| invalid(&open_file.path, problem))
 }
 
 fn read_safetensors_text(open_file: &OpenFile) -> Result<Vec<u8>> {
@@ -416,7 +417,7 @@ pub(crate) fn header_of_bytes(data: &[u8], path: &Path, options: &OpenOptions) -
     }
     let file_len = data.len() as u64;
     let text = safetensors_text(&data, file_len, path, unreadable)?;
-    let header = Header::parse(&text, file_len).map_err(|problem| invalid(path, problem))?;
+    let header = Header::parse_with(&text, file_len, options).map_err(|problem| invalid(path, problem))?;
     Ok(FileHeader::from(header))
 }
 

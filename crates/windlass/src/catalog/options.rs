@@ -6,8 +6,8 @@ use crate::{Result, environment};
 /// How headers are found and how strictly they are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// Takes GGUF files that break the specification where no harm comes of it; see [`gguf`](super::gguf). Safetensors
-    /// files have no such leeway.
+    /// Takes files that break the specification of their format where no harm comes of it: safetensors files with
+    /// padding after the last tensor, and GGUF files as [`gguf`](super::gguf) describes.
     pub lenient: bool,
     /// Where the GGUF begins in each file, in bytes: 0 unless it is embedded in something else.
     pub offset: u64,

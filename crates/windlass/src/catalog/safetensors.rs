@@ -1,9 +1,11 @@
 //! The safetensors header: parsed from bytes, validated, nothing believed.
 //!
 //! Accepts exactly what the reference crate `safetensors` 0.8 accepts, less files that name a tensor twice.
-//! `tests/headers.rs` and the fuzz target `header` hold it to that.
+//! `tests/headers.rs` and the fuzz target `header` hold it to that. Opened leniently, a file may have padding after its
+//! last tensor.
 #![forbid(unsafe_code)]
 
+use super::OpenOptions;
 use crate::{ByteRange, Dtype, dtype::SizeError};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::{
@@ -27,6 +29,8 @@ pub struct Header {
     pub tensors: Vec<HeaderTensor>,
     /// The `__metadata__` entry, if there is one.
     pub metadata: Option<Metadata>,
+    /// Where the first tensor's bytes begin in the file.
+    pub data_start: u64,
 }
 
 /// One tensor as the header describes it.
@@ -146,7 +150,9 @@ pub enum HeaderError {
         file_len: u64,
     },
     /// The file goes on after its last tensor.
-    #[error("the last tensor ends at byte {expected_len} but the file has {file_len}")]
+    #[error(
+        "the last tensor ends at byte {expected_len} but the file has {file_len}; if the rest is padding, open it with lenient"
+    )]
     TrailingBytes {
         /// Length that the header makes, in bytes.
         expected_len: u64,
@@ -210,6 +216,23 @@ impl Header {
     /// # Errors
     /// Any [`HeaderError`] but those of [`header_len`].
     pub fn parse(text: &[u8], file_len: u64) -> Result<Self, HeaderError> {
+        Self::parse_with(text, file_len, &OpenOptions::default())
+    }
+
+    /// Parses a header as [`parse`](Self::parse) does, as strictly as `options` say.
+    ///
+    /// ```
+    /// use windlass::catalog::{OpenOptions, safetensors::Header};
+    /// let text = br#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
+    /// let padded_len = 8 + text.len() as u64 + 4096;
+    /// assert!(Header::parse(text, padded_len).is_err());
+    /// let lenient = OpenOptions { lenient: true, ..OpenOptions::default() };
+    /// assert!(Header::parse_with(text, padded_len, &lenient).is_ok());
+    /// ```
+    ///
+    /// # Errors
+    /// Any [`HeaderError`] but those of [`header_len`]; no [`HeaderError::TrailingBytes`] of files opened leniently.
+    pub fn parse_with(text: &[u8], file_len: u64, options: &OpenOptions) -> Result<Self, HeaderError> {
         let text_utf8 = std::str::from_utf8(text).map_err(|error| HeaderError::NotUtf8 {
             offset: LENGTH_PREFIX_BYTES + error.valid_up_to() as u64,
         })?;
@@ -219,18 +242,22 @@ impl Header {
         }
         // The order in the text is free; the order of the bytes is what the checks below are about.
         tensors.sort_by_key(|(_, info)| info.data_offsets);
-        let mut header = Self { tensors: Vec::with_capacity(tensors.len()), metadata };
+        let data_start = LENGTH_PREFIX_BYTES + text.len() as u64;
+        let mut header = Self { tensors: Vec::with_capacity(tensors.len()), metadata, data_start };
         let mut data_len = 0;
         for (name, info) in tensors {
             let tensor = check_tensor(name, info, data_len)?;
             data_len = tensor.data.end();
             header.tensors.push(tensor);
         }
-        header.check_file_len(LENGTH_PREFIX_BYTES + text.len() as u64, data_len, file_len)?;
-        Ok(header)
+        match header.check_file_len(data_len, file_len) {
+            Err(HeaderError::TrailingBytes { .. }) if options.lenient => Ok(header),
+            checked => checked.map(|()| header),
+        }
     }
 
-    fn check_file_len(&self, data_start: u64, data_len: u64, file_len: u64) -> Result<(), HeaderError> {
+    fn check_file_len(&self, data_len: u64, file_len: u64) -> Result<(), HeaderError> {
+        let data_start = self.data_start;
         let available = file_len.saturating_sub(data_start);
         if data_len > available {
             for tensor in &self.tensors {

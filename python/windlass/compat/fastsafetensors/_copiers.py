@@ -10,7 +10,8 @@ from windlass import _native
 from windlass._options import LoadOptions
 from windlass.compat.fastsafetensors._devices import Device, DeviceType
 from windlass.compat.fastsafetensors._dtypes import DType
-from windlass.compat.fastsafetensors._framework import TorchFramework, TorchTensor
+from windlass.compat.fastsafetensors._framework import FrameworkOpBase, TensorBase
+from windlass.compat.fastsafetensors._ignored import warn_without_effect
 from windlass.compat.fastsafetensors._metadata import SafeTensorsMetadata
 from windlass.errors import OptionError, TensorNotFoundError, UnsupportedDtypeError
 
@@ -19,6 +20,8 @@ Constructor = Callable[[SafeTensorsMetadata, Device, Any], Any]
 
 _registered: dict[str, Callable[..., Constructor]] = {}
 
+# Arguments of `windlass.Checkpoint` that are no options of loads.
+_OF_CHECKPOINTS = {"allocator", "lenient"}
 _REFUSED = {
     "fgds": "windlass reaches devices past host memory by cuFile alone; choose gds or nogds",
     "dstorage": "DirectStorage is part of Windows, which windlass does not run on; choose gds or nogds",
@@ -64,18 +67,30 @@ def load_options(
         max_threads: Most threads, where somebody limits them.
         extra: Options of windlass's own, which win.
     """
-    unknown = set(extra) - set(LoadOptions.__annotations__) - {"allocator"}
+    unknown = set(extra) - set(LoadOptions.__annotations__) - _OF_CHECKPOINTS
     if unknown:
-        names = ", ".join(LoadOptions.__annotations__)
+        names = ", ".join([*LoadOptions.__annotations__, *sorted(_OF_CHECKPOINTS)])
         raise OptionError(f"argument cannot be {min(unknown)!r}: further arguments are {names}")
     options = {"route": _route(copier_type, device), "direct": _direct(), "threads": max_threads, **extra}
     if device.type is not DeviceType.CPU:
         # Engines count on the weights' memory coming back to torch.
         options.setdefault("allocator", "torch")
     chosen = {name: value for name, value in options.items() if value is not None}
-    checked = {name: value for name, value in chosen.items() if name != "allocator"}
-    _native.check_options(device=device.as_str(), **checked)
+    checked = {name: value for name, value in chosen.items() if name not in _OF_CHECKPOINTS}
+    _native.check_options(device=device.as_cuda(), **checked)
     return chosen
+
+
+def options_of_3fs(given: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """The mount point that the files must be on, if any, and the options of windlass's for those of a 3FS."""
+    options = dict(given)
+    mount_point = options.pop("mount_point", None)
+    usual = {"entries": 64, "io_depth": 0}
+    warn_without_effect({name: options.pop(name, value) for name, value in usual.items()}, usual)
+    buffer_size = options.pop("buffer_size", None)
+    if buffer_size is not None:
+        options.setdefault("in_flight", buffer_size)
+    return None if not mount_point else str(mount_point).strip() or None, options
 
 
 def _route(copier_type: str, device: Device) -> str | None:
@@ -106,24 +121,25 @@ def copy_with(
     device: Device,
     keep: Callable[[str], bool],
     *,
+    framework: FrameworkOpBase[Any],
     dtype: DType,
     use_buf_register: bool,
     max_copy_block_size: int,
-) -> dict[str, TorchTensor]:
+) -> dict[str, TensorBase]:
     """The tensors of one file by a registered copier, which must bring all that are wanted."""
-    copier = construct(metadata, device, TorchFramework())
+    copier = construct(metadata, device, framework)
     wanted = [name for name in metadata.tensors if keep(name)]
     if len(wanted) < len(metadata.tensors) and hasattr(copier, "set_byte_ranges"):
         copier.set_byte_ranges(metadata.select_byte_ranges(keep))
     buffer = copier.submit_io(use_buf_register, max_copy_block_size)
     brought = copier.wait_io(buffer, dtype=dtype, noalign=False)
-    tensors: dict[str, TorchTensor] = {}
+    tensors: dict[str, TensorBase] = {}
     for name in wanted:
         if name not in brought:
             raise TensorNotFoundError(
                 f"{metadata.src}: the copier did not bring tensor {name!r}", path=metadata.src, tensor=name
             )
-        tensors[name] = TorchTensor.of(brought[name].get_raw())
+        tensors[name] = framework.wrap_tensor(brought[name].get_raw())
         frame = metadata.tensors[name]
         expected = frame.dtype if dtype is DType.AUTO else dtype
         if tensors[name].dtype is not expected or tensors[name].get_shape() != frame.shape:

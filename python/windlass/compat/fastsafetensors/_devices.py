@@ -27,6 +27,10 @@ class Device:
         """Its name as torch has it."""
         return self.type.value if self.index is None else f"{self.type.value}:{self.index}"
 
+    def as_cuda(self) -> str:
+        """Its name as windlass has it: paddle calls CUDA devices ``gpu``."""
+        return self.as_str().replace("gpu", "cuda")
+
     @classmethod
     def from_str(cls, s: str) -> Device:
         """The device of a name such as ``cuda:1``."""

@@ -91,3 +91,6 @@ _BITS = {
     **dict.fromkeys([DType.F6_E2M3, DType.F6_E3M2], 6),
     DType.F4: 4,
 }
+
+DTYPE_SIZES = {dtype: bits // 8 if bits % 8 == 0 else bits / 8 for dtype, bits in _BITS.items()}
+"""Bytes of one element, a fraction for types that are packed."""

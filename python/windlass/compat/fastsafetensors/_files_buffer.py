@@ -13,7 +13,7 @@ from windlass import Report
 from windlass.compat.fastsafetensors._devices import Device
 from windlass.compat.fastsafetensors._dtypes import DType
 from windlass.compat.fastsafetensors._errors import UnknownTensorError
-from windlass.compat.fastsafetensors._framework import TorchFramework, TorchTensor, narrowed
+from windlass.compat.fastsafetensors._framework import FrameworkOpBase, TensorBase, narrowed
 from windlass.compat.fastsafetensors._groups import Group
 from windlass.compat.fastsafetensors._metadata import SafeTensorsMetadata, TensorFrame
 from windlass.distributed._wants import shard
@@ -26,7 +26,7 @@ class LoadedFile:
 
     metadata: SafeTensorsMetadata
     device: Device
-    tensors: dict[str, TorchTensor]
+    tensors: dict[str, Any]
     names: frozenset[str] = frozenset()
     """The tensors that were asked for, on whichever rank."""
     taken: set[str] = field(default_factory=set)
@@ -40,7 +40,7 @@ class FilesBufferOnDevice:
         self,
         rank_loaders: Mapping[int, Sequence[LoadedFile]],
         pg: Group,
-        framework: TorchFramework,
+        framework: FrameworkOpBase[Any],
         auto_mem_delete: bool = True,
         keep_tensor: Callable[[str], bool] | None = None,
         borrowed_tensors: bool = False,
@@ -56,7 +56,7 @@ class FilesBufferOnDevice:
         self.report = report
         """What the load of this rank's files did; `None` if it had none."""
         self.key_to_rank_lidx: dict[str, tuple[int, int]] = {}
-        self._cache: dict[tuple[str, int], TorchTensor] | None = {} if cache else None
+        self._cache: dict[tuple[str, int], Any] | None = {} if cache else None
         self._is_closed = False
         for rank, files in self.rank_loaders.items():
             for number, file in enumerate(files):
@@ -94,7 +94,7 @@ class FilesBufferOnDevice:
 
     def get_tensor_wrapped(
         self, tensor_name: str, device: Any = None, dtype: DType = DType.AUTO
-    ) -> TorchTensor:
+    ) -> TensorBase:
         """As `get_tensor`, with its type and device."""
         return self.get_sharded_wrapped(tensor_name, -1, device, dtype)
 
@@ -108,13 +108,14 @@ class FilesBufferOnDevice:
 
     def get_sharded_wrapped(
         self, tensor_name: str, dim: int, device: Any = None, dtype: DType = DType.AUTO
-    ) -> TorchTensor:
+    ) -> TensorBase:
         """As `get_sharded`, with its type and device."""
-        return self._part(tensor_name, dim).to(device, dtype)
+        part: TensorBase = self._part(tensor_name, dim)
+        return part.to(device, dtype)
 
     def get_multi_cols(
         self, tensor_names: list[str], dim: int, device: Any = None, dtype: DType = DType.AUTO
-    ) -> TorchTensor:
+    ) -> TensorBase:
         """This rank's parts of several tensors, joined along the dimension in which they are parted.
 
         Tensors of one file stay in the order of the names; files follow in the order of ranks and paths. On one rank
@@ -131,9 +132,10 @@ class FilesBufferOnDevice:
         whole = joined[0] if len(joined) == 1 else self.framework.concat_tensors(joined, dim)
         for name in tensor_names:
             self._take(name)
-        return whole.to(device, dtype)
+        result: TensorBase = whole.to(device, dtype)
+        return result
 
-    def as_dict(self, tensor_shard_dim: Mapping[str, int]) -> dict[str, TorchTensor]:
+    def as_dict(self, tensor_shard_dim: Mapping[str, int]) -> dict[str, TensorBase]:
         """Several tensors, each parted along the dimension given, as `get_sharded_wrapped` gives them."""
         return {name: self._part(name, dim) for name, dim in tensor_shard_dim.items()}
 
@@ -162,7 +164,7 @@ class FilesBufferOnDevice:
         for name in tensor_names:
             yield name, self.get_tensor(name)
 
-    def _part(self, name: str, dim: int) -> TorchTensor:
+    def _part(self, name: str, dim: int) -> Any:
         if self._cache is not None and (name, dim) in self._cache:
             return self._cache[name, dim].clone()
         _, file = self._available(name)
@@ -175,7 +177,7 @@ class FilesBufferOnDevice:
         self._take(name)
         return part
 
-    def _broadcast(self, name: str) -> TorchTensor:
+    def _broadcast(self, name: str) -> Any:
         owner, file = self._file(name)
         # A copy on the owner too: whoever keeps it should not keep the file's other tensors.
         whole = (
@@ -184,7 +186,7 @@ class FilesBufferOnDevice:
         self.pg.broadcast(whole, owner)
         return whole
 
-    def _joined_parts(self, names: list[str], dim: int) -> TorchTensor:
+    def _joined_parts(self, names: list[str], dim: int) -> Any:
         """This rank's parts of tensors of one file, joined."""
         owner, file = self._file(names[0])
         ranks = self.pg.size()
@@ -207,7 +209,7 @@ class FilesBufferOnDevice:
         self.pg.scatter(own, parts, longest, owner)
         return own
 
-    def _empty(self, name: str, file: LoadedFile) -> TorchTensor:
+    def _empty(self, name: str, file: LoadedFile) -> Any:
         frame = file.metadata.tensors[name]
         return self.framework.get_empty_tensor(frame.shape, frame.dtype, file.device)
 

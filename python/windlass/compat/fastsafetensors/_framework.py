@@ -1,33 +1,134 @@
-"""Tensors of torch with the types and devices of this interface, and what is done to them."""
+"""Tensors with the types and devices of this interface, and what is done to them: those of torch.
+
+`_paddle` has those of paddle.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from windlass.compat.fastsafetensors._devices import Device
 from windlass.compat.fastsafetensors._dtypes import DType
 from windlass.errors import OptionError, SliceError, UnsupportedDtypeError
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 @dataclass
-class TorchTensor:
-    """A tensor of torch, and what it is called here."""
+class TensorBase(ABC):
+    """A tensor of a framework, and what it is called here."""
 
     device: Device
     dtype: DType
     real_tensor: Any
 
+    def get_raw(self) -> Any:
+        """The tensor of the framework."""
+        return self.real_tensor
+
+    def get_shape(self) -> list[int]:
+        """Its shape as files have it."""
+        return list(self.real_tensor.shape)
+
+    @abstractmethod
+    def get_nbytes(self) -> int:
+        """Bytes of its elements."""
+
+    @abstractmethod
+    def copy_to_buffer(self, buf: memoryview) -> None:
+        """Copies its bytes, in the order of its indices."""
+
+    @abstractmethod
+    def contiguous(self) -> Self:
+        """The same tensor in the order of its indices."""
+
+    @abstractmethod
+    def to(self, device: Any = None, dtype: DType = DType.AUTO) -> Self:
+        """The same tensor elsewhere or of another type; itself if it is there and of that."""
+
+    @abstractmethod
+    def clone(self) -> Self:
+        """A copy."""
+
+    @abstractmethod
+    def view(self, dtype: DType) -> Self:
+        """The same bytes as elements of another type."""
+
+    def detach(self) -> Self:
+        """The same tensor without its history of gradients."""
+        return self._with(self.real_tensor.detach())
+
+    def reshape(self, shape: Sequence[int]) -> Self:
+        """The same elements in another shape."""
+        return self._with(self.real_tensor.reshape(shape))
+
+    def data_ptr(self) -> int:
+        """Address of its first element."""
+        return int(self.real_tensor.data_ptr())
+
+    def __getitem__(self, index: Any) -> Self:
+        return self._with(self.real_tensor[index])
+
+    def _with(self, tensor: Any) -> Self:
+        return type(self)(self.device, self.dtype, tensor)
+
+
+T = TypeVar("T", bound=TensorBase)
+
+
+class FrameworkOpBase(ABC, Generic[T]):
+    """What loaders, copiers and collectives need of a framework."""
+
+    @abstractmethod
+    def get_name(self) -> str:
+        """Its name."""
+
+    @abstractmethod
+    def wrap_tensor(self, tensor: Any) -> T:
+        """Wraps a tensor of the framework, without a copy."""
+
+    @abstractmethod
+    def wrap_loaded(self, tensor: Any, dtype: DType, device: Device) -> T:
+        """Wraps a tensor whose type and device are known."""
+
+    @abstractmethod
+    def native_dtype(self, dtype: DType) -> Any:
+        """The type that the framework has for an element type.
+
+        Raises:
+            UnsupportedDtypeError: It has none.
+        """
+
+    def native_shape(self, dtype: DType, shape: Sequence[int]) -> list[int]:
+        """The shape that the framework has for one of a file."""
+        del dtype
+        return list(shape)
+
+    def get_dtype_size(self, dtype: DType) -> float:
+        """Bytes of one element, a fraction for types that are packed."""
+        return dtype.bits / 8
+
+    @abstractmethod
+    def get_empty_tensor(self, shape: Sequence[int], dtype: DType, device: Device) -> T:
+        """A tensor of this shape, as files have it, with no values yet."""
+
+    @abstractmethod
+    def concat_tensors(self, tensors: Sequence[T], dim: int) -> T:
+        """One tensor of several, one after the other along a dimension; of several types, as promoted."""
+
+
+class TorchTensor(TensorBase):
+    """A tensor of torch, and what it is called here."""
+
     @classmethod
     def of(cls, tensor: Any) -> TorchTensor:
         """Wraps a tensor of torch, without a copy."""
         return cls(Device.of(tensor.device), DType.from_torch(tensor.dtype), tensor)
-
-    def get_raw(self) -> Any:
-        """The tensor of torch."""
-        return self.real_tensor
 
     def get_shape(self) -> list[int]:
         """Its shape as files have it: of pairs of F4 elements both are counted."""
@@ -63,31 +164,13 @@ class TorchTensor:
         """A copy."""
         return self._with(_viewed(plain(self.real_tensor).clone(), self.real_tensor.dtype))
 
-    def detach(self) -> TorchTensor:
-        """The same tensor without its history of gradients."""
-        return self._with(self.real_tensor.detach())
-
     def view(self, dtype: DType) -> TorchTensor:
         """The same bytes as elements of another type."""
         return TorchTensor(self.device, dtype, self.real_tensor.view(dtype.to_torch()))
 
-    def reshape(self, shape: Sequence[int]) -> TorchTensor:
-        """The same elements in another shape."""
-        return self._with(self.real_tensor.reshape(shape))
 
-    def data_ptr(self) -> int:
-        """Address of its first element."""
-        return int(self.real_tensor.data_ptr())
-
-    def __getitem__(self, index: Any) -> TorchTensor:
-        return self._with(self.real_tensor[index])
-
-    def _with(self, tensor: Any) -> TorchTensor:
-        return TorchTensor(self.device, self.dtype, tensor)
-
-
-class TorchFramework:
-    """What copiers and collectives need of torch."""
+class TorchFramework(FrameworkOpBase[TorchTensor]):
+    """What loaders, copiers and collectives need of torch."""
 
     def get_name(self) -> str:
         """Its name."""
@@ -97,15 +180,29 @@ class TorchFramework:
         """Wraps a tensor of torch, without a copy."""
         return TorchTensor.of(tensor)
 
-    def get_dtype_size(self, dtype: DType) -> float:
-        """Bytes of one element, a fraction for types that are packed."""
-        return dtype.bits / 8
+    def wrap_loaded(self, tensor: Any, dtype: DType, device: Device) -> TorchTensor:
+        """Wraps a tensor whose type and device are known."""
+        return TorchTensor(device, dtype, tensor)
+
+    def native_dtype(self, dtype: DType) -> Any:
+        """The type that torch has for an element type."""
+        return dtype.to_torch()
+
+    def native_shape(self, dtype: DType, shape: Sequence[int]) -> list[int]:
+        """The shape that torch has for one of a file: it counts pairs of F4 elements."""
+        if dtype is not DType.F4:
+            return list(shape)
+        if not shape or shape[-1] % 2:
+            raise SliceError(
+                f"torch packs two F4 elements into one, but shape {list(shape)} has no even last dimension"
+            )
+        return [*shape[:-1], shape[-1] // 2]
 
     def get_empty_tensor(self, shape: Sequence[int], dtype: DType, device: Device) -> TorchTensor:
         """A tensor of this shape, as files have it, with no values yet."""
         import torch  # noqa: PLC0415
 
-        stored = torch_shape(dtype, shape)
+        stored = self.native_shape(dtype, shape)
         return TorchTensor(device, dtype, torch.empty(stored, dtype=dtype.to_torch(), device=device.as_str()))
 
     def concat_tensors(self, tensors: Sequence[TorchTensor], dim: int) -> TorchTensor:
@@ -124,22 +221,17 @@ class TorchFramework:
         return TorchTensor(first.device, DType.from_torch(joined.dtype), joined)
 
 
-def framework_of(name: str) -> TorchFramework:
+def framework_of(name: str) -> FrameworkOpBase[Any]:
     """The framework of this name."""
-    if name not in ("pt", "pytorch", "torch"):
-        raise OptionError(f"framework cannot be {name!r}: it is pytorch; windlass.load_file knows others")
-    return TorchFramework()
+    if name in ("pt", "pytorch", "torch"):
+        return TorchFramework()
+    if name == "paddle":
+        from windlass.compat.fastsafetensors._paddle import PaddleFramework  # noqa: PLC0415
 
-
-def torch_shape(dtype: DType, shape: Sequence[int]) -> list[int]:
-    """The shape that torch has for one of a file: it counts pairs of F4 elements."""
-    if dtype is not DType.F4:
-        return list(shape)
-    if not shape or shape[-1] % 2:
-        raise SliceError(
-            f"torch packs two F4 elements into one, but shape {list(shape)} has no even last dimension"
-        )
-    return [*shape[:-1], shape[-1] // 2]
+        return PaddleFramework()
+    raise OptionError(
+        f"framework cannot be {name!r}: it is pytorch or paddle; windlass.load_file knows others"
+    )
 
 
 def narrowed(tensor: TorchTensor, dim: int, start: int, stop: int) -> TorchTensor:

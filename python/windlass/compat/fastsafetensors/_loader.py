@@ -6,22 +6,26 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from windlass import Checkpoint, Report
+from windlass._frameworks import Framework
 from windlass.compat.fastsafetensors import _copiers
 from windlass.compat.fastsafetensors._devices import Device
 from windlass.compat.fastsafetensors._dtypes import DType
 from windlass.compat.fastsafetensors._errors import UnknownTensorError
 from windlass.compat.fastsafetensors._files_buffer import FilesBufferOnDevice, LoadedFile
-from windlass.compat.fastsafetensors._framework import TorchTensor, framework_of, torch_shape
+from windlass.compat.fastsafetensors._framework import TensorBase, framework_of
 from windlass.compat.fastsafetensors._groups import Group
+from windlass.compat.fastsafetensors._ignored import warn_without_effect
 from windlass.compat.fastsafetensors._metadata import SafeTensorsMetadata, TensorFrame
 from windlass.errors import FileChangedError, OptionError, UnsupportedDtypeError
 
 _logger = logging.getLogger(__name__)
 # Without a word about threads, windlass chooses: the usual limit is none.
 _USUAL_THREADS = 16
+_USUAL = {"bbuf_size_kb": 16 * 1024, "set_numa": True}
 
 Keep = Callable[[str], bool]
 
@@ -32,17 +36,19 @@ class SafeTensorsFileLoader:
     Args:
         pg: The ranks that load together: a process group of torch's, or `None` for one rank alone.
         device: Where tensors go: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        bbuf_size_kb: Has no effect: ``in_flight=`` bounds the memory that copies go through.
+        bbuf_size_kb: Has no effect, of which a warning tells: ``in_flight=`` bounds the memory that copies go through.
         max_threads: Most threads that read, if fewer than usual.
         nogds: Whether to go by host memory. If not, a CUDA device gets its tensors by GPUDirect Storage or not at all.
-        set_numa: Has no effect: ``numa=`` is what windlass goes by.
+        set_numa: Has no effect, of which a warning tells: ``numa=`` is what windlass goes by.
         disable_cache: Whether to let go of what was exchanged between ranks, or to keep it for later calls.
         debug_log: Whether to log reports of loads as information, not only for debugging.
-        framework: ``"pytorch"``.
+        framework: ``"pytorch"``, or ``"paddle"`` for a single rank.
         use_fgds: No other way than cuFile is known: an error if true, and nogds is not.
         copier_type: The copier by name, in place of ``nogds``, which it may not contradict: ``"gds"``, ``"nogds"``,
             ``"unified"``, ``"3fs"``, or a registered one.
-        options: Options of windlass's loads; see `windlass.LoadOptions`. Also ``allocator``.
+        options: With copier ``"3fs"`` those of its section: ``mount_point``, which all files must be on,
+            ``buffer_size``, which is ``in_flight=``, ``entries`` and ``io_depth``, which have no effect. Options of
+            windlass's loads; see `windlass.LoadOptions`. Also ``allocator`` and ``lenient``.
     """
 
     @classmethod
@@ -69,8 +75,11 @@ class SafeTensorsFileLoader:
         copier_type: str | None = None,
         **options: Any,
     ) -> None:
-        del bbuf_size_kb, set_numa
+        warn_without_effect({"bbuf_size_kb": bbuf_size_kb, "set_numa": set_numa}, _USUAL)
         self.framework = framework_of(framework)
+        is_torch = self.framework.get_name() == "pytorch"
+        if not is_torch and pg is not None and pg.size() != 1:
+            raise OptionError(f"framework {framework!r} is for a single rank, and there are {pg.size()}")
         self.pg = Group(pg)
         self.device = Device.of(device)
         self.meta: dict[str, tuple[SafeTensorsMetadata, int]] = {}
@@ -88,7 +97,13 @@ class SafeTensorsFileLoader:
         self._construct = _copiers.registered(copier, self.device, options)
         self.options: dict[str, Any] = {}
         """Those of windlass's loads that all arguments come to."""
+        self._mount_point: str | None = None
         if self._construct is None:
+            if copier == "3fs":
+                self._mount_point, options = _copiers.options_of_3fs(options)
+            if not is_torch:
+                # Memory of torch's allocator is of use to torch alone.
+                options.setdefault("allocator", "driver")
             threads = max_threads if max_threads < _USUAL_THREADS else None
             self.options = _copiers.load_options(copier, self.device, threads, options)
         is_loud = debug_log or os.environ.get("FASTSAFETENSORS_DEBUG", "").lower() == "true"
@@ -106,8 +121,15 @@ class SafeTensorsFileLoader:
 
     def open(self, paths: Sequence[str], **options: Any) -> Checkpoint:
         """Opens files for loads as this loader has them, with further options."""
+        for path in paths if self._mount_point else ():
+            # Mounts are found by the files, so a mount is right or wrong, and never followed.
+            if not Path(path).resolve().is_relative_to(Path(str(self._mount_point)).resolve()):
+                raise OptionError(
+                    f"mount_point cannot be {self._mount_point!r}: {path} is not on it", path=path
+                )
+        framework: Framework = "paddle" if self.framework.get_name() == "paddle" else "torch"
         return Checkpoint(
-            paths, device=self.device.as_str(), framework="torch", **{**self.options, **options}
+            paths, device=self.device.as_cuda(), framework=framework, **{**self.options, **options}
         )
 
     def add_filenames(self, filenames: Mapping[int, Sequence[str]]) -> None:
@@ -166,6 +188,7 @@ class SafeTensorsFileLoader:
                     metadata,
                     self.device,
                     self._is_kept,
+                    framework=self.framework,
                     dtype=dtype,
                     use_buf_register=use_buf_register,
                     max_copy_block_size=max_copy_block_size,
@@ -196,11 +219,14 @@ class SafeTensorsFileLoader:
 
     def init_numa(self, set_numa: bool = True) -> None:
         """Has no effect: ``numa=`` is what windlass goes by."""
+        warn_without_effect({"set_numa": set_numa}, {"set_numa": None})
 
     def _add(self, path: str, rank: int) -> None:
         # The engine is the judge of files; what it finds good, the header is then read of.
         with self.open([path]):
-            metadata = SafeTensorsMetadata.from_file(path, self.framework)
+            metadata = SafeTensorsMetadata.from_file(
+                path, self.framework, lenient=self.options.get("lenient")
+            )
         self.meta[path] = metadata, rank
         self.frames.update(metadata.tensors)
 
@@ -219,7 +245,7 @@ class SafeTensorsFileLoader:
                     tensor=name,
                 )
 
-    def _load(self, own: Mapping[str, SafeTensorsMetadata], dtype: DType) -> dict[str, TorchTensor]:
+    def _load(self, own: Mapping[str, SafeTensorsMetadata], dtype: DType) -> dict[str, TensorBase]:
         self._report = None
         wanted = [
             (name, frame, metadata.src)
@@ -230,36 +256,38 @@ class SafeTensorsFileLoader:
         if not wanted:
             return {}
         for name, frame, _ in wanted:
-            _check_type(name, frame.dtype)
+            self._check_type(name, frame.dtype)
         # What is converted is to go at once.
         extra = {} if dtype is DType.AUTO else {"layout": "tensor", **self.options}
         with self.open(list(own), **extra) as checkpoint:
             loaded = checkpoint.load(select=self._keep)
         self._report = loaded.report
         _logger.log(self._log_level, "%s", self._report)
-        tensors: dict[str, TorchTensor] = {}
+        tensors: dict[str, TensorBase] = {}
         for name, frame, path in wanted:
             raw = loaded.pop(name, None)
             # Other ranks, and whoever asked for shapes, go by the headers as they were read first.
-            if raw is None or not _is_as(raw, frame):
+            if raw is None or not self._is_as(raw, frame):
                 raise FileChangedError(
                     f"{path}: tensor {name!r} is not what it was when the file was added",
                     path=path,
                     tensor=name,
                 )
-            tensors[name] = TorchTensor(self.device, frame.dtype, raw).to(dtype=dtype)
+            tensors[name] = self.framework.wrap_loaded(raw, frame.dtype, self.device).to(dtype=dtype)
         return tensors
 
+    def _is_as(self, raw: Any, frame: TensorFrame) -> bool:
+        dtype, shape = (
+            self.framework.native_dtype(frame.dtype),
+            self.framework.native_shape(frame.dtype, frame.shape),
+        )
+        return raw.dtype == dtype and list(raw.shape) == shape
 
-def _is_as(raw: Any, frame: TensorFrame) -> bool:
-    return raw.dtype == frame.dtype.to_torch() and list(raw.shape) == torch_shape(frame.dtype, frame.shape)
-
-
-def _check_type(name: str, dtype: DType) -> None:
-    """Fails before anything is read, if torch has no such type."""
-    try:
-        dtype.to_torch()
-    except UnsupportedDtypeError as error:
-        raise UnsupportedDtypeError(
-            f"tensor {name!r}: {error}; leave it out by a filter", tensor=name
-        ) from None
+    def _check_type(self, name: str, dtype: DType) -> None:
+        """Fails before anything is read, if the framework has no such type."""
+        try:
+            self.framework.native_dtype(dtype)
+        except UnsupportedDtypeError as error:
+            raise UnsupportedDtypeError(
+                f"tensor {name!r}: {error}; leave it out by a filter", tensor=name
+            ) from None

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from windlass import _native
 from windlass.compat.fastsafetensors._dtypes import DType
 from windlass.errors import FormatError, SliceError
 
 _LONGEST_HEADER = 100_000_000
+_PREFIX_BYTES = 8
 # What kernels want addresses to be multiples of.
 _POINTER_ALIGNMENT = 16
 
@@ -42,13 +44,18 @@ class TensorFrame:
         return cls(DType(entry["dtype"]), shape, offsets, strides, [0] * len(shape), False)
 
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> TensorFrame:
-        """A part. Dimensions that are indexed with a number stay, with size 1."""
+        """A part. Dimensions that are indexed with a number stay, with size 1.
+
+        A part without elements is what fastsafetensors has for it: a frame without dimensions that is not ``sliced``.
+        """
         items = index if isinstance(index, tuple) else (index,)
         if len(items) > len(self.shape):
             raise SliceError(f"shape {self.shape} is indexed with {len(items)} dimensions")
         shape, strides, offsets = list(self.shape), list(self.strides), list(self.offsets)
         for dim, item in enumerate(items):
             chosen = self._chosen(dim, item)
+            if not chosen:
+                return replace(self, shape=[], strides=[], offsets=[], sliced=False)
             shape[dim] = len(chosen)
             strides[dim] *= chosen.step
             offsets[dim] += chosen.start
@@ -71,7 +78,19 @@ class TensorFrame:
 
 
 class SafeTensorsMetadata:
-    """The header of one file. `tensors` has the frames in the order of their bytes."""
+    """The header of one file. `tensors` has the frames in the order of their bytes.
+
+    The header is held to the rules of safetensors, as windlass holds files to them when it opens them.
+
+    Args:
+        string: The header's text.
+        header_length: Bytes of the file before the first tensor.
+        size_bytes: Bytes of the file.
+        framework: Kept, for those who ask.
+        src: The file's name, for errors.
+        keep_orig_dict: Whether to keep the entries as `ser`.
+        lenient: As for `windlass.load_file`: takes files with padding after the last tensor.
+    """
 
     def __init__(  # noqa: PLR0917  (the parameters are the interface's)
         self,
@@ -81,55 +100,52 @@ class SafeTensorsMetadata:
         framework: Any = None,
         src: str = "",
         keep_orig_dict: bool = False,
+        *,
+        lenient: bool | None = None,
     ) -> None:
         self.src = src
         self.framework = framework
         self.header_length = header_length
         self.size_bytes = size_bytes
         self.aligned = header_length % _POINTER_ALIGNMENT == 0
-        try:
-            entries = json.loads(string)
-            self.metadata: Any = entries.pop("__metadata__", "")
-            if keep_orig_dict:
-                self.ser = entries
-            frames = {name: TensorFrame.from_buffer(entry) for name, entry in entries.items()}
-            self.tensors: dict[str, TensorFrame] = dict(
-                sorted(frames.items(), key=lambda item: item[1].data_offsets)
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise FormatError(f"{src}: the header is not one of safetensors: {error}", path=src) from error
-        self._check()
-
-    def _check(self) -> None:
-        end = 0
-        for name, frame in self.tensors.items():
-            if len(frame.data_offsets) != 2 or frame.data_offsets != [end, end + frame.nbytes]:
-                raise FormatError(
-                    f"{self.src}: tensor {name!r} should lie at {[end, end + frame.nbytes]}, by its shape and those "
-                    f"before it, but lies at {frame.data_offsets}",
-                    path=self.src,
-                    tensor=name,
-                )
-            end += frame.nbytes
-        if self.header_length + end > self.size_bytes:
-            raise FormatError(
-                f"{self.src}: header and tensors take {self.header_length + end} bytes, but there are "
-                f"{self.size_bytes}",
-                path=self.src,
-            )
+        if header_length > size_bytes:
+            raise FormatError(f"{src}: a header of {header_length} bytes in a file of {size_bytes}", path=src)
+        text = string.encode(errors="surrogatepass")
+        file_len = _PREFIX_BYTES + len(text) + size_bytes - header_length
+        tensors, metadata = _native.parse_header(text, file_len, src, lenient=lenient)
+        self.metadata: Any = "" if metadata is None else metadata
+        if keep_orig_dict:
+            self.ser = json.loads(string)
+            self.ser.pop("__metadata__", None)
+        self.tensors: dict[str, TensorFrame] = {
+            name: TensorFrame.from_buffer({"dtype": dtype, "shape": shape, "data_offsets": offsets})
+            for name, dtype, shape, offsets in tensors
+        }
 
     @classmethod
     def from_buffer(
-        cls, buf: int, buffer_len: int, filename: str, framework: Any = None
+        cls,
+        buf: int,
+        buffer_len: int,
+        filename: str,
+        framework: Any = None,
+        *,
+        lenient: bool | None = None,
     ) -> SafeTensorsMetadata:
         """The header of a file in memory at this address."""
         length = _header_length(ctypes.string_at(buf, 8) if buffer_len >= 8 else b"", buffer_len, filename)
         text = ctypes.string_at(buf + 8, length)
-        return cls(_decoded(text, filename), length + 8, buffer_len, framework, filename)
+        return cls(_decoded(text, filename), length + 8, buffer_len, framework, filename, lenient=lenient)
 
     @classmethod
     def from_fd(
-        cls, fd: int, filename: str, framework: Any = None, keep_orig_dict: bool = False
+        cls,
+        fd: int,
+        filename: str,
+        framework: Any = None,
+        keep_orig_dict: bool = False,
+        *,
+        lenient: bool | None = None,
     ) -> SafeTensorsMetadata:
         """The header of an open file, which is read from where it stands."""
         size = os.fstat(fd).st_size
@@ -138,13 +154,23 @@ class SafeTensorsMetadata:
             text = file.read(length)
         if len(text) < length:
             raise FormatError(f"{filename}: {len(text)} of {length} bytes of the header", path=filename)
-        return cls(_decoded(text, filename), length + 8, size, framework, filename, keep_orig_dict)
+        return cls(
+            _decoded(text, filename),
+            length + 8,
+            size,
+            framework,
+            filename,
+            keep_orig_dict,
+            lenient=lenient,
+        )
 
     @classmethod
-    def from_file(cls, filename: str, framework: Any = None) -> SafeTensorsMetadata:
+    def from_file(
+        cls, filename: str, framework: Any = None, *, lenient: bool | None = None
+    ) -> SafeTensorsMetadata:
         """The header of a file."""
         with open(filename, "rb", buffering=0) as file:
-            return cls.from_fd(file.fileno(), filename, framework)
+            return cls.from_fd(file.fileno(), filename, framework, lenient=lenient)
 
     def select_byte_ranges(
         self, keep_tensor: Callable[[str], bool], merge_gap: int = 4096

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from windlass import Report
-from windlass.compat.fastsafetensors._framework import TorchTensor
+from windlass.compat.fastsafetensors._framework import TensorBase
 from windlass.compat.fastsafetensors._loader import SafeTensorsFileLoader
 
 
@@ -59,7 +59,7 @@ class fastsafe_open:  # noqa: N801  (the name that people look for)
         """A tensor, which stays valid as long as someone holds it."""
         return self.fb.get_tensor(name)
 
-    def get_tensor_wrapped(self, name: str) -> TorchTensor:
+    def get_tensor_wrapped(self, name: str) -> TensorBase:
         """As `get_tensor`, with its type and device."""
         return self.fb.get_tensor_wrapped(name)
 

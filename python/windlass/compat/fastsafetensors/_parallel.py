@@ -6,13 +6,13 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 from windlass import Checkpoint, distributed
 from windlass.compat.fastsafetensors._budget import bytes_in_flight
 from windlass.compat.fastsafetensors._config import LoaderConfig, check_producers, load_config
 from windlass.compat.fastsafetensors._dtypes import DType
+from windlass.compat.fastsafetensors._ignored import warn_without_effect
 from windlass.compat.fastsafetensors._loader import SafeTensorsFileLoader
 from windlass.distributed._agreement import confer
 from windlass.distributed._link import Link
@@ -21,6 +21,7 @@ from windlass.errors import OptionError
 
 Predicate = Callable[[str], bool]
 _T = TypeVar("_T")
+_USUAL = {"overlap_io": True, "broadcast_run_bytes": 16 << 20, "broadcast_run_tensors": 64}
 
 
 class ParallelLoader:
@@ -35,12 +36,12 @@ class ParallelLoader:
         queue_size: Batches that wait for the consumer; -1 for one batch in all.
         use_tqdm_on_load: Whether to show progress, if tqdm is installed.
         device: Where tensors go.
-        bbuf_size_kb: Has no effect.
+        bbuf_size_kb: Has no effect, of which a warning tells.
         max_threads: Most threads that read, if fewer than usual.
         nogds: As for `SafeTensorsFileLoader`.
-        set_numa: Has no effect.
+        set_numa: Has no effect, of which a warning tells.
         debug_log: Whether to log reports of loads as information.
-        framework: ``"pytorch"``.
+        framework: ``"pytorch"``, or ``"paddle"`` for a single rank.
         tensor_filter: Loads only tensors for whose names this is true. For one rank, or ``all_local``.
         all_local: Whether each rank loads for itself alone.
         max_batch_bytes: Bytes of a batch; 512 MiB if it is not given.
@@ -49,9 +50,9 @@ class ParallelLoader:
         accumulate_resident: Whether the consumer keeps tensors where they were loaded.
         resident_tensor: Which ones it keeps, if not all.
         use_fgds: An error if true.
-        broadcast_run_bytes: Has no effect.
-        broadcast_run_tensors: Has no effect.
-        overlap_io: Has no effect: loading always goes on while tensors are consumed.
+        broadcast_run_bytes: Has no effect, of which a warning tells.
+        broadcast_run_tensors: Has no effect, of which a warning tells.
+        overlap_io: Has no effect, of which a warning tells: loading always goes on while tensors are consumed.
         borrowed_tensors: Has no effect but that nothing may be kept: tensors stay valid anyway.
         timeout: Seconds that a rank waits for the others, where there are several.
         options: As for `SafeTensorsFileLoader`.
@@ -89,11 +90,12 @@ class ParallelLoader:
         timeout: float = SECONDS,
         **options: Any,
     ) -> None:
-        del bbuf_size_kb, set_numa, overlap_io
         check_producers(max_concurrent_producers)
         self.loader = SafeTensorsFileLoader(
             None if all_local else pg,
             device,
+            bbuf_size_kb=bbuf_size_kb,
+            set_numa=set_numa,
             max_threads=max_threads,
             nogds=nogds,
             debug_log=debug_log,
@@ -119,6 +121,14 @@ class ParallelLoader:
             )
         if min(broadcast_run_bytes, broadcast_run_tensors) < 0:
             raise OptionError("broadcast_run_bytes and broadcast_run_tensors cannot be negative")
+        warn_without_effect(
+            {
+                "overlap_io": overlap_io,
+                "broadcast_run_bytes": broadcast_run_bytes,
+                "broadcast_run_tensors": broadcast_run_tensors,
+            },
+            _USUAL,
+        )
         if not timeout > 0:
             raise OptionError(f"timeout cannot be {timeout!r}: it is a number of seconds")
         self.hf_weights_files = [os.fspath(path) for path in hf_weights_files]
@@ -231,7 +241,8 @@ class AutoLoader:
             device=device,
             framework=self._config.framework,
             debug_log=self._config.debug_log,
-            **_arguments(self._config, hf_weights_files),
+            set_numa=self._config.set_numa,
+            **_arguments(self._config),
             **self._config.create_parallel_kwargs(),
         )
 
@@ -254,19 +265,13 @@ class AutoLoader:
         self._loader.close()
 
 
-def _arguments(config: LoaderConfig, paths: Sequence[str]) -> dict[str, Any]:
+def _arguments(config: LoaderConfig) -> dict[str, Any]:
     """What the section of the chosen loader says, as arguments of `ParallelLoader`."""
     if config.loader not in ("base", "3fs"):
         raise OptionError(f"loader cannot be {config.loader!r}: it is base or 3fs")
     section = config.get_extension_config(config.loader)
-    if config.loader == "3fs":
-        # Mounts are found by the files, so a mount is right or wrong, and never followed.
-        mount = section.pop("mount_point", None)
-        for path in paths if mount else ():
-            if not Path(path).resolve().is_relative_to(Path(mount).resolve()):
-                raise OptionError(f"mount_point cannot be {mount!r}: {path} is not on it", path=path)
-        if section.setdefault("copier_type", "3fs") != "3fs":
-            raise OptionError(f"copier_type cannot be {section['copier_type']!r} for loader 3fs: it is 3fs")
+    if config.loader == "3fs" and section.setdefault("copier_type", "3fs") != "3fs":
+        raise OptionError(f"copier_type cannot be {section['copier_type']!r} for loader 3fs: it is 3fs")
     return SafeTensorsFileLoader.process_extension_config(section)
 
 

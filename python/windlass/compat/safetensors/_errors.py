@@ -77,8 +77,8 @@ def file_name(filename: Any) -> str:
 def no_module(framework: str) -> ImportError:
     """The error of importing what is not offered."""
     return ImportError(
-        f"windlass has no tensors of {framework}: its frameworks are torch, numpy and jax. "
-        f"safetensors.{framework} has them"
+        f"windlass.compat.safetensors has no module for {framework}, only for torch, numpy and flax: "
+        f"use safetensors.{framework}"
     )
 
 

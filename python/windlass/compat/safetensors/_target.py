@@ -27,7 +27,7 @@ def check_framework(framework: Any) -> Framework:
     _check_text("framework", framework)
     if framework in _OTHER_FRAMEWORKS:
         raise NotCarriedError(
-            f"windlass has no tensors of framework {framework!r}, only of torch, numpy and jax"
+            f"windlass.compat.safetensors loads no tensors of framework {framework!r}, only of torch, numpy and jax"
         )
     if framework not in _FRAMEWORKS:
         raise safetensor_error(OptionError, f"framework {framework} is invalid")

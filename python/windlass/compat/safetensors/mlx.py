@@ -1,4 +1,4 @@
-"""Not offered: windlass has no tensors of mlx."""
+"""Not offered: `safetensors.mlx` loads and saves tensors of mlx."""
 
 from windlass.compat.safetensors._errors import no_module
 

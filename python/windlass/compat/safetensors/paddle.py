@@ -1,4 +1,4 @@
-"""Not offered: windlass has no tensors of paddle."""
+"""Not offered: `safetensors.paddle` loads and saves tensors of paddle."""
 
 from windlass.compat.safetensors._errors import no_module
 

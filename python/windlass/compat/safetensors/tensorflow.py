@@ -1,4 +1,4 @@
-"""Not offered: windlass has no tensors of tensorflow."""
+"""Not offered: `safetensors.tensorflow` loads and saves tensors of tensorflow."""
 
 from windlass.compat.safetensors._errors import no_module
 
