@@ -82,7 +82,7 @@ fn a_writer_whose_lease_changes_lives_whatever_the_clocks_say() {
     let bench = bench();
     let ghost = Ghost::new(&bench.options.root, ELSEWHERE);
     ghost.say(1, 0);
-    let silence = Duration::from_millis(1000);
+    let silence = Duration::from_secs(2);
     let layout = open(&bench.options, silence);
     let begin = Instant::now();
     for beat in 2.. {
