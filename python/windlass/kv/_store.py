@@ -192,8 +192,8 @@ class Store:
         return report
 
     def events(self) -> list[dict[str, Any]]:
-        """What happened since the last call: damaged blocks, failed transfers, namespaces that cannot be used,
-        directories that other users can change. ``kind`` and ``reason`` say what, ``key`` which block.
+        """What happened since the last call: damaged blocks and logs, a lack of room, failed transfers, namespaces that
+        cannot be used, directories that other users can change. ``kind`` and ``reason`` say what, ``key`` which block.
         """
         events: list[dict[str, Any]] = json.loads(self._native.events())
         return events

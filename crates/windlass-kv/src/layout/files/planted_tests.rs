@@ -87,6 +87,7 @@ fn a_lease_that_is_a_link_is_not_followed() {
         heartbeat: 1,
         wanted_bytes: 0,
         capacity: 1,
+        durability: None,
         account: Account { taken: 5000, ..Account::default() },
         lock_domain: writer::lock_domain(&bench.options.root),
     };

@@ -330,10 +330,8 @@ impl Model {
         // As loads do: no checksum vouches for what was read.
         let has_sums = table.0.iter().all(|shard| shard.checksum.is_some());
         let are_compared = self.verify || !reading.found.is_proven;
-        if !reading.found.is_held
-            && !(has_sums && are_compared)
-            && !Layout::is_still_there(process, &reading.found)
-        {
+        let is_certain = reading.found.is_held || (has_sums && are_compared);
+        if !is_certain && !Layout::is_still_there(process, &reading.found) {
             return Err(Verdict::Moved);
         }
         let mut shards = Vec::new();

@@ -271,3 +271,68 @@ fn who_condemns_a_block_does_not_wait_for_a_log_that_changes() {
     });
     assert!(bench.find(&store, "a").is_none());
 }
+
+/// What a key's block is, if it is found and good.
+fn bytes_of(bench: &Bench, store: &Segments, key: &str) -> Option<Vec<u8>> {
+    let found = bench.find(store, key)?;
+    let Verdict::Good(table) = bench.verdict(store, key, &found) else { return None };
+    let bytes = bench.disk.read(found.place.file.path(), found.place.payload, LEN).unwrap();
+    (table.0[0].checksum == Some(checksum(&bytes))).then_some(bytes)
+}
+
+#[test]
+fn an_older_block_of_a_key_that_was_stored_again_never_comes_back() {
+    let (older, newer) = (content("older", LEN), content("newer", LEN));
+    let mut kept = 0;
+    for seed in 0..64 {
+        for is_deleted in [true, false] {
+            let mut bench = Bench::new();
+            bench.disk = SimulatedDisk::new(seed, 64 << 20);
+            bench.options.durability = Durability::None;
+            let put = |store: &Segments, bytes: &[u8]| {
+                let Reservation::Claimed(claim) = bench.reserve(store, "a").unwrap() else { panic!() };
+                let written = bench.write(store, claim, bytes);
+                store.commit(vec![written]).pop().unwrap().unwrap();
+            };
+            let store = bench.open();
+            put(&store, &older);
+            // All of it is on the disk.
+            store.close().unwrap();
+            drop(store);
+            let store = bench.open();
+            if is_deleted {
+                assert_eq!(store.delete(NAMESPACE, &[(b"a", fingerprint("a"))]).unwrap(), 1);
+            } else {
+                assert!(store.evict(1).unwrap() > 0);
+            }
+            // The place of the older one: it is not written to before the power is cut.
+            let claim = bench.reserve(&store, "b").unwrap();
+            put(&store, &newer);
+            drop((claim, store));
+            bench.disk.crash();
+            let store = bench.open();
+            let found = bytes_of(&bench, &store, "a");
+            kept += u32::from(found.as_ref() == Some(&newer));
+            assert!(found != Some(older.clone()), "seed {seed}, deleted {is_deleted}");
+        }
+    }
+    assert!(kept < 128, "the newer one is never lost: the test shows nothing");
+}
+
+#[test]
+fn what_was_deleted_stays_away_after_a_power_cut_whatever_the_durability() {
+    for seed in 0..64 {
+        let mut bench = Bench::new();
+        bench.disk = SimulatedDisk::new(seed, 64 << 20);
+        bench.options.durability = Durability::None;
+        let store = bench.open();
+        bench.put_all(&store, &["a"]);
+        store.close().unwrap();
+        drop(store);
+        let store = bench.open();
+        assert_eq!(store.delete(NAMESPACE, &[(b"a", fingerprint("a"))]).unwrap(), 1);
+        drop(store);
+        bench.disk.crash();
+        assert!(!bench.has(&bench.open(), "a"), "seed {seed}");
+    }
+}

@@ -253,7 +253,9 @@ fn a_segment_that_cannot_be_opened_does_not_have_the_log_read_again() {
 fn a_directory_that_cannot_be_read_is_not_read_again_and_again() {
     let bench = Bench::new();
     let writer = bench.open();
-    (0..50).for_each(|number| drop(bench.put(&writer, &format!("key {number}")).unwrap()));
+    for number in 0..50 {
+        assert_eq!(bench.put(&writer, &format!("key {number}")).unwrap(), Put::Done);
+    }
     writer.writer.as_ref().unwrap().checkpoint().unwrap();
     bench.put_all(&writer, &["a"]);
     bench.fail(Operation::Open, "idx-", u32::MAX, Errno::ACCESS);
