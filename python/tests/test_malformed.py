@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_each_file_is_read_or_refused(tmp_path: Path, file: bytes, error: str | 
 
 
 def test_things_that_are_no_checkpoints(tmp_path: Path) -> None:
-    for path in (tmp_path / "missing.safetensors", tmp_path, tmp_path / "*.safetensors", "/dev/null"):
+    for path in (tmp_path / "missing.safetensors", tmp_path, tmp_path / "*.safetensors"):
         with pytest.raises(CheckpointNotFoundError) as caught:
             windlass.load_file(path)
         assert isinstance(caught.value, FileNotFoundError)
@@ -81,3 +82,13 @@ def test_every_error_is_a_windlass_error() -> None:
         if name.endswith("Error"):
             assert issubclass(value, WindlassError)
             assert str(value("what happened", path="p", tensor="t", offset=3)) == "what happened"
+
+
+def test_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    for name in ("pipe.safetensors", "pipe.safetensors.index.json"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(FormatError, match=r"a FIFO \(a named pipe\), not a regular file") as caught:
+            windlass.load_file(tmp_path / name)
+        assert caught.value.path == tmp_path / name
+    with pytest.raises(FormatError, match="it is a character device, not a regular file"):
+        windlass.load_file("/dev/null")

@@ -19,6 +19,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 import windlass
+import windlass.compat.safetensors.torch as as_reference
 from conftest import StandIn, run, same_bytes
 from windlass.errors import FormatError, OptionError, StorageError, UnsupportedDtypeError
 
@@ -149,6 +150,28 @@ def test_shards_and_their_index_load_everywhere(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "model") == ["model.safetensors"]
     assert "5 tensors" in str(report)
     assert report.as_dict()["files"] == 1
+
+
+def test_a_saved_file_keeps_the_mode_of_the_one_it_replaces(tmp_path: Path) -> None:
+    tensors, module = {"a": torch.arange(6)}, torch.nn.Linear(3, 2)
+    ways = {
+        "one.safetensors": lambda path: windlass.save_file(tensors, path),
+        "model.safetensors": lambda path: windlass.save_sharded(tensors, path.parent),
+        "layer.safetensors": lambda path: as_reference.save_file(tensors, path),
+        "module.safetensors": lambda path: as_reference.save_model(module, str(path)),
+    }
+    mask = os.umask(0o027)
+    try:
+        for name, save in ways.items():
+            path = tmp_path / name.removesuffix(".safetensors") / name
+            path.parent.mkdir()
+            save(path)
+            assert path.stat().st_mode & 0o7777 == 0o640, name
+            path.chmod(0o600)
+            save(path)
+            assert path.stat().st_mode & 0o7777 == 0o600, name
+    finally:
+        os.umask(mask)
 
 
 def test_a_file_is_replaced_while_its_tensors_are_in_use(tmp_path: Path) -> None:
