@@ -7,6 +7,7 @@ use super::{
 use crate::{failure::Failure, output};
 use bytesize::ByteSize;
 use std::{collections::BTreeMap, fmt::Write};
+use windlass::counted;
 use windlass_kv::{NamespaceId, Stats, StoreReport, WriterStats};
 
 pub(super) fn run(arguments: &arguments::Stat) -> Result<(), Failure> {
@@ -42,8 +43,8 @@ fn as_text(
     let _ = writeln!(text, "{}  layout {}", report.root.display(), report.layout);
     let _ = writeln!(
         text,
-        "{} blocks, {} of payload; files take {}{of_capacity}",
-        stats.blocks,
+        "{}, {} of payload; files take {}{of_capacity}",
+        counted(stats.blocks, "block", "blocks"),
         ByteSize(stats.payload_bytes),
         ByteSize(stats.root_bytes),
     );
@@ -54,7 +55,8 @@ fn as_text(
         ByteSize(stats.index_bytes),
     );
     if stats.lost_on_recovery > 0 {
-        let _ = writeln!(text, "{} blocks were not whole, and are missing", stats.lost_on_recovery);
+        let _ =
+            writeln!(text, "missing, as not whole: {}", counted(stats.lost_on_recovery, "block", "blocks"));
     }
     for refused in &report.refused {
         let _ = writeln!(text, "not used: {}: {}", refused.what, refused.why);
@@ -70,7 +72,7 @@ fn described(writer: &WriterStats) -> String {
     let state = if writer.is_alive { "writes" } else { "is gone" };
     let mut text = format!("writer {}: process {} {state}", writer.id, writer.process);
     if let Some(blocks) = writer.blocks {
-        text += &format!(", {blocks} blocks");
+        text += &format!(", {}", counted(blocks, "block", "blocks"));
     }
     if let Some(bytes) = writer.allocated_bytes {
         text += &format!(", {}", ByteSize(bytes));
