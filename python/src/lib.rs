@@ -34,6 +34,9 @@ use std::{
 /// Time between two looks for Ctrl-C and two calls of progress callbacks.
 const TICK: Duration = Duration::from_millis(50);
 
+/// Bytes of the stack of threads that work for Python. `RUST_MIN_STACK` may give others too little.
+const STACK_BYTES: usize = 2 << 20;
+
 /// The native part of windlass; use `windlass` itself.
 #[pymodule(gil_used = false)]
 mod _native {
@@ -83,7 +86,7 @@ fn interruptible<T: Send>(
     thread::scope(|scope| {
         let (sender, receiver) = mpsc::sync_channel(1);
         let (go_on, take_work) = (&go_on, &take_work);
-        let started = thread::Builder::new().spawn_scoped(scope, move || {
+        let started = thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, move || {
             if let Some(work) = take_work() {
                 // The receiver is gone after an interrupt.
                 let _ = sender.send(work(go_on));

@@ -111,6 +111,9 @@ def test_one_tensor_at_a_time_and_the_merged_report(model: Path) -> None:
     with pytest.raises(ValueError, match="closed"):
         checkpoint.keys()
     assert repr(checkpoint) == "Checkpoint(closed)"
+    one = windlass.open(write_model(model.parent / "one.safetensors", {"a": ("U8", [4])}))
+    assert repr(one).startswith("Checkpoint(1 tensor in [")
+    one.close()
     assert first.shape == (1000, 64)
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -207,3 +208,35 @@ def test_a_signal_with_a_handler_does_not_disturb(tmp_path: Path) -> None:
         signal.signal(signal.SIGALRM, previous)
     assert tensors["a"].tobytes() == path.read_bytes()[-(128 << 20) :]
     assert seen
+
+
+def test_without_threads_files_are_loaded_and_saved() -> None:
+    """A user who may start no thread: the caller's thread does the work."""
+    program = """
+import os, pathlib, resource, windlass
+
+def load_and_save():
+    loaded = windlass.load_file("model.safetensors", framework="numpy")
+    windlass.save_file(loaded, "copy.safetensors")
+    with windlass.open("copy.safetensors") as copy:
+        assert set(copy.manifest()["tensors"]) == set(loaded)
+    return loaded
+
+load_and_save()  # Imports what it needs, which the other user may not read.
+os.unlink("copy.safetensors")
+if os.geteuid() == 0:
+    user = 1_000_000 + os.getpid()
+    os.setresuid(user, user, user)
+resource.setrlimit(resource.RLIMIT_NPROC, (1, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+loaded = load_and_save()
+print(*(refusal.what for refusal in loaded.report.refused), sep="\\n")
+"""
+    # The folder of tests is its owner's alone.
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder, "model.safetensors"), {"a": ("U8", [3 << 20]), "b": ("F32", [7])})
+        Path(folder).chmod(0o777)
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert "threads of the load's own" in done.stdout

@@ -38,6 +38,7 @@ from windlass._stream import (
     interleaved,
 )
 from windlass._targets import CopyInto, Target, Wanted, chosen, filled
+from windlass._words import counted
 from windlass.errors import OptionError, TargetError
 
 if TYPE_CHECKING:
@@ -396,7 +397,7 @@ class Checkpoint:
     def __repr__(self) -> str:
         if self._native is None:
             return "Checkpoint(closed)"
-        return f"Checkpoint({len(self)} tensors in {self.files()})"
+        return f"Checkpoint({counted(len(self), 'tensor')} in {self.files()})"
 
     @property
     def _opened(self) -> _native.Checkpoint:

@@ -4,7 +4,7 @@ use crate::{arguments, failure::Failure, key_values, output, tree::Tree};
 use bytesize::ByteSize;
 use serde_json::json;
 use std::{collections::BTreeMap, fmt::Write};
-use windlass::{Checkpoint, catalog::FileEntry};
+use windlass::{Checkpoint, catalog::FileEntry, counted};
 
 pub(crate) fn run(arguments: &arguments::Inspect) -> Result<(), Failure> {
     let checkpoint = arguments.paths.open()?;
@@ -49,10 +49,6 @@ fn as_json(checkpoint: &Checkpoint, all: bool) -> windlass::Result<serde_json::V
     Ok(json!({ "files": files, "tensors": tensors, "notes": catalog.notes() }))
 }
 
-fn tensors(count: usize) -> String {
-    format!("{count} {}", if count == 1 { "tensor" } else { "tensors" })
-}
-
 fn as_text(checkpoint: &Checkpoint, all: bool) -> windlass::Result<String> {
     let catalog = checkpoint.catalog();
     let mut text = String::new();
@@ -62,7 +58,7 @@ fn as_text(checkpoint: &Checkpoint, all: bool) -> windlass::Result<String> {
             "{}  {}, {}",
             file.path.display(),
             ByteSize(file.len),
-            tensors(file.tensors().len())
+            counted(file.tensors().len(), "tensor", "tensors")
         );
         for (key, value) in file.metadata().into_iter().flatten() {
             let _ = writeln!(text, "  {}: {}", output::printable(key), output::printable(value));
@@ -83,7 +79,12 @@ fn as_text(checkpoint: &Checkpoint, all: bool) -> windlass::Result<String> {
     tree.write(&mut text, all);
     let _ = writeln!(text);
     for (dtype, (count, bytes)) in dtypes {
-        let _ = writeln!(text, "{dtype:<12} {:>15} {:>10}", tensors(count), ByteSize(bytes).to_string());
+        let _ = writeln!(
+            text,
+            "{dtype:<12} {:>15} {:>10}",
+            counted(count, "tensor", "tensors"),
+            ByteSize(bytes).to_string()
+        );
     }
     for note in catalog.notes() {
         let _ = writeln!(text, "note: {note}");

@@ -20,9 +20,20 @@ mod warm;
 use arguments::{Arguments, Command};
 use clap::{CommandFactory, Parser};
 use failure::Failure;
-use std::process::ExitCode;
+use std::{process::ExitCode, thread};
+
+/// Bytes of the stack that a command runs on. That of the first thread may be too short (`ulimit -s`).
+const STACK_BYTES: usize = 2 << 20;
 
 fn main() -> ExitCode {
+    match thread::Builder::new().name("windlass".into()).stack_size(STACK_BYTES).spawn(run_command) {
+        Ok(command) => command.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        // The system gives no thread: this one works.
+        Err(_) => run_command(),
+    }
+}
+
+fn run_command() -> ExitCode {
     let arguments = Arguments::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_env("WINDLASS_LOG").unwrap_or_default();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();

@@ -3,7 +3,7 @@
 use crate::output;
 use bytesize::ByteSize;
 use std::{collections::BTreeMap, fmt::Write};
-use windlass::catalog::TensorEntry;
+use windlass::{catalog::TensorEntry, counted};
 
 /// Parts that a name is split into, at most; a name may be nothing but dots.
 const MAX_DEPTH: usize = 32;
@@ -96,7 +96,7 @@ impl Tree {
             (Some(tensor), 1) => tensor.clone(),
             // A tensor whose name begins those of others: `weight` beside `weight.absmax`.
             (Some(tensor), tensors) => format!("{tensor}, and {} more below it", tensors - 1),
-            (None, tensors) => format!("{tensors} tensors"),
+            (None, tensors) => counted(tensors, "tensor", "tensors"),
         };
         let each = if alike > 1 { " each" } else { "" };
         let size = ByteSize(self.bytes).to_string();

@@ -2,7 +2,7 @@
 
 use crate::{arguments, failure::Failure, output};
 use std::{fmt::Write, ops::ControlFlow};
-use windlass::verify::Manifest;
+use windlass::{counted, verify::Manifest};
 
 pub(crate) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
     let expected = arguments.against.as_deref().map(Manifest::read).transpose()?;
@@ -23,7 +23,8 @@ pub(crate) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
         (_, true) => output::write_json(&found),
         (None, false) => output::write_text(&as_text(&found)),
         (Some(path), false) if differences.is_empty() => {
-            output::write_text(&format!("{} tensors match {}", found.tensors.len(), path.display()))
+            let tensors = counted(found.tensors.len(), "tensor matches", "tensors match");
+            output::write_text(&format!("{tensors} {}", path.display()))
         }
         (Some(_), false) => Ok(()),
     };

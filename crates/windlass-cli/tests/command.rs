@@ -231,6 +231,40 @@ fn what_is_not_cached_cannot_be_loaded_from_the_cache_until_it_is_warm() {
 }
 
 #[test]
+fn a_mapped_load_says_that_nothing_was_read() {
+    let model = Model::new();
+    let path = model.in_directory("aligned.safetensors");
+    let header = br#"{"a":{"dtype":"U8","shape":[4096],"data_offsets":[0,4096]}}"#;
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&path, [&length[..], header, &[7; 4096]].concat()).unwrap();
+    let line = ok(&["load", "--route", "mapped"], &path);
+    assert!(line.starts_with("mapped 1 tensor, 4.0 KiB of 1 file in "), "{line}");
+    assert!(line.ends_with(" s: nothing is read until it is used\n"), "{line}");
+    let line = ok(&["load", "--route", "mapped", "--populate"], &path);
+    assert!(line.starts_with("1 tensor, 4.0 KiB from 1 file in ") && line.ends_with("/s)\n"), "{line}");
+}
+
+#[test]
+fn a_stack_of_64_kib_is_enough() {
+    let model = Model::new();
+    for command in ["load", "inspect", "verify", "doctor", "warm"] {
+        let limited = format!("ulimit -s 64 && exec '{}' {command} \"$1\"", env!("CARGO_BIN_EXE_windlass"));
+        let output = Command::new("sh").args(["-c", &limited, "sh"]).arg(&model.path).output().unwrap();
+        assert!(output.status.success(), "{command}: {}, {output:?}", output.status);
+    }
+}
+
+#[test]
+fn one_thing_is_not_called_several() {
+    let model = Model::new();
+    let name = json(&["inspect", "--json"], &model.path)["tensors"][0]["name"].as_str().unwrap().to_owned();
+    let report = ok(&["load", "--report", "--verify", "--select", &name], &model.path);
+    for text in ["1 tensor, ", "1 read of ", "verified  1 tensor, "] {
+        assert!(report.contains(text), "{text}: {report}");
+    }
+}
+
+#[test]
 fn a_damaged_tensor_is_found_by_its_digest() {
     let model = Model::new();
     let manifest = model.in_directory("manifest.json");

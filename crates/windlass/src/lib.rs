@@ -52,5 +52,5 @@ pub use load::{
 };
 pub use report::{Carrier, DeviceReport, MemoryReport, Refusal, Report, Retries, TimeReport};
 pub use route::{Route, UsrbioClient};
-pub use units::{Alignment, ByteRange};
+pub use units::{Alignment, ByteRange, counted};
 pub use warm::WarmReport;

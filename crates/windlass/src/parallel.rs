@@ -14,6 +14,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Bytes of a thread's stack. Set for each, as `RUST_MIN_STACK` may give others too little.
+const STACK_BYTES: usize = 2 << 20;
+
+/// Begins a thread with this name, and a stack that the work of any thread fits in.
+pub(crate) fn thread_named(name: &str) -> thread::Builder {
+    thread::Builder::new().name(name.into()).stack_size(STACK_BYTES)
+}
+
 /// Calls `work` for each item on up to `threads` threads; answers in the order of the items.
 pub(crate) fn map<T: Send, I: Sync>(items: &[I], threads: usize, work: impl Fn(&I) -> T + Sync) -> Vec<T> {
     if items.len() <= 1 || threads <= 1 {
@@ -33,7 +41,7 @@ pub(crate) fn map<T: Send, I: Sync>(items: &[I], threads: usize, work: impl Fn(&
     let mut answers: Vec<(usize, T)> = thread::scope(|scope| {
         // As many threads as the system gives: this one does what is left.
         let workers: Vec<_> = (1..items.len().min(threads))
-            .map_while(|_| thread::Builder::new().spawn_scoped(scope, take_some).ok())
+            .map_while(|_| thread_named("windlass-map").spawn_scoped(scope, take_some).ok())
             .collect();
         let mut answers = take_some();
         for worker in workers {

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    DeviceId, Dtype,
+    DeviceId, Dtype, counted,
     memory::HugePages,
     plan::Layout,
     route::{Access, Route, Unavailable},
@@ -172,9 +172,17 @@ pub struct TimeReport {
 }
 
 impl Report {
-    /// Bytes of tensors per second over the whole load.
+    /// Bytes of tensors per second over the whole load; 0 if nothing was read.
     pub fn bytes_per_second(&self) -> f64 {
+        if self.is_unread() {
+            return 0.0;
+        }
         if self.time.total_seconds > 0.0 { self.tensor_bytes as f64 / self.time.total_seconds } else { 0.0 }
+    }
+
+    /// Whether files were mapped, and no byte of them was read.
+    fn is_unread(&self) -> bool {
+        self.route == Route::Mapped && self.read_bytes == 0
     }
 
     /// Adds a later load of the same checkpoint: sums what can be summed, and keeps each refusal and note once.
@@ -233,10 +241,10 @@ pub(crate) fn write_carriers(
         };
         writeln!(
             f,
-            "  {:<route_width$} {way:<way_width$} {:>10} {share:5.1} %  ({} reads of {} in all)",
+            "  {:<route_width$} {way:<way_width$} {:>10} {share:5.1} %  ({} of {} in all)",
             carrier.route,
             ByteSize(carrier.tensor_bytes).to_string(),
-            carrier.reads,
+            counted(carrier.reads, "read", "reads"),
             ByteSize(carrier.read_bytes),
         )?;
     }
@@ -274,16 +282,18 @@ fn add_new<T: PartialEq + Clone>(own: &mut Vec<T>, later: &[T]) {
 impl fmt::Display for Report {
     /// Several lines of text for people.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{} tensors, {} from {} {} in {:.3} s ({}/s)",
-            self.tensors,
-            ByteSize(self.tensor_bytes),
-            self.files,
-            if self.files == 1 { "file" } else { "files" },
-            self.time.total_seconds,
-            ByteSize(self.bytes_per_second() as u64),
-        )?;
+        let tensors = counted(self.tensors, "tensor", "tensors");
+        let (files, bytes) = (counted(self.files, "file", "files"), ByteSize(self.tensor_bytes));
+        let seconds = self.time.total_seconds;
+        if self.is_unread() {
+            writeln!(
+                f,
+                "mapped {tensors}, {bytes} of {files} in {seconds:.3} s: nothing is read until it is used"
+            )?;
+        } else {
+            let speed = ByteSize(self.bytes_per_second() as u64);
+            writeln!(f, "{tensors}, {bytes} from {files} in {seconds:.3} s ({speed}/s)")?;
+        }
         write_carriers(f, &self.carriers, self.tensor_bytes, self.device.is_some())?;
         write_refused(f, &self.refused)?;
         if let Some(device) = &self.device {
@@ -292,7 +302,7 @@ impl fmt::Display for Report {
             if let Some(dtype) = device.dtype {
                 write!(f, ", converted to {dtype}")?;
             }
-            write!(f, "; {} copies", device.copies)?;
+            write!(f, "; {}", counted(device.copies, "copy", "copies"))?;
             if device.scratch_bytes > 0 {
                 write!(f, ", scratch {}", ByteSize(device.scratch_bytes))?;
             }
@@ -307,21 +317,20 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "  memory    {} in {} {}{}, staging {}",
+            "  memory    {} in {}{}, staging {}",
             ByteSize(self.memory.arena_bytes),
-            self.memory.arenas,
-            if self.memory.arenas == 1 { "arena" } else { "arenas" },
+            counted(self.memory.arenas, "arena", "arenas"),
             if self.memory.pooled { " from the pool" } else { "" },
             ByteSize(self.memory.staging_bytes),
         )?;
         writeln!(
             f,
-            "  time      open {:.3} s, prepare {:.3} s, transfer {:.3} s; CPU {:.3} s, {} page faults",
+            "  time      open {:.3} s, prepare {:.3} s, transfer {:.3} s; CPU {:.3} s, {}",
             self.time.open_seconds,
             self.time.prepare_seconds,
             self.time.transfer_seconds,
             self.time.cpu_seconds,
-            self.time.page_faults,
+            counted(self.time.page_faults, "page fault", "page faults"),
         )?;
         if self.retries != Retries::default() {
             writeln!(
@@ -333,8 +342,8 @@ impl fmt::Display for Report {
         if let Some(verify) = &self.verify {
             writeln!(
                 f,
-                "  verified  {} tensors, {} against {} in {:.3} s",
-                verify.tensors,
+                "  verified  {}, {} against {} in {:.3} s",
+                counted(verify.tensors, "tensor", "tensors"),
                 ByteSize(verify.bytes),
                 verify.against,
                 verify.seconds,

@@ -1,8 +1,20 @@
-//! Byte ranges and alignments: the two numbers that must never be mixed up.
+//! Byte ranges and alignments, the two numbers that must never be mixed up, and numbers in words.
 #![forbid(unsafe_code)]
 
 use serde::Serialize;
 use std::fmt;
+
+/// Writes a number of things: `one` after 1, `many` after any other.
+///
+/// ```
+/// use windlass::counted;
+/// assert_eq!(counted(1u64, "tensor", "tensors"), "1 tensor");
+/// assert_eq!(counted(0u64, "copy", "copies"), "0 copies");
+/// ```
+pub fn counted<N: fmt::Display + PartialEq + From<u8>>(count: N, one: &str, many: &str) -> String {
+    let noun = if count == N::from(1) { one } else { many };
+    format!("{count} {noun}")
+}
 
 /// A half-open range of bytes `start..end` inside one file or one allocation.
 ///

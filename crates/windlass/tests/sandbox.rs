@@ -308,6 +308,34 @@ fn without_threads_a_load_goes_on_with_the_callers() {
 }
 
 #[test]
+fn a_stack_of_64_kib_is_enough() {
+    const STACK: (&str, &str) = ("RUST_MIN_STACK", "65536");
+    if std::env::var_os(STACK.0).is_none() {
+        // Threads of the test harness take it too, and all that do not set another.
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_stack_of_64_kib_is_enough"])
+            .env(STACK.0, STACK.1)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let directory = disk();
+    let small = mixed_model(directory.path());
+    let large = directory.path().join("large.safetensors");
+    let file = write_model(&large, &[tensor("a", Dtype::U8, &[24 << 20])], 0, 1);
+    for (path, file) in [small, (large, file)] {
+        for route in [Route::Auto, Route::Threads, Route::IoUring] {
+            make_cold(&path);
+            let checkpoint = Checkpoint::open(&[&path]).unwrap();
+            let mut loaded = checkpoint.load(&LoadOptions { route, ..LoadOptions::default() }).unwrap();
+            assert_is_file(&loaded, &file);
+            checkpoint.verify(&mut loaded, None).unwrap();
+        }
+    }
+}
+
+#[test]
 fn a_load_takes_as_many_threads_as_it_gets() {
     if !in_child("a_load_takes_as_many_threads_as_it_gets") {
         return;

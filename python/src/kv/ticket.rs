@@ -5,6 +5,7 @@ use super::{options::seconds, process::Tied};
 use crate::{TICK, error::IntoPython};
 use pyo3::prelude::*;
 use std::{collections::BTreeMap, time::Instant};
+use windlass::counted;
 use windlass_kv::{Completion, Error, Ticket};
 
 /// A request under way. `windlass.kv.Ticket` shows it.
@@ -147,12 +148,12 @@ impl KvCompletion {
     fn __repr__(&self) -> String {
         let Completion { ticket, items, bytes, .. } = &self.completion;
         let succeeded = items.iter().filter(|status| status.is_ok()).count();
-        let count = items.len();
+        let (count, bytes) = (items.len(), counted(*bytes, "byte", "bytes"));
         match items.iter().find(|status| !status.is_ok()) {
-            None => format!("Completion(ticket {ticket}: {count} ok, {bytes} bytes)"),
+            None => format!("Completion(ticket {ticket}: {count} ok, {bytes})"),
             Some(status) => {
                 format!(
-                    "Completion(ticket {ticket}: {succeeded} of {count} ok, the first other {status}, {bytes} bytes)"
+                    "Completion(ticket {ticket}: {succeeded} of {count} ok, the first other {status}, {bytes})"
                 )
             }
         }

@@ -216,7 +216,7 @@ def test_weights_that_the_model_does_not_use_are_not_read(checkpoint):
     model = Module(is_unused_checkpoint_weight=lambda name: name == "b")
     lines = load(checkpoint, model)
     assert list(model.given) == ["a"]
-    assert lines[0].startswith("windlass: 1 tensors, 7.8 KiB")
+    assert lines[0].startswith("windlass: 1 tensor, 7.8 KiB")
 
 
 def test_of_a_model_with_two_halves_the_encoder_is_read_alone(tmp_path):

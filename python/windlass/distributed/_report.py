@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from windlass._report import Refusal, Report
+from windlass._words import counted
 from windlass.distributed._sizes import in_words
 
 Strategy = Literal["own", "share"]
@@ -66,10 +67,10 @@ class DistributedReport:
     def __str__(self) -> str:
         """A few lines for people."""
         lines = [
-            f"rank {self.rank} of {self.ranks}: {self.tensors} tensors, {in_words(self.tensor_bytes)} "
+            f"rank {self.rank} of {self.ranks}: {counted(self.tensors, 'tensor')}, {in_words(self.tensor_bytes)} "
             f"in {self.seconds:.3f} s, strategy {self.strategy}",
             f"  exchange  read {in_words(self.read_bytes)}, received {in_words(self.received_bytes)}, "
-            f"sent {in_words(self.sent_bytes)} in {self.steps} steps",
+            f"sent {in_words(self.sent_bytes)} in {counted(self.steps, 'step')}",
             *(f"  because   {reason}" for reason in self.reasons),
             *(f"  refused   {refusal.what}: {refusal.reason}; {refusal.fix}" for refusal in self.refused),
         ]

@@ -12,6 +12,7 @@ from windlass import distributed
 from windlass._checkpoint import Checkpoint
 from windlass._options import LoadOptions
 from windlass._report import Carrier, Refusal, Report
+from windlass._words import counted
 from windlass.distributed import DistributedReport
 from windlass.distributed._sizes import in_words
 from windlass.errors import FormatError, OptionError
@@ -128,7 +129,8 @@ def describe(report: Report | DistributedReport, device: str) -> str:
     else:
         who, reads, seconds = f"windlass, rank {report.rank} of {report.ranks}", report.reads, report.seconds
         how = f"{report.strategy}, {in_words(report.read_bytes)} read, {in_words(report.received_bytes)} received"
-    line = f"{who}: {report.tensors} tensors, {in_words(report.tensor_bytes)} to {device} in {seconds:.2f} s ({how})"
+    moved = f"{counted(report.tensors, 'tensor')}, {in_words(report.tensor_bytes)}"
+    line = f"{who}: {moved} to {device} in {seconds:.2f} s ({how})"
     if reads is not None and reads.carriers:
         line += "; " + ", ".join(_share_of(carrier, reads) for carrier in reads.carriers)
     refused = (*report.refused, *(reads.refused if reads is not None and reads is not report else ()))

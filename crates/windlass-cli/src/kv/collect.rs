@@ -5,6 +5,7 @@ use crate::{failure::Failure, output};
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::{thread, time::Duration};
+use windlass::counted;
 use windlass_kv::Store;
 
 /// Time between two looks at what is left.
@@ -69,8 +70,8 @@ fn shrink(store: &Store, size: u64) -> Result<(), Failure> {
 impl Collected {
     fn as_text(&self) -> String {
         format!(
-            "{} blocks were expired, {} evicted; the files take {}, and took {}",
-            self.expired_blocks,
+            "{} expired, {} evicted; the files take {}, and took {}",
+            counted(self.expired_blocks, "block", "blocks"),
             self.evicted_blocks,
             ByteSize(self.after_bytes),
             ByteSize(self.before_bytes),

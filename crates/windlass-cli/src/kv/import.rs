@@ -14,6 +14,7 @@ use std::{
     path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
+use windlass::counted;
 use windlass_kv::{
     Buffer, BufferItem, Error, Namespace, NamespaceOptions, Status, Store, StoreOptions, Transfer,
     TransferOptions,
@@ -163,7 +164,8 @@ fn left_until(expires: u64) -> Option<Duration> {
 
 impl Imported {
     fn as_text(&self) -> String {
-        let mut text = format!("{} blocks stored, {}", self.blocks, ByteSize(self.bytes));
+        let mut text =
+            format!("{} stored, {}", counted(self.blocks, "block", "blocks"), ByteSize(self.bytes));
         for (count, what) in [(self.existed, "were there already"), (self.expired, "had expired")] {
             if count > 0 {
                 text += &format!("; {count} {what}");

@@ -10,6 +10,7 @@ use crate::{failure::Failure, output};
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::{ops::ControlFlow, time::UNIX_EPOCH};
+use windlass::counted;
 use windlass_kv::{Error, Fingerprint, Namespace, NamespaceId, Result, ShardInfo, Store};
 
 pub(super) fn run(arguments: &arguments::List) -> std::result::Result<(), Failure> {
@@ -30,7 +31,11 @@ fn namespaces(store: &Store, arguments: &arguments::List) -> std::result::Result
     }
     let described = holdings.iter().map(|(id, holding)| {
         let description = holding.description.as_ref().map(ToString::to_string).unwrap_or_default();
-        format!("{id}  {} blocks, {}\n  {description}", holding.blocks, ByteSize(holding.payload_bytes))
+        format!(
+            "{id}  {}, {}\n  {description}",
+            counted(holding.blocks, "block", "blocks"),
+            ByteSize(holding.payload_bytes)
+        )
     });
     output::write_text(&described.collect::<Vec<_>>().join("\n"))
 }
@@ -98,7 +103,7 @@ fn long(shown: &Shown, now: f64) -> String {
     let of_shards = match (shards.len(), checked) {
         (1, 1) => "checksum".to_owned(),
         (1, _) => "no checksum".to_owned(),
-        (count, checked) => format!("{count} shards, {checked} checksums"),
+        (count, checked) => format!("{count} shards, {}", counted(checked, "checksum", "checksums")),
     };
     let expires = match shown.expires.map(|expires| expires - now) {
         Some(left) if left > 0.0 => format!(", expires in {left:.0} s"),

@@ -7,6 +7,7 @@ use super::{
 use crate::{failure::Failure, output};
 use bytesize::ByteSize;
 use std::{collections::BTreeMap, fmt::Write};
+use windlass::counted;
 use windlass_kv::{NamespaceId, Stats, StoreReport, WriterStats};
 
 pub(super) fn run(arguments: &arguments::Stat) -> Result<(), Failure> {
@@ -46,8 +47,8 @@ fn as_text(
     let _ = writeln!(text, "{}  layout {}", report.root.display(), report.layout);
     let _ = writeln!(
         text,
-        "{} blocks, {} of payload; files take {}{of_capacity}",
-        stats.blocks,
+        "{}, {} of payload; files take {}{of_capacity}",
+        counted(stats.blocks, "block", "blocks"),
         ByteSize(stats.payload_bytes),
         ByteSize(stats.root_bytes),
     );
@@ -58,7 +59,8 @@ fn as_text(
         ByteSize(stats.index_bytes),
     );
     if stats.lost_on_recovery > 0 {
-        let _ = writeln!(text, "{} blocks were not whole, and are missing", stats.lost_on_recovery);
+        let _ =
+            writeln!(text, "missing, as not whole: {}", counted(stats.lost_on_recovery, "block", "blocks"));
     }
     for refused in &report.refused {
         let _ = writeln!(text, "not used: {}: {}", refused.what, refused.why);
@@ -80,7 +82,7 @@ fn described(writer: &WriterStats) -> String {
         text += &format!(", durability {durability}");
     }
     if let Some(blocks) = writer.blocks {
-        text += &format!(", {blocks} blocks");
+        text += &format!(", {}", counted(blocks, "block", "blocks"));
     }
     if let Some(bytes) = writer.allocated_bytes {
         text += &format!(", {}", ByteSize(bytes));

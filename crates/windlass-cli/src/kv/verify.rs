@@ -4,6 +4,7 @@ use super::arguments;
 use crate::{failure::Failure, output};
 use bytesize::ByteSize;
 use std::ops::ControlFlow;
+use windlass::counted;
 use windlass_kv::{Event, EventKind, Verified};
 
 pub(super) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
@@ -29,7 +30,7 @@ pub(super) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
     } else {
         let mut text = as_text(&verified);
         if forgotten > 0 {
-            text += &format!("; {} damaged and forgotten", blocks(forgotten));
+            text += &format!("; {} damaged and forgotten", counted(forgotten, "block", "blocks"));
         }
         if left == 0 && verified.failed == 0 {
             text = [lines.as_slice(), &[text]].concat().join("\n");
@@ -46,10 +47,10 @@ pub(super) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
         } else {
             "damaged; --repair forgets them"
         };
-        lines.push(format!("{} {outcome}", blocks(left)));
+        lines.push(format!("{} {outcome}", counted(left, "block", "blocks")));
     }
     if verified.failed > 0 {
-        lines.push(format!("{} could not be read", blocks(verified.failed)));
+        lines.push(format!("{} could not be read", counted(verified.failed, "block", "blocks")));
     }
     Err(Failure::Different(lines))
 }
@@ -65,20 +66,22 @@ fn described(event: &Event) -> String {
     }
 }
 
-fn blocks(count: u64) -> String {
-    if count == 1 { "1 block".into() } else { format!("{count} blocks") }
-}
-
 fn as_text(verified: &Verified) -> String {
     let Verified { bytes, without_checksum, corrupt, gone, .. } = *verified;
     let good = verified.blocks.saturating_sub(corrupt);
-    let mut text =
-        format!("{} read, {}; {good} are as they were stored", blocks(verified.blocks), ByteSize(bytes));
+    let mut text = format!(
+        "{} read, {}; {good} are as they were stored",
+        counted(verified.blocks, "block", "blocks"),
+        ByteSize(bytes)
+    );
     if without_checksum > 0 {
-        text += &format!(", {without_checksum} shards of them without a checksum to compare");
+        text += &format!(
+            ", {} of them without a checksum to compare",
+            counted(without_checksum, "shard", "shards")
+        );
     }
     if gone > 0 {
-        text += &format!("; {} went meanwhile", blocks(gone));
+        text += &format!("; {} went meanwhile", counted(gone, "block", "blocks"));
     }
     text
 }

@@ -14,7 +14,7 @@ use super::{
     wake::Wake,
     worker::Worker,
 };
-use crate::{DirectPath, Error, IoRoute, Result};
+use crate::{DirectPath, Error, IoRoute, Result, sync::thread_named};
 use std::{
     fs::File,
     io,
@@ -355,7 +355,7 @@ impl Group {
                 // the line asks.
                 shared.events.watch(&shared.queue, |event| unsafe { side.is_reached(event) });
             };
-            let watcher = thread::Builder::new().name("windlass-kv-event".into()).spawn(watch);
+            let watcher = thread_named("windlass-kv-event").spawn(watch);
             let failed =
                 |source| Error::Io { doing: "starting a thread for", path: options.root.clone(), source };
             group.threads.push(watcher.map_err(failed)?);
@@ -395,7 +395,7 @@ impl Group {
                 Err(why) => _ = started.send(Err(why)),
             }
         };
-        let builder = thread::Builder::new().name(format!("windlass-kv-{kind}{number}"));
+        let builder = thread_named(&format!("windlass-kv-{kind}{number}"));
         self.threads.push(builder.spawn(work).map_err(failed)?);
         self.wakes.push(wake);
         match result.recv() {

@@ -9,7 +9,11 @@ use super::{
     placement::{self, StoreTask},
     scrub,
 };
-use crate::{Error, Result, Status, io::Transfers, sync::lock};
+use crate::{
+    Error, Result, Status,
+    io::Transfers,
+    sync::{lock, thread_named},
+};
 use crossbeam_channel::Receiver;
 use std::{
     io, mem,
@@ -43,8 +47,7 @@ struct Thread(Receiver<()>);
 impl Thread {
     fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<Self> {
         let (end, ended) = crossbeam_channel::bounded::<()>(0);
-        thread::Builder::new()
-            .name(name.into())
+        thread_named(name)
             .spawn(move || {
                 run();
                 drop(end);

@@ -4,7 +4,7 @@
 use super::{
     Catalog, FileEntry, FileHeader, TensorEntry, TensorId, file_id, format::Located, index, tensor_id,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, counted};
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
@@ -67,7 +67,8 @@ impl Builder {
         }
         if unlisted > 0 {
             self.notes.push(format!(
-                "{unlisted} tensors of {} are not in the index; they are included",
+                "included, though not in the index: {} of {}",
+                counted(unlisted, "tensor", "tensors"),
                 path.display()
             ));
         }

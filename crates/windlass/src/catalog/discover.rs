@@ -99,7 +99,7 @@ fn only_model(directory: &Path, mut files: Vec<PathBuf>) -> Result<FileSet> {
 
 fn resolve_glob(path: &Path, pattern: &str) -> Result<FileSet> {
     let not_found = |reason: String| Error::NotFound { path: path.to_owned(), reason };
-    let matches = glob::glob(pattern).map_err(|error| not_found(format!("not a valid pattern: {error}")))?;
+    let matches = glob::glob(pattern).map_err(|error| not_found(explain(&error)))?;
     let mut files = Vec::new();
     for entry in matches {
         let file = entry.map_err(|error| {
@@ -114,6 +114,22 @@ fn resolve_glob(path: &Path, pattern: &str) -> Result<FileSet> {
         return Err(not_found("no file matches this pattern".into()));
     }
     Ok(FileSet { files, index: None })
+}
+
+/// What is wrong with a pattern, and what to write instead.
+fn explain(error: &glob::PatternError) -> String {
+    let place = error.pos + 1;
+    if error.msg.contains("range") {
+        format!(
+            "there is no file of this name, and as a pattern it lacks the ']' of the '[' at character {place}; write '[[]' \
+             for a '[' in a name"
+        )
+    } else {
+        format!(
+            "there is no file of this name, and '**' at character {place} is no pattern; write '*' for any part of a name, \
+             and '**' alone between two '/' for any folders"
+        )
+    }
 }
 
 fn resolve_index(path: &Path) -> Result<FileSet> {
@@ -132,4 +148,24 @@ fn resolve_index(path: &Path) -> Result<FileSet> {
 
 fn io_error(operation: &'static str, path: &Path, source: std::io::Error) -> Error {
     Error::Io { operation, path: path.to_owned(), tensor: None, range: None, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_pattern_is_told_with_what_to_write() {
+        for (path, told) in [
+            ("[", "lacks the ']' of the '[' at character 1; write '[[]'"),
+            ("/models/a[b.safetensors", "the '[' at character 10"),
+            ("/models/***", "'**' alone between two '/'"),
+            ("/models/a**", "'**' alone between two '/'"),
+        ] {
+            match resolve(Path::new(path)).unwrap_err() {
+                Error::NotFound { reason, .. } => assert!(reason.contains(told), "{path}: {reason}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
 }

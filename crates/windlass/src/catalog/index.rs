@@ -28,9 +28,15 @@ pub enum IndexError {
         /// Length of the file in bytes.
         len: u64,
     },
-    /// Not JSON of the expected form.
-    #[error("the index is not what the format asks for: {0}")]
-    Json(#[from] serde_json::Error),
+    /// Not JSON, or cut off.
+    #[error("the index is no complete JSON ({0}); copy or download it again")]
+    Json(#[source] serde_json::Error),
+    /// JSON of another form.
+    #[error(
+        "the index is not of the form {{\"weight_map\": {{tensor: file, ...}}}} ({0}); copy or download it again, or name the \
+         files to load"
+    )]
+    Form(#[source] serde_json::Error),
     /// A file outside the index's folder, which a downloaded index has no business to name.
     #[error("tensor '{tensor}' is mapped to '{file}', which is not a file under the index's own folder")]
     UnsafePath {
@@ -50,6 +56,12 @@ pub enum IndexError {
         /// The file that the index gives.
         file: String,
     },
+}
+
+impl From<serde_json::Error> for IndexError {
+    fn from(error: serde_json::Error) -> Self {
+        if error.is_data() { Self::Form(error) } else { Self::Json(error) }
+    }
 }
 
 impl Index {
@@ -86,6 +98,7 @@ impl Index {
 }
 
 #[derive(serde::Deserialize)]
+#[serde(expecting = "an object with \"weight_map\"")]
 struct RawIndex {
     weight_map: WeightMap,
 }
@@ -137,6 +150,21 @@ mod tests {
     #[test]
     fn a_tensor_given_twice_is_refused() {
         let text = br#"{"metadata": {"total_size": 3}, "weight_map": {"a": "x", "a": "y"}}"#;
-        assert!(matches!(Index::parse(text), Err(IndexError::Json(_))));
+        assert!(matches!(Index::parse(text), Err(IndexError::Form(_))));
+    }
+
+    #[test]
+    fn what_is_no_index_is_told_in_the_words_of_the_format() {
+        for text in ["null", "[]", "5", "{}", r#"{"weight_map": null}"#, r#"{"weight_map": {"a": 5}}"#] {
+            let error = Index::parse(text.as_bytes()).unwrap_err();
+            assert!(matches!(error, IndexError::Form(_)), "{text}: {error:?}");
+            let told = error.to_string();
+            assert!(told.contains("weight_map") && told.contains("download it again"), "{text}: {told}");
+            assert!(!told.contains("RawIndex"), "{text}: {told}");
+        }
+        for text in ["", "{", r#"{"weight_map""#, "nul"] {
+            let error = Index::parse(text.as_bytes()).unwrap_err();
+            assert!(matches!(error, IndexError::Json(_)), "{text}: {error:?}");
+        }
     }
 }

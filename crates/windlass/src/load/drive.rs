@@ -5,6 +5,7 @@ use super::{DirectIo, job::Job, queue::Line, window::Window};
 use crate::{
     Alignment, Error,
     memory::Slot,
+    parallel::thread_named,
     report::Refusal,
     route::{
         Access, AnyLane, BlockingLane, Buffer, Done, Lane, Outcome, ReadOp, Route, Unavailable, UringLane,
@@ -45,7 +46,7 @@ pub(super) fn serve_ring(job: &Job, window: Window, pool_threads: usize) {
             thread::scope(|scope| {
                 for _ in 1..pool_threads {
                     // As many as the system gives; this one works in any case.
-                    let _ = thread::Builder::new().spawn_scoped(scope, || serve_pool(job));
+                    let _ = thread_named("windlass-read").spawn_scoped(scope, || serve_pool(job));
                 }
                 serve_pool(job);
             });

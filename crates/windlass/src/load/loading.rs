@@ -24,7 +24,7 @@ use crate::{
 use std::{
     io,
     sync::Arc,
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -353,7 +353,7 @@ impl Loading {
                 }
                 work(&job);
             };
-            match thread::Builder::new().name(name.into()).spawn(body) {
+            match parallel::thread_named(name).spawn(body) {
                 Ok(thread) => self.threads.push(thread),
                 Err(error) => {
                     let why = no_thread(&error);

@@ -75,7 +75,7 @@ pub(super) fn map(
     let tensor_bytes = plan.tensor_bytes();
     let mut notes = catalog.notes().to_vec();
     if !options.populate {
-        notes.push("bytes are read when first touched; the figures above leave that out".into());
+        notes.push("bytes are read when they are first used; the time above leaves that out".into());
     }
     notes.push(
         "mapped files must not shrink while tensors are in use: touching lost bytes kills the process".into(),

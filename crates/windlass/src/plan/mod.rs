@@ -22,7 +22,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 pub(crate) use slice::Runs;
-use std::{collections::HashSet, fmt, ops::Range};
+use std::{collections::HashSet, fmt, ops::Range, path::PathBuf};
 
 /// Reads of one plan, at most: 64 TiB in chunks of the default size.
 const MAX_READS: u64 = 1 << 24;
@@ -116,12 +116,15 @@ pub enum PlanError {
     },
     /// A tensor is of a type that only its number is known of, so its size is not.
     #[error(
-        "tensor '{tensor}' is of ggml type {id}, which this version does not know{}; exclude {}",
-        Others { count: *count, what: "such types" }, if *count == 1 { "it" } else { "them" }
+        "tensor '{tensor}' of {} is of ggml type {id}, which this version does not know{}; exclude {}, or use a version that \
+         knows the type",
+        path.display(), Others { count: *count, what: "such types" }, if *count == 1 { "it" } else { "them" }
     )]
     UnknownType {
         /// Name of the first such tensor.
         tensor: String,
+        /// Its file.
+        path: PathBuf,
         /// Its type's number.
         id: u32,
         /// How many tensors that are wanted are of unknown types.
@@ -201,7 +204,8 @@ fn check_readable(catalog: &Catalog, requests: &[TensorRequest]) -> Result<(), P
         let tensor = || entry.name.to_string();
         if let Dtype::UnknownGgml(id) = entry.dtype {
             let count = entries().filter(is_unknown).count();
-            return Err(PlanError::UnknownType { tensor: tensor(), id, count });
+            let path = catalog.file(entry.file).path.clone();
+            return Err(PlanError::UnknownType { tensor: tensor(), path, id, count });
         }
         if is_reversed(&entry) {
             let count = entries().filter(is_reversed).count();

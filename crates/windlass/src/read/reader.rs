@@ -14,7 +14,7 @@ use super::{
 use crate::{
     ByteRange, DeviceId, Error, Result,
     memory::{self, SlotKind, Slots},
-    parallel::lock,
+    parallel::{lock, thread_named},
     report::Refusal,
     route::{AnyLane, BlockingLane, Route, SourceFile, Unavailable, UringLane},
 };
@@ -240,7 +240,7 @@ impl Reader {
 
     fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) -> Result<()> {
         let shared = self.shared.clone();
-        let thread = thread::Builder::new().name(name.into()).spawn(move || work(&shared));
+        let thread = thread_named(name).spawn(move || work(&shared));
         let thread = thread.map_err(|source| Error::System { operation: "starting a thread", source })?;
         lock(&self.threads).push(thread);
         Ok(())
@@ -297,7 +297,7 @@ impl Drop for Reader {
         };
         if is_own {
             // It cannot wait for itself. If no thread is to be had, the others end without being waited for.
-            let _ = thread::Builder::new().name("windlass-end".into()).spawn(end);
+            let _ = thread_named("windlass-end").spawn(end);
         } else {
             end();
         }

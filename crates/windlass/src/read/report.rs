@@ -3,6 +3,7 @@
 
 use super::Priority;
 use crate::{
+    counted,
     report::{Carrier, Refusal, Retries, write_carriers, write_refused},
     route::Route,
 };
@@ -82,9 +83,9 @@ impl fmt::Display for BatchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{} of {} reads delivered {} in {:.3} s, {}/s; {} failed",
+            "{} of {} delivered {} in {:.3} s, {}/s; {} failed",
             self.delivered,
-            self.reads,
+            counted(self.reads, "read", "reads"),
             ByteSize(self.delivered_bytes),
             self.seconds,
             ByteSize(self.bytes_per_second() as u64),

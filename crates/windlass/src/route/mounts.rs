@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::{UsrbioClient, threefs::OpenMount};
-use crate::parallel::lock;
+use crate::parallel::{lock, thread_named};
 use std::{
     collections::BTreeMap,
     fs,
@@ -12,7 +12,6 @@ use std::{
         Arc, Condvar, Mutex, PoisonError, Weak,
         mpsc::{RecvTimeoutError, channel},
     },
-    thread,
     time::{Duration, Instant},
 };
 use windlass_usrbio::{
@@ -102,7 +101,7 @@ impl Known {
         let (opening, own_path) = (Opening(self), path.to_owned());
         let (tell, hear) = channel();
         // By a thread of its own, which may hang with the daemon, for ever.
-        let thread = thread::Builder::new().name("windlass-mount".into()).spawn(move || {
+        let thread = thread_named("windlass-mount").spawn(move || {
             let _ = tell.send(opening.0.open(&own_path, wanted));
             drop(opening);
         });

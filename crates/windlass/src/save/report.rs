@@ -2,7 +2,10 @@
 #![forbid(unsafe_code)]
 
 use super::SaveOptions;
-use crate::report::{Refusal, write_refused};
+use crate::{
+    counted,
+    report::{Refusal, write_refused},
+};
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize, Serializer};
 use std::{fmt, path::PathBuf, time::Instant};
@@ -86,11 +89,10 @@ impl fmt::Display for SaveReport {
         let per_second = self.file_bytes as f64 / self.total_seconds.max(1e-9);
         writeln!(
             f,
-            "{} tensors, {} to {} {} in {:.3} s ({}/s), {}",
-            self.tensors,
+            "{}, {} to {} in {:.3} s ({}/s), {}",
+            counted(self.tensors, "tensor", "tensors"),
             ByteSize(self.tensor_bytes),
-            self.files,
-            if self.files == 1 { "file" } else { "files" },
+            counted(self.files, "file", "files"),
             self.total_seconds,
             ByteSize(per_second as u64),
             if self.synced { "synced" } else { "not synced" },

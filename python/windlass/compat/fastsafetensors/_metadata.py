@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from windlass import _native
+from windlass._words import counted
 from windlass.compat.fastsafetensors._dtypes import DType
 from windlass.errors import FormatError, SliceError
 
@@ -197,7 +198,7 @@ class SafeTensorsMetadata:
         return other
 
     def __repr__(self) -> str:
-        return f"SafeTensorsMetadata({self.src!r}, {len(self.tensors)} tensors)"
+        return f"SafeTensorsMetadata({self.src!r}, {counted(len(self.tensors), 'tensor')})"
 
 
 def _header_length(first: bytes, size: int, filename: str) -> int:

@@ -17,6 +17,7 @@ use crate::{
     index::{Existing, Slot},
     io::{FileAccess, expect_directory, open_regular},
     layout::Written,
+    sync::thread_named,
 };
 use std::{
     collections::BTreeMap,
@@ -226,7 +227,7 @@ fn in_parallel<T: std::marker::Sync>(
     thread::scope(|scope| {
         let others = items.len().min(SYNC_THREADS) - 1;
         // Where there are no more threads, there are as many as there are.
-        let start = |_| thread::Builder::new().spawn_scoped(scope, run).ok();
+        let start = |_| thread_named("windlass-kv-commit").spawn_scoped(scope, run).ok();
         let threads: Vec<_> = (0..others).map_while(start).collect();
         let own = run();
         let theirs = threads.into_iter().filter_map(|thread| thread.join().ok()).flatten();

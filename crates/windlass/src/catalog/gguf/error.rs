@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_TEXT_BYTES, ValueType};
-use crate::{ByteRange, Dtype, catalog::format::foreign};
+use crate::{ByteRange, Dtype, catalog::format::foreign, counted};
 use std::{fmt, io, sync::Arc};
 
 /// What part of a header an error is about.
@@ -340,7 +340,8 @@ pub enum GgufError {
     },
     /// The files of a model have more or fewer tensors than its first one says.
     #[error(
-        "the header promises {promised} tensors in all (key 'split.tensors.count'), but {} {found}",
+        "the header promises {} in all (key 'split.tensors.count'), but {} {found}",
+        counted(*promised, "tensor", "tensors"),
         if *count == 1 { "the file has" } else { "the files of the model have" }
     )]
     SplitTensors {
