@@ -112,7 +112,7 @@ fn threads_that_cannot_be_had_are_an_error_and_not_a_wait() {
             for _ in 0..2 {
                 let batch = read();
                 let error = batch.wait_within(PATIENCE).expect("it waits for nobody").unwrap_err();
-                assert!(matches!(error, Error::Io { operation: "starting a thread", .. }), "{error}");
+                assert!(matches!(error, Error::System { operation: "starting a thread", .. }), "{error}");
             }
         });
     });
