@@ -40,6 +40,8 @@ struct Combination {
     batch: u32,
     /// How many blocks there are.
     blocks: u64,
+    /// Where they are stored from and loaded to.
+    device: DeviceId,
 }
 
 pub(super) fn run(arguments: &arguments::Bench) -> Result<(), Failure> {
@@ -94,6 +96,7 @@ fn combinations(arguments: &arguments::Bench) -> Result<Vec<Combination>, Failur
             threads,
             batch,
             blocks,
+            device: arguments.device,
         }));
     }
     Ok(combinations)
@@ -110,10 +113,8 @@ fn measure<B: Memory>(
     let directory = below.map_err(|source| made(&arguments.directory, &source))?;
     let bytes = combination.blocks.saturating_mul(combination.block_bytes);
     let limit = Limit::new(&directory.path().join("limit"), bytes, combination.block_bytes)?;
-    let device = arguments.device;
     let mut add = |operation, (seconds, moved): (f64, Moved), limit| {
-        let measured =
-            Measurement::new(operation, combination, iteration, bytes, seconds, limit, device, &moved);
+        let measured = Measurement::new(operation, combination, iteration, bytes, seconds, limit, &moved);
         found.measurements.push(measured);
     };
     let limit_rate = limit.write()?;
@@ -121,8 +122,7 @@ fn measure<B: Memory>(
     let store = Store::open(options(arguments, combination, &root))?;
     let description = NamespaceDescription { model: "bench".into(), ..NamespaceDescription::default() };
     let namespace = store.namespace(&description, NamespaceOptions::default())?;
-    let worker =
-        |thread, is_store| Worker::<B>::new(&store, &namespace, device, combination, thread, is_store);
+    let worker = |thread, is_store| Worker::<B>::new(&store, &namespace, combination, thread, is_store);
     let stored = on_threads(combination, |thread| worker(thread, true), || Ok(store.flush(Some(PATIENCE))?))?;
     add(Operation::Store, stored, limit_rate);
     let limit_rate = limit.read()?;
@@ -241,7 +241,6 @@ impl<B: Memory> Worker<B> {
     fn new(
         store: &Store,
         namespace: &Namespace,
-        device: DeviceId,
         combination: Combination,
         thread: u64,
         is_store: bool,
@@ -249,7 +248,7 @@ impl<B: Memory> Worker<B> {
         let len = usize::try_from(combination.block_bytes)
             .map_err(|_| Failure::told("a block does not fit memory", 7))?;
         let batch = combination.batch as usize;
-        let ordinal = match device {
+        let ordinal = match combination.device {
             DeviceId::Cuda(ordinal) => ordinal,
             DeviceId::Cpu => 0,
         };

@@ -73,7 +73,6 @@ impl Measurement {
         bytes: u64,
         seconds: f64,
         limit: f64,
-        device: DeviceId,
         moved: &Moved,
     ) -> Self {
         Self {
@@ -86,7 +85,7 @@ impl Measurement {
             seconds,
             throughput_gbps: if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 },
             limit_gbps: limit / 1e9,
-            device,
+            device: combination.device,
             routes: moved.routes(),
             bounced_bytes: moved.bounced_bytes,
             combination,
@@ -179,10 +178,18 @@ mod tests {
 
     #[test]
     fn operations_are_compared_with_the_limit_of_their_own_direction() {
-        let combination = Combination { block_bytes: 1 << 20, threads: 8, batch: 4, blocks: 1000 };
+        let combination =
+            Combination { block_bytes: 1 << 20, threads: 8, batch: 4, blocks: 1000, device: DeviceId::Cpu };
         let one = |operation, iteration, seconds, limit| {
-            let (device, moved) = (DeviceId::Cpu, Moved::default());
-            Measurement::new(operation, combination, iteration, 1_000_000_000, seconds, limit, device, &moved)
+            Measurement::new(
+                operation,
+                combination,
+                iteration,
+                1_000_000_000,
+                seconds,
+                limit,
+                &Moved::default(),
+            )
         };
         let measured = [
             one(Operation::Store, 0, 1.0, 2e9),
