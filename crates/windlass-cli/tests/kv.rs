@@ -454,14 +454,65 @@ fn bench_measures_beside_the_limit_and_leaves_nothing() {
         assert!(own["throughput_gbps_median"].as_f64().unwrap() > 0.0, "{own}");
         assert!(own["limit_gbps_median"].as_f64().unwrap() > 0.0, "{own}");
         assert_eq!(own["num_iterations"], 2);
+        assert_eq!(own["device"], "cpu");
+        assert_ne!(own["routes"], "");
     }
     assert_eq!(found["measurements"].as_array().unwrap().len(), 2 * 2 * 3 * 2);
     let raw = fs::read_to_string(results.join("kv_raw.csv")).unwrap();
     assert!(raw.starts_with(
-        "operation,block_bytes,threads,batch,iteration,bytes,seconds,throughput_gbps,limit_gbps\n"
+        "operation,block_bytes,threads,batch,iteration,bytes,seconds,throughput_gbps,limit_gbps,device,routes,\
+         bounced_bytes\n"
     ));
     assert_eq!(raw.lines().count(), 1 + 24);
     assert_eq!(fs::read_dir(&here).unwrap().count(), 0);
     let said = failed(2, &windlass("bench", &here, &["--block-sizes=2GiB", "--bytes=1GiB"]));
     assert!(said.contains("block-sizes"), "{said}");
+}
+
+/// `windlass kv bench` on a machine with CUDA devices: those of the stand-in driver.
+fn bench_with_devices(here: &Path, arguments: &[&str]) -> Output {
+    let stand_in = std::env::current_exe().unwrap().with_file_name("libfake_cuda.so");
+    assert!(stand_in.exists(), "{} was not built", stand_in.display());
+    Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .envs(["WINDLASS_CUDA_DRIVER", "WINDLASS_CUFILE"].map(|variable| (variable, &stand_in)))
+        .env("FAKE_CUDA_CUFILE_MODE", "nvfs")
+        .args(["kv", "bench", "--threads=2", "--batch=3", "--bytes=4MiB", "--iterations=1"])
+        .args(arguments)
+        .arg(here)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn bench_of_a_device_says_which_way_its_blocks_took() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    // The last size is no multiple of a page.
+    let sizes = "--block-sizes=64KiB,100000B";
+    for (direct, expected) in [("require", "gds"), ("off", "uring_direct")] {
+        let use_direct = format!("--use-direct={direct}");
+        let output = bench_with_devices(directory.path(), &[sizes, "--device=cuda:1", &use_direct, "--json"]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let measurements = found["measurements"].as_array().unwrap();
+        assert_eq!(measurements.len(), 2 * 3);
+        for own in measurements {
+            assert_eq!(own["device"], "cuda:1");
+            let first = own["routes"].as_str().unwrap().split('+').next().unwrap();
+            assert_eq!(first, expected, "{own}");
+            let (bytes, bounced) = (own["bytes"].as_u64().unwrap(), own["bounced_bytes"].as_u64().unwrap());
+            let is_by_host = direct == "off";
+            assert_eq!(bounced >= bytes, is_by_host, "{own}");
+        }
+    }
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
+}
+
+#[test]
+fn bench_of_a_device_that_is_not_there_says_so() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let said = failed(6, &bench_with_devices(directory.path(), &["--block-sizes=64KiB", "--device=cuda:7"]));
+    assert!(said.contains("cuda:7"), "{said}");
+    let output = bench_with_devices(directory.path(), &["--device=tpu:0"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("device cannot be 'tpu:0'"));
 }

@@ -2,7 +2,9 @@
 //! fill, and need no `unsafe` this way.
 #![allow(unsafe_code, reason = "transfers are given the addresses of buffers")]
 
-use crate::{Completion, Error, Item, KeepAlive, Key, Namespace, Piece, Request, Result, Ticket};
+use crate::{
+    Completion, DeviceBuffer, Error, Item, KeepAlive, Key, Namespace, Piece, Request, Result, Ticket,
+};
 use std::{
     cell::UnsafeCell,
     fmt,
@@ -50,38 +52,60 @@ impl fmt::Debug for Buffer {
     }
 }
 
+/// Memory that transfers can be lent: [`Buffer`] or [`DeviceBuffer`].
+pub trait Lend: sealed::Piecewise + fmt::Debug + Send + 'static {}
+
+impl Lend for Buffer {}
+impl Lend for DeviceBuffer {}
+
+pub(crate) mod sealed {
+    use crate::Piece;
+
+    /// Memory at an address that stays while the owner moves.
+    pub trait Piecewise {
+        /// All of it.
+        fn piece(&mut self) -> Piece;
+    }
+}
+
+impl sealed::Piecewise for Buffer {
+    fn piece(&mut self) -> Piece {
+        Piece::host(self.as_mut_ptr().cast_const(), self.len())
+    }
+}
+
 /// A shard of a block and its memory.
 #[derive(Debug)]
-pub struct BufferItem {
+pub struct BufferItem<B = Buffer> {
     /// The block.
     pub key: Key,
     /// Which of its shards, from 0.
     pub shard: u32,
     /// Its bytes, or the place for them: as long as the shard.
-    pub buffer: Buffer,
+    pub buffer: B,
 }
 
 /// Buffers that are being loaded or stored.
 #[derive(Debug)]
-pub struct Transfer {
+pub struct Transfer<B = Buffer> {
     ticket: Ticket,
-    lent: Arc<Lent>,
+    lent: Arc<Lent<B>>,
 }
 
 /// Buffers that belong to a transfer until nobody else has them.
-struct Lent(UnsafeCell<Vec<Buffer>>);
+struct Lent<B>(UnsafeCell<Vec<B>>);
 
 // SAFETY: what is inside is reached through `into_inner` alone, by who has the last reference; until then the addresses
 // that were taken before are all that is used.
-unsafe impl Sync for Lent {}
+unsafe impl<B: Send> Sync for Lent<B> {}
 
-impl fmt::Debug for Lent {
+impl<B> fmt::Debug for Lent<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Lent")
     }
 }
 
-impl Transfer {
+impl<B: Lend> Transfer<B> {
     /// The request.
     pub fn ticket(&self) -> &Ticket {
         &self.ticket
@@ -91,7 +115,7 @@ impl Transfer {
     ///
     /// # Errors
     /// [`Error::TimedOut`] if that takes longer: the buffers are freed when it does. As [`Ticket::wait`].
-    pub fn wait(self, timeout: Option<Duration>) -> Result<(Completion, Vec<Buffer>)> {
+    pub fn wait(self, timeout: Option<Duration>) -> Result<(Completion, Vec<B>)> {
         let Self { ticket, mut lent } = self;
         let start = Instant::now();
         let completion = ticket.wait(timeout)?;
@@ -133,7 +157,11 @@ impl Namespace {
     ///
     /// # Errors
     /// As [`Namespace::load`].
-    pub fn load_buffers(&self, items: Vec<BufferItem>, options: &TransferOptions) -> Result<Transfer> {
+    pub fn load_buffers<B: Lend>(
+        &self,
+        items: Vec<BufferItem<B>>,
+        options: &TransferOptions,
+    ) -> Result<Transfer<B>> {
         let (request, lent) = lend(items, options);
         // SAFETY: the request and the transfer have the buffers, which nobody else can reach until both gave them up.
         let ticket = unsafe { self.load(request)? };
@@ -144,7 +172,11 @@ impl Namespace {
     ///
     /// # Errors
     /// As [`Namespace::store`].
-    pub fn store_buffers(&self, items: Vec<BufferItem>, options: &TransferOptions) -> Result<Transfer> {
+    pub fn store_buffers<B: Lend>(
+        &self,
+        items: Vec<BufferItem<B>>,
+        options: &TransferOptions,
+    ) -> Result<Transfer<B>> {
         let (request, lent) = lend(items, options);
         // SAFETY: as in `load_buffers`.
         let ticket = unsafe { self.store(request)? };
@@ -152,11 +184,11 @@ impl Namespace {
     }
 }
 
-fn lend(items: Vec<BufferItem>, options: &TransferOptions) -> (Request, Arc<Lent>) {
+fn lend<B: Lend>(items: Vec<BufferItem<B>>, options: &TransferOptions) -> (Request, Arc<Lent<B>>) {
     let (names, mut buffers): (Vec<_>, Vec<_>) =
         items.into_iter().map(|BufferItem { key, shard, buffer }| ((key, shard), buffer)).unzip();
     // Addresses are taken where the buffers stay.
-    let pieces = buffers.iter_mut().map(|buffer| Piece::host(buffer.as_mut_ptr().cast_const(), buffer.len()));
+    let pieces = buffers.iter_mut().map(sealed::Piecewise::piece);
     let own =
         names.into_iter().zip(pieces).map(|((key, shard), piece)| Item { key, shard, pieces: vec![piece] });
     let own = own.collect();

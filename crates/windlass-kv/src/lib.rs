@@ -2,6 +2,7 @@
 #![deny(missing_docs, unsafe_code)]
 mod buffer;
 mod completion;
+mod device_buffer;
 mod disk;
 mod error;
 mod fork;
@@ -20,7 +21,8 @@ mod store;
 mod sync;
 mod ticket;
 
-pub use buffer::{Buffer, BufferItem, Transfer, TransferOptions};
+pub use buffer::{Buffer, BufferItem, Lend, Transfer, TransferOptions};
+pub use device_buffer::DeviceBuffer;
 /// Faults between the store and its disk, for tests.
 #[cfg(feature = "fault-injection")]
 pub mod fault {

@@ -3,7 +3,8 @@
 use bytesize::ByteSize;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
-use windlass_kv::{Durability, IoRoute, LayoutKind, NamespaceId};
+use windlass::DeviceId;
+use windlass_kv::{DirectPath, Durability, IoRoute, LayoutKind, NamespaceId};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Kv {
@@ -163,6 +164,12 @@ pub(crate) struct Bench {
     /// How bytes move: auto, io_uring or threads
     #[arg(long, value_name = "ROUTE", default_value_t)]
     pub(super) route: IoRoute,
+    /// Where blocks are stored from and loaded to: cpu, or cuda:N for the CUDA device of that number
+    #[arg(long, value_name = "DEVICE", default_value_t)]
+    pub(super) device: DeviceId,
+    /// Whether devices are read and written past the host's memory: prefer (where that is proven to work), require or off
+    #[arg(long, value_name = "WHAT", default_value_t)]
+    pub(super) use_direct: DirectPath,
     /// Do not compare checksums of blocks that are loaded, but for those that no sync covers
     #[arg(long)]
     pub(super) no_verify: bool,
@@ -177,7 +184,9 @@ pub(crate) struct Bench {
 const BENCH_NOTES: &str = "\
 Throughput is the bytes of one iteration by its time, in GB/s (10^9 bytes). Cold loads follow a dropping of the store's \
 files from the page cache, warm ones a load. 'limit' is what 16 threads read from and write to one file past the page \
-cache, in pieces of the same size, right before and after: nothing is kept of blocks, checksums or an index there.";
+cache, in pieces of the same size, right before and after: nothing is kept of blocks, checksums or an index there. It is \
+that of host memory, also with --device. 'routes' are the ways that bytes took, the one of most bytes first; below the \
+table are those that would have been better, and why they were not used.";
 
 /// Bytes from text such as `64MiB`.
 fn size(text: &str) -> Result<u64, String> {

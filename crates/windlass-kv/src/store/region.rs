@@ -3,12 +3,16 @@
 
 use super::Store;
 use crate::{Result, io::DeviceRegion};
+use std::sync::Arc;
+use windlass::device::DeviceMemory;
 
 /// Memory that was registered. It is known as long as this lives.
 #[derive(Debug)]
 pub struct Region {
     /// `None` for host memory.
     device: Option<DeviceRegion>,
+    /// What has to outlive it, if the store knows. Dropped after it.
+    _memory: Option<Arc<DeviceMemory>>,
 }
 
 impl Region {
@@ -16,6 +20,11 @@ impl Region {
     /// why.
     pub fn is_direct(&self) -> bool {
         self.device.as_ref().is_some_and(DeviceRegion::is_direct)
+    }
+
+    /// The same, with the memory that it is of.
+    pub(crate) fn keeping(self, memory: Arc<DeviceMemory>) -> Self {
+        Self { _memory: Some(memory), ..self }
     }
 }
 
@@ -30,7 +39,7 @@ impl Store {
     /// [`Error::Closed`](crate::Error::Closed).
     pub unsafe fn register_host(&self, _address: *mut u8, _len: usize) -> Result<Region> {
         self.core().check_open()?;
-        Ok(Region { device: None })
+        Ok(Region { device: None, _memory: None })
     }
 
     /// Makes memory of the CUDA device `ordinal` known, so that storage can be read to it and written from it directly.
@@ -50,6 +59,6 @@ impl Store {
         let transfers = core.transfers().ok_or_else(|| core.closed())?;
         // SAFETY: passed on.
         let region = unsafe { transfers.register_device(ordinal, address, len)? };
-        Ok(Region { device: Some(region) })
+        Ok(Region { device: Some(region), _memory: None })
     }
 }

@@ -18,8 +18,8 @@ use stand_in::Turn;
 use std::sync::Arc;
 use windlass::device::CopyDirection;
 use windlass_kv::{
-    Carrier, DirectPath, Durability, Item, KeepAlive, LayoutKind, Namespace, Piece, Region, Request, Status,
-    Store, StoreOptions, Ticket,
+    BufferItem, Carrier, DeviceBuffer, DirectPath, Durability, Item, KeepAlive, LayoutKind, Namespace, Piece,
+    Region, Request, Status, Store, StoreOptions, Ticket, TransferOptions,
 };
 
 const PAGE: usize = 4096;
@@ -311,4 +311,44 @@ fn a_driver_that_fails_fails_the_request_and_leaves_nothing() {
     store.close(LONG).unwrap();
     drop((rows, store, blocks));
     stand_in.assert_nothing_left("the store");
+}
+
+#[test]
+fn buffers_of_a_device_are_lent_and_given_back() {
+    const LEN: usize = 10_000;
+    let stand_in = Turn::take();
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::open(options(&root)).unwrap();
+    let blocks = namespace(&store);
+    let names = ["a", "b", "c"];
+    let items = |buffers: Vec<DeviceBuffer>| -> Vec<_> {
+        let item = |(name, buffer): (&&str, _)| BufferItem { key: key(name), shard: 0, buffer };
+        names.iter().zip(buffers).map(item).collect()
+    };
+    let mut buffers = DeviceBuffer::allocate(1, LEN, names.len()).unwrap();
+    let regions = store.register_buffers(&buffers).unwrap();
+    assert!(regions.len() == 1 && regions.iter().all(Region::is_direct));
+    for (name, buffer) in names.iter().zip(&mut buffers) {
+        buffer.write(&bytes_of(name, 0, LEN)).unwrap();
+    }
+    let stored = blocks.store_buffers(items(buffers), &TransferOptions::default()).unwrap();
+    let (completion, mut buffers) = stored.wait(LONG).unwrap();
+    assert!(completion.is_ok(), "{completion:?}");
+    for buffer in &mut buffers {
+        // What is too much is left out.
+        buffer.write(&[0; LEN + 1]).unwrap();
+    }
+    let loaded = blocks.load_buffers(items(buffers), &TransferOptions::default()).unwrap();
+    let (completion, buffers) = loaded.wait(LONG).unwrap();
+    assert!(completion.is_ok(), "{completion:?}");
+    for (name, buffer) in names.iter().zip(&buffers) {
+        assert_eq!(buffer.read(LEN + 1).unwrap()[..], bytes_of(name, 0, LEN)[..], "{name}");
+        assert_eq!(buffer.read(3).unwrap()[..], bytes_of(name, 0, LEN)[..3]);
+    }
+    // The region keeps the memory that it is of.
+    drop(buffers);
+    drop(regions);
+    store.close(LONG).unwrap();
+    drop((store, blocks));
+    stand_in.assert_nothing_left("buffers");
 }

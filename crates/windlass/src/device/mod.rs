@@ -11,7 +11,7 @@ pub use cuda::{
     cufile::{DirectBuffer, DirectFile, search_cufile_in},
     device_of, devices, driver_version,
     host_copies::{CopyDirection, CopyError, HostCopies, HostCopy},
-    memory::Pinned,
+    memory::{DeviceMemory, Pinned},
 };
 pub(crate) use cuda::{
     copies::{CopyQueue, Source},

@@ -1,9 +1,10 @@
 //! What was measured, as tables: CSV for programs, text for people.
 
-use super::Combination;
+use super::{Combination, Moved};
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::path::Path;
+use windlass::DeviceId;
 
 /// What was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -38,6 +39,9 @@ pub(super) struct Measurement {
     seconds: f64,
     throughput_gbps: f64,
     limit_gbps: f64,
+    device: DeviceId,
+    routes: String,
+    bounced_bytes: u64,
     #[serde(skip)]
     combination: Combination,
 }
@@ -57,6 +61,8 @@ pub(super) struct Summary {
     /// Throughput by limit.
     share_of_limit: f64,
     num_iterations: usize,
+    device: DeviceId,
+    routes: String,
 }
 
 impl Measurement {
@@ -67,6 +73,7 @@ impl Measurement {
         bytes: u64,
         seconds: f64,
         limit: f64,
+        moved: &Moved,
     ) -> Self {
         Self {
             operation,
@@ -78,6 +85,9 @@ impl Measurement {
             seconds,
             throughput_gbps: if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 },
             limit_gbps: limit / 1e9,
+            device: combination.device,
+            routes: moved.routes(),
+            bounced_bytes: moved.bounced_bytes,
             combination,
         }
     }
@@ -104,6 +114,8 @@ pub(super) fn summaries(measurements: &[Measurement]) -> Vec<Summary> {
             limit_gbps_median: limit,
             share_of_limit: if limit > 0.0 { rate / limit } else { 0.0 },
             num_iterations: own.len(),
+            device: first.device,
+            routes: first.routes.clone(),
         })
     };
     combinations
@@ -115,12 +127,12 @@ impl Summary {
     /// Lines for people.
     pub(super) fn table(summaries: &[Self]) -> String {
         let mut lines = vec![format!(
-            "{:<12} {:>10} {:>8} {:>14} {:>18} {:>10} {:>9}",
+            "{:<12} {:>10} {:>8} {:>14} {:>18} {:>10} {:>9}  routes",
             "", "block", "threads", "GB/s (median)", "least to most", "limit", "of limit"
         )];
         for own in summaries {
             lines.push(format!(
-                "{:<12} {:>10} {:>8} {:>14.2} {:>18} {:>10.2} {:>8.0}%",
+                "{:<12} {:>10} {:>8} {:>14.2} {:>18} {:>10.2} {:>8.0}%  {}",
                 own.operation.name(),
                 ByteSize(own.block_bytes).to_string(),
                 own.threads,
@@ -128,6 +140,7 @@ impl Summary {
                 format!("{:.2} to {:.2}", own.throughput_gbps_min, own.throughput_gbps_max),
                 own.limit_gbps_median,
                 own.share_of_limit * 100.0,
+                own.routes,
             ));
         }
         lines.join("\n")
@@ -165,9 +178,18 @@ mod tests {
 
     #[test]
     fn operations_are_compared_with_the_limit_of_their_own_direction() {
-        let combination = Combination { block_bytes: 1 << 20, threads: 8, batch: 4, blocks: 1000 };
+        let combination =
+            Combination { block_bytes: 1 << 20, threads: 8, batch: 4, blocks: 1000, device: DeviceId::Cpu };
         let one = |operation, iteration, seconds, limit| {
-            Measurement::new(operation, combination, iteration, 1_000_000_000, seconds, limit)
+            Measurement::new(
+                operation,
+                combination,
+                iteration,
+                1_000_000_000,
+                seconds,
+                limit,
+                &Moved::default(),
+            )
         };
         let measured = [
             one(Operation::Store, 0, 1.0, 2e9),

@@ -103,6 +103,30 @@ impl Drop for Allocation {
     }
 }
 
+/// Memory of a device for a program to use as it likes. It is freed after all work on the device.
+#[derive(Debug)]
+pub struct DeviceMemory(Allocation);
+
+impl DeviceMemory {
+    /// Allocates `len` bytes, aligned to 256. What they hold is arbitrary.
+    ///
+    /// # Errors
+    /// [`Error::MemoryBudget`] if the device has too little memory; [`Error::Device`].
+    pub fn new(device: &Arc<Device>, len: u64) -> Result<Self> {
+        Allocation::plain(device, len).map(Self)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        self.0.device()
+    }
+
+    /// Address of the first byte, for the device and its driver.
+    pub fn address(&self) -> u64 {
+        self.0.address()
+    }
+}
+
 /// Host memory that a device copies from and to without the driver's help.
 #[derive(Debug)]
 pub struct Pinned {
