@@ -386,7 +386,7 @@ impl Shared {
             return ownership::claim(&self.disk, writer, &self.root, &tree, id, description);
         }
         let described = namespaces::written_down(&self.disk, &self.root)?;
-        match ownership::owner(&self.disk, &self.root, &tree, &described) {
+        match ownership::owner(&self.disk, &self.root, &tree, &described)? {
             Some(owner) if owner != id => Err(namespaces::taken(&tree, owner)),
             _ => Ok(()),
         }
