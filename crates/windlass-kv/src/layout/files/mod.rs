@@ -450,7 +450,8 @@ impl Shared {
     }
 
     fn judge(&self, directory: &Path) -> Liveness {
-        self.watch.judge(&self.disk, directory, self.lock_domain, self.timing.silence)
+        let makes_leases = self.writer.is_some();
+        self.watch.judge(&self.disk, directory, self.lock_domain, (self.timing.silence, makes_leases))
     }
 
     /// Reads what other writers have said, and tidies up behind those that are gone.
