@@ -109,11 +109,15 @@ impl Store {
     pub fn register_buffers(&self, buffers: &[DeviceBuffer]) -> Result<Vec<Region>> {
         let mut regions = Vec::new();
         for together in buffers.chunk_by(|one, other| Arc::ptr_eq(&one.memory, &other.memory)) {
-            let (Some(first), Some(last)) = (together.first(), together.last()) else { continue };
-            let len = (last.address + last.len as u64 - first.address).next_multiple_of(ALIGNMENT);
+            let Some(first) = together.first() else { continue };
+            // They come in any order.
+            let start = together.iter().map(|own| own.address).min().unwrap_or(first.address);
+            let end = together.iter().map(|own| own.address + own.len as u64).max().unwrap_or(start);
+            let len = (end - start).next_multiple_of(ALIGNMENT);
             let ordinal = first.memory.device().info().ordinal;
-            // SAFETY: memory of this device, which the region keeps.
-            let region = unsafe { self.register_device(ordinal, first.address, len)? };
+            // SAFETY: memory of one allocation of this device, which the region keeps: the end of its last buffer, rounded up,
+            // is in it.
+            let region = unsafe { self.register_device(ordinal, start, len)? };
             regions.push(region.keeping(Arc::clone(&first.memory)));
         }
         Ok(regions)

@@ -4,12 +4,13 @@
 //! Children that are made by the system call alone, without the C library's `fork`, keep the locks.
 #![allow(unsafe_code)]
 
+use crate::sync::lock;
 use std::{
     fs::File,
     io,
     os::fd::AsRawFd,
     sync::{
-        OnceLock,
+        Mutex, OnceLock,
         atomic::{AtomicI32, Ordering},
     },
 };
@@ -31,6 +32,7 @@ impl Entry {
 
 static FIRST: Entry = Entry::new();
 static NULL: OnceLock<File> = OnceLock::new();
+static IS_REGISTERED: Mutex<bool> = Mutex::new(false);
 
 /// Keeps a descriptor from children of `fork` for as long as it lives. To be dropped before the descriptor is closed.
 #[derive(Debug)]
@@ -42,16 +44,7 @@ impl NotInChildren {
     /// # Errors
     /// If `/dev/null` cannot be opened, or the C library has no memory.
     pub(crate) fn new(file: &File) -> io::Result<Self> {
-        if NULL.get().is_none() {
-            let null = File::options().read(true).write(true).open("/dev/null")?;
-            if NULL.set(null).is_ok() {
-                // SAFETY: the function lives as long as the process, and does in a child only what signal handlers may.
-                let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-                if failed != 0 {
-                    return Err(io::Error::from_raw_os_error(failed));
-                }
-            }
-        }
+        register()?;
         let mut entry = &FIRST;
         loop {
             let (free, own) = (NONE, file.as_raw_fd());
@@ -67,6 +60,24 @@ impl Drop for NotInChildren {
     fn drop(&mut self) {
         self.entry.store(NONE, Ordering::Release);
     }
+}
+
+/// Has [`in_child`] run in children, once in a process.
+fn register() -> io::Result<()> {
+    let mut is_registered = lock(&IS_REGISTERED);
+    if *is_registered {
+        return Ok(());
+    }
+    if NULL.get().is_none() {
+        let _ = NULL.set(File::options().read(true).write(true).open("/dev/null")?);
+    }
+    // SAFETY: the function lives as long as the process, and does in a child only what signal handlers may.
+    let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    if failed != 0 {
+        return Err(io::Error::from_raw_os_error(failed));
+    }
+    *is_registered = true;
+    Ok(())
 }
 
 /// Runs in each child before `fork` returns there.

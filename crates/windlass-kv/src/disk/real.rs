@@ -99,8 +99,9 @@ enum Handle {
 
 #[derive(Debug)]
 struct RealFile {
-    handle: Handle,
+    /// Dropped before the descriptor is closed, whose number is another file's then.
     lock: Mutex<Option<NotInChildren>>,
+    handle: Handle,
     /// The process that opened it.
     process: u32,
 }

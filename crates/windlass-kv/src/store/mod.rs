@@ -37,9 +37,9 @@ use self::{
     threads::{Running, Threads},
 };
 use crate::{
-    BlockEntry, BlockPage, Completion, Error, Event, Evicted, Fingerprint, Key, LayoutKind,
-    NamespaceDescription, NamespaceId, NamespaceOptions, Owner, Result, Stats, StoreAccess, StoreOptions,
-    StoreReport, Verified, WriterStats,
+    BlockEntry, BlockPage, Completion, Error, Event, Evicted, Fingerprint, Key, NamespaceDescription,
+    NamespaceId, NamespaceOptions, Owner, Result, Stats, StoreAccess, StoreOptions, StoreReport, Verified,
+    WriterStats,
     io::{IoEngine, IoOptions, Transfers},
     layout::{self, Layout},
     metrics::Metrics,
@@ -406,15 +406,8 @@ fn check(options: &StoreOptions) -> Result<()> {
         return invalid("io_threads", &0, "nobody would move bytes");
     }
     let stores = options.access == StoreAccess::ReadWrite && !options.for_upkeep;
-    match (options.capacity_bytes, options.segment_bytes) {
-        (Some(0), _) if stores => invalid("capacity_bytes", &0, "nothing could be stored"),
-        (Some(capacity), Some(segment))
-            if stores && segment > capacity && options.layout != Some(LayoutKind::Files) =>
-        {
-            let reason =
-                format!("it is more than the capacity of {capacity} bytes, so nothing could be stored");
-            invalid("segment_bytes", &segment, &reason)
-        }
+    match options.capacity_bytes {
+        Some(0) if stores => invalid("capacity_bytes", &0, "nothing could be stored"),
         _ => Ok(()),
     }
 }

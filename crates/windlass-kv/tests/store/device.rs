@@ -328,6 +328,12 @@ fn buffers_of_a_device_are_lent_and_given_back() {
     let mut buffers = DeviceBuffer::allocate(1, LEN, names.len()).unwrap();
     let regions = store.register_buffers(&buffers).unwrap();
     assert!(regions.len() == 1 && regions.iter().all(Region::is_direct));
+    drop(regions);
+    // Of buffers in any order, and of some of them.
+    buffers.reverse();
+    let regions = store.register_buffers(&buffers).unwrap();
+    assert!(regions.len() == 1 && regions.iter().all(Region::is_direct));
+    drop(store.register_buffers(&buffers[1..]).unwrap());
     for (name, buffer) in names.iter().zip(&mut buffers) {
         buffer.write(&bytes_of(name, 0, LEN)).unwrap();
     }

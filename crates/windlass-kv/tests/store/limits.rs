@@ -261,3 +261,13 @@ fn a_store_is_tended_whatever_its_options_say() {
     );
     store.close(LONG).unwrap();
 }
+
+#[test]
+fn segments_do_not_matter_to_a_store_of_files_whose_layout_is_not_named() {
+    let root = tempfile::tempdir().unwrap();
+    let mut options = options(&root);
+    options.layout = Some(LayoutKind::Files);
+    drop(Store::open(options.clone()).unwrap());
+    (options.layout, options.segment_bytes) = (None, Some(CAPACITY + 1));
+    drop(Store::open(options).unwrap());
+}

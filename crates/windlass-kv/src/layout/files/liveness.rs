@@ -6,7 +6,7 @@ use super::{lock, names};
 use crate::{
     disk::{Disk, DiskFile, RealDisk},
     format::lease::{LEASE_LEN, Lease, LockDomain},
-    io::FileAccess,
+    io::{FileAccess, is_unexpected_kind},
 };
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ const MOST_BETWEEN_LOOKS: Duration = Duration::from_secs(20);
 /// What is known of another writer.
 #[derive(Debug)]
 pub(super) enum Liveness {
-    /// Its lease is locked, or has changed within the time-out.
+    /// Its lease is locked, has changed within the time-out, or cannot be read.
     Living,
     /// Its lease is not locked, as far as this host sees, and has not changed since this process watches.
     Unproven,
@@ -36,7 +36,7 @@ pub(super) struct Watch(Mutex<HashMap<PathBuf, Seen>>);
 
 #[derive(Debug)]
 struct Seen {
-    /// Empty if there is none, or if it cannot be read.
+    /// Empty if there is none, or if its name is no file.
     lease: Vec<u8>,
     has_changed: bool,
     unchanged_for: Duration,
@@ -45,17 +45,29 @@ struct Seen {
 
 impl Watch {
     /// Judges the writer of a directory. One that shares no locks with this host is dead once its lease has not changed
-    /// for `silence`.
+    /// for `silence`. One whose lease the system cannot read counts as living. `makes_leases`: whether a directory without a lease gets
+    /// one, to be locked while another process might tidy up, too; a reader writes nothing.
     pub(super) fn judge(
         &self,
         disk: &RealDisk,
         directory: &Path,
         own: LockDomain,
-        silence: Duration,
+        (silence, makes_leases): (Duration, bool),
     ) -> Liveness {
         let path = directory.join(names::LEASE);
-        let read = || disk.read_file(&path, LEASE_LEN).unwrap_or_default();
-        let bytes = read();
+        let read = || match disk.read_file(&path, LEASE_LEN) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound || is_unexpected_kind(&error) => {
+                Ok(Vec::new())
+            }
+            read => read,
+        };
+        let bytes = match read() {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                tracing::debug!(path = %path.display(), %error, "a lease cannot be read");
+                return Liveness::Living;
+            }
+        };
         let (has_changed, unchanged_for) = self.note(directory, &bytes);
         let is_silent = unchanged_for >= silence;
         let lease = Lease::parse(&bytes).ok();
@@ -69,13 +81,13 @@ impl Watch {
                 _ => Some(file),
             },
             // It was being made, or removed, when its writer ended.
-            Err(error) if error.kind() == io::ErrorKind::NotFound && is_silent => {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && is_silent && makes_leases => {
                 disk.open(&path, FileAccess::CreateNew).ok().filter(|file| file.try_lock().unwrap_or(true))
             }
             Err(_) => None,
         };
         match unlocked {
-            unlocked if is_silent && read() == bytes => Liveness::Dead(unlocked),
+            unlocked if is_silent && read().is_ok_and(|again| again == bytes) => Liveness::Dead(unlocked),
             _ if has_changed => Liveness::Living,
             _ => Liveness::Unproven,
         }

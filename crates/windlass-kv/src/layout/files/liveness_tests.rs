@@ -7,7 +7,7 @@ use super::{
     writer,
 };
 use crate::{
-    EventKind, NamespaceDescription, NamespaceOptions, StoreOptions,
+    Durability, EventKind, NamespaceDescription, NamespaceOptions, StoreAccess, StoreOptions,
     disk::{Disk, RealDisk},
     format::lease::{Account, Lease, LockDomain},
     io::FileAccess,
@@ -277,4 +277,33 @@ fn a_closed_writer_counts_no_more_although_it_is_still_referenced() {
         drop((claim, closed));
         assert_eq!(directories(&bench.options.root).len(), 2);
     }
+}
+
+#[test]
+fn a_reader_makes_no_lease_for_a_writer_that_has_none() {
+    let bench = bench();
+    let ghost = Ghost::new(&bench.options.root, ELSEWHERE);
+    let options = StoreOptions { access: StoreAccess::Read, ..bench.options.clone() };
+    let reader = Files::open_timed(&options, Timing { silence: Duration::ZERO, ..HASTY }).unwrap();
+    for _ in 0..3 {
+        reader.maintain().unwrap();
+        assert!(!ghost.lease().exists());
+        thread::sleep(HASTY.follow);
+    }
+    let writer = open(&bench.options, Duration::ZERO);
+    eventually(&writer, "the end of a writer without a lease", || !ghost.directory.exists());
+}
+
+#[test]
+fn writers_say_their_options_and_upkeep_says_none() {
+    let bench = bench();
+    let said = |for_upkeep| {
+        let root = tempfile::tempdir().unwrap();
+        let mut options = StoreOptions { root: root.path().to_owned(), for_upkeep, ..bench.options.clone() };
+        options.durability = Durability::Sync;
+        let writers = Files::open(&options).unwrap().writers().unwrap();
+        writers.iter().map(|writer| (writer.capacity_bytes, writer.durability)).collect::<Vec<_>>()
+    };
+    assert_eq!(said(false), [(Some(CAPACITY), Some(Durability::Sync))]);
+    assert_eq!(said(true), [(None, None)]);
 }

@@ -62,7 +62,7 @@ use std::{
 use sums::Sums;
 use unsynced::Unsynced;
 use uuid::Uuid;
-use writer::{Left, Writer};
+use writer::{Left, Said, Writer};
 
 /// How often things are done, and how long others are believed.
 #[derive(Clone, Copy, Debug)]
@@ -161,7 +161,7 @@ impl Files {
                 read_superblock(&disk, &root)?;
                 None
             }
-            StoreAccess::ReadWrite => Some(open_to_write(&disk, &root, options.capacity_bytes.unwrap_or(0))?),
+            StoreAccess::ReadWrite => Some(open_to_write(&disk, &root, Said::of(options))?),
         };
         let written = writer.as_ref().filter(|_| !options.for_upkeep).map(|_| options.durability);
         let unsynced = Unsynced::open(&disk, &root, written)?;
@@ -386,7 +386,7 @@ impl Shared {
             return ownership::claim(&self.disk, writer, &self.root, &tree, id, description);
         }
         let described = namespaces::written_down(&self.disk, &self.root)?;
-        match ownership::owner(&self.disk, &self.root, &tree, &described) {
+        match ownership::owner(&self.disk, &self.root, &tree, &described)? {
             Some(owner) if owner != id => Err(namespaces::taken(&tree, owner)),
             _ => Ok(()),
         }
@@ -450,7 +450,8 @@ impl Shared {
     }
 
     fn judge(&self, directory: &Path) -> Liveness {
-        self.watch.judge(&self.disk, directory, self.lock_domain, self.timing.silence)
+        let makes_leases = self.writer.is_some();
+        self.watch.judge(&self.disk, directory, self.lock_domain, (self.timing.silence, makes_leases))
     }
 
     /// Reads what other writers have said, and tidies up behind those that are gone.
@@ -504,7 +505,7 @@ impl Drop for Shared {
 }
 
 /// Makes the store if it is not there.
-fn open_to_write(disk: &RealDisk, root: &Path, capacity: u64) -> Result<Writer> {
+fn open_to_write(disk: &RealDisk, root: &Path, said: Said) -> Result<Writer> {
     use std::os::unix::fs::DirBuilderExt;
     let mut directories = std::fs::DirBuilder::new();
     let made = directories.recursive(true).mode(0o700).create(root);
@@ -531,7 +532,7 @@ fn open_to_write(disk: &RealDisk, root: &Path, capacity: u64) -> Result<Writer> 
     let all = root.join(names::NAMESPACES);
     disk.create_directory(&all).map_err(failed("making", &all))?;
     disk.sync_directory(root).map_err(failed("syncing", root))?;
-    Writer::start(disk, root, capacity)
+    Writer::start(disk, root, said)
 }
 
 /// Whether this is a store of this layout.

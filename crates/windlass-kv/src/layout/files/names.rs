@@ -68,7 +68,7 @@ impl Tree {
             (components.next(), components.next()),
             (Some(Component::Normal(name)), None) if name == directory.as_str()
         );
-        let is_ours = [SUPERBLOCK, NAMESPACES].contains(&directory.as_str())
+        let is_ours = [SUPERBLOCK, NAMESPACES, UNSYNCED].contains(&directory.as_str())
             || directory.starts_with(WRITER_PREFIX)
             || directory.starts_with(SUPERBLOCK);
         if !is_plain || is_ours {
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn directories_elsewhere_are_refused() {
-        for directory in ["", ".", "..", "a/b", "/etc", "a/", "ns", "STORE", "w-1"] {
+        for directory in ["", ".", "..", "a/b", "/etc", "a/", "ns", "STORE", "UNSYNCED", "w-1"] {
             let refused = vllm(directory);
             assert!(matches!(refused, Err(Error::InvalidOption { .. })), "{directory}: {refused:?}");
         }

@@ -195,12 +195,17 @@ impl Namespaces {
         let found = written_down(disk, root)?;
         let bare = self.all().into_iter().filter(|namespace| namespace.tree.is_bare());
         for namespace in bare {
-            if let Some(owner) = ownership::owner(disk, root, &namespace.tree, &found)
-                && owner != namespace.id
-            {
-                self.reject(namespace.id, &taken(&namespace.tree, owner).to_string(), notices);
-                lost.push(namespace);
-            }
+            let reason = match ownership::owner(disk, root, &namespace.tree, &found) {
+                Ok(Some(owner)) if owner != namespace.id => taken(&namespace.tree, owner).to_string(),
+                Ok(_) => continue,
+                // It was its own until now. The next look asks again.
+                Err(error) => {
+                    tracing::warn!(namespace = %namespace.id, %error, "a claim cannot be read");
+                    continue;
+                }
+            };
+            self.reject(namespace.id, &reason, notices);
+            lost.push(namespace);
         }
         let mut new: Vec<_> =
             found.iter().filter(|(id, _)| self.get(**id).is_none()).map(|(id, _)| *id).collect();
@@ -227,7 +232,8 @@ impl Namespaces {
     ) -> Result<(), String> {
         let tree = Tree::of(root, directory(root, id), description).map_err(|error| error.to_string())?;
         if tree.is_bare()
-            && let Some(owner) = ownership::owner(disk, root, &tree, found)
+            && let Some(owner) =
+                ownership::owner(disk, root, &tree, found).map_err(|error| error.to_string())?
             && owner != id
         {
             return Err(taken(&tree, owner).to_string());

@@ -19,15 +19,19 @@ const MOST_ATTEMPTS: usize = 8;
 
 /// The owner of a tree: by the claim, or, in a store of a version that made none, the described namespace with the
 /// lowest identity. `None` if it has none yet.
+///
+/// # Errors
+/// If the system cannot read the claim: it may name another owner.
 pub(super) fn owner(
     disk: &RealDisk,
     root: &Path,
     tree: &Tree,
     described: &WrittenDown,
-) -> Option<NamespaceId> {
+) -> Result<Option<NamespaceId>> {
     match claimed(disk, root, tree) {
-        Ok(Some((id, _))) => Some(id),
-        _ => lowest(root, tree, described).map(|(id, _)| id),
+        Ok(Some((id, _))) => Ok(Some(id)),
+        Err(error) if !is_damage(&error) => Err(failed("reading", &path(root, tree))(error)),
+        _ => Ok(lowest(root, tree, described).map(|(id, _)| id)),
     }
 }
 
@@ -53,6 +57,8 @@ pub(super) fn claim(
         let (_, first) = lowest(root, tree, &described).unwrap_or((id, description));
         let made = match there {
             Ok(_) => writer.write_new_file(disk, &path, first.as_bytes()),
+            // It may be another namespace's, and good.
+            Err(error) if !is_damage(&error) => return Err(failed("reading", &path)(error)),
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "a claim cannot be read, and is made anew");
                 writer.write_file(disk, &path, first.as_bytes())
@@ -67,6 +73,11 @@ pub(super) fn claim(
         }
     }
     Err(failed("making", &path)(io::Error::other("it changes all the time")))
+}
+
+/// Whether a claim was read, or is no file, and is no claim; rather than an error of the system's.
+fn is_damage(error: &io::Error) -> bool {
+    error.raw_os_error().is_none()
 }
 
 /// The namespace that a claim names, and its description.

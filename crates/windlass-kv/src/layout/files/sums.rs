@@ -322,8 +322,10 @@ pub(super) enum Sync {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::writer::Said, *};
     use std::os::unix::fs::FileExt;
+
+    const SILENT: Said = Said { capacity: 0, durability: None };
 
     #[test]
     fn every_flipped_bit_is_found() {
@@ -341,7 +343,7 @@ mod tests {
     #[test]
     fn a_checksum_counts_for_its_file_alone() {
         let root = tempfile::tempdir().unwrap();
-        let writer = Writer::start(&RealDisk, root.path(), 0).unwrap();
+        let writer = Writer::start(&RealDisk, root.path(), SILENT).unwrap();
         let (path, fingerprint) = (root.path().join("block"), Fingerprint([1; 16]));
         std::fs::write(&path, b"bytes").unwrap();
         let sums = Sums::default();
@@ -361,14 +363,14 @@ mod tests {
     #[test]
     fn what_no_file_needs_is_forgotten_unless_it_is_newer_than_the_look() {
         let root = tempfile::tempdir().unwrap();
-        let writer = Writer::start(&RealDisk, root.path(), 0).unwrap();
+        let writer = Writer::start(&RealDisk, root.path(), SILENT).unwrap();
         let metadata = root.path().metadata().unwrap();
         let records = [1, 2, 3].map(|number| (Fingerprint([number; 16]), Sum::new(&metadata, 7)));
         let (gone, stays, new) = (records[0].0, records[1].0, records[2].0);
         Sums::default().append(&RealDisk, &writer, &records[..2], Sync::No).unwrap();
         let sums = Sums::default();
         sums.follow(&RealDisk, std::slice::from_ref(&writer.directory()));
-        let own = Writer::start(&RealDisk, root.path(), 0).unwrap();
+        let own = Writer::start(&RealDisk, root.path(), SILENT).unwrap();
         sums.look_begins();
         sums.append(&RealDisk, &own, &records[2..], Sync::No).unwrap();
         sums.look_ends(|fingerprint| *fingerprint == stays);

@@ -3,7 +3,7 @@
 
 use super::{failed, lock, names};
 use crate::{
-    Result, WriterStats,
+    Durability, Result, StoreOptions, WriterStats,
     disk::{Disk, DiskFile, RealDisk, read_full, write_full},
     format::{
         lease::{Account, LEASE_LEN, Lease, LockDomain},
@@ -43,15 +43,35 @@ struct Current {
     directory: PathBuf,
 }
 
+/// What others are told of a writer's options.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Said {
+    /// 0 if it has not said.
+    pub(super) capacity: u64,
+    /// `None` if it has not said.
+    pub(super) durability: Option<Durability>,
+}
+
+impl Said {
+    /// Upkeep says nothing of its own.
+    pub(super) fn of(options: &StoreOptions) -> Self {
+        if options.for_upkeep {
+            return Self { capacity: 0, durability: None };
+        }
+        Self { capacity: options.capacity_bytes.unwrap_or(0), durability: Some(options.durability) }
+    }
+}
+
 /// What tells others that this process lives, and what it has written.
 #[derive(Debug)]
 pub(super) struct OwnLease {
     path: PathBuf,
     writer: Uuid,
     file: Box<dyn DiskFile>,
-    capacity: u64,
+    said: Said,
     written: Instant,
-    said: Account,
+    /// As it was last written.
+    account: Account,
     lock_domain: LockDomain,
 }
 
@@ -63,26 +83,26 @@ impl OwnLease {
             process: std::process::id(),
             heartbeat: now_seconds().into(),
             wanted_bytes: 0,
-            capacity: self.capacity,
-            durability: None,
+            capacity: self.said.capacity,
+            durability: self.said.durability,
             account,
             lock_domain: self.lock_domain,
         };
         write_full(&*self.file, &lease.to_bytes(), 0).map_err(failed("writing to", &self.path))?;
-        (self.written, self.said) = (Instant::now(), account);
+        (self.written, self.account) = (Instant::now(), account);
         Ok(())
     }
 
     /// Whether it was written so long ago, or less long, but with something else in it.
     pub(super) fn is_due(&self, account: Account, every: Duration, changed_every: Duration) -> bool {
         let age = self.written.elapsed();
-        age >= every || (age >= changed_every && account != self.said)
+        age >= every || (age >= changed_every && account != self.account)
     }
 }
 
 impl Writer {
-    pub(super) fn start(disk: &RealDisk, root: &Path, capacity: u64) -> Result<Self> {
-        let (current, lease) = make(disk, root, capacity, Account::default())?;
+    pub(super) fn start(disk: &RealDisk, root: &Path, said: Said) -> Result<Self> {
+        let (current, lease) = make(disk, root, said, Account::default())?;
         Ok(Self {
             current: RwLock::new(current),
             lease: Mutex::new(lease),
@@ -99,7 +119,7 @@ impl Writer {
         if !is_gone || self.has_ended.load(Ordering::Acquire) {
             return Ok(false);
         }
-        let (current, made) = make(disk, root, lease.capacity, lease.said)?;
+        let (current, made) = make(disk, root, lease.said, lease.account)?;
         *lease = made;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = current;
         Ok(true)
@@ -189,10 +209,23 @@ pub(super) enum Left {
 }
 
 /// Makes the directory of a writer, and its lease.
-fn make(disk: &RealDisk, root: &Path, capacity: u64, said: Account) -> Result<(Current, OwnLease)> {
+fn make(disk: &RealDisk, root: &Path, said: Said, account: Account) -> Result<(Current, OwnLease)> {
     let id = Uuid::new_v4();
     let directory = root.join(format!("{}{id}", names::WRITER_PREFIX));
     disk.create_directory(&directory).map_err(failed("making", &directory))?;
+    // A restart is tried again several times a second.
+    make_lease(disk, root, &directory, id, (said, account))
+        .inspect_err(|_| remove_directory(disk, &directory))
+        .map(|lease| (Current { id, directory }, lease))
+}
+
+fn make_lease(
+    disk: &RealDisk,
+    root: &Path,
+    directory: &Path,
+    writer: Uuid,
+    (said, account): (Said, Account),
+) -> Result<OwnLease> {
     let path = directory.join(names::LEASE);
     let file = disk.open(&path, FileAccess::CreateNew).map_err(failed("making", &path))?;
     // Others rely on the lock only if the lease says that there is one.
@@ -204,9 +237,10 @@ fn make(disk: &RealDisk, root: &Path, capacity: u64, said: Account) -> Result<(C
             LockDomain::default()
         }
     };
-    let mut lease = OwnLease { path, writer: id, file, capacity, written: Instant::now(), said, lock_domain };
-    lease.write(said)?;
-    Ok((Current { id, directory }, lease))
+    let written = Instant::now();
+    let mut lease = OwnLease { path, writer, file, said, written, account, lock_domain };
+    lease.write(account)?;
+    Ok(lease)
 }
 
 /// The domain of locks below a root.

@@ -109,25 +109,33 @@ impl Writer {
 
     fn append_tombstones(&self, tombstones: &[Change]) -> Result<()> {
         let sync = self.sync_mode();
-        self.log.append(tombstones, sync)?;
-        if sync == Sync::Later {
-            let mut unsynced = lock(&self.unsynced_tombstones);
-            unsynced.extend(tombstones.iter().filter_map(|tombstone| match tombstone {
-                Change::Tombstone { fingerprint, .. } => Some(*fingerprint),
-                _ => None,
-            }));
+        if sync == Sync::Now {
+            return self.log.append(tombstones, sync);
         }
+        let note = |end: u64| {
+            lock(&self.unsynced_tombstones).extend(tombstones.iter().filter_map(
+                |tombstone| match tombstone {
+                    Change::Tombstone { fingerprint, .. } => Some((*fingerprint, end)),
+                    _ => None,
+                },
+            ));
+        };
+        // Before they are written: a commit of the same block must not overtake the note.
+        note(u64::MAX);
+        self.log.append(tombstones, sync)?;
+        note(self.log.next_record());
         Ok(())
     }
 
     /// Waits until tombstones are on the disk, if any may not be.
     pub(super) fn sync_tombstones(&self) -> Result<()> {
-        let unsynced = std::mem::take(&mut *lock(&self.unsynced_tombstones));
-        if unsynced.is_empty() {
+        if lock(&self.unsynced_tombstones).is_empty() {
             return Ok(());
         }
-        // All of these have been appended.
-        self.log.sync_all().inspect_err(|_| lock(&self.unsynced_tombstones).extend(unsynced))
+        // They stay noted while the disk is waited for: others rely on them meanwhile.
+        let end = self.log.sync_all()?;
+        lock(&self.unsynced_tombstones).retain(|_, record| *record > end);
+        Ok(())
     }
 
     /// Keeps the slot of a block that is gone until the disk knows.

@@ -56,7 +56,7 @@ impl Writer {
         // A power cut must not leave the older block of a key that was stored again.
         let is_again = {
             let unsynced = lock(&self.unsynced_tombstones);
-            good.iter().any(|block| unsynced.contains(&block.record.fingerprint))
+            good.iter().any(|block| unsynced.contains_key(&block.record.fingerprint))
         };
         let sync = if is_again { Sync::Now } else { self.sync_mode() };
         if let Err(error) = self.log.append(&changes, sync) {

@@ -170,10 +170,16 @@ impl Log {
         Ok(())
     }
 
-    /// All records that were appended are on the disk.
-    pub(super) fn sync_all(&self) -> Result<()> {
-        let end = lock(&self.state).next_record;
-        self.sync(end)
+    /// The number of the next record.
+    pub(super) fn next_record(&self) -> u64 {
+        lock(&self.state).next_record
+    }
+
+    /// Syncs all records that were appended. Returns the number of the record after them.
+    pub(super) fn sync_all(&self) -> Result<u64> {
+        let end = self.next_record();
+        self.sync(end)?;
+        Ok(end)
     }
 
     /// Takes no more records until it is replaced.

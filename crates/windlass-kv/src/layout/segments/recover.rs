@@ -64,6 +64,15 @@ impl WriterOptions {
             return Ok(());
         }
         let segment = self.segment_bytes();
+        if self.segment_bytes.is_some() && segment > capacity {
+            return Err(Error::InvalidOption {
+                option: "segment_bytes",
+                value: segment.to_string(),
+                reason: format!(
+                    "it is more than the capacity of {capacity} bytes, so nothing could be stored"
+                ),
+            });
+        }
         Err(Error::InvalidOption {
             option: "capacity_bytes",
             value: capacity.to_string(),

@@ -28,7 +28,7 @@ use crate::{
     layout::{BLOCK_LEN, HEADER_LEN, departed::Departed},
 };
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     path::PathBuf,
     sync::{
         Arc, Mutex, RwLock,
@@ -67,8 +67,9 @@ pub(super) struct Writer {
     pub(super) logged: Mutex<HashSet<u16>>,
     /// Blocks that are gone, but not for the disk.
     pub(super) unburied: Mutex<Vec<Unburied>>,
-    /// Blocks that are gone, but whose tombstones may not be on the disk. None is stored again before that.
-    pub(super) unsynced_tombstones: Mutex<HashSet<Fingerprint>>,
+    /// Blocks that are gone, but whose tombstones may not be on the disk. None is stored again before that. With the number
+    /// of a record after the tombstone; `u64::MAX` until it is written.
+    pub(super) unsynced_tombstones: Mutex<HashMap<Fingerprint, u64>>,
     /// Held by many from writing records to showing what they say, and by one who changes logs.
     pub(super) publishing: RwLock<()>,
     pub(super) checkpoints: Mutex<Checkpoints>,
