@@ -121,7 +121,7 @@ miri:
     done
 
 # All but the tests that leak on purpose. The C library and the Python package are left out: what loads them has no runtime
-# of the sanitizer.
+# of the sanitizer. The command and kv-torture run only if they are named.
 # Run Rust tests under a sanitizer, address or thread, on the stable compiler. Needs the component rust-src.
 sanitize kind="address" packages="windlass windlass-kv windlass-usrbio faultfs usrbiod":
     RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer={{ kind }} -Clink-arg=-rdynamic' cargo test --tests --all-features \
