@@ -65,7 +65,8 @@ DAEMON = STAND_IN.with_name("usrbiod")
 
 def skip(requirement: str, why: str) -> NoReturn:
     """Skips the test, or fails it if ``WINDLASS_TEST_REQUIRE`` lists what the machine lacks."""
-    if requirement in os.environ.get("WINDLASS_TEST_REQUIRE", "").split(","):
+    required = os.environ.get("WINDLASS_TEST_REQUIRE", "").split(",")
+    if requirement in map(str.strip, required):
         pytest.fail(f"lacks {requirement}, which WINDLASS_TEST_REQUIRE requires: {why}")
     pytest.skip(f"lacks {requirement}: {why}")
 

@@ -20,7 +20,7 @@ def test_what_is_not_required_is_skipped(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_is_required_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WINDLASS_TEST_REQUIRE", "direct,fuse")
+    monkeypatch.setenv("WINDLASS_TEST_REQUIRE", "direct, fuse")
     with pytest.raises(pytest.fail.Exception, match="lacks fuse, which WINDLASS_TEST_REQUIRE requires"):
         skip("fuse", "no /dev/fuse")
 

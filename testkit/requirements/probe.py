@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -101,7 +102,24 @@ def cxx(_: Path) -> None:
     subprocess.run(["c++", "--version"], check=True, capture_output=True)
 
 
-PROBES: list[Callable[[Path], None]] = [fuse, direct, io_uring, shm, mount, cgroup, limits, cxx]
+def root(target: Path) -> None:
+    """Gives a file away."""
+    (target / "probe").touch()
+    os.chown(target / "probe", 4321, 1234)
+
+
+def acl(target: Path) -> None:
+    """Gives a file an access control list: owner, user 4321, group, mask and others."""
+    (target / "probe").touch()
+    entries = [(0x01, 6, None), (0x02, 4, 4321), (0x04, 0, None), (0x10, 4, None), (0x20, 0, None)]
+    packed = [
+        struct.pack("<HHI", tag, rights, 0xFFFFFFFF if user is None else user)
+        for tag, rights, user in entries
+    ]
+    os.setxattr(target / "probe", "system.posix_acl_access", struct.pack("<I", 2) + b"".join(packed))
+
+
+PROBES: list[Callable[[Path], None]] = [fuse, direct, io_uring, shm, mount, cgroup, limits, cxx, root, acl]
 
 
 def main() -> None:

@@ -12,6 +12,9 @@ use std::{
 /// How long the end is waited for.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// Bytes of the thread's stack. Set, as `RUST_MIN_STACK` may give threads too little.
+const STACK_BYTES: usize = 2 << 20;
+
 #[derive(Debug)]
 pub(crate) struct Worker {
     thread: Option<JoinHandle<()>>,
@@ -22,7 +25,8 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn spawn(job: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let (alive, ended) = channel();
-        let thread = thread::Builder::new().name("windlass-usrbio".into()).spawn(move || {
+        let builder = thread::Builder::new().name("windlass-usrbio".into()).stack_size(STACK_BYTES);
+        let thread = builder.spawn(move || {
             let _alive: Sender<()> = alive;
             job();
         })?;

@@ -244,12 +244,67 @@ fn shards_and_index_get_what_all_files_of_the_replaced_save_allow() {
     assert_eq!(modes(), [0o644].into());
 }
 
+/// Gives a file or the future files of a folder an access control list: owner rw, user 4321 r, group nothing, mask r, others
+/// nothing.
+fn set_access_list(path: &Path, attribute: &str) -> rustix::io::Result<()> {
+    let none = u32::MAX;
+    let entries: [(u16, u16, u32); 5] =
+        [(0x01, 6, none), (0x02, 4, 4321), (0x04, 0, none), (0x10, 4, none), (0x20, 0, none)];
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, rights, id) in entries {
+        list.extend([tag.to_le_bytes(), rights.to_le_bytes()].concat());
+        list.extend(id.to_le_bytes());
+    }
+    rustix::fs::setxattr(path, attribute, &list, rustix::fs::XattrFlags::empty())
+}
+
+#[test]
+fn the_group_does_not_get_what_an_access_control_list_gave_others() {
+    let directory = disk();
+    let path = directory.path().join("model.safetensors");
+    let tensors = [owned("a", Dtype::U8, &[4], 0)];
+    fs::write(&path, "old").unwrap();
+    if let Err(error) = set_access_list(&path, "system.posix_acl_access") {
+        skip(Requirement::Acl, error);
+        return;
+    }
+    // The mask takes the place of the group.
+    assert_eq!(mode(&path), 0o640);
+    save_to(&path, &tensors, &SaveOptions::default()).unwrap();
+    assert_eq!(mode(&path), 0o600);
+    // Files of this folder get such a list from the start; the replaced one had none.
+    set_access_list(directory.path(), "system.posix_acl_default").unwrap();
+    set_mode(&path, 0o640);
+    save_to(&path, &tensors, &SaveOptions::default()).unwrap();
+    let list = rustix::fs::getxattr(&path, "system.posix_acl_access", &mut [0u8; 256][..]);
+    assert_eq!((mode(&path), list), (0o640, Err(rustix::io::Errno::NODATA)));
+}
+
+/// Runs as root, as another may not give files away.
+#[test]
+fn shards_of_several_groups_give_none_of_these_the_others_rights() {
+    if !rustix::process::geteuid().is_root() {
+        skip(Requirement::Root, "only root can give files away");
+        return;
+    }
+    let directory = disk();
+    let tensors = [1, 2].map(|seed| owned(&seed.to_string(), Dtype::U8, &[400], seed));
+    save_shards(directory.path(), &tensors, 400).unwrap();
+    let path = |name: &String| directory.path().join(name);
+    for (name, group) in names(directory.path()).iter().zip(1000..) {
+        chown(path(name), None, Some(group)).unwrap();
+        set_mode(&path(name), 0o664);
+    }
+    save_shards(directory.path(), &tensors, 400).unwrap();
+    assert!(names(directory.path()).iter().all(|name| mode(&path(name)) == 0o644));
+}
+
 /// Runs as root, as another may not give files away.
 #[test]
 fn a_replaced_file_keeps_its_owner_and_no_other_group_gets_its_rights() {
     const TEST: &str = "a_replaced_file_keeps_its_owner_and_no_other_group_gets_its_rights";
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: only root can give files away");
+        skip(Requirement::Root, "only root can give files away");
         return;
     }
     let directory = disk();

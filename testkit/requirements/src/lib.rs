@@ -33,11 +33,15 @@ pub enum Requirement {
     Limits,
     /// A compiler of C++ (`c++`).
     Cxx,
+    /// The rights of root, such as to give files away.
+    Root,
+    /// Access control lists of files below the folder of build outputs.
+    Acl,
 }
 
 impl Requirement {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Fuse,
         Self::Direct,
         Self::IoUring,
@@ -46,6 +50,8 @@ impl Requirement {
         Self::Cgroup,
         Self::Limits,
         Self::Cxx,
+        Self::Root,
+        Self::Acl,
     ];
 
     /// The name in the environment variable and in messages.
@@ -59,6 +65,8 @@ impl Requirement {
             Self::Cgroup => "cgroup",
             Self::Limits => "limits",
             Self::Cxx => "cxx",
+            Self::Root => "root",
+            Self::Acl => "acl",
         }
     }
 }

@@ -147,8 +147,20 @@ fn matches(mount_point: &Path, pattern: &Path) -> windlass::Result<Vec<PathBuf>>
         return Err(not_found("it is no file, and no pattern, since it is not UTF-8".into()));
     };
     let pattern = format!("{}/{below}", glob::Pattern::escape(start));
-    let found = glob::glob(&pattern).map_err(|error| not_found(format!("not a valid pattern: {error}")))?;
-    let found: Vec<PathBuf> = found.flatten().filter(|path| path.is_file()).collect();
+    let matches = glob::glob(&pattern).map_err(|error| not_found(format!("not a valid pattern: {error}")))?;
+    let mut found = Vec::new();
+    for path in matches {
+        let path = path.map_err(|error| Error::Io {
+            operation: "list",
+            path: error.path().to_owned(),
+            tensor: None,
+            range: None,
+            source: error.into(),
+        })?;
+        if path.is_file() {
+            found.push(path);
+        }
+    }
     if found.is_empty() { Err(not_found("no file matches".into())) } else { Ok(found) }
 }
 

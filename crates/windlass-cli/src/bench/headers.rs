@@ -8,7 +8,7 @@ use super::{
 use crate::{failure::Failure, output};
 use serde::Serialize;
 use std::{fs, io, path::Path, path::PathBuf, time::Instant};
-use windlass::catalog::header_texts;
+use windlass::{catalog::header_texts, counted};
 
 /// One iteration over all files. Times are in seconds.
 #[derive(Clone, Debug, Serialize)]
@@ -142,8 +142,7 @@ fn write(directory: &Path, measurements: &[Measurement], summaries: &[Summary]) 
         values: summaries
             .iter()
             .map(|own| {
-                let threads = if own.num_threads == 1 { "thread" } else { "threads" };
-                let series = format!("{} {threads}", own.num_threads);
+                let series = counted(own.num_threads, "thread", "threads");
                 (own.batch_size.to_string(), series, own.headers_per_second_median)
             })
             .collect(),

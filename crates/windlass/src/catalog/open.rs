@@ -557,7 +557,8 @@ mod tests {
     #[test]
     fn other_names_change_no_bytes_but_hide_no_later_rewrite() {
         let name = |path: &Path, name: &str| path.with_extension(name);
-        let changes: [(&str, &dyn Fn(&Path)); 4] = [
+        type Change<'a> = (&'a str, &'a dyn Fn(&Path));
+        let changes: [Change<'_>; 4] = [
             ("link", &|path| std::fs::hard_link(path, name(path, "link")).unwrap()),
             ("rename", &|path| std::fs::rename(path, name(path, "old")).unwrap()),
             ("remove", &|path| std::fs::remove_file(path).unwrap()),

@@ -473,26 +473,28 @@ impl Job {
         if let (Target::InPlace { arena, room }, Sink::Host(fills)) = (extent.target, &self.sink)
             && !self.reached[position].load(Ordering::Relaxed)
         {
-            match self.touch_promised(position) {
+            let touch = || {
+                // It may have been reached while this thread waited.
+                if !self.reached[position].load(Ordering::Relaxed) {
+                    fills[arena].touch(room);
+                }
+            };
+            match self.take_from_promise(position, room, touch) {
                 Ok(true) => {}
-                Ok(false) => fills[arena].touch(room),
+                Ok(false) => touch(),
                 Err(error) => self.fail(error),
             }
         }
         !self.queue.is_over()
     }
 
-    /// Takes the memory of an extent that is read in place from the promise, once. Returns whether it was touched.
-    fn touch_promised(&self, position: usize) -> Result<bool> {
-        let (Target::InPlace { arena, room }, Sink::Host(fills)) =
-            (self.plan.extents()[position].target, &self.sink)
-        else {
-            return Ok(false);
-        };
+    /// Takes the memory of an extent that is read in place from the promise, once. Calls `touch` where memory is tight, and
+    /// returns whether it did.
+    fn take_from_promise(&self, position: usize, room: ByteRange, touch: impl FnOnce()) -> Result<bool> {
         if self.touched[position].swap(true, Ordering::Relaxed) {
             return Ok(false);
         }
-        self.promise.touch(room.len(), || self.queue.is_stopped(), || fills[arena].touch(room))
+        self.promise.touch(room.len(), || self.queue.is_stopped(), touch)
     }
 
     /// The line of a read that the page cache cannot serve.
@@ -531,7 +533,12 @@ impl Job {
     /// [`Error::MemoryBudget`] if the system has no memory for it any more.
     pub(super) fn note_reached(&self, op: &ReadOp) -> Result<()> {
         self.reached[op.extent].store(true, Ordering::Relaxed);
-        self.touch_promised(op.extent).map(drop)
+        match (self.plan.extents()[op.extent].target, &self.sink) {
+            (Target::InPlace { arena, room }, Sink::Host(fills)) => {
+                self.take_from_promise(op.extent, room, || fills[arena].touch(room)).map(drop)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A thread of this load begins; it ends when the result is dropped.

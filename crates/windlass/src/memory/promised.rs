@@ -10,7 +10,10 @@ use crate::{
     host::memory::{LimitSource, MemoryLimit},
     parallel::lock,
 };
-use rustix::fs::{FlockOperation, flock};
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 use std::{
     fs::File,
     hash::{BuildHasher, Hasher, RandomState},
@@ -37,6 +40,8 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(20), Duration::fro
 const PAUSE: Duration = Duration::from_millis(4);
 /// Longest wait for other processes that touch memory: one may be stopped.
 const TURN_LIMIT: Duration = Duration::from_millis(50);
+/// Time between two attempts to get a turn.
+const TURN_PAUSE: Duration = Duration::from_micros(200);
 
 /// Bytes that loads of this process were promised and have not touched, and the process that this counts for.
 static PROMISED: AtomicU64 = AtomicU64::new(0);
@@ -49,9 +54,12 @@ pub(super) fn bytes() -> u64 {
 
 fn ledger() -> &'static AtomicU64 {
     let process = std::process::id();
-    if PROCESS.swap(process, Ordering::Relaxed) != process {
+    match PROCESS.swap(process, Ordering::Relaxed) {
+        // The first use: nothing is promised yet, or another thread has just promised something.
+        0 => {}
+        before if before == process => {}
         // A child of fork has none of its parent's loads.
-        PROMISED.store(0, Ordering::Relaxed);
+        _ => PROMISED.store(0, Ordering::Relaxed),
     }
     &PROMISED
 }
@@ -208,14 +216,22 @@ impl Turn {
     /// Waits for the turn, but not for long. `None` if it cannot be had.
     fn take(limit: &Path) -> Option<Self> {
         let file = File::open(limit).ok()?;
-        let began = Instant::now();
-        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            if began.elapsed() > TURN_LIMIT {
-                return None;
+        wait_while_taken(|| flock(&file, FlockOperation::NonBlockingLockExclusive)).then_some(Self(file))
+    }
+}
+
+/// Calls `lock` until it succeeds. `false` if another process keeps the lock for too long, or if the system has no locks
+/// for this file: waiting would help none of the many touches of a load then.
+fn wait_while_taken(mut lock: impl FnMut() -> Result<(), Errno>) -> bool {
+    let began = Instant::now();
+    loop {
+        match lock() {
+            Ok(()) => return true,
+            Err(Errno::WOULDBLOCK | Errno::INTR) if began.elapsed() <= TURN_LIMIT => {
+                thread::sleep(TURN_PAUSE);
             }
-            thread::sleep(Duration::from_micros(200));
+            Err(_) => return false,
         }
-        Some(Self(file))
     }
 }
 
@@ -223,5 +239,34 @@ impl Drop for Turn {
     fn drop(&mut self) {
         // A child of fork has the descriptor too, and would keep the turn.
         let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_is_waited_for_only_while_another_has_it() {
+        let mut taken = [Err(Errno::WOULDBLOCK), Err(Errno::INTR), Ok(())].into_iter();
+        assert!(wait_while_taken(|| taken.next().unwrap()));
+        for refused in [Errno::NOSYS, Errno::PERM, Errno::NOLCK, Errno::OPNOTSUPP] {
+            let mut calls = 0;
+            let is_locked = wait_while_taken(|| {
+                calls += 1;
+                Err(refused)
+            });
+            assert_eq!((is_locked, calls), (false, 1), "{refused}");
+        }
+        assert!(!wait_while_taken(|| Err(Errno::WOULDBLOCK)));
+    }
+
+    #[test]
+    fn one_turn_at_a_time_is_had_under_a_limit() {
+        let limit = tempfile::NamedTempFile::new().unwrap();
+        let turn = Turn::take(limit.path()).unwrap();
+        assert!(Turn::take(limit.path()).is_none());
+        drop(turn);
+        assert!(Turn::take(limit.path()).is_some());
     }
 }

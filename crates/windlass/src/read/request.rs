@@ -18,7 +18,8 @@ impl ReadFile {
     /// Opens a regular file.
     ///
     /// # Errors
-    /// [`Error::NotFound`](crate::Error::NotFound) or [`Error::Io`](crate::Error::Io).
+    /// [`Error::NotFound`](crate::Error::NotFound); [`Error::InvalidFile`](crate::Error::InvalidFile) if it is no regular
+    /// file; [`Error::Io`](crate::Error::Io).
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::of(OpenFile::open(path.as_ref())?)
     }

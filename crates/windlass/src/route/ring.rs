@@ -14,7 +14,7 @@ use std::{fmt, io};
 pub fn open_ring(entries: u32, operations: &[u8]) -> Result<IoUring, Unavailable> {
     let mut ring = set_up(entries)?;
     let mut probe = Probe::new();
-    let reason = "this kernel's io_uring has no plain and vectored reads";
+    let reason = "this kernel's io_uring lacks operations that are needed, such as plain reads";
     let too_old = || Unavailable::new(reason, "use Linux 5.6 or later");
     match ring.submitter().register_probe(&mut probe) {
         Ok(()) if operations.iter().all(|&code| probe.is_supported(code)) => {}

@@ -98,7 +98,11 @@ impl SourceFile {
 
     /// Keeps a mount of 3FS open as long as this file: the next load finds it so.
     pub(crate) fn keep_mount(&self, mount: &Arc<OpenMount>) {
-        *self.mount.write().unwrap_or_else(PoisonError::into_inner) = Some(mount.clone());
+        let mut kept = self.mount.write().unwrap_or_else(PoisonError::into_inner);
+        let before = kept.replace(mount.clone());
+        drop(kept);
+        // To close a mount takes time.
+        drop(before);
     }
 
     /// What an error of the system means on a 3FS that the file was read from: that it has no daemon any more, if so.

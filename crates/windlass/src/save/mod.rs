@@ -58,7 +58,7 @@ use write::Writing;
 /// The file gets the mode of the file that it replaces, and its owner and group where the process may give these. Where it
 /// may not give the group, the group gets no more than all others. A file that replaces none gets the mode of any new file:
 /// what the process's mask (`umask`) leaves. Until it is complete, only its owner can read it. Access control lists and
-/// extended attributes are not kept.
+/// extended attributes are not kept; the group of a file with such a list gets no more than all others either.
 ///
 /// `go_on` is called with the number of bytes written since the last call, from any thread, until it breaks off; for the
 /// last time before the first name is given. From there on the save completes.

@@ -3,8 +3,12 @@
 
 use super::{io_error, temp::TempFile};
 use crate::Result;
-use rustix::fs::{Gid, Mode, Uid, fchmod, fchown};
+use rustix::{
+    fs::{Gid, Mode, Uid, fchmod, fchown, fremovexattr, getxattr_query},
+    io::Errno,
+};
 use std::{
+    ffi::CStr,
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -12,6 +16,9 @@ use std::{
 
 /// The mode of a new file before the process's mask is taken from it.
 const NEW_FILE: Mode = Mode::from_raw_mode(0o666);
+
+/// The attribute that an access control list is kept in.
+const ACCESS_LIST: &CStr = c"system.posix_acl_access";
 
 /// Mode and owner of a file that is saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +35,7 @@ impl Permissions {
     }
 
     /// Those of a file that replaces the files of these paths that exist: what all of them allow, and the owner and group
-    /// of the first. Where none exists, those of a new file.
+    /// of the first. The group gets no more than all others if the files have several. Where none exists, those of a new file.
     pub(super) fn replacing(paths: &[PathBuf]) -> Result<Self> {
         let mut replacing: Option<Self> = None;
         for path in paths {
@@ -38,10 +45,16 @@ impl Permissions {
                 Err(source) => return Err(io_error("stat", path, source)),
             };
             // What runs as its owner or group does so by another right.
-            let mode = Mode::from_raw_mode(stat.mode()) & Mode::from_raw_mode(0o777);
+            let mut mode = Mode::from_raw_mode(stat.mode()) & Mode::from_raw_mode(0o777);
+            if has_access_list(path) {
+                mode = without_own_group(mode);
+            }
             let owner = Some((Uid::from_raw(stat.uid()), Gid::from_raw(stat.gid())));
             let first = replacing.get_or_insert(Self { mode, owner });
             first.mode &= mode;
+            if first.owner.map(|(_, gid)| gid) != owner.map(|(_, gid)| gid) {
+                first.mode = without_own_group(first.mode);
+            }
         }
         Ok(replacing.unwrap_or_else(Self::of_new_file))
     }
@@ -59,8 +72,16 @@ impl Permissions {
             _ => (None, None),
         };
         if gid.is_some() && fchown(file, None, gid).is_err() {
-            let others = (mode & Mode::RWXO).as_raw_mode();
-            mode &= !Mode::RWXG | Mode::from_raw_mode(others << 3);
+            mode = without_own_group(mode);
+        }
+        // One that it has got from its folder gives rights that the replaced file did not give.
+        if self.owner.is_some()
+            && !matches!(
+                fremovexattr(file, ACCESS_LIST),
+                Ok(()) | Err(Errno::NODATA | Errno::NOTSUP | Errno::NOSYS)
+            )
+        {
+            mode = without_own_group(mode);
         }
         if let Err(error) = fchmod(file, mode) {
             let wanted = mode.as_raw_mode();
@@ -72,6 +93,18 @@ impl Permissions {
             let _ = fchown(file, uid, None);
         }
     }
+}
+
+/// Whether a file has an access control list. Then the mode shows the most that anyone on the list may do where it otherwise
+/// shows what the group may do. A file system that does not answer may have one.
+fn has_access_list(path: &Path) -> bool {
+    !matches!(getxattr_query(path, ACCESS_LIST), Ok(0) | Err(Errno::NODATA | Errno::NOTSUP | Errno::NOSYS))
+}
+
+/// The mode with the rights of all others for the group, where those are fewer.
+fn without_own_group(mode: Mode) -> Mode {
+    let others = (mode & Mode::RWXO).as_raw_mode();
+    mode & (!Mode::RWXG | Mode::from_raw_mode(others << 3))
 }
 
 /// The mode of any new file of this process. 0600 where /proc does not tell the mask: to ask by setting it would change it

@@ -9,6 +9,7 @@ pub(super) use bars::{Bars, draw as draw_bars};
 use super::tables::Summary;
 use plotters::prelude::*;
 use std::{io, path::Path};
+use windlass::counted;
 
 const SIZE: (u32, u32) = (800, 500);
 
@@ -44,5 +45,5 @@ fn routes(summaries: &[&Summary]) -> String {
 }
 
 fn processes(count: u16) -> String {
-    if count == 1 { "1 process".to_owned() } else { format!("{count} processes") }
+    counted(count, "process", "processes")
 }
