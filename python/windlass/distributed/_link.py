@@ -195,12 +195,24 @@ class Link:
 
     def _is_broken(self) -> bool:
         """Whether any rank said so."""
-        try:
-            return self._roll is not None and bool(self._store().check([f"{self._roll}/broken"]))
-        except (RuntimeError, ValueError):
-            # The store is gone with the process that kept it: nothing will be said there.
-            self._roll = None
+        if self._roll is None:
             return False
+        answers: list[bool] = []
+        # Calls of a store whose host is gone may take any time.
+        caller = Thread(target=self._look, args=(self._roll, answers), daemon=True)
+        caller.start()
+        caller.join(ROLL_CALL_SECONDS)
+        if not answers:
+            # The store is gone with the process or the host that kept it: nothing will be said there.
+            self._roll = None
+        return any(answers)
+
+    def _look(self, roll: str, answers: list[bool]) -> None:
+        """Adds whether any rank said in the group's store that the group broke, if the store answers."""
+        try:
+            answers.append(bool(self._store().check([f"{roll}/broken"])))
+        except (RuntimeError, ValueError):
+            return
 
     def _lost_rank(self) -> Rank | None:
         """The rank that is lost, if it is known: the only one that does not answer in the group's store."""
