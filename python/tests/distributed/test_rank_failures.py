@@ -513,6 +513,28 @@ def test_a_store_that_does_not_answer_keeps_no_rank_waiting(monkeypatch: pytest.
     over.set()
 
 
+def test_a_lack_of_threads_ends_no_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ends = iter([False, False, True])
+
+    def wait(_: timedelta) -> None:
+        if not next(ends):
+            raise RuntimeError("Operation timed out!")
+
+    link = object.__new__(Link)
+    link.rank, link.size, link.timeout = 0, 2, 20.0
+    link._around, link._backends = link, {"cpu": "gloo"}
+    link.name_roll("roll")
+    monkeypatch.setattr(_link.Thread, "start", fail)
+    link.wait_for_all(SimpleNamespace(wait=wait, is_completed=lambda: False), "cpu")
+    assert list(ends) == []
+    # An error of the group is told all the same.
+    with pytest.raises(DistributedError, match="rank 1 ended"):
+        link.wait(SimpleNamespace(wait=lambda _: int("no number")))
+
+
 def test_ctrl_c_on_a_rank_that_waits_for_others_does_not_wait_for_them(tmp_path: Path) -> None:
     pressed, seen = values(
         on_ranks(interrupted_when_ready, 2, tmp_path, model(tmp_path), str(tmp_path / "mark"))
