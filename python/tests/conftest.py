@@ -230,13 +230,15 @@ def make_cold(path: Path) -> None:
     os.close(descriptor)
 
 
-def run(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, *arguments: object, timeout: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs a script in a new interpreter."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
         check=False,
         env={**os.environ, **environment},
     )

@@ -155,7 +155,9 @@ def save_described(
     **options: Any,
 ) -> SaveReport:
     """Saves tensors that are described already, as `save_file` does, with its options."""
-    return SaveReport._from_native(_native.save_file(described, path_text(path), text_by_text(metadata), **options))
+    return SaveReport._from_native(
+        _native.save_file(described, path_text(path), text_by_text(metadata), **options)
+    )
 
 
 def save_sharded(

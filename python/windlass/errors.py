@@ -49,7 +49,7 @@ class TruncatedError(FormatError):
 
 
 class FileChangedError(WindlassError, OSError):
-    """A file was rewritten since its header was read, or looks as if it was: new permissions move its change time too."""
+    """A file was rewritten since its header was read. New permissions look like that too: they move its change time."""
 
 
 class StorageError(WindlassError, OSError):

@@ -13,7 +13,7 @@ import pytest
 import torch
 import windlass
 import windlass.compat.fastsafetensors as fst
-from conftest import BITS, StandIn, same_bytes, write_model
+from conftest import BITS, StandIn, run, same_bytes, write_model
 from windlass import errors
 
 
@@ -303,6 +303,23 @@ def test_malformed_headers_are_errors(tmp_path: Path) -> None:
         path.write_bytes(start)
         with pytest.raises(errors.FormatError):
             fst.SafeTensorsMetadata.from_file(str(path))
+
+
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    fifo = tmp_path / "pipe"
+    os.mkfifo(fifo)
+    for call in ("SafeTensorsMetadata.from_file", "LoaderConfig.from_file"):
+        # In a process of its own, which ends where the call waits.
+        script = f"import sys, windlass.compat.fastsafetensors as fst; fst.{call}(sys.argv[1])"
+        ended = run(script, fifo, timeout=20)
+        assert "it is a FIFO (a named pipe), not a regular file" in ended.stderr
+        assert "FormatError" in ended.stderr
+    path = tmp_path / "m.safetensors"
+    write_model(path, {"a": ("F32", [2])})
+    (tmp_path / "link").symlink_to(path)
+    assert fst.SafeTensorsMetadata.from_file(str(tmp_path / "link")).tensors["a"].shape == [2]
+    with pytest.raises(errors.FormatError, match="it is a directory"):
+        fst.LoaderConfig.from_file(str(tmp_path))
 
 
 def test_frameworks_are_known_by_their_names(files: list[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,22 @@ def test_sources_are_given_to_encoders_as_they_are(tmp_path: Path) -> None:
         loaded = windlass.load_file(paths)
         assert all(same_bytes(loaded[name], tensor.contiguous()) for name, tensor in given.items())
     assert all(sources[name] is tensor for name, tensor in given.items())
+
+
+def test_buffers_of_encoders_have_their_room_before_they_are_written(tmp_path: Path) -> None:
+    allocated: list[int] = []
+
+    def fill(work: list[tuple[memoryview, Any]]) -> None:
+        for descriptor in Path("/proc/self/fd").iterdir():
+            # The one that lists them is gone by now.
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(descriptor).startswith(str(tmp_path)):
+                    allocated.append(descriptor.stat().st_blocks * 512)
+
+    entry = WriteEntry("a", fst.DType.U8, [1 << 20], 1 << 20)
+    fst.ParallelSaver(num_shards=1, fill=fill).save_entries([entry], str(tmp_path / "m"))
+    assert allocated
+    assert min(allocated) >= 1 << 20
 
 
 def test_an_encoder_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -185,6 +185,23 @@ def test_modules_are_found_under_the_other_name() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_modules_are_there_after_the_import_of_the_package() -> None:
+    modules = [name for name, value in vars(theirs).items() if inspect.ismodule(value)]
+    expected = sorted({*modules} & {*MODULES})
+    assert {"cpp", "frameworks", "saver"} <= {*expected}
+    done = run(
+        """
+        import sys
+        import windlass.compat.fastsafetensors as ours
+        for name in sys.argv[1:]:
+            assert getattr(ours, name).__name__ == f"{ours.__name__}.{name}"
+        assert not hasattr(ours, "never_there")
+        """,
+        *expected,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_buffers_of_cpp_are_what_they_say() -> None:
     cpp = importlib.import_module("windlass.compat.fastsafetensors.cpp")
     memory = ctypes.create_string_buffer(b"some bytes")

@@ -20,6 +20,7 @@ import safetensors.torch
 import torch
 import windlass.compat.safetensors as drop_in
 from conftest import BITS, header_cases, write_model
+from windlass.compat.safetensors import torch as drop_in_torch
 
 FRAMEWORKS = ("pt", "np")
 BACKENDS = ("mmap", "pread")
@@ -328,13 +329,13 @@ def check_files(files: list[bytes], directory: Path) -> Counter[str]:
     seen: Counter[str] = Counter()
     for data in files:
         path.write_bytes(data)
-        got, expected = (outcome(m.load_file, path) for m in (drop_in.torch, reference.torch))
+        got, expected = (outcome(m.load_file, path) for m in (drop_in_torch, reference.torch))
         if "given twice" in str(got.error) and expected.error is None:
             assert isinstance(got.error, reference.SafetensorError)
             seen["duplicate"] += 1
             continue
         compare(f"load_file of {data[:300]!r}", got, expected)
-        got, expected = (outcome(m.load, data) for m in (drop_in.torch, reference.torch))
+        got, expected = (outcome(m.load, data) for m in (drop_in_torch, reference.torch))
         compare(
             f"load of {data[:300]!r}",
             got,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +22,10 @@ import windlass
 from conftest import make_cold, write_model
 from ranks import Outcome, attempt, on_ranks, values
 from windlass import distributed as wd
-from windlass.distributed import _catalog, _delivery, _load
+from windlass.distributed import _catalog, _delivery, _link, _load
 from windlass.distributed._delivery import Delivery
 from windlass.distributed._link import Link
+from windlass.errors import DistributedError
 
 SHORT = 3.0
 """Seconds that ranks wait for each other where one is silent."""
@@ -485,6 +487,52 @@ def interrupted_when_ready(rank: int, path: str, mark: str) -> Outcome:
     if rank == 0:
         Path(mark).touch()
     return outcome
+
+
+def test_a_store_that_does_not_answer_keeps_no_rank_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_link, "ROLL_CALL_SECONDS", 0.2)
+    over = threading.Event()
+
+    def answer(*_: Any) -> bool:
+        # Long after the time-out.
+        return over.wait(30)
+
+    def wait(time_left: timedelta) -> None:
+        time.sleep(time_left.total_seconds())
+        raise RuntimeError("Operation timed out!")
+
+    link = object.__new__(Link)
+    link.rank, link.size, link.timeout = 0, 2, 1.5
+    link._around, link._backends = link, {"cpu": "gloo"}
+    link.name_roll("roll")
+    monkeypatch.setattr(link, "_store", lambda: SimpleNamespace(check=answer, set=answer))
+    begin = time.monotonic()
+    with pytest.raises(DistributedError, match="rank 1 ended, or did not answer"):
+        link.wait_for_all(SimpleNamespace(wait=wait, is_completed=lambda: False), "cpu")
+    assert time.monotonic() - begin < 10
+    over.set()
+
+
+def test_a_lack_of_threads_ends_no_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ends = iter([False, False, True])
+
+    def wait(_: timedelta) -> None:
+        if not next(ends):
+            raise RuntimeError("Operation timed out!")
+
+    link = object.__new__(Link)
+    link.rank, link.size, link.timeout = 0, 2, 20.0
+    link._around, link._backends = link, {"cpu": "gloo"}
+    link.name_roll("roll")
+    monkeypatch.setattr(_link.Thread, "start", fail)
+    link.wait_for_all(SimpleNamespace(wait=wait, is_completed=lambda: False), "cpu")
+    assert list(ends) == []
+    # An error of the group is told all the same.
+    with pytest.raises(DistributedError, match="rank 1 ended"):
+        link.wait(SimpleNamespace(wait=lambda _: int("no number")))
 
 
 def test_ctrl_c_on_a_rank_that_waits_for_others_does_not_wait_for_them(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from threading import Thread
 from typing import Any
@@ -195,21 +195,27 @@ class Link:
 
     def _is_broken(self) -> bool:
         """Whether any rank said so."""
-        try:
-            return self._roll is not None and bool(self._store().check([f"{self._roll}/broken"]))
-        except (RuntimeError, ValueError):
-            # The store is gone with the process that kept it: nothing will be said there.
-            self._roll = None
+        if self._roll is None:
             return False
+        answers: list[bool] = []
+        _aside(ROLL_CALL_SECONDS, self._look, self._roll, answers)
+        if not answers:
+            # The store is gone with the process or the host that kept it: nothing will be said there.
+            self._roll = None
+        return any(answers)
+
+    def _look(self, roll: str, answers: list[bool]) -> None:
+        """Adds whether any rank said in the group's store that the group broke, if the store answers."""
+        try:
+            answers.append(bool(self._store().check([f"{roll}/broken"])))
+        except (RuntimeError, ValueError):
+            return
 
     def _lost_rank(self) -> Rank | None:
         """The rank that is lost, if it is known: the only one that does not answer in the group's store."""
         silent = set(range(self.size)) - {self.rank}
         if self._roll is not None:
-            # Calls of a store whose host is gone may take any time.
-            caller = Thread(target=self._call_the_roll, args=(self._roll, silent), daemon=True)
-            caller.start()
-            caller.join(2 * ROLL_CALL_SECONDS)
+            _aside(2 * ROLL_CALL_SECONDS, self._call_the_roll, self._roll, silent)
         lost = list(silent)
         return lost[0] if len(lost) == 1 else None
 
@@ -233,6 +239,17 @@ class Link:
         from torch.distributed import distributed_c10d  # noqa: PLC0415
 
         return distributed_c10d._get_process_group_store(self._group)
+
+
+def _aside(seconds: float, call: Callable[..., None], *arguments: Any) -> None:
+    """Calls a function on a thread and waits for it that long: a store whose host is gone may take any time."""
+    caller = Thread(target=call, args=arguments, daemon=True)
+    try:
+        caller.start()
+    except RuntimeError:
+        # The system gives no thread, so the store is not asked.
+        return
+    caller.join(seconds)
 
 
 def _own_timeout(group: Any) -> float:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import starmap
+from typing import Any, Protocol, TypeVar
 
 from windlass._native import Completion
 from windlass.errors import ForkedError, MemoryLostError
@@ -25,6 +27,17 @@ class Request(Protocol):
     def lost(self) -> bool: ...
     def cancel(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> Completion: ...
+
+
+R = TypeVar("R", bound=Request)
+
+
+def start_into(begun: list[R], start: Callable[..., R], *arguments: Any, **options: Any) -> None:
+    """Begins a request and adds it to a list, so that whoever handles an exception finds it there.
+
+    Between the call and the list there is no bytecode, so no handler of a signal can run there.
+    """
+    begun.extend(starmap(partial(start, *arguments, **options), [()]))
 
 
 def settle_all(requests: Iterable[Request]) -> list[Completion]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from functools import partial
-from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
-from windlass.kv._ending import abandon
+from windlass.kv._ending import abandon, start_into
 
 if TYPE_CHECKING:
     from windlass import _native
@@ -26,8 +24,7 @@ def begin(
     waiting.make_room(notify)
     begun: list[_native.KvTicket] = []
     try:
-        # Between the call and the list there is no bytecode, so no handler of a signal can run there.
-        begun.extend(starmap(partial(start, **options), [(keys, buffers)]))
+        start_into(begun, start, keys, buffers, **options)
         return Ticket(begun[0], waiting if notify else None)
     except BaseException:
         try:

@@ -5,7 +5,10 @@ needed for these.
 from __future__ import annotations
 
 import select
+import signal
 import threading
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,34 @@ def test_an_interrupted_wait_cancels_and_goes_on_until_the_release(end, interrup
     assert ticket.is_cancelled
     assert ticket.is_released
     timer.join()
+
+
+def test_a_request_is_known_though_a_signal_comes_as_it_begins():
+    ticket = Held("ok", released=True)
+
+    def start() -> Held:
+        # Freeing it, which is the last of the call, takes longer than the timer.
+        ballast = [[] for _ in range(2_000_000)]
+        signal.setitimer(signal.ITIMER_REAL, 0.005 if ballast else 0)
+        return ticket
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def begin() -> None:
+        # As SGLang's adapter hands requests over.
+        _ending.start_into(begun, partial(start))
+        time.sleep(5)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    begun: list[Held] = []
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            begin()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert begun == [ticket]
 
 
 def test_abandoned_memory_that_is_lost_is_an_error():

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import importlib
+import types
+
 from windlass.compat.fastsafetensors._config import LoaderConfig, load_config
 from windlass.compat.fastsafetensors._copiers import register_copier_constructor
 from windlass.compat.fastsafetensors._devices import Device, DeviceType, get_device_numa_node
@@ -24,6 +27,29 @@ from windlass.compat.fastsafetensors._parallel import AutoLoader, ParallelLoader
 from windlass.compat.fastsafetensors._saver import ParallelSaver
 
 __version__ = "0.5.0"  # of the interface
+
+_MODULES = (
+    "auto_loader",
+    "common",
+    "config",
+    "copier",
+    "cpp",
+    "ep_slice",
+    "file_buffer",
+    "frameworks",
+    "loader",
+    "parallel_loader",
+    "saver",
+    "st_types",
+)
+
+
+def __getattr__(name: str) -> types.ModuleType:
+    """The modules below, once they are asked for: programs find them after the import of the package alone."""
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "AutoLoader",

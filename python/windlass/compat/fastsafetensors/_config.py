@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from windlass._regular import open_regular
 from windlass.errors import OptionError
 
 # Groups whose entries are settings of their own, and what a loader's section has from them.
@@ -58,7 +59,7 @@ class LoaderConfig:
     @classmethod
     def from_file(cls, path: str) -> LoaderConfig:
         """The settings of a JSON file."""
-        with open(path, encoding="utf-8") as file:
+        with open(open_regular(path), encoding="utf-8") as file:
             data = json.load(file)
         if not isinstance(data, dict):
             raise OptionError(f"{path}: settings are a JSON object", path=path)

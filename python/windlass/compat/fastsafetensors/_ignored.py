@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -28,4 +29,13 @@ def warn_without_effect(given: Mapping[str, Any], usual: Mapping[str, Any]) -> N
     for name, value in given.items():
         if value != usual[name] and name not in _warned:
             _warned.add(name)
-            warnings.warn(f"{name}={value!r} has no effect: {_INSTEAD[name]}", NoEffectWarning, stacklevel=4)
+            message = f"{name}={value!r} has no effect: {_INSTEAD[name]}"
+            warnings.warn(message, NoEffectWarning, stacklevel=_level_of_caller())
+
+
+def _level_of_caller() -> int:
+    """The stack level, from the caller of this, of the code that called windlass."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("windlass."):
+        level, frame = level + 1, frame.f_back
+    return level

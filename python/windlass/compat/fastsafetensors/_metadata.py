@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from windlass import _native
+from windlass._regular import open_regular
 from windlass._words import counted
 from windlass.compat.fastsafetensors._dtypes import DType
 from windlass.errors import FormatError, SliceError
@@ -170,7 +171,7 @@ class SafeTensorsMetadata:
         cls, filename: str, framework: Any = None, *, lenient: bool | None = None
     ) -> SafeTensorsMetadata:
         """The header of a file."""
-        with open(filename, "rb", buffering=0) as file:
+        with open(open_regular(filename), "rb", buffering=0) as file:
             return cls.from_fd(file.fileno(), filename, framework, lenient=lenient)
 
     def select_byte_ranges(

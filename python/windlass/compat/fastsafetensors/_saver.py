@@ -291,7 +291,8 @@ def _filled(entries: Sequence[WriteEntry], fill: Fill, directory: str) -> Iterat
         offsets[entry.name] = length
         length += -(-entry.nbytes // _BUFFER_ALIGNMENT) * _BUFFER_ALIGNMENT
     with tempfile.TemporaryFile(dir=directory) as file:
-        os.truncate(file.fileno(), max(length, 1))
+        # Of a page that the file system has no room for, a write to memory kills the process.
+        os.posix_fallocate(file.fileno(), 0, max(length, 1))
         with mmap.mmap(file.fileno(), max(length, 1)) as memory, memoryview(memory) as view:
             work = [
                 (view[offsets[entry.name] : offsets[entry.name] + entry.nbytes], entry)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windlass.errors import OptionError
+from windlass.errors import FormatError, OptionError
 from windlass.kv import Namespace, Store
 from windlass.kv.adapters import _weights
 
@@ -90,7 +90,7 @@ class Settings:
                 logger.warning("%s: name another by the option checkpoint", why)
             try:
                 return {"weights": _weights.digest(files)}
-            except OSError as error:
+            except (FormatError, OSError) as error:
                 why = str(error)
         if "model" not in self.namespace:
             logger.warning(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from windlass.kv import Completion, MemoryLostError, Ticket
-from windlass.kv._ending import abandon, settle_all
+from windlass.kv._ending import abandon, settle_all, start_into
 
 # What was loaded, what is stored, and what the user's own policy leaves out, which is no failure.
 _ACCEPTED = ("ok", "exists", "dropped:not_admitted")
@@ -28,7 +28,7 @@ def complete(start: Callable[[], Ticket]) -> Completion:
     """
     begun: list[Ticket] = []
     try:
-        begun.append(start())
+        start_into(begun, start)
         return settle_all(begun)[0]
     except MemoryLostError:
         raise

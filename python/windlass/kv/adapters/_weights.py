@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from windlass.errors import OptionError
+from windlass._regular import open_regular
+from windlass.errors import FormatError, OptionError
 
 # Weights by the ending of their files. Engines load the first of these that a checkpoint has.
 _ENDINGS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
@@ -57,6 +58,7 @@ def digest(files: Sequence[Path]) -> str:
     checkpoint of some files.
 
     Raises:
+        FormatError: A file is no regular one.
         OSError: A file cannot be read.
     """
     samples = max(_SAMPLES // len(files), _FEWEST)
@@ -70,7 +72,7 @@ def digest(files: Sequence[Path]) -> str:
 
 def _file_digest(samples: int, path: Path) -> bytes:
     found = hashlib.blake2b()
-    with path.open("rb", buffering=0) as file:
+    with open(open_regular(path), "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         found.update(size.to_bytes(8, "little"))
 
@@ -118,12 +120,12 @@ def checkpoint_digest(checkpoint: str) -> str:
     """Returns the digest of a checkpoint that a user names.
 
     Raises:
-        OptionError: There is none.
+        OptionError: There is none that can be read.
     """
     files, why = find(checkpoint)
     if not files:
         raise OptionError(f"checkpoint cannot be {checkpoint!r}: {why}")
     try:
         return digest(files)
-    except OSError as error:
+    except (FormatError, OSError) as error:
         raise OptionError(f"checkpoint cannot be {checkpoint!r}: {error}") from error

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass.kv import Completion, Error, MemoryLostError, Ticket
-from windlass.kv._ending import abandon, settle_all, summary
+from windlass.kv._ending import abandon, settle_all, start_into, summary
 from windlass.kv.adapters._metrics import Exported
 from windlass.kv.adapters._settings import Settings
 from windlass.kv.adapters._tickets import is_accepted
@@ -149,12 +149,12 @@ class Client:
                 operation = _Operation(next(self._numbers), [""] * len(keys))
                 for places in by_length.values():
                     try:
-                        begun.append(
-                            start(
-                                [keys[place] for place in places],
-                                [memoryviews[place] for place in places],
-                                notify=True,
-                            )
+                        start_into(
+                            begun,
+                            start,
+                            [keys[place] for place in places],
+                            [memoryviews[place] for place in places],
+                            notify=True,
                         )
                     except (Error, ValueError, BufferError) as error:
                         # The others are under way, and have to end.

@@ -20,7 +20,7 @@ from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 from windlass import _native
 from windlass.errors import OptionError, RequestError
 from windlass.kv import Addresses, Error, MemoryLostError, Namespace, Region, Store, Ticket
-from windlass.kv._ending import abandon, settle_all, summary
+from windlass.kv._ending import abandon, settle_all, start_into, summary
 from windlass.kv.adapters._metrics import Exported
 from windlass.kv.adapters._settings import Settings
 from windlass.kv.adapters._tickets import is_accepted, outcome
@@ -325,7 +325,7 @@ class WindlassStore(UcmKVStoreBaseV1):  # type: ignore[misc]
                 for some, memory in rows.split(places):
                     ids = [block_ids[place] for place in some]
                     shards = [int(shard_index[place]) for place in some]
-                    task.tickets.append(start(blocks, ids, memory, shard=shards, **options))
+                    start_into(task.tickets, start, blocks, ids, memory, shard=shards, **options)
         except BaseException:
             # The caller learns of no task, and takes its memory back.
             _ended(abandon, task.tickets)

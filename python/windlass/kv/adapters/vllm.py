@@ -32,7 +32,7 @@ from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import TIER_LABEL, JobId, JobResult, SecondaryTierManager, TransferJob
 
 from windlass.kv import Addresses, Completion, Error, Ticket
-from windlass.kv._ending import abandon, settle_all, summary
+from windlass.kv._ending import abandon, settle_all, start_into, summary
 from windlass.kv.adapters._settings import Settings
 from windlass.kv.adapters._tickets import is_accepted, outcome
 
@@ -166,7 +166,7 @@ class WindlassTier(SecondaryTierManager):  # type: ignore[misc]
             if keys:
                 start = self._blocks.load if is_load else self._blocks.store
                 try:
-                    begun.append(start(keys, self._addresses(chunks)))
+                    start_into(begun, start, keys, self._addresses(chunks))
                 except (Error, ValueError) as error:
                     log.error("job %d of tier %s cannot begin: %s", job.job_id, self.tier_type, error)
                     entry.has_begun = False
