@@ -38,7 +38,7 @@ pub(super) struct Log {
     ahead: u64,
     state: Mutex<State>,
     /// Held while the disk syncs: who waits for it finds that most of the work is done.
-    syncing: Mutex<()>,
+    pub(super) syncing: Mutex<()>,
 }
 
 /// What the head of each log says of the directory and its opening.

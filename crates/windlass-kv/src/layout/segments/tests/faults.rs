@@ -336,3 +336,25 @@ fn what_was_deleted_stays_away_after_a_power_cut_whatever_the_durability() {
         assert!(!bench.has(&bench.open(), "a"), "seed {seed}");
     }
 }
+
+#[test]
+fn tombstones_are_noted_until_their_sync_has_ended() {
+    let mut bench = Bench::new();
+    bench.options.durability = Durability::None;
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let writer = store.writer.as_ref().unwrap();
+    let is_noted = || lock(&writer.unsynced_tombstones).contains_key(&fingerprint("a"));
+    let syncing = lock(&writer.log.syncing);
+    assert!(store.evict(1).unwrap() > 0);
+    assert!(is_noted());
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| writer.sync_tombstones());
+        // Long enough for it to wait for the disk.
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!sync.is_finished() && is_noted());
+        drop(syncing);
+        sync.join().unwrap().unwrap();
+    });
+    assert!(!is_noted());
+}
