@@ -17,6 +17,7 @@ from windlass.distributed._catalog import read_catalog
 from windlass.distributed._delivery import Delivery, Request
 from windlass.distributed._filters import Select, Shards, shard_dims, wanted_names
 from windlass.distributed._link import Link
+from windlass.distributed._memory import running_kernel
 from windlass.distributed._report import DistributedReport
 from windlass.distributed._sizes import size_in_bytes
 from windlass.distributed._wants import codes_of
@@ -274,11 +275,7 @@ def _dtype_name(dtype: Any) -> str | None:
 
 def _this_node() -> str:
     """The same for processes that run on one kernel since it started."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{socket.gethostname()} {file.read().strip()}"
-    except OSError:
-        return socket.gethostname()
+    return f"{socket.gethostname()} {running_kernel()}"
 
 
 def _this_host() -> str:

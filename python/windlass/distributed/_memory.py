@@ -82,7 +82,7 @@ def check_memory(notes: Sequence[Mapping[str, Any]]) -> None:
 def _place(limit: str) -> str:
     """The same for all views of one limit. Names are not: containers call the files of theirs by the same path."""
     _, slash, path = limit.partition("/")
-    kernel = _kernel()
+    kernel = running_kernel()
     if not slash:
         return kernel
     try:
@@ -92,7 +92,7 @@ def _place(limit: str) -> str:
     return f"{kernel} {status.st_dev}:{status.st_ino}"
 
 
-def _kernel() -> str:
+def running_kernel() -> str:
     """The same for processes on one kernel, whatever they call their host."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
