@@ -88,7 +88,7 @@ extern "C" fn in_child() {
         let descriptor = entry.descriptor.load(Ordering::Acquire);
         if descriptor != NONE {
             // SAFETY: both descriptors are open in the parent, and so here: the entry is freed before its file is closed.
-            // The number stays in use, so that whoever closes it later closes nothing else.
+            // The number stays in use, so that a later close of it closes nothing else.
             unsafe { libc::dup3(null.as_raw_fd(), descriptor, libc::O_CLOEXEC) };
         }
         next = entry.next.get().map(|next| &**next);

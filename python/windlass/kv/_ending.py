@@ -33,7 +33,7 @@ R = TypeVar("R", bound=Request)
 
 
 def start_into(begun: list[R], start: Callable[..., R], *arguments: Any, **options: Any) -> None:
-    """Begins a request and adds it to a list, so that whoever handles an exception finds it there.
+    """Begins a request and adds it to a list, so that the handler of an exception finds it there.
 
     Between the call and the list there is no bytecode, so no handler of a signal can run there.
     """

@@ -37,7 +37,7 @@ pub(crate) fn warning(root: &Path) -> Option<Notice> {
     Some(Notice { kind: EventKind::UnsafeRoot, reason })
 }
 
-/// Who else can change a directory, if anybody can.
+/// Returns which other users can change a directory, or `None`.
 fn risk(directory: &Metadata, user: u32) -> Option<String> {
     let (owner, mode) = (directory.uid(), directory.mode());
     if owner != user && owner != 0 {
