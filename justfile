@@ -10,8 +10,8 @@ nvrtc := "12.0.140"
 llama_cpp := "bench/data/llama-cpp-python-0.3.36"
 # Where the sources of vLLM, SGLang, LMCache and UCM are downloaded to, and the packages that they import.
 hosts_at := justfile_directory() / "bench/data/hosts"
-# For release builds that nothing measures: optimising across crates takes longer than it saves.
-quick := "CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16"
+# For release builds that nothing measures: more optimising takes longer than it saves.
+quick := "CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_OPT_LEVEL=2"
 export PYO3_PYTHON := bin / "python"
 
 # List the recipes.
