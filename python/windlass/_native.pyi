@@ -22,6 +22,7 @@ __all__ = [
     "doctor",
     "is_remote",
     "load_bytes",
+    "memory_limits",
     "mount_point_of_3fs",
     "mount_points_of_3fs",
     "parse_header",
