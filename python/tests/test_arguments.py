@@ -115,6 +115,18 @@ def test_metadata_is_text() -> None:
             windlass.save({"a": np.zeros(1)}, metadata=metadata)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("metadata", [[1], 3, "pt"], ids=repr)
+def test_metadata_is_a_dictionary(metadata: Any) -> None:
+    with pytest.raises(TypeError, match=r"metadata cannot be .*: pass a dictionary of text to text"):
+        windlass.save({"a": np.zeros(1)}, metadata=metadata)
+
+
+@pytest.mark.parametrize("data", [None, 3, io.BytesIO(b"")], ids=["None", "number", "file"])
+def test_load_takes_the_bytes_of_a_file(data: Any) -> None:
+    with pytest.raises(TypeError, match=r"data cannot be .*: pass the bytes of a file"):
+        windlass.load(data)
+
+
 def test_long_values_are_cut_short_in_errors() -> None:
     with pytest.raises(TypeError) as caught:
         windlass.load_file(b"x" * 100_000)  # type: ignore[arg-type]

@@ -26,14 +26,14 @@ def path_text(path: Any) -> str:
         )
     if isinstance(path, (bytes, bytearray, memoryview)):
         raise TypeError(
-            f"a path cannot be {_shown(path)}: pass text, which os.fsdecode makes of a path in bytes; "
+            f"a path cannot be {shown(path)}: pass text, which os.fsdecode makes of a path in bytes; "
             "windlass.load takes the contents of a file"
         )
     if hasattr(path, "read"):
         raise TypeError(
-            f"a path cannot be {_shown(path)}: pass the name of the file; windlass.load takes its contents"
+            f"a path cannot be {shown(path)}: pass the name of the file; windlass.load takes its contents"
         )
-    raise TypeError(f"a path cannot be {_shown(path)}: pass text or an os.PathLike such as pathlib.Path")
+    raise TypeError(f"a path cannot be {shown(path)}: pass text or an os.PathLike such as pathlib.Path")
 
 
 def path_texts(paths: PathType | Sequence[PathType]) -> list[str]:
@@ -55,7 +55,7 @@ def tensor_name(name: Any) -> str:
     'lm_head.weight'
     """
     if not isinstance(name, str):
-        raise TypeError(f"the name of a tensor cannot be {_shown(name)}: pass text")
+        raise TypeError(f"the name of a tensor cannot be {shown(name)}: pass text")
     return name
 
 
@@ -65,7 +65,7 @@ def tensor_names(argument: str, names: Any) -> list[str]:
         return [names]
     if not _is_list(names):
         raise TypeError(
-            f"{argument} cannot be {_shown(names)}: pass the name of a tensor, a glob pattern, or a list of these"
+            f"{argument} cannot be {shown(names)}: pass the name of a tensor, a glob pattern, or a list of these"
         )
     return [tensor_name(name) for name in names]
 
@@ -74,11 +74,14 @@ def text_by_text(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
     """Metadata of a file: a dictionary of texts, or none."""
     if metadata is None:
         return None
-    texts = dict(metadata)
+    try:
+        texts = dict(metadata)
+    except (TypeError, ValueError):
+        raise TypeError(f"metadata cannot be {shown(metadata)}: pass a dictionary of text to text") from None
     for key, value in texts.items():
         if not (isinstance(key, str) and isinstance(value, str)):
             raise TypeError(
-                f"metadata cannot hold {_shown(key)} with the value {_shown(value)}: keys and values are text"
+                f"metadata cannot hold {shown(key)} with the value {shown(value)}: keys and values are text"
             )
     return texts
 
@@ -87,7 +90,7 @@ def _is_list(given: Any) -> bool:
     return isinstance(given, Iterable) and not isinstance(given, (bytes, bytearray, memoryview))
 
 
-def _shown(given: Any) -> str:
+def shown(given: Any) -> str:
     """A value and its type, for an error."""
     if given is None:
         return "None"

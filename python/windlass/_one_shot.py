@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from windlass import _native
-from windlass._arguments import PathType
+from windlass._arguments import PathType, shown
 from windlass._checkpoint import Checkpoint, Select
 from windlass._frameworks import Framework, converter
 
@@ -88,6 +88,12 @@ def load(data: Buffer, *, framework: Framework = "torch") -> dict[str, Any]:
         raise TypeError(
             f"data cannot be {data!r}: windlass.load takes the bytes of a file, load_file its path"
         )
+    try:
+        contents = data if isinstance(data, bytes) else bytes(memoryview(data))
+    except TypeError:
+        raise TypeError(
+            f"data cannot be {shown(data)}: pass the bytes of a file, of an open file those that its read() gives"
+        ) from None
     tensors: dict[str, Any] = {}
-    convert(_native.load_bytes(data if isinstance(data, bytes) else bytes(memoryview(data))), tensors)
+    convert(_native.load_bytes(contents), tensors)
     return tensors
