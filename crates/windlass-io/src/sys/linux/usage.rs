@@ -5,14 +5,16 @@ use std::time::Duration;
 
 /// CPU time and page faults of the whole process since it began.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Usage {
-    pub(crate) cpu: Duration,
-    pub(crate) page_faults: u64,
+pub struct Usage {
+    /// Time of all threads on cores, in the kernel and outside it.
+    pub cpu: Duration,
+    /// Page faults, with and without I/O.
+    pub page_faults: u64,
 }
 
 impl Usage {
     /// As of now.
-    pub(crate) fn now() -> Self {
+    pub fn now() -> Self {
         // SAFETY: all-zero is a valid value of this plain structure of integers.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: `usage` outlives the call, which writes nothing else.
