@@ -12,8 +12,13 @@
 //! * `threads`: the cores that a thread runs on.
 //! * `usage`: CPU time and page faults of the process.
 
+mod common;
 #[cfg(target_os = "linux")]
 mod linux;
+#[cfg(windows)]
+mod windows;
 
 #[cfg(target_os = "linux")]
 pub use linux::{block_device, limits, machine, numa, pages, threads, usage};
+#[cfg(windows)]
+pub use windows::{block_device, limits, machine, numa, pages, threads, usage};

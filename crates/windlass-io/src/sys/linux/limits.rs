@@ -2,26 +2,13 @@
 #![forbid(unsafe_code)]
 
 use super::read_number;
-use serde::Serialize;
+pub use crate::sys::common::MemoryLimit;
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
 const MEMINFO: &str = "/proc/meminfo";
-
-/// A limit on the memory of this process.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct MemoryLimit {
-    /// What sets the limit: the machine, or the file of a control group. Equal for processes under the same limit.
-    pub name: String,
-    /// Bytes that may still be allocated under it. Reclaimable page cache counts as free; memory that loads of this
-    /// process were promised and have not touched yet counts as used.
-    pub available_bytes: u64,
-    /// The limit itself in bytes.
-    pub total_bytes: u64,
-}
 
 /// A place that tells a limit and what it leaves.
 #[derive(Clone, Debug)]

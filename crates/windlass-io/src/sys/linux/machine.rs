@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::read_number;
+pub use crate::sys::common::ProcessLimit;
 use rustix::process::{Resource, getrlimit};
 use std::fs;
 
@@ -19,15 +20,6 @@ pub fn transparent_huge_pages() -> Option<String> {
 /// Free pages of the reserve of huge pages.
 pub fn free_huge_pages() -> u64 {
     read_number("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").unwrap_or(0)
-}
-
-/// A limit of this process. `None` stands for no limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProcessLimit {
-    /// The limit that holds.
-    pub current: Option<u64>,
-    /// What the process may raise it to.
-    pub maximum: Option<u64>,
 }
 
 /// Bytes that this process may lock in memory.

@@ -2,16 +2,8 @@
 #![forbid(unsafe_code)]
 
 use super::read_number;
+pub use crate::sys::common::Node;
 use std::{fs, path::Path};
-
-/// One NUMA node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
-    /// Its number.
-    pub id: u32,
-    /// The numbers of its cores.
-    pub cpus: Vec<usize>,
-}
 
 /// The machine's nodes in order; empty if the kernel does not say.
 pub fn nodes() -> Vec<Node> {
