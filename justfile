@@ -96,6 +96,10 @@ advisories: lint-tools
         echo 'skipped: the advisories are not checked, as their database cannot be reached' >&2; \
     fi
 
+# Lint the crates that compile for Windows, for that target; or say that its standard library cannot be had.
+check-windows:
+    testkit/windows/check.sh
+
 # Rewrite sources in the project's format.
 format: lint-tools
     cargo fmt --all

@@ -3,12 +3,11 @@
 
 use crate::{
     status::{Failure, call, windlass_status},
-    text,
+    system, text,
     versioned::{self, Versioned},
 };
 use std::{
     ffi::{CString, c_char},
-    os::unix::ffi::OsStrExt,
     path::Path,
     ptr, slice,
 };
@@ -172,7 +171,7 @@ impl windlass_catalog {
         let names = catalog.tensors().iter().map(|tensor| text::without_nul(&tensor.name)).collect();
         let dtypes =
             catalog.tensors().iter().map(|tensor| text::without_nul(&tensor.dtype.to_string())).collect();
-        let path = |path: &Path| CString::new(path.as_os_str().as_bytes()).unwrap_or_default();
+        let path = |path: &Path| CString::new(system::bytes_of(path)).unwrap_or_default();
         let paths = catalog.files().iter().map(|file| path(&file.path)).collect();
         Self { checkpoint, names, dtypes, paths }
     }
@@ -243,7 +242,7 @@ unsafe fn borrow_paths<'a>(paths: *const *const c_char, count: u64) -> Result<Ve
     let paths = unsafe { slice::from_raw_parts(paths, count) };
     // SAFETY: strings, as the caller says.
     let paths = paths.iter().map(|path| unsafe { text::borrow_path(*path) });
-    paths.map(|path| path.ok_or_else(|| Failure::argument("one of the paths is NULL"))).collect()
+    paths.map(|path| path?.ok_or_else(|| Failure::argument("one of the paths is NULL"))).collect()
 }
 
 fn no_catalog() -> Failure {

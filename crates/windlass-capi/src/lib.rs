@@ -9,6 +9,7 @@
 mod catalog;
 mod read;
 mod status;
+mod system;
 mod text;
 mod versioned;
 

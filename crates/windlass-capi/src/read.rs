@@ -3,15 +3,13 @@
 
 use crate::{
     status::{Failure, call, status_of, windlass_status},
-    text,
+    system, text,
     versioned::{self, Versioned},
     windlass_catalog,
 };
 use std::{
     collections::HashMap,
     ffi::{c_char, c_void},
-    fs::File,
-    os::fd::{AsRawFd, BorrowedFd},
     panic::{self, AssertUnwindSafe},
     path::{Path, PathBuf},
     ptr::{self, NonNull},
@@ -483,14 +481,14 @@ unsafe fn request(read: &windlass_read, index: usize, files: &mut Files) -> Resu
     }
     let range = ByteRange::at(read.offset, read.length).ok_or_else(|| wrong("its bytes end past 2^64"))?;
     // SAFETY: a live catalog and a path, as the caller says.
-    let file = match unsafe { (read.catalog.as_ref(), text::borrow_path(read.path)) } {
+    let file = match unsafe { (read.catalog.as_ref(), text::borrow_path(read.path)?) } {
         (Some(catalog), _) => {
             catalog.file(read.file).ok_or_else(|| wrong(&format!("its catalog has no file {}", read.file)))?
         }
         (None, Some(path)) => files.by_path(path)?,
         (None, None) if read.fd < 0 => return Err(wrong("it has no catalog, no path and no descriptor")),
         // SAFETY: open during this call, as the caller says.
-        (None, None) => files.by_descriptor(unsafe { BorrowedFd::borrow_raw(read.fd) })?,
+        (None, None) => unsafe { files.by_descriptor(read.fd)? },
     };
     let target = match (read.target, NonNull::new(read.destination.cast::<u8>())) {
         // No byte is written there.
@@ -540,18 +538,16 @@ impl Files {
         Ok(file)
     }
 
-    fn by_descriptor(&mut self, descriptor: BorrowedFd<'_>) -> Result<ReadFile, Failure> {
-        let number = descriptor.as_raw_fd();
-        if let Some(file) = self.by_descriptor.get(&number) {
+    /// # Safety
+    /// `descriptor` must not be closed during the call.
+    unsafe fn by_descriptor(&mut self, descriptor: i32) -> Result<ReadFile, Failure> {
+        if let Some(file) = self.by_descriptor.get(&descriptor) {
             return Ok(file.clone());
         }
-        let own = descriptor.try_clone_to_owned();
-        let own = own.map_err(|error| Failure::argument(format!("descriptor {number}: {error}")))?;
-        // What messages call the file: where it lies, if that can be known.
-        let link = PathBuf::from(format!("/proc/self/fd/{number}"));
-        let path = std::fs::read_link(&link).unwrap_or(link);
-        let file = ReadFile::from_file(File::from(own), path)?;
-        self.by_descriptor.insert(number, file.clone());
+        // SAFETY: open during this call, as the caller says.
+        let (own, path) = unsafe { system::file_of_descriptor(descriptor)? };
+        let file = ReadFile::from_file(own, path)?;
+        self.by_descriptor.insert(descriptor, file.clone());
         Ok(file)
     }
 }

@@ -1,11 +1,10 @@
 //! Text across the border: NUL-terminated UTF-8, and paths as the system has them.
 #![allow(unsafe_code)]
 
-use crate::status::Failure;
+use crate::{status::Failure, system};
 use std::{
     borrow::Cow,
-    ffi::{CStr, CString, OsStr, c_char},
-    os::unix::ffi::OsStrExt,
+    ffi::{CStr, CString, c_char},
     path::Path,
 };
 
@@ -72,11 +71,14 @@ pub(crate) unsafe fn borrow_lossily<'a>(text: *const c_char) -> Option<Cow<'a, s
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
 }
 
-/// A path of the caller.
+/// A path of the caller; `None` for NULL.
 ///
 /// # Safety
 /// `path` must be NULL or a NUL-terminated string that outlives the result.
-pub(crate) unsafe fn borrow_path<'a>(path: *const c_char) -> Option<&'a Path> {
+pub(crate) unsafe fn borrow_path<'a>(path: *const c_char) -> Result<Option<&'a Path>, Failure> {
+    if path.is_null() {
+        return Ok(None);
+    }
     // SAFETY: a string, as the caller says.
-    (!path.is_null()).then(|| Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes())))
+    system::path_of(unsafe { CStr::from_ptr(path) }).map(Some)
 }

@@ -1,6 +1,8 @@
 //! What can be typed.
 
-use crate::{bench::Bench, kv::Kv};
+use crate::bench::Bench;
+#[cfg(target_os = "linux")]
+use crate::kv::Kv;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use windlass::{Checkpoint, catalog::OpenOptions};
@@ -48,6 +50,7 @@ pub(crate) enum Command {
         what: Bench,
     },
     /// Look after a store of KV-cache blocks
+    #[cfg(target_os = "linux")]
     Kv {
         /// What to do
         #[command(subcommand)]

@@ -13,8 +13,6 @@ use windlass::{Error, plan::PlanError};
 pub(crate) enum Failure {
     /// The library refused.
     Windlass(Error),
-    /// The KV store refused.
-    Kv(windlass_kv::Error),
     /// What was found is not what was expected: a line each.
     Different(Vec<String>),
     /// Something on this machine keeps loads from working; the details are printed already.
@@ -50,12 +48,6 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<windlass_kv::Error> for Failure {
-    fn from(error: windlass_kv::Error) -> Self {
-        Self::Kv(error)
-    }
-}
-
 impl Failure {
     /// What else a command has to say, with the exit code for that.
     pub(crate) fn told(message: impl Into<String>, exit_code: u8) -> Self {
@@ -79,10 +71,6 @@ impl Failure {
                 let code = exit_code(&error);
                 (vec![error.to_string()], code)
             }
-            Self::Kv(error) => {
-                let code = kv_exit_code(&error);
-                (vec![error.to_string()], code)
-            }
         };
         for line in lines {
             // If nobody listens, the exit code has to do.
@@ -92,7 +80,7 @@ impl Failure {
     }
 }
 
-fn exit_code(error: &Error) -> u8 {
+pub(crate) fn exit_code(error: &Error) -> u8 {
     match error {
         // What the file holds cannot be loaded, whatever is asked for.
         Error::Plan(PlanError::UnknownType { .. } | PlanError::ByteOrder { .. }) => 4,
@@ -108,19 +96,6 @@ fn exit_code(error: &Error) -> u8 {
         Error::Io { .. } | Error::System { .. } | Error::Device { .. } => 5,
         Error::RouteUnavailable { .. } | Error::DeviceUnavailable { .. } => 6,
         Error::MemoryBudget { .. } | Error::Allocation { .. } => 7,
-        _ => 1,
-    }
-}
-
-fn kv_exit_code(error: &windlass_kv::Error) -> u8 {
-    use windlass_kv::Error;
-    match error {
-        Error::InvalidKey { .. } | Error::InvalidOption { .. } | Error::InvalidRequest(_) => 2,
-        Error::NotAStore { .. } => 3,
-        Error::UnknownFormat { .. } => 4,
-        Error::Io { .. } | Error::ReadOnly { .. } => 5,
-        Error::RouteUnavailable { .. } => 6,
-        Error::Engine(error) => exit_code(error),
         _ => 1,
     }
 }

@@ -10,6 +10,7 @@ mod doctor;
 mod failure;
 mod inspect;
 mod key_values;
+#[cfg(target_os = "linux")]
 mod kv;
 mod load;
 mod output;
@@ -51,6 +52,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Warm(arguments) => warm::run(&arguments),
         Command::Bench { what } => bench::run(&what),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        #[cfg(target_os = "linux")]
         Command::Kv { what } => kv::run(&what),
         Command::Completions { shell } => {
             let mut script = Vec::new();

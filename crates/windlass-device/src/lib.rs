@@ -2,3 +2,7 @@
 //!
 //! Internal: other crates of windlass use it, and its interface promises nothing.
 #![deny(missing_docs)]
+
+mod unavailable;
+
+pub use unavailable::Unavailable;

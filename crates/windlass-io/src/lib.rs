@@ -1,4 +1,13 @@
 //! The I/O core of windlass: everything between a byte range and memory. This crate knows no tensor and no block.
 //!
 //! Internal: other crates of windlass use it, and its interface promises nothing.
-#![deny(missing_docs)]
+#![deny(missing_docs, unsafe_code)]
+
+mod error;
+pub mod memory;
+pub mod parallel;
+pub mod sys;
+mod units;
+
+pub use error::{Error, Result};
+pub use units::{Alignment, ByteRange, counted};

@@ -251,6 +251,20 @@ impl Error {
     }
 }
 
+impl From<windlass_io::Error> for Error {
+    fn from(error: windlass_io::Error) -> Self {
+        match error {
+            windlass_io::Error::Io { operation, path, range, source } => {
+                Self::Io { operation, path, tensor: None, range, source }
+            }
+            windlass_io::Error::System { operation, source } => Self::System { operation, source },
+            windlass_io::Error::Allocation { bytes, kind, source } => {
+                Self::Allocation { bytes, kind, source }
+            }
+        }
+    }
+}
+
 struct Subject<'a>(&'a Option<String>);
 
 impl fmt::Display for Subject<'_> {

@@ -28,16 +28,13 @@ pub mod doctor;
 mod dtype;
 mod environment;
 mod error;
-mod host;
 mod load;
 pub mod memory;
-mod parallel;
 pub mod plan;
 pub mod read;
 mod report;
 pub mod route;
 pub mod save;
-mod units;
 pub mod verify;
 mod warm;
 
@@ -52,5 +49,7 @@ pub use load::{
 };
 pub use report::{Carrier, DeviceReport, MemoryReport, Refusal, Report, Retries, TimeReport};
 pub use route::{Route, UsrbioClient};
-pub use units::{Alignment, ByteRange, counted};
 pub use warm::WarmReport;
+pub use windlass_io::{Alignment, ByteRange, counted};
+
+use windlass_io::{parallel, sys};

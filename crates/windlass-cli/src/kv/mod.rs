@@ -7,6 +7,7 @@ mod arguments;
 mod bench;
 mod collect;
 mod export;
+mod failure;
 mod import;
 mod list;
 mod opened;

@@ -5,8 +5,8 @@ use super::{Check, Status, ok, slower};
 use crate::{
     catalog::OpenFile,
     device::{Device, DeviceInfo, cuda::cufile::CuFile, devices, driver_version},
-    host::{numa, read_number},
     route::{SourceFile, Unavailable, gds},
+    sys::numa,
 };
 use bytesize::ByteSize;
 use std::{
@@ -75,7 +75,7 @@ fn device_checks(info: &DeviceInfo) -> Vec<Check> {
 /// The speed of copies: a link that was trained to fewer lanes than it has is a broken slot or riser.
 fn link(name: &str, directory: &Path) -> Check {
     let text = |file: &str| fs::read_to_string(directory.join(file)).map(|text| text.trim().to_owned()).ok();
-    let lanes = |file: &str| read_number::<u32>(directory.join(file));
+    let lanes = |file: &str| text(file)?.parse::<u32>().ok();
     match (text("max_link_speed"), lanes("current_link_width"), lanes("max_link_width")) {
         (Some(speed), Some(width), Some(most)) if width < most => slower(
             name,

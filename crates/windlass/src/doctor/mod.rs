@@ -5,21 +5,19 @@ mod cuda;
 mod threefs;
 
 use crate::{
-    host::{device, numa, read_number},
     memory::limits,
     parallel,
     route::{FileSystem, FileSystemKind, Probe, Unavailable, UringLane, open_direct},
+    sys::{block_device, machine, numa},
 };
 use bytesize::ByteSize;
-use rustix::{
-    fs::{Mode, OFlags},
-    process::{Resource, getrlimit},
-};
+use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
     path::Path,
 };
+use windlass_io::memory::HUGE_PAGE_BYTES;
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,8 +82,7 @@ fn slower(name: &str, finding: impl Into<String>, fix: impl Into<String>) -> Che
 }
 
 fn kernel() -> Check {
-    let uname = rustix::system::uname();
-    let release = uname.release().to_string_lossy().into_owned();
+    let release = machine::kernel_release();
     let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if version >= (6, 5) {
@@ -110,8 +107,8 @@ fn io_uring() -> Check {
 
 fn transparent_huge_pages() -> Check {
     const NAME: &str = "transparent huge pages";
-    let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-    let chosen = setting.split(['[', ']']).nth(1).unwrap_or("not available");
+    let setting = machine::transparent_huge_pages();
+    let chosen = setting.as_deref().unwrap_or("not available");
     match chosen {
         "always" | "madvise" => ok(NAME, chosen),
         _ => slower(
@@ -123,15 +120,12 @@ fn transparent_huge_pages() -> Check {
 }
 
 fn reserved_huge_pages() -> Check {
-    let free: u64 = read_number("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").unwrap_or(0);
-    ok(
-        "reserved huge pages",
-        format!("{} free; only needed for huge_pages=reserved", ByteSize(free * (2 << 20))),
-    )
+    let free = ByteSize(machine::free_huge_pages() * HUGE_PAGE_BYTES as u64);
+    ok("reserved huge pages", format!("{free} free; only needed for huge_pages=reserved"))
 }
 
 fn locked_memory() -> Check {
-    match getrlimit(Resource::Memlock).current {
+    match machine::locked_memory().current {
         None => ok("locked memory", "unlimited"),
         Some(limit) => ok("locked memory", format!("{}; rings of recent kernels need none", ByteSize(limit))),
     }
@@ -140,7 +134,7 @@ fn locked_memory() -> Check {
 fn open_files() -> Check {
     // A checkpoint file takes two descriptors.
     const ENOUGH: u64 = 1024;
-    match getrlimit(Resource::Nofile).current {
+    match machine::open_files().current {
         Some(limit) if limit < ENOUGH => slower(
             "open files",
             format!("{limit}: enough for a checkpoint of {} files", limit.saturating_sub(32) / 2),
@@ -201,7 +195,7 @@ fn path_checks(path: &Path) -> Vec<Check> {
         Err(error) => return broken(format!("statfs failed: {error}"), ""),
     };
     let device = rustix::fs::fstat(&file).map(|stat| stat.st_dev).unwrap_or(0);
-    let queues = match device::queues(device) {
+    let queues = match block_device::queues(device) {
         0 => String::new(),
         1 => ", one hardware queue".into(),
         several => format!(", {several} hardware queues"),

@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::{Check, Status, ok, slower};
-use crate::route::{OpenMount, UsrbioClient};
+use crate::{
+    route::{OpenMount, UsrbioClient},
+    sys::machine,
+};
 use bytesize::ByteSize;
-use rustix::process::{Resource, getrlimit};
 use std::{
     fs::{self, File},
     os::{fd::AsRawFd, unix::fs::MetadataExt},
@@ -54,7 +56,7 @@ fn shared_memory(name: String) -> Check {
 }
 
 fn open_files(name: String) -> Check {
-    match getrlimit(Resource::Nofile).maximum {
+    match machine::open_files().maximum {
         Some(limit) if limit <= MOST_FILES => ok(&name, format!("hard limit {limit}")),
         limit => Check {
             name,

@@ -8,12 +8,12 @@ use super::{
 use crate::{
     ByteRange, DeviceId, Error, Report, Result,
     device::Device,
-    host::usage::Usage,
     memory::HugePages,
     plan::{Layout, Plan, PlannedTensor, TensorRequest},
     read::{Reader, ReaderOptions},
     report::{DeviceReport, MemoryReport, TimeReport},
     route::Route,
+    sys::usage::Usage,
 };
 use std::{
     collections::VecDeque,

@@ -12,12 +12,12 @@ use super::{
 use crate::{
     ByteRange, Catalog, DeviceId, Error, Result,
     device::{CopyQueue, Device},
-    host::usage::Usage,
     memory::{self, Arena, Block, DeviceBlock, Fill, MemoryRequest, Promise, SlotKind, Slots, WriteRegion},
     parallel::lock,
     plan::{Extent, Plan, PlanOptions, Target},
     report::{Carrier, Refusal, Retries},
     route::{Buffer, ReadOp, Route, SourceFile, Unavailable},
+    sys::usage::Usage,
 };
 use std::{
     collections::VecDeque,

@@ -14,12 +14,12 @@ use super::{
 use crate::{
     Catalog, DeviceId, Error, Report, Result,
     device::Device,
-    host::{numa, usage::Usage},
     memory::{HugePages, MemoryRequest},
     parallel,
     plan::{Destination, Plan},
     report::{DeviceReport, MemoryReport, Refusal, TimeReport},
     route::{Route, SourceFile, Unavailable},
+    sys::{block_device, numa, threads, usage::Usage},
 };
 use std::{
     io,
@@ -349,7 +349,7 @@ impl Loading {
             let body = move || {
                 let _running = running;
                 if let Some(cpus) = cpus {
-                    run_on(&cpus);
+                    threads::run_on(&cpus);
                 }
                 work(&job);
             };
@@ -585,7 +585,7 @@ impl Crew {
             (true, DeviceId::Cuda(_)) => copiers,
             (false, _) => depth as usize,
         };
-        let many_queues = used.iter().any(|source| crate::host::device::queues(source.device()) > 1);
+        let many_queues = used.iter().any(|source| block_device::queues(source.device()) > 1);
         let rings = options.rings.unwrap_or(if cores >= 8 && many_queues { 2 } else { 1 });
         Self {
             copiers: options.threads.unwrap_or(copiers),
@@ -669,7 +669,7 @@ fn numa_node(
             Ok(near_device.filter(|_| numa::nodes().len() > 1))
         }
         NumaPlacement::NearStorage => {
-            Ok(sources.first().and_then(|source| numa::node_of_device(source.device())))
+            Ok(sources.first().and_then(|source| block_device::numa_node(source.device())))
         }
         NumaPlacement::Node(id) if numa::nodes().iter().any(|node| node.id == id) => Ok(Some(id)),
         NumaPlacement::Node(id) => Err(Error::InvalidOption {
@@ -678,13 +678,4 @@ fn numa_node(
             reason: "this machine has no such node".into(),
         }),
     }
-}
-
-/// Keeps this thread on `cpus`. Best effort: a container may forbid it.
-fn run_on(cpus: &[usize]) {
-    let mut set = rustix::thread::CpuSet::new();
-    for &cpu in cpus.iter().filter(|&&cpu| cpu < rustix::thread::CpuSet::MAX_CPU) {
-        set.set(cpu);
-    }
-    let _ = rustix::thread::sched_setaffinity(None, &set);
 }

@@ -5,12 +5,12 @@ use super::{DirectIo, LoadOptions, Loaded, Tensor, TensorMemory};
 use crate::{
     Catalog, DeviceId, Error, Result,
     catalog::TensorId,
-    host::usage::Usage,
     memory::{self, Arena, Block},
     parallel,
     plan::{Extent, Layout, Plan, PlanOptions, PlannedTensor, Target},
     report::{Carrier, MemoryReport, Report, Retries, TimeReport},
     route::{Access, Route, SourceFile, Unavailable},
+    sys::usage::Usage,
 };
 use std::{
     collections::HashMap,

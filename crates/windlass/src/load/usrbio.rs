@@ -12,6 +12,7 @@ use crate::{
     plan::{Extent, Plan, PlanOptions},
     report::Refusal,
     route::{OpenMount, Route, SourceFile, Unavailable, UsrbioClient, UsrbioFiles, UsrbioLane, host_rings},
+    sys,
 };
 use std::sync::{Arc, Mutex};
 
@@ -161,7 +162,7 @@ impl UsrbioPath {
         refused: &mut Vec<Refusal>,
     ) -> Result<Option<Self>> {
         let longest = shared.extents(plan).map(|extent| extent.read.len()).max().unwrap_or(0);
-        let page = rustix::param::page_size() as u64;
+        let page = sys::pages::page_size() as u64;
         let slot_bytes = longest.checked_next_multiple_of(page).unwrap_or(longest).max(page);
         let in_flight = options.in_flight_bytes.unwrap_or(IN_FLIGHT_BYTES).div_ceil(slot_bytes);
         let rings = if place.is_inline { 1 } else { rings(options, place) };

@@ -6,12 +6,7 @@
 //! written, whatever order completions come in.
 #![allow(unsafe_code)]
 
-use super::{
-    borrowed::Borrowed,
-    coverage::Coverage,
-    mapping::{HUGE_PAGE_BYTES, Mapping},
-    pool::PoolPiece,
-};
+use super::{borrowed::Borrowed, coverage::Coverage, pool::PoolPiece};
 use crate::{ByteRange, Error, Result, device::Device};
 use std::{
     fmt,
@@ -23,6 +18,7 @@ use std::{
         atomic::{AtomicU32, Ordering},
     },
 };
+use windlass_io::memory::{HUGE_PAGE_BYTES, Mapping};
 
 /// Memory that several tensors share. Freed when the last of them is dropped; before that, huge page by huge
 /// page, as those on a page are.

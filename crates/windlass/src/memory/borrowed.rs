@@ -1,10 +1,9 @@
 //! Host memory that belongs to the caller.
 #![allow(unsafe_code)]
 
-use super::mapping::HUGE_PAGE_BYTES;
-use crate::ByteRange;
-use rustix::mm::{self, Advice};
-use std::ptr::{self, NonNull};
+use crate::{ByteRange, sys::pages};
+use std::ptr::NonNull;
+use windlass_io::memory::HUGE_PAGE_BYTES;
 
 /// Gaps between ranges that are advised along: allocators pad what they give.
 const PADDING_BYTES: u64 = 64 << 10;
@@ -51,9 +50,7 @@ pub(crate) fn advise_huge_pages(mut ranges: Vec<ByteRange>) {
     for run in runs {
         let (start, end) = (run.start().next_multiple_of(huge), run.end() / huge * huge);
         if start < end {
-            let address = ptr::with_exposed_provenance_mut(start as usize);
-            // SAFETY: this advice changes no bytes and no rights, whatever is mapped there; a refusal is no harm.
-            let _ = unsafe { mm::madvise(address, (end - start) as usize, Advice::LinuxHugepage) };
+            pages::advise_huge_at(start as usize..end as usize);
         }
     }
 }

@@ -5,7 +5,7 @@
 use super::promised::{self, Promise};
 use crate::{
     Error, Result,
-    host::memory::{MemoryLimit, sources},
+    sys::limits::{MemoryLimit, sources},
 };
 
 /// Page tables, thread stacks and the like, as a part of what is allocated: one 64th.

@@ -1,5 +1,5 @@
 //! Where tensors live. `allocate` makes an arena of the kind asked for; `arena` is the contract between those
-//! who write it and those who read it; `mapping` is the only place that maps memory.
+//! who write it and those who read it.
 
 mod arena;
 mod borrowed;
@@ -7,12 +7,10 @@ pub(crate) mod budget;
 mod copying;
 mod coverage;
 mod device;
-mod mapping;
 mod pool;
 mod promised;
 mod slot;
 
-pub use crate::host::memory::MemoryLimit;
 pub use arena::Block;
 pub(crate) use arena::{Arena, Fill, WriteRegion};
 pub(crate) use borrowed::advise_huge_pages;
@@ -23,13 +21,14 @@ pub use device::{DeviceBlock, LentMemory};
 pub use pool::MemoryPool;
 pub(crate) use promised::Promise;
 pub(crate) use slot::{Slot, SlotKind, Slots};
+pub use windlass_io::sys::limits::MemoryLimit;
 
 use crate::{Error, Result, device::Device};
 use arena::Backing;
 use borrowed::Borrowed;
-use mapping::{Mapping, Pages};
 use serde::{Deserialize, Serialize};
 use std::{fs::File, ptr::NonNull, sync::Arc};
+use windlass_io::memory::{Mapping, PageKind};
 
 /// What pages arenas are made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,11 +69,11 @@ pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> 
         return Ok(Arena::new(Backing::Pooled(pool.take(len)?), len, None));
     }
     let (pages, kind) = match request.pages {
-        HugePages::Transparent => (Pages::TransparentHuge, "memory"),
+        HugePages::Transparent => (PageKind::TransparentHuge, "memory"),
         HugePages::Reserved => {
-            (Pages::ReservedHuge, "reserved huge pages (vm.nr_hugepages says how many there are)")
+            (PageKind::ReservedHuge, "reserved huge pages (vm.nr_hugepages says how many there are)")
         }
-        HugePages::Never => (Pages::Default, "memory"),
+        HugePages::Never => (PageKind::Default, "memory"),
     };
     let failed = |kind| move |source| Error::Allocation { bytes: len as u64, kind, source };
     let mapping = Mapping::anonymous(len, pages).map_err(failed(kind))?;

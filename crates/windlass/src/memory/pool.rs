@@ -4,7 +4,6 @@
 //! models keeps a pool.
 #![forbid(unsafe_code)]
 
-use super::mapping::{HUGE_PAGE_BYTES, Mapping, Pages};
 use crate::{ByteRange, Error, Result, parallel};
 use bytesize::ByteSize;
 use std::{
@@ -12,6 +11,7 @@ use std::{
     ptr::NonNull,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
+use windlass_io::memory::{HUGE_PAGE_BYTES, Mapping, PageKind};
 
 /// Memory that one thread touches at a time.
 const TOUCH_BYTES: usize = 32 << 20;
@@ -49,7 +49,7 @@ impl MemoryPool {
         super::budget::check(rounded, 0, None)?;
         let len = rounded as usize;
         let failed = |source| Error::Allocation { bytes: rounded, kind: "pooled memory", source };
-        let mut mapping = Mapping::anonymous(len, Pages::TransparentHuge).map_err(failed)?;
+        let mut mapping = Mapping::anonymous(len, PageKind::TransparentHuge).map_err(failed)?;
         match touch(&mapping) {
             // Before Linux 5.14.
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => mapping.fill_with_zeros(),

@@ -7,8 +7,8 @@
 
 use crate::{
     Error, Result,
-    host::memory::{LimitSource, MemoryLimit},
     parallel::lock,
+    sys::limits::{LimitSource, MemoryLimit},
 };
 use rustix::{
     fs::{FlockOperation, flock},

@@ -1,10 +1,10 @@
 //! Staging slots: the bounded memory through which bytes pass that cannot be read in place.
 #![allow(unsafe_code)]
 
-use super::mapping::{Mapping, Pages};
 use crate::{
     Error, Result,
     device::{Device, DirectBuffer, Pinned, Source},
+    sys,
 };
 use std::{
     ptr::NonNull,
@@ -15,6 +15,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use windlass_io::memory::{Mapping, PageKind};
 use windlass_usrbio::{Iov, IovSlot};
 
 /// A fixed number of slots of equal size. A slot is free, or it is owned by whoever took it.
@@ -86,7 +87,7 @@ impl Slots {
     pub(crate) fn new(count: usize, slot_bytes: usize, kind: SlotKind<'_>) -> Result<Self> {
         let slot_bytes = match kind {
             // Slots are pinned one by one, and pages may be longer than blocks.
-            SlotKind::Pinned(..) => slot_bytes.next_multiple_of(rustix::param::page_size()),
+            SlotKind::Pinned(..) => slot_bytes.next_multiple_of(sys::pages::page_size()),
             SlotKind::Host | SlotKind::Device(_) | SlotKind::Shared { .. } => slot_bytes,
         };
         let bytes = count.saturating_mul(slot_bytes);
@@ -106,7 +107,7 @@ impl Slots {
         pin: Option<(&Arc<Device>, usize)>,
         node: Option<u32>,
     ) -> Result<SlotMemory> {
-        let mut mapping = Mapping::anonymous(bytes, Pages::TransparentHuge)
+        let mut mapping = Mapping::anonymous(bytes, PageKind::TransparentHuge)
             .map_err(|source| Error::Allocation { bytes: bytes as u64, kind: "staging memory", source })?;
         // A child of fork has no use for them, and a page that a read is filling must not become a copy.
         mapping.hide_from_children();

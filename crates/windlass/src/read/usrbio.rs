@@ -8,6 +8,7 @@ use crate::{
     memory::{SlotKind, Slots},
     parallel::lock,
     route::{OpenMount, Route, SourceFile, Unavailable, UsrbioFiles, UsrbioLane, host_rings},
+    sys,
 };
 use std::{
     io,
@@ -85,7 +86,7 @@ impl UsrbioPath {
         device: Option<&Arc<Device>>,
     ) -> Result<Slots> {
         // Slots that are pinned one by one begin at pages.
-        let slot_bytes = slot_bytes.next_multiple_of(rustix::param::page_size());
+        let slot_bytes = slot_bytes.next_multiple_of(sys::pages::page_size());
         let numa_node = device.and_then(|device| device.info().numa_node);
         let memory = self.mount.memory(count.saturating_mul(slot_bytes), numa_node).map_err(|why| {
             let path = Some(self.mount.point().to_owned());

@@ -40,6 +40,8 @@ pub use threefs::{UsrbioClient, mount_point_of_3fs, mount_points_of_3fs, probe_3
 pub(crate) use uring::UringLane;
 pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 
+pub use windlass_device::Unavailable;
+
 use crate::memory::{Slot, WriteRegion};
 use serde::{Deserialize, Serialize};
 use std::{fmt, io, str::FromStr, sync::Arc};
@@ -156,31 +158,6 @@ impl fmt::Display for Access {
             Self::Direct => "direct",
             Self::Buffered => "buffered",
         })
-    }
-}
-
-/// Why a route, or a part of one, cannot be used, and what would change that.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unavailable {
-    /// What is in the way.
-    pub reason: String,
-    /// What to do about it; empty if nothing can be done.
-    pub fix: String,
-}
-
-impl Unavailable {
-    pub(crate) fn new(reason: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { reason: reason.into(), fix: fix.into() }
-    }
-}
-
-impl fmt::Display for Unavailable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.reason)?;
-        if !self.fix.is_empty() {
-            write!(f, " ({})", self.fix)?;
-        }
-        Ok(())
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) enum Residency {
 const HEAD_BYTES: u64 = 256 << 10;
 
 fn page_bytes() -> u64 {
-    rustix::param::page_size() as u64
+    crate::sys::pages::page_size() as u64
 }
 
 impl Probe {

@@ -197,7 +197,7 @@ pub fn probe_3fs(path: &Path, client: UsrbioClient, directories: &[PathBuf]) -> 
         };
         let mount = Mount::open(&point, client)?;
         mount.check()?;
-        let len = rustix::param::page_size();
+        let len = crate::sys::pages::page_size();
         mount.create_iov(&IovOptions { len, ..IovOptions::default() }).map(drop)
     };
     probe().map_err(|error| refused(path, &error))

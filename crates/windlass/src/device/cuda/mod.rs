@@ -15,7 +15,7 @@ pub(crate) mod memory;
 
 pub use driver::DriverError;
 
-use crate::{DeviceId, Error, Result, host::numa, route::Unavailable};
+use crate::{DeviceId, Error, Result, route::Unavailable, sys::numa};
 use driver::{Attribute, DeviceHandle, Driver, Handle};
 use serde::{Deserialize, Serialize};
 use std::{

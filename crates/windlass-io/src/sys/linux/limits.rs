@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::read_number;
-use serde::Serialize;
+pub use crate::sys::common::MemoryLimit;
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -10,29 +10,19 @@ use std::{
 
 const MEMINFO: &str = "/proc/meminfo";
 
-/// A limit on the memory of this process.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct MemoryLimit {
-    /// What sets the limit: the machine, or the file of a control group. Equal for processes under the same limit.
-    pub name: String,
-    /// Bytes that may still be allocated under it. Reclaimable page cache counts as free; memory that loads of this
-    /// process were promised and have not touched yet counts as used.
-    pub available_bytes: u64,
-    /// The limit itself in bytes.
-    pub total_bytes: u64,
-}
-
-/// Where a limit is told.
+/// A place that tells a limit and what it leaves.
 #[derive(Clone, Debug)]
-pub(crate) enum LimitSource {
+pub struct LimitSource(Place);
+
+#[derive(Clone, Debug)]
+enum Place {
     Machine,
     Cgroup(PathBuf, Version),
 }
 
 /// Returns every limit that applies to this process. Which ones do rarely changes; what they leave always does.
-pub(crate) fn sources() -> Vec<LimitSource> {
-    let mut sources = vec![LimitSource::Machine];
+pub fn sources() -> Vec<LimitSource> {
+    let mut sources = vec![LimitSource(Place::Machine)];
     sources.extend(cgroups(
         &fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
         &fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(),
@@ -42,18 +32,18 @@ pub(crate) fn sources() -> Vec<LimitSource> {
 
 impl LimitSource {
     /// Reads the limit and what it leaves; `None` if it sets none or cannot be read.
-    pub(crate) fn read(&self) -> Option<MemoryLimit> {
-        match self {
-            Self::Machine => machine(&fs::read_to_string(MEMINFO).unwrap_or_default()),
-            Self::Cgroup(group, version) => group_limit(group, *version),
+    pub fn read(&self) -> Option<MemoryLimit> {
+        match &self.0 {
+            Place::Machine => machine(&fs::read_to_string(MEMINFO).unwrap_or_default()),
+            Place::Cgroup(group, version) => group_limit(group, *version),
         }
     }
 
     /// Returns the file that the limit stands in. Processes under the same limit have the same file.
-    pub(crate) fn file(&self) -> PathBuf {
-        match self {
-            Self::Machine => MEMINFO.into(),
-            Self::Cgroup(group, version) => group.join(version.limit_file()),
+    pub fn file(&self) -> PathBuf {
+        match &self.0 {
+            Place::Machine => MEMINFO.into(),
+            Place::Cgroup(group, version) => group.join(version.limit_file()),
         }
     }
 }
@@ -94,14 +84,14 @@ fn cgroups(proc_cgroup: &str, mountinfo: &str) -> Vec<LimitSource> {
         let below = path.strip_prefix(&root).or_else(|_| path.strip_prefix("/")).unwrap_or(path);
         let group = mount_point.join(below);
         let ancestors = group.ancestors().take_while(|ancestor| ancestor.starts_with(&mount_point));
-        sources.extend(ancestors.map(|group| LimitSource::Cgroup(group.to_owned(), version)));
+        sources.extend(ancestors.map(|group| LimitSource(Place::Cgroup(group.to_owned(), version))));
     }
     sources
 }
 
 /// A version of control groups.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Version {
+enum Version {
     V1,
     V2,
 }

@@ -1,21 +1,12 @@
-//! NUMA nodes, their cores, and the node that a block device hangs off.
+//! NUMA nodes and their cores.
 #![forbid(unsafe_code)]
 
 use super::read_number;
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
-
-/// One NUMA node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Node {
-    pub(crate) id: u32,
-    pub(crate) cpus: Vec<usize>,
-}
+pub use crate::sys::common::Node;
+use std::{fs, path::Path};
 
 /// The machine's nodes in order; empty if the kernel does not say.
-pub(crate) fn nodes() -> Vec<Node> {
+pub fn nodes() -> Vec<Node> {
     let Ok(entries) = fs::read_dir("/sys/devices/system/node") else {
         return Vec::new();
     };
@@ -31,20 +22,8 @@ pub(crate) fn nodes() -> Vec<Node> {
     nodes
 }
 
-/// The node of the device with this `st_dev`, if it is a block device that has one.
-pub(crate) fn node_of_device(device: u64) -> Option<u32> {
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    let link = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
-    let device: PathBuf = fs::canonicalize(link).ok()?;
-    device
-        .ancestors()
-        .take_while(|ancestor| ancestor.starts_with("/sys/devices"))
-        .find_map(|ancestor| read_number::<i32>(ancestor.join("numa_node")))
-        .and_then(|node| u32::try_from(node).ok())
-}
-
 /// The node of the device at this place of the PCI bus, such as `0000:3b:00.0`.
-pub(crate) fn node_of_pci(address: &str) -> Option<u32> {
+pub fn node_of_pci(address: &str) -> Option<u32> {
     let node: i32 = read_number(Path::new("/sys/bus/pci/devices").join(address).join("numa_node"))?;
     u32::try_from(node).ok()
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Locks what is consistent between any two statements that change it, so that a panic elsewhere does not spoil it.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -18,12 +18,12 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 const STACK_BYTES: usize = 2 << 20;
 
 /// Begins a thread with this name, and a stack that the work of any thread fits in.
-pub(crate) fn thread_named(name: &str) -> thread::Builder {
+pub fn thread_named(name: &str) -> thread::Builder {
     thread::Builder::new().name(name.into()).stack_size(STACK_BYTES)
 }
 
 /// Calls `work` for each item on up to `threads` threads; answers in the order of the items.
-pub(crate) fn map<T: Send, I: Sync>(items: &[I], threads: usize, work: impl Fn(&I) -> T + Sync) -> Vec<T> {
+pub fn map<T: Send, I: Sync>(items: &[I], threads: usize, work: impl Fn(&I) -> T + Sync) -> Vec<T> {
     if items.len() <= 1 || threads <= 1 {
         return items.iter().map(work).collect();
     }
@@ -55,7 +55,7 @@ pub(crate) fn map<T: Send, I: Sync>(items: &[I], threads: usize, work: impl Fn(&
 }
 
 /// Cores that this process may use. Asked once: the answer takes a walk through the cgroups.
-pub(crate) fn cores() -> usize {
+pub fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
 }

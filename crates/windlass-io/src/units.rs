@@ -7,7 +7,7 @@ use std::fmt;
 /// Writes a number of things: `one` after 1, `many` after any other.
 ///
 /// ```
-/// use windlass::counted;
+/// use windlass_io::counted;
 /// assert_eq!(counted(1u64, "tensor", "tensors"), "1 tensor");
 /// assert_eq!(counted(0u64, "copy", "copies"), "0 copies");
 /// ```
@@ -29,7 +29,7 @@ impl ByteRange {
     /// The range `start..end`, or `None` if `end < start`.
     ///
     /// ```
-    /// use windlass::ByteRange;
+    /// use windlass_io::ByteRange;
     /// assert_eq!(ByteRange::new(8, 24).map(|r| r.len()), Some(16));
     /// assert_eq!(ByteRange::new(24, 8), None);
     /// ```

@@ -1,0 +1,133 @@
+//! Memory in pages that arenas and slots are made of. Everything above deals in offsets into a [`Mapping`].
+#![allow(unsafe_code)]
+
+use crate::{ByteRange, sys::pages::Pages};
+use std::{fs::File, io, ops::Range, ptr::NonNull};
+
+/// Size of the pages that arenas are made of where the system allows: x86-64's and most of arm64's huge page.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// What pages memory is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageKind {
+    /// Advised to be transparent huge pages.
+    TransparentHuge,
+    /// From the system's reserve of huge pages (`vm.nr_hugepages`).
+    ReservedHuge,
+    /// Whatever the system does by itself.
+    Default,
+}
+
+/// A private mapping: anonymous memory, or a copy-on-write view of a file.
+#[derive(Debug)]
+pub struct Mapping {
+    pages: Pages,
+    /// Where it starts in its pages: what lies before aligns it.
+    skip: usize,
+    len: usize,
+}
+
+impl Mapping {
+    /// `len` bytes of zeroed memory. Aligned to a huge page if at least one fits.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn anonymous(len: usize, kind: PageKind) -> io::Result<Self> {
+        let overflow = || io::Error::from(io::ErrorKind::OutOfMemory);
+        if kind == PageKind::ReservedHuge {
+            // They come aligned.
+            let len = len.checked_next_multiple_of(HUGE_PAGE_BYTES).ok_or_else(overflow)?;
+            return Ok(Self { pages: Pages::reserved_huge(len)?, skip: 0, len });
+        }
+        if kind == PageKind::Default || len < HUGE_PAGE_BYTES {
+            return Ok(Self { pages: Pages::new(len)?, skip: 0, len });
+        }
+        // More than asked for, of which an aligned part is used.
+        let pages = Pages::new(len.checked_add(HUGE_PAGE_BYTES).ok_or_else(overflow)?)?;
+        // All of it, slack included, so that neighbours become one area: systems limit the number of areas.
+        let _ = pages.advise_huge();
+        let misaligned = pages.start().addr().get() % HUGE_PAGE_BYTES;
+        let skip = if misaligned == 0 { 0 } else { HUGE_PAGE_BYTES - misaligned };
+        Ok(Self { pages, skip, len })
+    }
+
+    /// A private, writable view of the first `len` bytes of `file`.
+    ///
+    /// Pages are read when first touched. If the file shrinks, touching what is gone kills the process with
+    /// `SIGBUS`: that is why no route but `mapped` uses this.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn of_file(file: &File, len: usize) -> io::Result<Self> {
+        Ok(Self { pages: Pages::of_file(file, len)?, skip: 0, len })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Address of byte `offset`.
+    pub fn pointer(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset <= self.len, "offset {offset} of a mapping of {} bytes", self.len);
+        // SAFETY: inside the pages or one past their end: they have `len` bytes from `skip` on, and it was checked above.
+        unsafe { self.pages.start().add(self.skip + offset) }
+    }
+
+    /// Faults the pages of `range` in, writable, without changing their bytes.
+    ///
+    /// # Errors
+    /// The system's; [`InvalidInput`](io::ErrorKind::InvalidInput) where it cannot do that.
+    pub fn populate(&self, range: ByteRange) -> io::Result<()> {
+        self.pages.populate(self.in_pages(range))
+    }
+
+    /// Reads the pages of `range` of a file mapping in.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn populate_for_reading(&self, range: ByteRange) -> io::Result<()> {
+        self.pages.populate_for_reading(self.in_pages(range))
+    }
+
+    /// Faults everything in on any system, by writing zeros.
+    pub fn fill_with_zeros(&mut self) {
+        // SAFETY: all of the mapping, which the system has initialised; `&mut self` makes sure that nothing else
+        // has got an address in it.
+        unsafe { self.pointer(0).as_ptr().write_bytes(0, self.len) };
+    }
+
+    /// Leaves the memory out of what children of `fork` get.
+    pub fn hide_from_children(&mut self) {
+        self.pages.hide_from_children();
+    }
+
+    /// Gives the whole pages of `range` back to the system. Their bytes read as zero afterwards.
+    ///
+    /// # Safety
+    /// No reference to these bytes may exist or be made later.
+    pub unsafe fn release(&self, range: ByteRange) {
+        // SAFETY: passed on.
+        unsafe { self.pages.release(self.in_pages(range)) };
+    }
+
+    /// Asks that the pages come from NUMA node `node` as long as it has any. Must precede the first touch.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn prefer(&self, node: u32) -> io::Result<()> {
+        self.pages.prefer(node)
+    }
+
+    /// Where `range` of the mapping lies in its pages.
+    fn in_pages(&self, range: ByteRange) -> Range<usize> {
+        let end = usize::try_from(range.end()).unwrap_or(usize::MAX);
+        assert!(end <= self.len, "range {range} of a mapping of {} bytes", self.len);
+        self.skip + usize::try_from(range.start()).unwrap_or(end)..self.skip + end
+    }
+}

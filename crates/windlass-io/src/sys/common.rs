@@ -1,0 +1,59 @@
+//! What every system answers with.
+#![forbid(unsafe_code)]
+
+use serde::Serialize;
+use std::time::Duration;
+
+/// A limit on the memory of this process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct MemoryLimit {
+    /// What sets the limit: the machine, or the file of a control group. Equal for processes under the same limit.
+    pub name: String,
+    /// Bytes that may still be allocated under it. Reclaimable page cache counts as free; memory that loads of this
+    /// process were promised and have not touched yet counts as used.
+    pub available_bytes: u64,
+    /// The limit itself in bytes.
+    pub total_bytes: u64,
+}
+
+/// A limit of this process. `None` stands for no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessLimit {
+    /// The limit that holds.
+    pub current: Option<u64>,
+    /// What the process may raise it to.
+    pub maximum: Option<u64>,
+}
+
+/// One NUMA node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its number.
+    pub id: u32,
+    /// The numbers of its cores.
+    pub cpus: Vec<usize>,
+}
+
+/// CPU time and page faults of the whole process since it began.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Time of all threads on cores, in the kernel and outside it.
+    pub cpu: Duration,
+    /// Page faults, with and without I/O.
+    pub page_faults: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn touching_memory_shows_in_the_usage() {
+        let before = Usage::now();
+        let memory = std::hint::black_box(vec![1u8; 64 << 20]);
+        let after = Usage::now();
+        assert!(after.page_faults > before.page_faults && after.cpu > before.cpu);
+        drop(memory);
+    }
+}

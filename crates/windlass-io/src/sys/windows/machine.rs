@@ -1,0 +1,42 @@
+//! What the system is, and what it grants this process.
+#![allow(unsafe_code)]
+
+pub use crate::sys::common::ProcessLimit;
+use windows_sys::{
+    Wdk::System::SystemServices::RtlGetVersion,
+    Win32::System::Threading::GetProcessWorkingSetSize,
+    Win32::System::{SystemInformation::OSVERSIONINFOW, Threading::GetCurrentProcess},
+};
+
+/// The system's version, such as `10.0.22631`.
+pub fn kernel_release() -> String {
+    let mut version =
+        OSVERSIONINFOW { dwOSVersionInfoSize: size_of::<OSVERSIONINFOW>() as u32, ..Default::default() };
+    // SAFETY: the structure says its size and outlives the call.
+    unsafe { RtlGetVersion(&raw mut version) };
+    format!("{}.{}.{}", version.dwMajorVersion, version.dwMinorVersion, version.dwBuildNumber)
+}
+
+/// When the kernel makes huge pages by itself: never.
+pub fn transparent_huge_pages() -> Option<String> {
+    None
+}
+
+/// Free pages of the reserve of huge pages: there is no reserve.
+pub fn free_huge_pages() -> u64 {
+    0
+}
+
+/// Bytes that this process may lock in memory: its minimum working set.
+pub fn locked_memory() -> ProcessLimit {
+    let (mut minimum, mut maximum) = (0usize, 0usize);
+    // SAFETY: both numbers outlive the call.
+    let is_told =
+        unsafe { GetProcessWorkingSetSize(GetCurrentProcess(), &raw mut minimum, &raw mut maximum) } != 0;
+    ProcessLimit { current: is_told.then_some(minimum as u64), maximum: None }
+}
+
+/// Files that this process may have open: as many as memory allows.
+pub fn open_files() -> ProcessLimit {
+    ProcessLimit { current: None, maximum: None }
+}
