@@ -160,6 +160,23 @@ bench *arguments: setup
     '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
     '{{ bin }}/python' bench/run.py "$@"
 
+# Measure this checkout beside another revision, in turn: speed and processor time of each row. Takes half an hour.
+bench-compare revision *arguments: setup
+    '{{ bin }}/pip' install --quiet -r bench/requirements.txt
+    "{{ just_executable() }}" --justfile "{{ justfile() }}" bench-build '{{ justfile_directory() }}' bench/data/builds/new
+    test -d 'bench/data/builds/{{ revision }}.tree' || \
+        git worktree add --quiet --detach 'bench/data/builds/{{ revision }}.tree' '{{ revision }}'
+    "{{ just_executable() }}" --justfile "{{ justfile() }}" bench-build 'bench/data/builds/{{ revision }}.tree' 'bench/data/builds/{{ revision }}'
+    '{{ bin }}/python' bench/compare.py 'bench/data/builds/{{ revision }}' bench/data/builds/new "${@:2}"
+
+[private]
+bench-build tree folder:
+    rm -rf '{{ folder }}'
+    '{{ bin }}/pip' install --quiet --no-deps --target '{{ folder }}/python' '{{ tree }}'
+    cargo build --quiet --release --manifest-path '{{ tree }}/Cargo.toml' --package windlass --example stream_layers
+    cp '{{ tree }}/target/release/examples/stream_layers' '{{ folder }}/'
+    git -C '{{ tree }}' describe --always --dirty > '{{ folder }}/COMMIT'
+
 # Measure llama.cpp's load of a model with and without windlass; takes ten minutes.
 bench-llama-cpp *arguments: venv capi
     '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
