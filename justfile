@@ -158,6 +158,7 @@ kernels: venv
 bench *arguments: setup
     '{{ bin }}/pip' install --quiet -r bench/requirements.txt
     '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
+    cargo build --quiet --release --package windlass-cli
     '{{ bin }}/python' bench/run.py "$@"
 
 # Measure this checkout beside another revision, in turn: speed and processor time of each row. Takes half an hour.
@@ -197,7 +198,7 @@ bench-many-tensors *arguments: setup
 # Measure reads from a stand-in of 3FS beside fastsafetensor-3fs-reader. Needs root and /dev/fuse; takes five minutes.
 bench-3fs *arguments: setup
     '{{ bin }}/pip' install --quiet -r bench/requirements.txt
-    cargo build --quiet --release --package usrbiod --package hf3fs-abi
+    cargo build --quiet --release --package usrbiod --package hf3fs-abi --package windlass-cli
     '{{ bin }}/maturin' develop --quiet --release
     '{{ bin }}/python' bench/threefs.py "$@"
 

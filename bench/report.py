@@ -8,13 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("svg")
-import matplotlib.pyplot as plt
-
-OURS = "#1f6feb"
-PEER = "#8c959f"
+from chart import OURS, PEER, draw
 
 
 def main() -> None:
@@ -159,45 +153,35 @@ def loaders_of(document: dict[str, Any], case: str) -> list[str]:
 
 
 def chart(document: dict[str, Any], path: Path) -> None:
-    """Bars of throughput, a panel a case, the limit as a line."""
+    """Bars of throughput, a panel a case, the limits as lines."""
     cases = [case for case in document["cases"] if document["models"][case] == "large" and case != "mapped"]
     if not cases:
         return
-    rows = -(-len(cases) // 2)
-    figure, axes = plt.subplots(rows, 2, figsize=(12, 3.2 * rows), squeeze=False)
-    for axis, case in zip(axes.flat, cases, strict=False):
-        size = document["bytes"]["large"]
-        names = loaders_of(document, case)[::-1]
-        speeds, errors = [], [[], []]
-        for name in names:
-            found = sorted(size / result["seconds"] / 1e9 for result in of(document, case, loader=name))
-            speeds.append(median(found))
-            errors[0].append(median(found) - found[0])
-            errors[1].append(found[-1] - median(found))
-        about = [document["loaders"][name] for name in names]
-        colours = [OURS if loader["is_ours"] else PEER for loader in about]
-        labels = [f"{loader['package']}, {loader['setting']}" for loader in about]
-        axis.barh(labels, speeds, xerr=errors, color=colours, height=0.7, error_kw={"lw": 0.8, "capsize": 2})
-        for name, seconds in limit_seconds(document, case).items():
-            limit = size / median(seconds) / 1e9
-            axis.axvline(limit, color="#cf222e", linestyle="--", linewidth=1)
-            # Above the panel, where no bar is in the way.
-            place = {
-                "transform": axis.get_xaxis_transform(),
-                "ha": "center",
-                "fontsize": 7,
-                "color": "#cf222e",
+    title = f"Loading {document['bytes']['large'] / 1e9:.1f} GB into host memory"
+    draw(path, title, columns=2, scale="own", panels=[panel(document, case) for case in cases])
+
+
+def panel(document: dict[str, Any], case: str) -> dict[str, Any]:
+    """The chart of one case."""
+    size = document["bytes"]["large"]
+    bars = []
+    for name in loaders_of(document, case):
+        about = document["loaders"][name]
+        speeds = [size / result["seconds"] / 1e9 for result in of(document, case, loader=name)]
+        bars.append(
+            {
+                "label": f"{about['package']}, {about['setting']}",
+                "series": OURS if about["is_ours"] else PEER,
+                "value": median(speeds),
+                "range": [min(speeds), max(speeds)],
             }
-            axis.text(limit, 1.015, f"{name.removeprefix('memory ')} {limit:.1f}", **place)
-        axis.set_title(document["cases"][case]["title"], fontsize=8.5, loc="left", pad=14)
-        axis.set_xlabel("GB/s", fontsize=8)
-        axis.tick_params(labelsize=7)
-    for axis in list(axes.flat)[len(cases) :]:
-        axis.axis("off")
-    figure.suptitle(f"Loading {document['bytes']['large'] / 1e9:.1f} GB into host memory", fontsize=12)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+        )
+    limits = [
+        {"label": name.removeprefix("memory "), "value": size / median(seconds) / 1e9}
+        for name, seconds in limit_seconds(document, case).items()
+    ]
+    title = document["cases"][case]["title"]
+    return {"bars": {"title": title, "value_name": "GB/s", "bars": bars, "limits": limits}}
 
 
 if __name__ == "__main__":

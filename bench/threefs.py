@@ -25,6 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from chart import draw
+
 HERE = Path(__file__).resolve().parent
 BUILT = HERE.parent / "target" / "release"
 READERS = {"windlass": "windlass.compat.threefs", "fastsafetensor-3fs-reader": "fastsafetensor_3fs_reader"}
@@ -197,25 +199,22 @@ peer's speed. Made by `just bench-3fs`.
 
 def chart(document: dict[str, Any], path: Path) -> None:
     """Throughput to host memory against the buffer's size, a panel for each network."""
-    import matplotlib as mpl  # noqa: PLC0415
-
-    mpl.use("svg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415
-
-    networks = list(dict.fromkeys(network(case) for case in document["cases"]))
-    size = (4 * len(networks), 4)
-    figure, panels = plt.subplots(1, len(networks), figsize=size, sharey=True, squeeze=False)
-    for name_of_network, panel in zip(networks, panels[0], strict=True):
-        cases = [case for case in document["cases"] if network(case) == name_of_network and case["kept"]]
-        for name, color in ((OURS, "#1f6feb"), (PEER, "#8c959f")):
-            rates = [document["bytes"] / statistics.median(case["seconds"][name]) / 1e9 for case in cases]
-            panel.plot([case["buffer_mib"] for case in cases], rates, "o-", color=color, label=name)
-        panel.set(title=name_of_network, xlabel="buffer, MiB", xscale="log", ylim=0)
-    panels[0][0].set_ylabel("GB/s to host memory")
-    panels[0][0].legend()
-    figure.suptitle("A stand-in on the same machine, not 3FS")
-    figure.tight_layout()
-    figure.savefig(path)
+    panels = []
+    for title in dict.fromkeys(network(case) for case in document["cases"]):
+        cases = [case for case in document["cases"] if network(case) == title and case["kept"]]
+        lines = [
+            {
+                "label": name,
+                "points": [
+                    [case["buffer_mib"], document["bytes"] / statistics.median(case["seconds"][name]) / 1e9]
+                    for case in cases
+                ],
+            }
+            for name in READERS
+        ]
+        axes = {"size_name": "buffer, MiB", "value_name": "GB/s to host memory"}
+        panels.append({"lines": {"title": title, **axes, "lines": lines}})
+    draw(path, "A stand-in on the same machine, not 3FS", columns=2, scale="shared", panels=panels)
 
 
 def main() -> None:
@@ -234,11 +233,10 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
-    for name in ("usrbiod", "libhf3fs_api_shared.so"):
+    for name in ("usrbiod", "libhf3fs_api_shared.so", "windlass"):
         if not (BUILT / name).exists():
-            raise SystemExit(
-                f"{name} is missing: cargo build --release --package usrbiod --package hf3fs-abi"
-            )
+            packages = "--package usrbiod --package hf3fs-abi --package windlass-cli"
+            raise SystemExit(f"{name} is missing: cargo build --release {packages}")
     from importlib.metadata import version  # noqa: PLC0415
 
     document = {

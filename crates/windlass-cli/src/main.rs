@@ -6,6 +6,7 @@
 
 mod arguments;
 mod bench;
+mod charts;
 mod doctor;
 mod failure;
 mod inspect;

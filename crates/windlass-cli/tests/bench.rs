@@ -5,8 +5,9 @@ use requirements::{Requirement, skip};
 use serde_json::Value;
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 use usrbiod::Daemon;
 
@@ -335,4 +336,63 @@ fn a_3fs_is_read_by_usrbio_by_several_processes() {
         assert_eq!(read.sum::<u64>(), 3 * LENGTHS.iter().sum::<usize>() as u64);
     }
     assert!(daemon.registrations().is_empty(), "processes leave nothing behind");
+}
+
+#[test]
+fn figures_of_the_harness_are_drawn() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("figure.svg");
+    let draw = |figure: &str| {
+        let mut process =
+            windlass("chart").arg(&path).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        process.stdin.take().unwrap().write_all(figure.as_bytes()).unwrap();
+        process.wait_with_output().unwrap()
+    };
+    let figure = serde_json::json!({ "title": "Both", "columns": 2, "scale": "own", "panels": [
+        { "bars": {
+            "title": "Warm",
+            "value_name": "GB/s",
+            "bars": [
+                { "label": "ours", "series": 0, "value": 2.5, "range": [2.25, 2.75] },
+                { "label": "a < b", "series": 1, "value": 1.25, "range": [1.0, 1.5] },
+            ],
+            "limits": [{ "label": "device", "value": 3.0 }, { "label": "memory", "value": 3.25 }],
+        } },
+        { "lines": {
+            "title": "By size",
+            "size_name": "buffer, MiB",
+            "value_name": "GB/s",
+            "lines": [{ "label": "ours", "points": [[8, 1.0], [128, 2.0]] }],
+        } },
+    ] });
+    let output = draw(&figure.to_string());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let svg = fs::read_to_string(&path).unwrap();
+    let texts = |text: &str| svg.lines().filter(|line| *line == text).count();
+    for text in
+        ["Both", "Warm", "By size", "a &lt; b", "2.50", "1.25", "device 3.00", "memory 3.25", "8", "128"]
+    {
+        assert_eq!(texts(text), 1, "{text}: {svg}");
+    }
+    // A bar, and the legend of a line.
+    assert_eq!(texts("ours"), 2, "{svg}");
+    // Names of limits that lie close to each other stand one above the other.
+    let height = |name: &str| {
+        let lines: Vec<&str> = svg.lines().collect();
+        let name = lines.iter().position(|line| *line == name).unwrap();
+        let (_, after) = lines[name - 1].split_once(" y=\"").unwrap();
+        after.split('"').next().unwrap().parse::<i32>().unwrap()
+    };
+    assert!(height("memory 3.25") <= height("device 3.00") - 12, "{svg}");
+
+    for (figure, message) in [
+        ("", "EOF"),
+        (r#"{ "title": "x" }"#, "missing field `columns`"),
+        (&figure.to_string().replace("\"series\"", "\"colour\""), "unknown field `colour`"),
+    ] {
+        let output = draw(figure);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("standard input is not a figure") && said.contains(message), "{said}");
+    }
 }

@@ -464,6 +464,15 @@ fn bench_measures_beside_the_limit_and_leaves_nothing() {
          bounced_bytes\n"
     ));
     assert_eq!(raw.lines().count(), 1 + 24);
+    let chart = fs::read_to_string(results.join("kv_throughput.svg")).unwrap();
+    let texts = |text: &str| chart.lines().filter(|line| *line == text).count();
+    // A bar for each operation and combination, and one for its limit.
+    assert_eq!(
+        (texts("64.0 KiB, 1 thread"), texts("64.0 KiB, 3 threads"), texts("limit")),
+        (3, 3, 12),
+        "{chart}"
+    );
+    assert_eq!((texts("store"), texts("load, cold"), texts("load, warm")), (1, 1, 1), "{chart}");
     assert_eq!(fs::read_dir(&here).unwrap().count(), 0);
     let said = failed(2, &windlass("bench", &here, &["--block-sizes=2GiB", "--bytes=1GiB"]));
     assert!(said.contains("block-sizes"), "{said}");

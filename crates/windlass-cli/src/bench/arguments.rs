@@ -1,5 +1,6 @@
 //! What can be typed after `windlass bench`.
 
+use super::results::Output;
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::{Path, PathBuf};
@@ -11,6 +12,12 @@ pub(crate) enum Bench {
     Read(Box<Read>),
     /// Measure how fast the headers of safetensors files are read, in batches of several sizes, by several threads
     Headers(Box<Headers>),
+    /// Draw the figure that standard input describes
+    #[command(hide = true)]
+    Chart {
+        /// The SVG file to write
+        output: PathBuf,
+    },
     /// Read what the command says that started this
     #[command(hide = true)]
     Worker,
@@ -45,21 +52,10 @@ pub(crate) struct Read {
     /// Copy the bytes on to a device: cuda, or cuda:N for the CUDA device of that number. Each process has one chunk there
     #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = device, conflicts_with = "download_only")]
     pub(crate) device: DeviceId,
-    /// How often to measure each combination
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) iterations: u32,
-    /// How often to read everything before that
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) warmup: u32,
-    /// What to measure: each route and buffer size with each chunk size and number of processes, or only the first of each
-    #[arg(long, value_enum, default_value_t = Mode::Grid)]
-    pub(crate) mode: Mode,
-    /// Write benchmark_raw.csv, benchmark_summary.csv and charts (SVG) into this directory
-    #[arg(long, value_name = "DIR")]
-    pub(crate) output_dir: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) runs: Runs,
+    #[command(flatten)]
+    pub(crate) output: Output,
 }
 
 const READ_NOTES: &str = "\
@@ -67,7 +63,9 @@ The bytes of the files are dealt evenly to the processes. Throughput is the byte
 Starting processes and opening files is not part of it. What the page cache holds is read from there by routes that go \
 through it; the column 'carriers' says how the bytes came.
 
-Combinations whose chunks are longer than their buffer are left out.";
+Combinations whose chunks are longer than their buffer are left out.
+
+The directory gets benchmark_raw.csv, benchmark_summary.csv and charts.";
 
 /// Arguments of `windlass bench headers`.
 #[derive(Debug, Args)]
@@ -81,26 +79,31 @@ pub(crate) struct Headers {
     /// Threads that read the headers of one call
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "4,8,16", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) num_threads: Vec<u16>,
-    /// How often to measure each combination
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) iterations: u32,
-    /// How often to read all headers before that
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) warmup: u32,
-    /// What to measure: each batch size with each number of threads, or only the first of each
-    #[arg(long, value_enum, default_value_t = Mode::Grid)]
-    pub(crate) mode: Mode,
-    /// Write benchmark_headers_batch_raw.csv, benchmark_headers_batch_summary.csv and a chart (SVG) into this directory
-    #[arg(long, value_name = "DIR")]
-    pub(crate) output_dir: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) runs: Runs,
+    #[command(flatten)]
+    pub(crate) output: Output,
 }
 
 const HEADERS_NOTES: &str = "\
 An iteration reads the header of each file once, through the page cache, in calls of one batch each, as read_headers_batch \
-of windlass.compat.threefs does. Files are opened in the iteration. A batch of more files than there are is a batch of all.";
+of windlass.compat.threefs does. Files are opened in the iteration. A batch of more files than there are is a batch of all.
+
+The directory gets benchmark_headers_batch_raw.csv, benchmark_headers_batch_summary.csv and a chart.";
+
+/// How often a benchmark measures, and what.
+#[derive(Debug, Args)]
+pub(crate) struct Runs {
+    /// How often to measure each combination
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) iterations: u32,
+    /// How often to read everything before that
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) warmup: u32,
+    /// What to measure: each value of each option with each of the others, or only the first of each
+    #[arg(long, value_enum, default_value_t = Mode::Grid)]
+    pub(crate) mode: Mode,
+}
 
 /// The files that a benchmark reads.
 #[derive(Debug, Args)]

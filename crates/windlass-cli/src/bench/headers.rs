@@ -1,13 +1,12 @@
 //! `windlass bench headers`: headers of many files, a batch at a time.
 
-use super::{
-    arguments::Headers,
-    charts,
-    tables::{Spread, write_rows},
+use super::{arguments::Headers, results::Spread};
+use crate::{
+    charts::{Bar, Bars, Figure, Panel},
+    failure::Failure,
 };
-use crate::{failure::Failure, output};
 use serde::Serialize;
-use std::{fs, io, path::Path, path::PathBuf, time::Instant};
+use std::{path::PathBuf, time::Instant};
 use windlass::{catalog::header_texts, counted};
 
 /// One iteration over all files. Times are in seconds.
@@ -39,30 +38,25 @@ struct Summary {
 
 pub(super) fn run(arguments: &Headers) -> Result<(), Failure> {
     let files = arguments.files.resolve()?;
-    if let Some(directory) = &arguments.output_dir {
-        fs::create_dir_all(directory).map_err(Failure::output)?;
-    }
+    arguments.output.prepare()?;
     let (mut measurements, mut summaries) = (Vec::new(), Vec::new());
-    for &batch_size in arguments.mode.of(&arguments.batch_sizes) {
-        for &num_threads in arguments.mode.of(&arguments.num_threads) {
-            for _ in 0..arguments.warmup {
+    let runs = &arguments.runs;
+    for &batch_size in runs.mode.of(&arguments.batch_sizes) {
+        for &num_threads in runs.mode.of(&arguments.num_threads) {
+            for _ in 0..runs.warmup {
                 measure(&files, batch_size, num_threads, 0)?;
             }
-            let own: Vec<Measurement> = (0..arguments.iterations)
+            let own: Vec<Measurement> = (0..runs.iterations)
                 .map(|iteration| measure(&files, batch_size, num_threads, iteration))
                 .collect::<windlass::Result<_>>()?;
             summaries.extend(Summary::of(&own));
             measurements.extend(own);
         }
     }
-    if let Some(directory) = &arguments.output_dir {
-        write(directory, &measurements, &summaries).map_err(Failure::output)?;
-    }
-    if arguments.json {
-        output::write_json(&serde_json::json!({ "measurements": measurements, "summary": summaries }))
-    } else {
-        output::write_text(&Summary::table(&summaries))
-    }
+    let figures = vec![("headers_per_second.svg".into(), figure(&summaries))];
+    arguments.output.write_files("benchmark_headers_batch", &measurements, &summaries, figures)?;
+    let results = serde_json::json!({ "measurements": measurements, "summary": summaries });
+    arguments.output.print(&results, &Summary::table(&summaries))
 }
 
 /// Reads the header of each file once.
@@ -96,8 +90,8 @@ impl Summary {
     /// Returns `None` for no measurement.
     fn of(own: &[Measurement]) -> Option<Self> {
         let &Measurement { batch_size, num_threads, .. } = own.first()?;
-        let rate = Spread::of(&own.iter().map(|one| one.headers_per_second).collect::<Vec<_>>());
-        let seconds = Spread::of(&own.iter().map(|one| one.wall_time).collect::<Vec<_>>());
+        let rate = Spread::of(own.iter().map(|one| one.headers_per_second));
+        let seconds = Spread::of(own.iter().map(|one| one.wall_time));
         Some(Self {
             batch_size,
             num_threads,
@@ -131,21 +125,22 @@ impl Summary {
     }
 }
 
-/// Writes both tables, and bars of headers a second.
-fn write(directory: &Path, measurements: &[Measurement], summaries: &[Summary]) -> io::Result<()> {
-    write_rows(&directory.join("benchmark_headers_batch_raw.csv"), measurements)?;
-    write_rows(&directory.join("benchmark_headers_batch_summary.csv"), summaries)?;
-    let bars = charts::Bars {
-        title: "Headers a second, median".into(),
-        group_name: "files in a batch",
-        value_name: "headers/s",
-        values: summaries
-            .iter()
-            .map(|own| {
-                let series = counted(own.num_threads, "thread", "threads");
-                (own.batch_size.to_string(), series, own.headers_per_second_median)
-            })
-            .collect(),
+/// Bars of headers a second, one colour for each number of threads.
+fn figure(summaries: &[Summary]) -> Figure {
+    let mut counts: Vec<u16> = summaries.iter().map(|own| own.num_threads).collect();
+    counts.sort_unstable();
+    counts.dedup();
+    let bar = |own: &Summary| Bar {
+        label: format!("batches of {}, {}", own.batch_size, counted(own.num_threads, "thread", "threads")),
+        series: counts.iter().position(|count| *count == own.num_threads).unwrap_or_default(),
+        value: own.headers_per_second_median,
+        range: (own.headers_per_second_min, own.headers_per_second_max),
     };
-    charts::draw_bars(&directory.join("headers_per_second.svg"), &bars)
+    let bars = Bars {
+        title: String::new(),
+        value_name: "headers/s".into(),
+        bars: summaries.iter().map(bar).collect(),
+        limits: Vec::new(),
+    };
+    Figure::of("Headers a second, median".into(), Panel::Bars(bars))
 }

@@ -1,20 +1,25 @@
 //! `windlass bench read`: raw reads by any route, by processes of their own. `headers` is `windlass bench headers`.
 //!
 //! Each process is this command again, as `windlass bench worker`: it opens its part of the files, says that it is ready,
-//! and reads it whenever it is told to. `worker` is both ends of that; `tables` writes what was measured, and `charts`
-//! draws it.
+//! and reads it whenever it is told to. `worker` is both ends of that; `tables` sums up what was measured, `figures`
+//! shows it, and `results` writes both. `chart` draws a figure that the harness in `bench/` describes.
 
 mod arguments;
-mod charts;
+mod figures;
 mod headers;
+pub(crate) mod results;
 mod tables;
 mod worker;
 
 pub(crate) use arguments::Bench;
 
-use crate::{failure::Failure, output};
+use crate::{charts::Figure, failure::Failure};
 use arguments::Read;
-use std::{fs, path::PathBuf, time::Instant};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 use tables::{Measurement, Summary};
 use windlass::{ByteRange, DeviceId, Error, LoadOptions, Route, read::ReadFile};
 use worker::{Job, Part, Worker};
@@ -23,6 +28,7 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
     match bench {
         Bench::Read(arguments) => read(arguments),
         Bench::Headers(arguments) => headers::run(arguments),
+        Bench::Chart { output } => chart(output),
         Bench::Worker => worker::serve(),
     }
 }
@@ -44,13 +50,11 @@ fn read(arguments: &Read) -> Result<(), Failure> {
         arguments.files.resolve()?.into_iter().map(|path| Ok((path.clone(), ReadFile::open(path)?.len())));
     let files: Vec<(PathBuf, u64)> = files.collect::<windlass::Result<_>>()?;
     let mut combinations = Vec::new();
-    for options in arguments.mode.of(&routes) {
+    for options in arguments.runs.mode.of(&routes) {
         combinations
             .extend(self::combinations(arguments, options.route)?.into_iter().map(|own| (options, own)));
     }
-    if let Some(directory) = &arguments.output_dir {
-        fs::create_dir_all(directory).map_err(Failure::output)?;
-    }
+    arguments.output.prepare()?;
     let mut measurements = Vec::new();
     let mut failed = None;
     for (options, combination) in combinations {
@@ -60,18 +64,19 @@ fn read(arguments: &Read) -> Result<(), Failure> {
         }
     }
     let summaries = tables::summaries(&measurements);
-    if let Some(directory) = &arguments.output_dir {
-        tables::write(directory, &measurements, &summaries).map_err(Failure::output)?;
-        charts::draw(directory, &summaries).map_err(Failure::output)?;
-    }
+    arguments.output.write_files("benchmark", &measurements, &summaries, figures::of(&summaries))?;
     if let Some(failure) = failed {
         return Err(failure);
     }
-    if arguments.json {
-        output::write_json(&serde_json::json!({ "measurements": measurements, "summary": summaries }))
-    } else {
-        output::write_text(&Summary::table(&summaries))
-    }
+    let results = serde_json::json!({ "measurements": measurements, "summary": summaries });
+    arguments.output.print(&results, &Summary::table(&summaries))
+}
+
+/// Draws the figure that standard input describes.
+fn chart(path: &Path) -> Result<(), Failure> {
+    let figure: Figure = serde_json::from_reader(io::stdin().lock())
+        .map_err(|error| Failure::told(format!("standard input is not a figure: {error}"), 2))?;
+    figure.write(path).map_err(Failure::output)
 }
 
 fn options(arguments: &Read, route: &str) -> windlass::Result<LoadOptions> {
@@ -86,7 +91,8 @@ fn options(arguments: &Read, route: &str) -> windlass::Result<LoadOptions> {
 }
 
 fn combinations(arguments: &Read, route: Route) -> windlass::Result<Vec<Combination>> {
-    let Read { buffer_sizes, chunk_sizes, num_processes, mode, device, .. } = arguments;
+    let Read { buffer_sizes, chunk_sizes, num_processes, runs, device, .. } = arguments;
+    let mode = runs.mode;
     let mut combinations = Vec::new();
     for &processes in mode.of(num_processes) {
         if processes == 0 {
@@ -136,14 +142,14 @@ fn measure(
     for worker in &mut workers {
         worker.expect_ready()?;
     }
-    for iteration in 0..arguments.warmup + arguments.iterations {
+    for iteration in 0..arguments.runs.warmup + arguments.runs.iterations {
         let start = Instant::now();
         for worker in &mut workers {
             worker.go()?;
         }
         let results = workers.iter_mut().map(Worker::result).collect::<Result<Vec<_>, _>>()?;
         let seconds = start.elapsed().as_secs_f64();
-        let Some(iteration) = iteration.checked_sub(arguments.warmup) else { continue };
+        let Some(iteration) = iteration.checked_sub(arguments.runs.warmup) else { continue };
         for (rank, (result, worker)) in results.into_iter().zip(&workers).enumerate() {
             measurements.push(Measurement::new(
                 combination,

@@ -1,9 +1,9 @@
-//! What was measured, as tables: CSV for programs, text for people.
+//! What was measured, and the table of it for people.
 
-use super::{Combination, worker::Reading};
+use super::{Combination, results::Spread, worker::Reading};
 use bytesize::ByteSize;
 use serde::Serialize;
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 use windlass::{DeviceId, Route};
 
 const MEBIBYTE: f64 = (1 << 20) as f64;
@@ -44,8 +44,8 @@ pub(super) struct Summary {
     pub(super) num_processes: u16,
     pub(super) throughput_gbps_median: f64,
     throughput_gbps_mean: f64,
-    throughput_gbps_min: f64,
-    throughput_gbps_max: f64,
+    pub(super) throughput_gbps_min: f64,
+    pub(super) throughput_gbps_max: f64,
     throughput_gbps_std: f64,
     wall_time_median: f64,
     wall_time_mean: f64,
@@ -112,12 +112,9 @@ pub(super) fn summaries(measurements: &[Measurement]) -> Vec<Summary> {
                 own.chunk_by(|one, other| one.iteration == other.iteration).collect();
             let seconds: Vec<f64> = rounds.iter().map(|round| round[0].round_wall_time).collect();
             let bytes = |round: &&[Measurement]| round.iter().map(|one| one.total_bytes_read).sum::<u64>();
-            let rates: Vec<f64> = rounds
-                .iter()
-                .zip(&seconds)
-                .map(|(round, seconds)| bytes(round) as f64 / seconds / 1e9)
-                .collect();
-            let rate = Spread::of(&rates);
+            let rates =
+                rounds.iter().zip(&seconds).map(|(round, seconds)| bytes(round) as f64 / seconds / 1e9);
+            let (rate, wall_time) = (Spread::of(rates), Spread::of(seconds.iter().copied()));
             Some(Summary {
                 backend: first.backend,
                 buffer_size_mb: first.buffer_size,
@@ -128,8 +125,8 @@ pub(super) fn summaries(measurements: &[Measurement]) -> Vec<Summary> {
                 throughput_gbps_min: rate.min,
                 throughput_gbps_max: rate.max,
                 throughput_gbps_std: rate.deviation,
-                wall_time_median: Spread::of(&seconds).median,
-                wall_time_mean: Spread::of(&seconds).mean,
+                wall_time_median: wall_time.median,
+                wall_time_mean: wall_time.mean,
                 num_iterations: rounds.len(),
                 carriers: ways(own.iter().map(|one| &one.way_bytes)),
                 device: first.device,
@@ -160,53 +157,6 @@ impl Summary {
         }
         lines.join("\n")
     }
-}
-
-/// Writes both tables.
-pub(super) fn write(
-    directory: &Path,
-    measurements: &[Measurement],
-    summaries: &[Summary],
-) -> Result<(), csv::Error> {
-    write_rows(&directory.join("benchmark_raw.csv"), measurements)?;
-    write_rows(&directory.join("benchmark_summary.csv"), summaries)
-}
-
-pub(super) fn write_rows(path: &Path, rows: &[impl Serialize]) -> Result<(), csv::Error> {
-    let mut table = csv::Writer::from_path(path)?;
-    for row in rows {
-        table.serialize(row)?;
-    }
-    Ok(table.flush()?)
-}
-
-/// Where values lie.
-pub(super) struct Spread {
-    pub(super) median: f64,
-    pub(super) mean: f64,
-    pub(super) min: f64,
-    pub(super) max: f64,
-    /// The standard deviation.
-    pub(super) deviation: f64,
-}
-
-impl Spread {
-    /// Describes at least one value.
-    pub(super) fn of(values: &[f64]) -> Self {
-        let mean = values.iter().sum::<f64>() / values.len() as f64;
-        let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
-        let (min, max) = values
-            .iter()
-            .fold((f64::INFINITY, 0.0f64), |(min, max), &value| (min.min(value), max.max(value)));
-        Self { median: median(values), mean, min, max, deviation: variance.sqrt() }
-    }
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    if sorted.len().is_multiple_of(2) { (sorted[middle - 1] + sorted[middle]) / 2.0 } else { sorted[middle] }
 }
 
 #[cfg(test)]

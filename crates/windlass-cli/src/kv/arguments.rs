@@ -1,5 +1,6 @@
 //! What can be typed after `windlass kv`.
 
+use crate::bench::results::Output;
 use bytesize::ByteSize;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
@@ -173,12 +174,8 @@ pub(crate) struct Bench {
     /// Do not compare checksums of blocks that are loaded, but for those that no sync covers
     #[arg(long)]
     pub(super) no_verify: bool,
-    /// Write kv_raw.csv and kv_summary.csv into this directory
-    #[arg(long, value_name = "DIR")]
-    pub(super) output_dir: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) output: Output,
 }
 
 const BENCH_NOTES: &str = "\
@@ -186,7 +183,9 @@ Throughput is the bytes of one iteration by its time, in GB/s (10^9 bytes). Cold
 files from the page cache, warm ones a load. 'limit' is what 16 threads read from and write to one file past the page \
 cache, in pieces of the same size, right before and after: nothing is kept of blocks, checksums or an index there. It is \
 that of host memory, also with --device. 'routes' are the ways that bytes took, the one of most bytes first; below the \
-table are those that would have been better, and why they were not used.";
+table are those that would have been better, and why they were not used.
+
+The directory gets kv_raw.csv, kv_summary.csv and a chart.";
 
 /// Bytes from text such as `64MiB`.
 fn size(text: &str) -> Result<u64, String> {

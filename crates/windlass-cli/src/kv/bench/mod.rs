@@ -1,14 +1,14 @@
 //! `windlass kv bench`: storing and loading blocks, beside what the drive can do.
 //!
 //! `limit` measures the drive with nothing but reads and writes of one file; `memory` is where blocks are before and after;
-//! `tables` writes what was measured.
+//! `tables` sums up what was measured.
 
 mod limit;
 mod memory;
 mod tables;
 
 use super::arguments;
-use crate::{failure::Failure, output};
+use crate::failure::Failure;
 use limit::{Limit, drop_from_cache};
 use memory::Memory;
 use std::{
@@ -46,9 +46,7 @@ struct Combination {
 
 pub(super) fn run(arguments: &arguments::Bench) -> Result<(), Failure> {
     let combinations = combinations(arguments)?;
-    if let Some(directory) = &arguments.output_dir {
-        fs::create_dir_all(directory).map_err(Failure::output)?;
-    }
+    arguments.output.prepare()?;
     fs::create_dir_all(&arguments.directory).map_err(|source| made(&arguments.directory, &source))?;
     let mut found = Found::default();
     for combination in combinations {
@@ -61,17 +59,12 @@ pub(super) fn run(arguments: &arguments::Bench) -> Result<(), Failure> {
     }
     let Found { measurements, refused } = found;
     let summaries = tables::summaries(&measurements);
-    if let Some(directory) = &arguments.output_dir {
-        tables::write(directory, &measurements, &summaries).map_err(Failure::output)?;
-    }
-    if arguments.json {
-        output::write_json(
-            &serde_json::json!({ "measurements": measurements, "summary": summaries, "refused": refused }),
-        )
-    } else {
-        let refused = refused.iter().map(|why| format!("\nnot used: {why}")).collect::<String>();
-        output::write_text(&format!("{}{refused}", Summary::table(&summaries)))
-    }
+    let figures = vec![("kv_throughput.svg".into(), Summary::figure(&summaries))];
+    arguments.output.write_files("kv", &measurements, &summaries, figures)?;
+    let results =
+        serde_json::json!({ "measurements": measurements, "summary": summaries, "refused": refused });
+    let refused = refused.iter().map(|why| format!("\nnot used: {why}")).collect::<String>();
+    arguments.output.print(&results, &format!("{}{refused}", Summary::table(&summaries)))
 }
 
 /// What was measured, and what was not possible.

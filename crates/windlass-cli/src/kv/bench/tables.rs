@@ -1,10 +1,13 @@
-//! What was measured, as tables: CSV for programs, text for people.
+//! What was measured, and the table and figure of it.
 
 use super::{Combination, Moved};
+use crate::{
+    bench::results::Spread,
+    charts::{Bar, Bars, Figure, Panel, Scale},
+};
 use bytesize::ByteSize;
 use serde::Serialize;
-use std::path::Path;
-use windlass::DeviceId;
+use windlass::{DeviceId, counted};
 
 /// What was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -99,20 +102,19 @@ pub(super) fn summaries(measurements: &[Measurement]) -> Vec<Summary> {
     let of_operation = |own: &[Measurement], operation| {
         let own: Vec<&Measurement> = own.iter().filter(|own| own.operation == operation).collect();
         let first = own.first()?;
-        let rates: Vec<f64> = own.iter().map(|own| own.throughput_gbps).collect();
-        let limits: Vec<f64> = own.iter().map(|own| own.limit_gbps).collect();
-        let (rate, limit) = (median(&rates), median(&limits));
+        let rate = Spread::of(own.iter().map(|own| own.throughput_gbps));
+        let limit = Spread::of(own.iter().map(|own| own.limit_gbps));
         Some(Summary {
             operation,
             block_bytes: first.block_bytes,
             threads: first.threads,
             batch: first.batch,
-            throughput_gbps_median: rate,
-            throughput_gbps_min: rates.iter().copied().fold(f64::INFINITY, f64::min),
-            throughput_gbps_max: rates.iter().copied().fold(0.0, f64::max),
-            blocks_per_second_median: rate * 1e9 / first.block_bytes.max(1) as f64,
-            limit_gbps_median: limit,
-            share_of_limit: if limit > 0.0 { rate / limit } else { 0.0 },
+            throughput_gbps_median: rate.median,
+            throughput_gbps_min: rate.min,
+            throughput_gbps_max: rate.max,
+            blocks_per_second_median: rate.median * 1e9 / first.block_bytes.max(1) as f64,
+            limit_gbps_median: limit.median,
+            share_of_limit: if limit.median > 0.0 { rate.median / limit.median } else { 0.0 },
             num_iterations: own.len(),
             device: first.device,
             routes: first.routes.clone(),
@@ -145,31 +147,39 @@ impl Summary {
         }
         lines.join("\n")
     }
-}
 
-/// Writes both tables.
-pub(super) fn write(
-    directory: &Path,
-    measurements: &[Measurement],
-    summaries: &[Summary],
-) -> Result<(), csv::Error> {
-    write_rows(&directory.join("kv_raw.csv"), measurements)?;
-    write_rows(&directory.join("kv_summary.csv"), summaries)
-}
-
-fn write_rows(path: &Path, rows: &[impl Serialize]) -> Result<(), csv::Error> {
-    let mut table = csv::Writer::from_path(path)?;
-    for row in rows {
-        table.serialize(row)?;
+    /// A panel for each operation: bars of throughput, each above that of its limit.
+    pub(super) fn figure(summaries: &[Self]) -> Figure {
+        let panel = |operation: Operation| {
+            let own = summaries.iter().filter(|own| own.operation == operation);
+            Panel::Bars(Bars {
+                title: operation.name().into(),
+                value_name: "GB/s, median".into(),
+                bars: own.flat_map(Self::bars).collect(),
+                limits: Vec::new(),
+            })
+        };
+        Figure {
+            title: "Throughput of blocks beside the drive's".into(),
+            columns: 1,
+            scale: Scale::Shared,
+            panels: Operation::ALL.map(panel).into(),
+        }
     }
-    Ok(table.flush()?)
-}
 
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    if sorted.len().is_multiple_of(2) { (sorted[middle - 1] + sorted[middle]) / 2.0 } else { sorted[middle] }
+    fn bars(&self) -> [Bar; 2] {
+        let threads = counted(self.threads, "thread", "threads");
+        let (rate, limit) = (self.throughput_gbps_median, self.limit_gbps_median);
+        [
+            Bar {
+                label: format!("{}, {threads}", ByteSize(self.block_bytes)),
+                series: 0,
+                value: rate,
+                range: (self.throughput_gbps_min, self.throughput_gbps_max),
+            },
+            Bar { label: "limit".into(), series: 1, value: limit, range: (limit, limit) },
+        ]
+    }
 }
 
 #[cfg(test)]
