@@ -23,3 +23,17 @@ impl Usage {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn touching_memory_shows() {
+        let before = Usage::now();
+        let memory = std::hint::black_box(vec![1u8; 64 << 20]);
+        let after = Usage::now();
+        assert!(after.page_faults > before.page_faults && after.cpu > before.cpu);
+        drop(memory);
+    }
+}

@@ -1,0 +1,74 @@
+//! What every system provides behind the seam.
+
+use std::{
+    fs::{self, File},
+    hint::black_box,
+    time::{Duration, Instant},
+};
+use windlass_io::sys::{
+    limits, machine, numa,
+    pages::{Pages, page_size},
+    threads,
+    usage::Usage,
+};
+
+/// The bytes of `pages`.
+fn bytes(pages: &mut Pages, len: usize) -> &mut [u8] {
+    // SAFETY: the pages have `len` initialised bytes, and are borrowed as long as these.
+    unsafe { std::slice::from_raw_parts_mut(pages.start().as_ptr(), len) }
+}
+
+#[test]
+fn pages_are_zeroed_and_are_so_again_when_released() {
+    let len = 4 * page_size() + 1;
+    let mut pages = Pages::new(len).unwrap();
+    assert!(bytes(&mut pages, len).iter().all(|&byte| byte == 0));
+    bytes(&mut pages, len).fill(7);
+    let released = page_size()..3 * page_size();
+    // SAFETY: no reference to the bytes is left.
+    unsafe { pages.release(released.clone()) };
+    let is_right = |(at, &byte): (usize, &u8)| byte == if released.contains(&at) { 0 } else { 7 };
+    assert!(bytes(&mut pages, len).iter().enumerate().all(is_right));
+}
+
+#[test]
+fn views_of_files_are_private() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let content: Vec<u8> = (0..3 * page_size() + 5).map(|at| (at % 251) as u8).collect();
+    fs::write(&path, &content).unwrap();
+    let mut pages = Pages::of_file(&File::open(&path).unwrap(), content.len()).unwrap();
+    pages.populate_for_reading(0..content.len()).unwrap();
+    assert!(bytes(&mut pages, content.len()) == content);
+    bytes(&mut pages, content.len()).fill(0);
+    drop(pages);
+    assert!(fs::read(&path).unwrap() == content);
+    fs::write(&path, "").unwrap();
+    Pages::of_file(&File::open(&path).unwrap(), 0).unwrap();
+}
+
+#[test]
+fn time_on_cores_is_counted() {
+    let (before, start) = (Usage::now(), Instant::now());
+    // Some systems count in steps of 16 ms.
+    while start.elapsed() < Duration::from_millis(60) {
+        black_box(start);
+    }
+    assert!(Usage::now().cpu > before.cpu);
+}
+
+#[test]
+fn the_machine_is_a_limit_of_memory() {
+    let limits: Vec<_> = limits::sources().iter().filter_map(limits::LimitSource::read).collect();
+    let least = limits.iter().map(|limit| limit.total_bytes).min();
+    assert!(least.is_some_and(|bytes| bytes > 64 << 20), "{limits:?}");
+    assert!(limits.iter().all(|limit| limit.available_bytes <= limit.total_bytes), "{limits:?}");
+}
+
+#[test]
+fn a_thread_runs_on_the_cores_of_a_node() {
+    let cpus = numa::nodes().first().map_or(vec![0], |node| node.cpus.clone());
+    threads::run_on(&cpus);
+    let numbers: Vec<_> = machine::kernel_release().split('.').take(2).map(str::parse::<u32>).collect();
+    assert!(numbers.iter().all(Result::is_ok) && numbers.len() == 2, "{numbers:?}");
+}
