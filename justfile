@@ -149,6 +149,16 @@ test-capi:
 capi-header:
     WINDLASS_UPDATE_HEADER=1 cargo test --quiet --package windlass-capi --test abi the_header
 
+# Write the listings of the crates' public API anew; after changes of it. `test-rust` compares them with the code.
+api:
+    WINDLASS_UPDATE_API=1 cargo test --quiet --package api-listings
+
+# Compare the public API with that of a commit by the rules of semantic versioning. Builds its tool at first: minutes.
+semver base="main":
+    test -x target/tools/bin/cargo-semver-checks || cargo install --quiet --locked --root target/tools cargo-semver-checks
+    PATH="$PWD/target/tools/bin:$PATH" cargo semver-checks --baseline-rev '{{ base }}' \
+        --package windlass --package windlass-kv --package windlass-usrbio
+
 # Compile the device's kernels to the PTX that is checked in; after changes of kernels.cu.
 kernels: venv
     '{{ bin }}/pip' install --quiet nvidia-cuda-nvrtc-cu12=={{ nvrtc }}
