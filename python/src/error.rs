@@ -15,6 +15,12 @@ impl<T> IntoPython<T> for windlass::Result<T> {
     }
 }
 
+impl<T> IntoPython<T> for Result<T, windlass::device::Error> {
+    fn into_python(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(Error::from).into_python(py)
+    }
+}
+
 impl<T> IntoPython<T> for serde_json::Result<T> {
     fn into_python(self, _py: Python<'_>) -> PyResult<T> {
         self.map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))

@@ -20,7 +20,7 @@ from pathlib import Path
 NVRTC_VERSION = "12.0"
 OPTIONS = ["--gpu-architecture=compute_60", "--std=c++17"]
 
-FOLDER = Path(__file__).resolve().parents[2] / "crates/windlass/src/device/cuda"
+FOLDER = Path(__file__).resolve().parents[2] / "crates/windlass-device/src/cuda"
 SOURCE = FOLDER / "kernels.cu"
 COMPILED = FOLDER / "kernels.ptx"
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).resolve().parent
-PTX = HERE.parents[1] / "crates/windlass/src/device/cuda/kernels.ptx"
+PTX = HERE.parents[1] / "crates/windlass-device/src/cuda/kernels.ptx"
 
 # Blocks a segment and threads a block: one thread that does all, some that share unevenly, and more than items.
 SHAPES = [(1, 1), (3, 7), (2, 128)]

@@ -110,3 +110,9 @@ pub enum Error {
     #[error("internal error: {0}; please report it")]
     Internal(String),
 }
+
+impl From<windlass::device::Error> for Error {
+    fn from(error: windlass::device::Error) -> Self {
+        Self::Engine(error.into())
+    }
+}

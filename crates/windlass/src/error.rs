@@ -4,13 +4,14 @@
 use crate::{
     ByteRange,
     catalog::{FormatError, index::IndexError},
-    device::DriverError,
+    device::{self, DriverError},
     plan::PlanError,
     route::{self, Route, Unavailable},
     save::ContentError,
 };
 use bytesize::ByteSize;
 use std::{fmt, io, path::PathBuf};
+use windlass_device::FREE_MEMORY;
 
 /// Result of windlass's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -238,6 +239,28 @@ pub enum Error {
     /// A promise that the code makes to itself was broken. Please report it.
     #[error("internal error, please report it: {0}")]
     Internal(String),
+}
+
+impl From<device::Error> for Error {
+    fn from(error: device::Error) -> Self {
+        match error {
+            device::Error::DeviceUnavailable { device, why } => Self::DeviceUnavailable { device, why },
+            device::Error::Device { device, operation, source } => Self::Device { device, operation, source },
+            device::Error::OutOfMemory { device, needed, available } => Self::MemoryBudget {
+                needed,
+                available,
+                limit_name: format!("the memory of {device}"),
+                fix: FREE_MEMORY.to_owned(),
+            },
+            device::Error::Allocation { bytes, kind, source } => Self::Allocation { bytes, kind, source },
+            device::Error::InvalidDevice { value, reason } => {
+                Self::InvalidOption { option: "device", value, reason }
+            }
+            device::Error::Forked => Self::Forked,
+            device::Error::Internal(text) => Self::Internal(text),
+            other => Self::Internal(other.to_string()),
+        }
+    }
 }
 
 impl Error {

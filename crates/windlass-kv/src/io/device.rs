@@ -18,7 +18,7 @@ use std::{
 };
 use windlass::{
     DeviceId,
-    device::{CopyDirection, CopyError, Device, DirectBuffer, HostCopies, HostCopy, Pinned},
+    device::{self, CopyDirection, CopyError, Device, DirectBuffer, HostCopies, HostCopy, Pinned},
     route::{DirectProof, Unavailable, direct_path_is_plausible},
 };
 
@@ -186,7 +186,7 @@ impl DeviceSide {
     pub(super) unsafe fn is_reached(&self, event: AwaitedEvent) -> windlass::Result<bool> {
         let device = self.device(event.ordinal)?;
         // SAFETY: passed on.
-        unsafe { device.is_event_reached(event.handle) }
+        Ok(unsafe { device.is_event_reached(event.handle)? })
     }
 
     /// A device, which stays open: it is asked after often.
@@ -243,7 +243,7 @@ impl DeviceSide {
     }
 
     /// Pins the memory that bytes pass through, once for all devices.
-    fn pin(&self, device: &Arc<Device>, pool: &BouncePool) -> windlass::Result<()> {
+    fn pin(&self, device: &Arc<Device>, pool: &BouncePool) -> Result<(), device::Error> {
         let mut state = self.lock();
         if state.pinned.is_none() {
             let (memory, len) = pool.memory();
@@ -351,20 +351,20 @@ impl DeviceLane {
         Ok(())
     }
 
-    fn queue(&mut self, ordinal: u32) -> windlass::Result<&HostCopies> {
+    fn queue(&mut self, ordinal: u32) -> Result<&HostCopies, device::Error> {
         if self.side.lock().in_doubt.contains(&ordinal) {
             let why = Unavailable {
                 reason: "nobody knows what became of earlier copies".into(),
                 fix: "open the store in a new process".into(),
             };
-            return Err(windlass::Error::DeviceUnavailable { device: format!("cuda:{ordinal}"), why });
+            return Err(device::Error::DeviceUnavailable { device: format!("cuda:{ordinal}"), why });
         }
         if !self.queues.contains_key(&ordinal) {
             let device = Device::open(ordinal)?;
             self.side.pin(&device, &self.pool)?;
             self.queues.insert(ordinal, HostCopies::new(&device)?);
         }
-        self.queues.get(&ordinal).ok_or_else(|| windlass::Error::Internal("a queue is gone".into()))
+        self.queues.get(&ordinal).ok_or_else(|| device::Error::Internal("a queue is gone".into()))
     }
 
     /// Has cuFile move a step, and says how many bytes that was.

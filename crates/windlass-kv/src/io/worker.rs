@@ -509,7 +509,7 @@ fn fail_copy(transfer: &mut Transfer, failed: CopyError, lease: Lease) {
         lease.lose();
         transfer.lose(io::Error::other(failed.error));
     } else {
-        transfer.fail(Failure::Device(failed.error));
+        transfer.fail(Failure::Device(failed.error.into()));
     }
 }
 

@@ -4,7 +4,7 @@
 use super::{Check, Status, ok, slower};
 use crate::{
     catalog::OpenFile,
-    device::{Device, DeviceInfo, cuda::cufile::CuFile, devices, driver_version},
+    device::{CuFile, Device, DeviceInfo, devices, driver_version},
     route::{SourceFile, Unavailable, gds},
     sys::numa,
 };

@@ -4,11 +4,8 @@
 use super::{DeviceAllocator, LoadOptions, job::Job};
 use crate::{
     Alignment, ByteRange, Error, Result,
-    device::{
-        Allocation, CopyQueue,
-        cuda::copies::{Scratch, table_bytes},
-    },
-    memory::{Copying, DeviceArena, DeviceBlock, DeviceFill, Slot, SlotKind, Slots, may_be_under_way},
+    device::{Allocation, CopyQueue, Scratch, table_bytes},
+    memory::{Copying, DeviceArena, DeviceBlock, DeviceFill, Slot, SlotKind, Slots},
     parallel::lock,
     plan::{Plan, Target, Transfer},
 };
@@ -35,7 +32,7 @@ pub(super) fn allocate(
         let (available, _) = device.memory()?;
         let needed = plan.arena_bytes().min(most_bytes);
         if needed > available {
-            return Err(device.too_little_memory(needed, available));
+            return Err(device.too_little_memory(needed, available).into());
         }
     }
     allocate_some(plan, queue, options.allocator.as_ref(), 0..arenas_of(plan, extents))
@@ -272,11 +269,11 @@ impl Delivery {
             Ok(ticket) => ticket,
             Err(error) => {
                 // Some of it may be under way, and reads the slot.
-                if may_be_under_way(self.queue.synchronize()) {
+                if self.queue.synchronize().is_err_and(|error| error.leaves_doubt()) {
                     self.in_doubt.store(true, Ordering::Relaxed);
                     std::mem::forget((slot, table));
                 }
-                return Err(error);
+                return Err(error.into());
             }
         };
         self.copies.fetch_add(operations, Ordering::Relaxed);
@@ -407,12 +404,12 @@ fn check_inside(transfers: &[Transfer], plan: &Plan, slot_bytes: u64) -> Result<
                     len.and_then(|len| ByteRange::at(destination, len)),
                 )
             }
-            Transfer::Converted { cast, source, arena, destination, elements } => {
-                let bytes = |bits: u64| elements.checked_mul(bits / 8);
+            Transfer::Converted { conversion, source, arena, destination, elements } => {
+                let bytes = |of_one: u64| elements.checked_mul(of_one);
                 (
-                    bytes(cast.from().block_bits()).and_then(|len| ByteRange::at(source, len)),
+                    bytes(conversion.from().bytes()).and_then(|len| ByteRange::at(source, len)),
                     arena,
-                    bytes(cast.to().block_bits()).and_then(|len| ByteRange::at(destination, len)),
+                    bytes(conversion.to().bytes()).and_then(|len| ByteRange::at(destination, len)),
                 )
             }
         };

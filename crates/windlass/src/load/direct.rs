@@ -94,17 +94,18 @@ impl DirectPath {
         }
         let slot_bytes = needs.slot_bytes;
         let count = (2 * readers).min(needs.slots_in(LANDING_BYTES)).min(plan.extents().len());
-        let buffer = match DirectBuffer::new(device, slot_bytes.saturating_mul(count as u64)) {
-            Ok(buffer) => Arc::new(buffer),
-            Err(Error::DeviceUnavailable { why, .. }) if is_named => {
-                return Err(Error::RouteUnavailable { route: options.route, path: None, why });
-            }
-            Err(error) if is_named => return Err(error),
-            Err(error) => {
-                refuse(None, Unavailable::new(error.to_string(), ""));
-                return Ok(None);
-            }
-        };
+        let buffer =
+            match DirectBuffer::new(device, slot_bytes.saturating_mul(count as u64)).map_err(Error::from) {
+                Ok(buffer) => Arc::new(buffer),
+                Err(Error::DeviceUnavailable { why, .. }) if is_named => {
+                    return Err(Error::RouteUnavailable { route: options.route, path: None, why });
+                }
+                Err(error) if is_named => return Err(error),
+                Err(error) => {
+                    refuse(None, Unavailable::new(error.to_string(), ""));
+                    return Ok(None);
+                }
+            };
         let slots = Slots::new(count, slot_bytes as usize, SlotKind::Device(&buffer))?;
         let route = if options.route == Route::GdsCompat { Route::GdsCompat } else { Route::Gds };
         let through_host = gds::reads_through_host(device);

@@ -334,7 +334,7 @@ fn devices_of(targets: &[FillTarget]) -> Result<Vec<Arc<Device>>> {
             ordinals.push(ordinal);
         }
     }
-    let devices: Vec<_> = ordinals.into_iter().map(Device::open).collect::<Result<_>>()?;
+    let devices: Vec<_> = ordinals.into_iter().map(Device::open).collect::<Result<_, _>>()?;
     for device in &devices {
         if !device.wait_for_all() {
             return Err(Error::Internal(format!("{} did not end its work", device.name())));

@@ -1,7 +1,7 @@
 //! Memory that a device still copies from or to.
 #![allow(unsafe_code)]
 
-use crate::{Error, Result, device::cuda::copies::Ticket};
+use crate::{Result, device::Ticket};
 use std::{
     mem::ManuallyDrop,
     sync::{
@@ -32,13 +32,13 @@ impl<T> Copying<T> {
 
     /// Waits for the copies, and says whether they went well.
     pub(crate) fn wait(&self) -> Result<()> {
-        self.ticket.wait()
+        Ok(self.ticket.wait()?)
     }
 }
 
 impl<T> Drop for Copying<T> {
     fn drop(&mut self) {
-        if may_be_under_way(self.ticket.wait()) {
+        if self.ticket.wait().is_err_and(|error| error.leaves_doubt()) {
             // Rather memory that is never used again than bytes that change while they are copied.
             tracing::warn!("memory was leaked, since nobody knows whether a device still copies it");
             self.in_doubt.store(true, Ordering::Relaxed);
@@ -46,19 +46,5 @@ impl<T> Drop for Copying<T> {
         }
         // SAFETY: dropped here alone, and not used afterwards.
         unsafe { ManuallyDrop::drop(&mut self.memory) };
-    }
-}
-
-/// Whether copies may go on although they were waited for.
-pub(crate) fn may_be_under_way(waited: Result<()>) -> bool {
-    waited.is_err_and(|error| leaves_doubt(&error))
-}
-
-/// Whether copies may go on although waiting for them ended with this error.
-pub(crate) fn leaves_doubt(error: &Error) -> bool {
-    match error {
-        Error::Device { source, .. } => !source.ends_context(),
-        // A child of fork: its memory is a copy.
-        _ => false,
     }
 }

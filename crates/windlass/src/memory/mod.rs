@@ -15,7 +15,7 @@ pub use arena::Block;
 pub(crate) use arena::{Arena, Fill, WriteRegion};
 pub(crate) use borrowed::advise_huge_pages;
 pub use budget::limits;
-pub(crate) use copying::{Copying, leaves_doubt, may_be_under_way};
+pub(crate) use copying::Copying;
 pub(crate) use device::{DeviceArena, DeviceFill};
 pub use device::{DeviceBlock, LentMemory};
 pub use pool::MemoryPool;

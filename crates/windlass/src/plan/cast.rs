@@ -2,13 +2,11 @@
 #![forbid(unsafe_code)]
 
 use crate::Dtype;
+use windlass_device::{Conversion, Element};
 
 /// A conversion from one element type to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Cast {
-    from: Dtype,
-    to: Dtype,
-}
+pub struct Cast(Conversion);
 
 impl Cast {
     /// Types that elements can be converted to.
@@ -25,27 +23,50 @@ impl Cast {
         if from == to || !is_float(from) {
             return Ok(None);
         }
-        let cast = Self { from, to };
-        if Self::SOURCES.contains(&from) && Self::TARGETS.contains(&to) {
-            Ok(Some(cast))
-        } else {
-            Err((from, to))
-        }
+        let conversion = element(from).zip(element(to)).and_then(|(from, to)| Conversion::between(from, to));
+        conversion.map(|conversion| Some(Self(conversion))).ok_or((from, to))
     }
 
     /// The type in the file.
     pub fn from(self) -> Dtype {
-        self.from
+        dtype(self.0.from())
     }
 
     /// The type in memory.
     pub fn to(self) -> Dtype {
-        self.to
+        dtype(self.0.to())
     }
 
     /// Bytes in memory of so many bytes in the file.
     pub(crate) fn resize(self, bytes: u64) -> Option<u64> {
-        (bytes / (self.from.block_bits() / 8)).checked_mul(self.to.block_bits() / 8)
+        (bytes / self.0.from().bytes()).checked_mul(self.0.to().bytes())
+    }
+
+    /// What a device does for it.
+    pub(crate) fn conversion(self) -> Conversion {
+        self.0
+    }
+}
+
+/// The element type as devices name it, if they convert it.
+fn element(dtype: Dtype) -> Option<Element> {
+    match dtype {
+        Dtype::F32 => Some(Element::F32),
+        Dtype::F16 => Some(Element::F16),
+        Dtype::Bf16 => Some(Element::Bf16),
+        Dtype::F8E4M3 => Some(Element::F8E4M3),
+        Dtype::F8E5M2 => Some(Element::F8E5M2),
+        _ => None,
+    }
+}
+
+fn dtype(element: Element) -> Dtype {
+    match element {
+        Element::F32 => Dtype::F32,
+        Element::F16 => Dtype::F16,
+        Element::Bf16 => Dtype::Bf16,
+        Element::F8E4M3 => Dtype::F8E4M3,
+        Element::F8E5M2 => Dtype::F8E5M2,
     }
 }
 

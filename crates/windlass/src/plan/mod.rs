@@ -14,7 +14,6 @@ mod transfer;
 pub use cast::Cast;
 pub use select::{Selection, TensorRequest};
 pub use slice::{SliceError, TensorSlice};
-pub use transfer::Transfer;
 
 use crate::{
     Alignment, ByteRange, Catalog, Dtype,
@@ -23,6 +22,7 @@ use crate::{
 use serde::{Deserialize, Serialize};
 pub(crate) use slice::Runs;
 use std::{collections::HashSet, fmt, ops::Range, path::PathBuf};
+pub use windlass_device::Transfer;
 
 /// Reads of one plan, at most: 64 TiB in chunks of the default size.
 const MAX_READS: u64 = 1 << 24;

@@ -11,6 +11,7 @@ use crate::{
 };
 use proptest::prelude::*;
 use std::path::Path;
+use windlass_device::Conversion;
 
 /// A safetensors file: the catalog that describes it, and its bytes.
 fn model(tensors: &[(Dtype, Vec<u64>)], padding: usize) -> (Catalog, Vec<u8>) {
@@ -116,9 +117,9 @@ fn carry_out(transfer: Transfer, slot: &[u8], put: &mut impl FnMut(usize, u64, u
                 put(arena, destination + i, slot[(source + i / width * pitch + i % width) as usize]);
             }
         }
-        Transfer::Converted { cast, source, arena, destination, elements } => {
-            let len = elements * cast.from().block_bits() / 8;
-            let converted = converted(cast, &slot[source as usize..(source + len) as usize]);
+        Transfer::Converted { conversion, source, arena, destination, elements } => {
+            let len = elements * conversion.from().bytes();
+            let converted = converted(conversion, &slot[source as usize..(source + len) as usize]);
             for (i, byte) in converted.into_iter().enumerate() {
                 put(arena, destination + i as u64, byte);
             }
@@ -127,8 +128,8 @@ fn carry_out(transfer: Transfer, slot: &[u8], put: &mut impl FnMut(usize, u64, u
 }
 
 /// Stands for a conversion: each element longer or shorter, and inverted.
-fn converted(cast: Cast, bytes: &[u8]) -> Vec<u8> {
-    let (from, to) = ((cast.from().block_bits() / 8) as usize, (cast.to().block_bits() / 8) as usize);
+fn converted(conversion: Conversion, bytes: &[u8]) -> Vec<u8> {
+    let (from, to) = (conversion.from().bytes() as usize, conversion.to().bytes() as usize);
     let resized = |element: &[u8]| element.iter().cycle().take(to).map(|byte| !byte).collect::<Vec<u8>>();
     bytes.chunks_exact(from).flat_map(resized).collect()
 }
@@ -162,7 +163,7 @@ fn check(plan: &Plan, catalog: &Catalog, file: &[u8], requests: &[TensorRequest]
         delivered += expected.len() as u64;
         in_memory += planned.place.len();
         let expected = match planned.cast {
-            Some(cast) => converted(cast, &expected),
+            Some(cast) => converted(cast.conversion(), &expected),
             None => expected,
         };
         assert_eq!(planned.place.len(), expected.len() as u64);

@@ -1,51 +1,8 @@
 //! How the bytes of a staged extent get from its slot to a device: as few copies as their places allow.
 #![forbid(unsafe_code)]
 
-use super::{Cast, Extent, Plan};
-
-/// A copy from a staging slot to an arena. Places in the slot count from the extent's first byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transfer {
-    /// Bytes in one piece. May take along what lies between tensors.
-    Linear {
-        /// Where they begin in the slot.
-        source: u64,
-        /// The arena.
-        arena: usize,
-        /// Where they begin in the arena.
-        destination: u64,
-        /// Bytes.
-        len: u64,
-    },
-    /// Rows at regular distances in the slot, back to back in the arena.
-    Pitched {
-        /// Where the first begins in the slot.
-        source: u64,
-        /// From the start of one row in the slot to that of the next, in bytes.
-        pitch: u64,
-        /// The arena.
-        arena: usize,
-        /// Where the first begins in the arena.
-        destination: u64,
-        /// Bytes of a row.
-        width: u64,
-        /// Rows.
-        height: u64,
-    },
-    /// Elements in one piece, converted.
-    Converted {
-        /// The conversion.
-        cast: Cast,
-        /// Where they begin in the slot.
-        source: u64,
-        /// The arena.
-        arena: usize,
-        /// Where they begin in the arena.
-        destination: u64,
-        /// Elements.
-        elements: u64,
-    },
-}
+use super::{Extent, Plan};
+use windlass_device::Transfer;
 
 /// The transfers that deliver a staged extent of a plan for a device.
 pub(super) fn transfers(plan: &Plan, extent: &Extent) -> Vec<Transfer> {
@@ -62,7 +19,7 @@ pub(super) fn transfers(plan: &Plan, extent: &Extent) -> Vec<Transfer> {
                     len: part.len(),
                 },
                 Some(cast) => Transfer::Converted {
-                    cast,
+                    conversion: cast.conversion(),
                     source,
                     arena,
                     destination: tensor.place.start() + cast.resize(before).unwrap_or(u64::MAX),

@@ -5,7 +5,7 @@ use super::{options::ReaderOptions, queue::Taken, usrbio::UsrbioPath};
 use crate::{
     Error, Result,
     device::{Allocation, CopyQueue, Device},
-    memory::{Copying, Slot, SlotKind, Slots, may_be_under_way},
+    memory::{Copying, Slot, SlotKind, Slots},
     parallel::lock,
     plan::Transfer,
     report::Carrier,
@@ -135,11 +135,11 @@ impl DeviceLine {
             }
             Err(error) => {
                 // Some of it may be under way, and reads the slot.
-                if may_be_under_way(self.queue.synchronize()) {
+                if self.queue.synchronize().is_err_and(|error| error.leaves_doubt()) {
                     std::mem::forget(slot);
                     self.slots.give_one_up();
                 }
-                delivery.end(Err(error));
+                delivery.end(Err(error.into()));
             }
         }
     }

@@ -5,10 +5,7 @@
 use super::{BlockingRead, Buffer, FileUse, ReadOp, SourceFile, Unavailable, open_past_cache};
 use crate::{
     Alignment, Error,
-    device::{
-        Device, DirectBuffer, DirectFile,
-        cuda::cufile::{Counters, CuFile, is_stand_in},
-    },
+    device::{Counters, CuFile, Device, DirectBuffer, DirectFile, is_stand_in},
     memory::{SlotKind, Slots},
 };
 use std::{

@@ -39,7 +39,6 @@ pub(crate) use threefs::OpenMount;
 pub use threefs::{UsrbioClient, mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
 pub(crate) use uring::UringLane;
 pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
-
 pub use windlass_device::Unavailable;
 
 use crate::memory::{Slot, WriteRegion};

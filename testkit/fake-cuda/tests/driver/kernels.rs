@@ -7,7 +7,7 @@ use std::{
 };
 
 fn module(session: &Session) -> usize {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/windlass/src/device/cuda/kernels.ptx");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/windlass-device/src/cuda/kernels.ptx");
     let ptx = CString::new(fs::read(path).unwrap()).unwrap();
     let mut module = 0;
     assert_eq!(session.cuModuleLoadData(&mut module, ptx.as_ptr()), 0);

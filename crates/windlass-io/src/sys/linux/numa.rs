@@ -1,9 +1,8 @@
 //! NUMA nodes and their cores.
 #![forbid(unsafe_code)]
 
-use super::read_number;
 pub use crate::sys::common::Node;
-use std::{fs, path::Path};
+use std::fs;
 
 /// The machine's nodes in order; empty if the kernel does not say.
 pub fn nodes() -> Vec<Node> {
@@ -20,12 +19,6 @@ pub fn nodes() -> Vec<Node> {
         .collect();
     nodes.sort_by_key(|node| node.id);
     nodes
-}
-
-/// The node of the device at this place of the PCI bus, such as `0000:3b:00.0`.
-pub fn node_of_pci(address: &str) -> Option<u32> {
-    let node: i32 = read_number(Path::new("/sys/bus/pci/devices").join(address).join("numa_node"))?;
-    u32::try_from(node).ok()
 }
 
 /// `0-3,8` → 0, 1, 2, 3, 8.

@@ -28,8 +28,3 @@ fn cpus(node: u32) -> Option<Vec<usize>> {
     let cores = (0..CORES_A_GROUP).filter(|core| affinity.Mask & (1 << core) != 0);
     Some(cores.map(|core| first + core).collect::<Vec<_>>()).filter(|cpus| !cpus.is_empty())
 }
-
-/// The node of the device at this place of the PCI bus: not known.
-pub fn node_of_pci(_address: &str) -> Option<u32> {
-    None
-}

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::library::{self, functions};
-use crate::route::Unavailable;
+use crate::Unavailable;
 use libloading::Library;
 use std::{
     ffi::{CStr, OsString, c_char, c_int, c_uint, c_void},
@@ -218,7 +218,7 @@ pub struct DriverError {
 
 impl DriverError {
     /// Whether the device does nothing more in this context: whatever was under way has ended.
-    pub(crate) fn ends_context(&self) -> bool {
+    pub fn ends_context(&self) -> bool {
         ends_context(self.code)
     }
 }

@@ -1,23 +1,7 @@
-//! Devices: where tensors can live besides host memory, and what fills them.
-//!
-//! `cuda` is the only kind so far. What the rest of the engine uses is named here, and has no type of CUDA's in it:
-//! devices ([`Device`]), their memory (`Allocation`), host memory that they can copy from (`Pinned`), and queues of
-//! copies (`CopyQueue`).
+//! Names of devices.
+#![forbid(unsafe_code)]
 
-pub(crate) mod cuda;
-
-pub use cuda::{
-    Device, DeviceInfo, DriverError,
-    cufile::{DirectBuffer, DirectFile, search_cufile_in},
-    device_of, devices, driver_version,
-    host_copies::{CopyDirection, CopyError, HostCopies, HostCopy},
-    memory::{DeviceMemory, Pinned},
-};
-pub(crate) use cuda::{
-    copies::{CopyQueue, Source},
-    memory::Allocation,
-};
-
+use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -48,17 +32,17 @@ impl From<DeviceId> for String {
 }
 
 impl TryFrom<String> for DeviceId {
-    type Error = crate::Error;
+    type Error = Error;
 
-    fn try_from(text: String) -> crate::Result<Self> {
+    fn try_from(text: String) -> Result<Self> {
         text.parse()
     }
 }
 
 impl FromStr for DeviceId {
-    type Err = crate::Error;
+    type Err = Error;
 
-    fn from_str(text: &str) -> crate::Result<Self> {
+    fn from_str(text: &str) -> Result<Self> {
         match text.split_once(':') {
             None if text == "cpu" => return Ok(Self::Cpu),
             None if text == "cuda" => return Ok(Self::Cuda(0)),
@@ -69,8 +53,7 @@ impl FromStr for DeviceId {
             }
             _ => {}
         }
-        Err(crate::Error::InvalidOption {
-            option: "device",
+        Err(Error::InvalidDevice {
             value: text.to_owned(),
             reason: "it is cpu, cuda, or cuda:N for the device of that number".into(),
         })

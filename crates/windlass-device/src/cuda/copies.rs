@@ -7,7 +7,7 @@ use super::{
     kernels::{Kernel, Segment},
     memory::Allocation,
 };
-use crate::{Error, Result, plan::Transfer};
+use crate::{Error, Result, Transfer};
 use std::{ffi::c_void, ptr, sync::Arc};
 
 /// More short pieces than this of one slot go by a kernel: a copy takes microseconds, however short.
@@ -17,7 +17,7 @@ const LONG_PIECE_BYTES: u64 = 64 << 10;
 
 /// A stream of a device, in no order with other streams.
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub struct Stream {
     device: Arc<Device>,
     handle: Handle,
 }
@@ -55,7 +55,7 @@ impl Drop for Stream {
 
 /// Tells when the work that was queued before it is done.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub struct Ticket {
     device: Arc<Device>,
     event: Handle,
 }
@@ -68,7 +68,7 @@ impl Ticket {
     ///
     /// # Errors
     /// [`Error::Device`]; unless it ends the context, the work may still be under way.
-    pub(crate) fn wait(&self) -> Result<()> {
+    pub fn wait(&self) -> Result<()> {
         let _entered = self.device.enter()?;
         // SAFETY: the event was recorded by `CopyQueue::ticket`.
         let code = unsafe { (self.device.driver.functions.event_synchronize)(self.event) };
@@ -76,7 +76,7 @@ impl Ticket {
     }
 
     /// Whether the work is done, or failed.
-    pub(crate) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         let Ok(_entered) = self.device.enter() else { return true };
         // SAFETY: the event was recorded by `CopyQueue::ticket`.
         let code = unsafe { (self.device.driver.functions.event_query)(self.event) };
@@ -95,7 +95,7 @@ impl Drop for Ticket {
 
 /// Where the bytes of a slot are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Source {
+pub enum Source {
     /// Pinned host memory.
     Host(*const u8),
     /// The device's own memory.
@@ -104,17 +104,22 @@ pub(crate) enum Source {
 
 /// Copies to one device, done in the order in which they were queued.
 #[derive(Debug)]
-pub(crate) struct CopyQueue {
+pub struct CopyQueue {
     stream: Arc<Stream>,
     device: Arc<Device>,
 }
 
 impl CopyQueue {
-    pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
+    /// A queue of this device.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn new(device: &Arc<Device>) -> Result<Self> {
         Ok(Self { stream: Arc::new(Stream::new(device)?), device: device.clone() })
     }
 
-    pub(crate) fn device(&self) -> &Arc<Device> {
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
@@ -124,12 +129,12 @@ impl CopyQueue {
 
     /// Memory for tensors: other devices, processes and network cards can be given it, which they cannot memory of a
     /// stream-ordered pool.
-    pub(crate) fn allocate(&self, len: u64) -> Result<Allocation> {
+    pub fn allocate(&self, len: u64) -> Result<Allocation> {
         Allocation::plain(&self.device, len)
     }
 
     /// Memory for the work of this queue alone.
-    pub(crate) fn allocate_scratch(&self, len: u64) -> Result<Allocation> {
+    pub fn allocate_scratch(&self, len: u64) -> Result<Allocation> {
         Allocation::ordered(&self.device, len, &self.stream)
     }
 
@@ -138,7 +143,7 @@ impl CopyQueue {
     ///
     /// # Safety
     /// `stream` must be a live stream of the device.
-    pub(crate) unsafe fn wait_for(&self, stream: usize) -> Result<()> {
+    pub unsafe fn wait_for(&self, stream: usize) -> Result<()> {
         let _entered = self.device.enter()?;
         let stream = ptr::with_exposed_provenance_mut::<c_void>(stream);
         let ticket = self.ticket(stream)?;
@@ -158,7 +163,7 @@ impl CopyQueue {
     /// Until the work that this queues is done, which a later [`CopyQueue::mark`] tells, or [`CopyQueue::synchronize`]:
     /// the slot's bytes must stay as they are; slot, scratch and arenas must stay allocated; and nobody else may use
     /// the scratch and the places of the transfers. The transfers must lie inside slot and arenas.
-    pub(crate) unsafe fn transfer(
+    pub unsafe fn transfer(
         &self,
         slot: Source,
         transfers: &[Transfer],
@@ -187,9 +192,12 @@ impl CopyQueue {
                     unsafe { self.copy_rows(slot, source, pitch, destination, width, height)? };
                     operations += 1;
                 }
-                Transfer::Converted { cast, source, arena, destination, elements } => {
+                Transfer::Converted { conversion, source, arena, destination, elements } => {
                     let destination = addresses[arena] + destination;
-                    segments.push((Kernel::Cast(cast), Segment { source, destination, count: elements }));
+                    segments.push((
+                        Kernel::Convert(conversion),
+                        Segment { source, destination, count: elements },
+                    ));
                 }
             }
         }
@@ -204,7 +212,7 @@ impl CopyQueue {
     }
 
     /// Whether [`CopyQueue::transfer`] would need scratch memory for these.
-    pub(crate) fn may_need_kernels(transfers: &[Transfer]) -> bool {
+    pub fn may_need_kernels(transfers: &[Transfer]) -> bool {
         transfers.iter().any(|transfer| matches!(transfer, Transfer::Converted { .. }))
             || Self::has_many_short(transfers)
     }
@@ -215,13 +223,13 @@ impl CopyQueue {
     }
 
     /// A ticket for everything queued so far.
-    pub(crate) fn mark(&self) -> Result<Ticket> {
+    pub fn mark(&self) -> Result<Ticket> {
         let _entered = self.device.enter()?;
         self.ticket(self.stream.handle)
     }
 
     /// Copies `len` bytes of the device to the host, and waits for them.
-    pub(crate) fn read_back(&self, address: u64, into: &mut [u8]) -> Result<()> {
+    pub fn read_back(&self, address: u64, into: &mut [u8]) -> Result<()> {
         let _entered = self.device.enter()?;
         let functions = &self.device.driver.functions;
         // SAFETY: `into` is writable, and outlives the copy, which is waited for, also if the wait fails: the driver
@@ -234,7 +242,7 @@ impl CopyQueue {
     }
 
     /// Waits for everything queued so far.
-    pub(crate) fn synchronize(&self) -> Result<()> {
+    pub fn synchronize(&self) -> Result<()> {
         let _entered = self.device.enter()?;
         // SAFETY: a live stream of the current context.
         let code = unsafe { (self.device.driver.functions.stream_synchronize)(self.stream.handle) };
@@ -406,16 +414,16 @@ impl CopyQueue {
 
 /// Memory beside a slot, for what kernels need.
 #[derive(Debug)]
-pub(crate) struct Scratch<'a> {
+pub struct Scratch<'a> {
     /// On the device, as long as the slot; not used if the slot itself is on the device.
-    pub(crate) data: u64,
+    pub data: u64,
     /// On the device, for the table of segments.
-    pub(crate) table: u64,
+    pub table: u64,
     /// Pinned, for the same table.
-    pub(crate) host_table: &'a mut [u8],
+    pub host_table: &'a mut [u8],
 }
 
 /// Bytes that the table of so many transfers takes.
-pub(crate) fn table_bytes(transfers: usize) -> u64 {
+pub fn table_bytes(transfers: usize) -> u64 {
     (transfers * size_of::<Segment>()) as u64
 }

@@ -10,7 +10,7 @@ use std::{ffi::c_void, io, sync::Arc};
 /// Plain memory is freed after all work on the device, which `cuMemFree` waits for: whoever dropped the last tensor on
 /// it may have kernels under way that read it. Memory in the order of a stream is freed after the work of that stream.
 #[derive(Debug)]
-pub(crate) struct Allocation {
+pub struct Allocation {
     device: Arc<Device>,
     address: u64,
     len: u64,
@@ -60,18 +60,24 @@ impl Allocation {
         Ok(Self { device: device.clone(), address, len, stream: None })
     }
 
-    pub(crate) fn device(&self) -> &Arc<Device> {
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
     /// Address of the first byte, for the device and its driver.
-    pub(crate) fn address(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.address
     }
 
     /// Length in bytes.
-    pub(crate) fn len(&self) -> u64 {
+    pub fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 }
 
@@ -111,7 +117,7 @@ impl DeviceMemory {
     /// Allocates `len` bytes, aligned to 256. What they hold is arbitrary.
     ///
     /// # Errors
-    /// [`Error::MemoryBudget`] if the device has too little memory; [`Error::Device`].
+    /// [`Error::OutOfMemory`] if the device has too little memory; [`Error::Device`].
     pub fn new(device: &Arc<Device>, len: u64) -> Result<Self> {
         Allocation::plain(device, len).map(Self)
     }

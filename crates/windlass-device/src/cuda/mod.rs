@@ -4,18 +4,20 @@
 //! queue that fills them, `host_copies` one for both ways; `kernels` what runs on them; `cufile` the library that reads into them past the host.
 #![allow(unsafe_code)]
 
-pub(crate) mod copies;
-pub(crate) mod cufile;
+pub mod copies;
+#[cfg(target_os = "linux")]
+pub mod cufile;
+#[cfg(target_os = "linux")]
 mod cufile_error;
 mod driver;
-pub(crate) mod host_copies;
+pub mod host_copies;
 mod kernels;
 mod library;
-pub(crate) mod memory;
+pub mod memory;
 
 pub use driver::DriverError;
 
-use crate::{DeviceId, Error, Result, route::Unavailable, sys::numa};
+use crate::{DeviceId, Error, Result, Unavailable};
 use driver::{Attribute, DeviceHandle, Driver, Handle};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -84,7 +86,7 @@ pub fn driver_version() -> std::result::Result<String, Unavailable> {
 /// The devices that CUDA shows to this process.
 ///
 /// ```
-/// match windlass::device::devices() {
+/// match windlass_device::devices() {
 ///     Ok(devices) => println!("{} devices", devices.len()),
 ///     Err(why) => println!("no CUDA: {why}"),
 /// }
@@ -188,7 +190,7 @@ impl Device {
     }
 
     /// Its UUID, as cuFile's statistics name it.
-    pub(crate) fn uuid(&self) -> &[u8; 16] {
+    pub fn uuid(&self) -> &[u8; 16] {
         &self.uuid
     }
 
@@ -205,25 +207,18 @@ impl Device {
         Ok((free as u64, total as u64))
     }
 
-    /// The error of a load that needs more of its memory than there is.
-    pub(crate) fn too_little_memory(&self, needed: u64, available: u64) -> Error {
-        Error::MemoryBudget {
-            needed,
-            available,
-            limit_name: format!("the memory of {}", self.name()),
-            fix: "free memory of the device (torch.cuda.empty_cache() gives back what torch keeps), select fewer tensors, \
-                  or use torch's allocator"
-                .into(),
-        }
+    /// The error of an operation that needs more of its memory than there is.
+    pub fn too_little_memory(&self, needed: u64, available: u64) -> Error {
+        Error::OutOfMemory { device: self.name(), needed, available }
     }
 
     /// Whether tensors in host memory are the device's as they are: it has no memory of its own to copy them to.
-    pub(crate) fn shares_host_memory(&self) -> bool {
+    pub fn shares_host_memory(&self) -> bool {
         self.info.is_integrated && self.info.reads_pageable_memory
     }
 
     /// Waits for all work on the device, whoever's. `false` if nobody knows whether it has ended.
-    pub(crate) fn wait_for_all(&self) -> bool {
+    pub fn wait_for_all(&self) -> bool {
         // A child of fork has a copy of what the device works on.
         let Ok(_entered) = self.enter() else { return true };
         // SAFETY: the context is current.
@@ -370,7 +365,7 @@ fn describe(
         ordinal,
         name,
         memory_bytes: memory as u64,
-        numa_node: numa::node_of_pci(&pci),
+        numa_node: numa_node_of(&pci),
         pci,
         uuid: uuid(driver, handle)?.iter().map(|byte| format!("{byte:02x}")).collect(),
         luid,
@@ -380,6 +375,13 @@ fn describe(
         has_memory_pools: attribute(Attribute::MemoryPools) != 0,
         has_gpudirect_rdma: attribute(Attribute::GpuDirectRdma) != 0,
     })
+}
+
+/// The NUMA node of the device at this address of the PCI bus, if the system says.
+fn numa_node_of(pci: &str) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{pci}/numa_node")).ok()?;
+    // -1 stands for none.
+    text.trim().parse().ok()
 }
 
 fn uuid(driver: &Driver, handle: DeviceHandle) -> std::result::Result<[u8; 16], DriverError> {

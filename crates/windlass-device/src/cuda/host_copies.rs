@@ -6,7 +6,7 @@ use super::{
     copies::CopyQueue,
     driver::{self, Copy2d},
 };
-use crate::{Error, Result, memory::leaves_doubt};
+use crate::{Error, Result};
 use std::{
     ffi::{c_int, c_void},
     ptr,
@@ -82,7 +82,7 @@ impl HostCopies {
         let queued = unsafe { self.queue(direction, copies, after) };
         // What was queued before an error goes on.
         let waited = self.0.mark().and_then(|ticket| ticket.wait()).or_else(|_| self.0.synchronize());
-        let is_in_doubt = waited.as_ref().is_err_and(leaves_doubt);
+        let is_in_doubt = waited.as_ref().is_err_and(Error::leaves_doubt);
         queued.and(waited).map_err(|error| CopyError { error, is_in_doubt })
     }
 

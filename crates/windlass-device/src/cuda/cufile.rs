@@ -16,7 +16,7 @@ use super::{
     library::{self, functions},
     memory::Allocation,
 };
-use crate::{Alignment, Error, Result, route::Unavailable};
+use crate::{Error, Result, Unavailable};
 use libloading::Library;
 use std::{
     ffi::{CString, OsString, c_char, c_int, c_long, c_uint, c_void},
@@ -25,6 +25,9 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
+
+/// Alignment of buffers: that of direct reads.
+const BLOCK_BYTES: u64 = 4096;
 
 /// `CUfileError_t`.
 #[repr(C)]
@@ -92,7 +95,7 @@ functions! {
 }
 
 /// cuFile, its driver open.
-pub(crate) struct CuFile {
+pub struct CuFile {
     functions: Functions,
     properties: Properties,
     /// Such as 1.20; older libraries do not say.
@@ -103,7 +106,7 @@ pub(crate) struct CuFile {
 
 impl CuFile {
     /// The library, loaded and opened at the first call.
-    pub(crate) fn get() -> std::result::Result<&'static Self, Unavailable> {
+    pub fn get() -> std::result::Result<&'static Self, Unavailable> {
         static CUFILE: OnceLock<std::result::Result<CuFile, Unavailable>> = OnceLock::new();
         let cufile = CUFILE.get_or_init(Self::load).as_ref().map_err(Clone::clone)?;
         if cufile.process != std::process::id() {
@@ -116,7 +119,7 @@ impl CuFile {
     }
 
     /// Whether it says that there is a direct path for some file systems. No proof: see `route::gds`.
-    pub(crate) fn has_direct_path(&self) -> bool {
+    pub fn has_direct_path(&self) -> bool {
         /// `CU_FILE_P2P_SUPPORTED`.
         const P2P_SUPPORTED: c_uint = 4;
         let Properties { nvfs_major, nvfs_minor, feature_flags, .. } = self.properties;
@@ -124,7 +127,7 @@ impl CuFile {
     }
 
     /// What it is, for people.
-    pub(crate) fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         let Properties { nvfs_major, nvfs_minor, .. } = self.properties;
         let version = self.version.as_deref().unwrap_or("of unknown version");
         let nvfs = match (nvfs_major, nvfs_minor) {
@@ -220,12 +223,12 @@ impl CuFile {
 
     /// How many reads into a device went each way since the library was opened, by whoever uses it in this process;
     /// `None` if this version does not count.
-    pub(crate) fn counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
+    pub fn counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
         Counters::of_reads(&self.statistics()?, uuid)
     }
 
     /// As [`CuFile::counters`], of writes from a device.
-    pub(crate) fn write_counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
+    pub fn write_counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
         Counters::of_writes(&self.statistics()?, uuid)
     }
 
@@ -241,13 +244,13 @@ impl CuFile {
 
 /// Reads into one device, or writes from it, by path: a part of `CUfilePerGpuStats_t`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counters {
+pub struct Counters {
     /// By PCI P2PDMA.
-    pub(crate) p2p: u64,
+    pub p2p: u64,
     /// By nvidia-fs.
-    pub(crate) nvfs: u64,
+    pub nvfs: u64,
     /// Through host memory.
-    pub(crate) posix: u64,
+    pub posix: u64,
 }
 
 impl Counters {
@@ -386,15 +389,14 @@ impl DirectBuffer {
     /// `len` bytes on a device, registered.
     ///
     /// # Errors
-    /// [`Error::Device`] or [`Error::MemoryBudget`]; [`Error::RouteUnavailable`] is left to the caller, who knows the
-    /// file: registration that fails is [`Error::DeviceUnavailable`].
+    /// [`Error::Device`], [`Error::OutOfMemory`]; [`Error::DeviceUnavailable`] if cuFile does not take the memory.
     pub fn new(device: &Arc<Device>, len: u64) -> Result<Self> {
         // Before anything is allocated.
         CuFile::get().map_err(|why| Error::DeviceUnavailable { device: device.name(), why })?;
         // Memory of a stream-ordered pool cannot be registered.
-        let memory = Allocation::plain(device, len.saturating_add(Alignment::BLOCK.bytes()))?;
+        let memory = Allocation::plain(device, len.saturating_add(BLOCK_BYTES))?;
         // The driver promises less than a block's alignment.
-        let address = Alignment::BLOCK.up(memory.address()).unwrap_or(memory.address());
+        let address = memory.address().checked_next_multiple_of(BLOCK_BYTES).unwrap_or(memory.address());
         Self::register(device, address, len, Some(memory))
     }
 
@@ -498,7 +500,7 @@ pub fn search_cufile_in(directory: impl Into<PathBuf>) {
 }
 
 /// Whether a test has named the library.
-pub(crate) fn is_stand_in() -> bool {
+pub fn is_stand_in() -> bool {
     cfg!(feature = "stand-in") && std::env::var_os("WINDLASS_CUFILE").is_some()
 }
 

@@ -7,7 +7,7 @@ use super::{
     copies::Stream,
     driver::{Driver, Handle},
 };
-use crate::{Error, Result, plan::Cast};
+use crate::{Conversion, Error, Result};
 use std::{
     collections::BTreeMap,
     ffi::{CString, c_void},
@@ -36,26 +36,22 @@ pub(super) struct Segment {
 }
 
 /// What is done to a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kernel {
     Copy,
-    Cast(Cast),
+    Convert(Conversion),
 }
 
 impl Kernel {
     fn all() -> impl Iterator<Item = Self> {
-        let casts = Cast::SOURCES.into_iter().flat_map(|from| {
-            Cast::TARGETS.into_iter().filter_map(move |to| Cast::between(from, to).ok().flatten())
-        });
-        std::iter::once(Self::Copy).chain(casts.map(Self::Cast))
+        std::iter::once(Self::Copy).chain(Conversion::all().map(Self::Convert))
     }
 
     fn symbol(self) -> String {
         match self {
             Self::Copy => "windlass_copy".to_owned(),
-            Self::Cast(cast) => {
-                let short = |dtype: crate::Dtype| dtype.name().to_ascii_lowercase().replace('_', "");
-                format!("windlass_cast_{}_{}", short(cast.from()), short(cast.to()))
+            Self::Convert(conversion) => {
+                format!("windlass_cast_{}_{}", conversion.from().name(), conversion.to().name())
             }
         }
     }
@@ -64,24 +60,8 @@ impl Kernel {
     pub(super) fn source_len(self, segment: &Segment) -> u64 {
         match self {
             Self::Copy => segment.count,
-            Self::Cast(cast) => segment.count * (cast.from().block_bits() / 8),
+            Self::Convert(conversion) => segment.count * conversion.from().bytes(),
         }
-    }
-}
-
-impl PartialOrd for Kernel {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Kernel {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        let key = |kernel: Self| match kernel {
-            Self::Copy => None,
-            Self::Cast(cast) => Some((cast.from(), cast.to())),
-        };
-        key(*self).cmp(&key(*other))
     }
 }
 

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::cufile::Status;
-use crate::route::Unavailable;
+use crate::Unavailable;
 use std::{ffi::c_int, fmt, io};
 
 /// First code of cuFile's own errors.
