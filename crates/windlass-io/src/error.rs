@@ -3,7 +3,10 @@
 
 use crate::ByteRange;
 use bytesize::ByteSize;
-use std::{fmt, io, path::PathBuf};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+};
 
 /// Result of the operations of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -11,6 +14,40 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// There is no file at this path.
+    #[error("{}: no such file", path.display())]
+    NotFound {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// What lies at this path is no regular file.
+    #[error("{}: it is {kind}, not a regular file", path.display())]
+    NotRegular {
+        /// The path as given.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// The file ends before the bytes that were asked for.
+    #[error("{} is truncated: bytes {needed} are needed but the file ends at {file_len}; copy or download it again", path.display())]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// The bytes of the file that were asked for.
+        needed: ByteRange,
+        /// Where the file ends now.
+        file_len: u64,
+    },
+    /// The file was rewritten since it was opened, or looks as if it was.
+    #[error("{} changed while it was being read ({change}), first noticed at bytes {needed}; open it again", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// The bytes of the file that were asked for.
+        needed: ByteRange,
+        /// What is different.
+        change: String,
+    },
     /// The operating system refused or failed an operation on a file.
     #[error("{operation} failed on {}{}: {source}", path.display(), Place(*range))]
     Io {
@@ -44,6 +81,17 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+}
+
+impl Error {
+    /// The error of a failed `open`.
+    pub fn opening(path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        if source.kind() == io::ErrorKind::NotFound {
+            return Self::NotFound { path };
+        }
+        Self::Io { operation: "open", path, range: None, source }
+    }
 }
 
 struct Place(Option<ByteRange>);

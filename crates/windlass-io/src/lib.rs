@@ -4,6 +4,7 @@
 #![deny(missing_docs, unsafe_code)]
 
 mod error;
+pub mod file;
 pub mod memory;
 pub mod parallel;
 pub mod sys;

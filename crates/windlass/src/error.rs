@@ -264,6 +264,29 @@ impl From<device::Error> for Error {
 }
 
 impl Error {
+    /// An error of a file that holds tensors. `tensor_at` gives the tensor that has a byte of it.
+    pub(crate) fn of_file(error: windlass_io::Error, tensor_at: impl FnOnce(u64) -> Option<String>) -> Self {
+        use windlass_io::Error as Io;
+        match error {
+            Io::NotFound { path } => Self::NotFound { path, reason: "no such file".into() },
+            Io::NotRegular { path, kind } => {
+                Self::InvalidFile { path, problem: FormatError::NotRegular { kind } }
+            }
+            Io::Truncated { path, needed, file_len } => {
+                let tensor = tensor_at(file_len.max(needed.start()));
+                Self::Truncated { path, tensor, needed, file_len }
+            }
+            Io::Changed { path, needed, change } => {
+                Self::Changed { path, tensor: tensor_at(needed.start()), change }
+            }
+            Io::Io { operation, path, range, source } => {
+                Self::Io { operation, path, tensor: None, range, source }
+            }
+            Io::System { operation, source } => Self::System { operation, source },
+            Io::Allocation { bytes, kind, source } => Self::Allocation { bytes, kind, source },
+        }
+    }
+
     /// The system's number of what went wrong, if there is one.
     pub fn errno(&self) -> Option<i32> {
         match self {
@@ -276,15 +299,7 @@ impl Error {
 
 impl From<windlass_io::Error> for Error {
     fn from(error: windlass_io::Error) -> Self {
-        match error {
-            windlass_io::Error::Io { operation, path, range, source } => {
-                Self::Io { operation, path, tensor: None, range, source }
-            }
-            windlass_io::Error::System { operation, source } => Self::System { operation, source },
-            windlass_io::Error::Allocation { bytes, kind, source } => {
-                Self::Allocation { bytes, kind, source }
-            }
-        }
+        Self::of_file(error, |_| None)
     }
 }
 

@@ -1,12 +1,10 @@
 //! Brings a checkpoint's files into the page cache, for programs that map them.
 #![forbid(unsafe_code)]
 
-use crate::{
-    ByteRange, Checkpoint, Error, Result, parallel,
-    route::{Probe, SourceFile},
-};
+use crate::{ByteRange, Checkpoint, Error, Result, parallel, route::SourceFile};
 use serde::{Deserialize, Serialize};
-use std::{ops::ControlFlow, os::unix::fs::FileExt, sync::Arc, time::Instant};
+use std::{ops::ControlFlow, sync::Arc, time::Instant};
+use windlass_io::file::{self, Probe};
 
 /// Bytes that are probed and read together.
 const PART_BYTES: u64 = 8 << 20;
@@ -75,7 +73,7 @@ fn read_in(source: &SourceFile, part: ByteRange) -> Result<u64> {
         if source.probe().is_whole(file, step) {
             continue;
         }
-        file.read_exact_at(&mut buffer[..len], step.start()).map_err(|error| {
+        file::read_exact_at(file, &mut buffer[..len], step.start()).map_err(|error| {
             source.check_unchanged(step, |_| None).err().unwrap_or_else(|| Error::Io {
                 operation: "read",
                 path: source.path().to_owned(),

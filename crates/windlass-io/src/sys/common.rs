@@ -43,3 +43,12 @@ pub struct Usage {
     /// Page faults, with and without I/O.
     pub page_faults: u64,
 }
+
+/// Bytes of a file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Those that this process may still take.
+    pub free_bytes: u64,
+    /// All of them.
+    pub total_bytes: u64,
+}

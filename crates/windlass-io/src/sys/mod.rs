@@ -5,6 +5,7 @@
 //! [`Unsupported`](std::io::ErrorKind::Unsupported), `None`, or "not known", as the module says.
 //!
 //! * `block_device`: the hardware below a file system: its queues and its NUMA node.
+//! * `files`: opening, identity, and transfers at a position.
 //! * `limits`: how much more memory this process may use.
 //! * `machine`: what the system is, and what it grants this process.
 //! * `numa`: nodes and their cores.
@@ -19,6 +20,6 @@ mod linux;
 mod windows;
 
 #[cfg(target_os = "linux")]
-pub use linux::{block_device, limits, machine, numa, pages, threads, usage};
+pub use linux::{block_device, files, limits, machine, numa, pages, threads, usage};
 #[cfg(windows)]
-pub use windows::{block_device, limits, machine, numa, pages, threads, usage};
+pub use windows::{block_device, files, limits, machine, numa, pages, threads, usage};

@@ -15,9 +15,11 @@ pub mod safetensors;
 pub(crate) mod shard_name;
 
 pub use format::{FileFormat, FileHeader, FormatError};
-pub use open::{FileIdentity, header_texts};
-pub(crate) use open::{OpenFile, header_of_bytes, open_error};
+pub use open::header_texts;
+pub(crate) use open::{gguf_error, header_of_bytes};
 pub use options::OpenOptions;
+pub use windlass_io::file::FileIdentity;
+pub(crate) use windlass_io::file::OpenFile;
 
 use crate::{ByteRange, Dtype, Error, Result};
 use build::Builder;

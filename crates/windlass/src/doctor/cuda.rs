@@ -3,17 +3,12 @@
 
 use super::{Check, Status, ok, slower};
 use crate::{
-    catalog::OpenFile,
     device::{CuFile, Device, DeviceInfo, devices, driver_version},
     route::{SourceFile, Unavailable, gds},
     sys::numa,
 };
 use bytesize::ByteSize;
-use std::{
-    fs::{self, File},
-    path::Path,
-    sync::Arc,
-};
+use std::{fs, path::Path};
 
 /// The machine's part.
 pub(super) fn checks() -> Vec<Check> {
@@ -145,7 +140,7 @@ fn cufile() -> Check {
 }
 
 /// For each device, whether it can be filled past the host from the file system of a file.
-pub(super) fn path_checks(name: &str, path: &Path, file: &File) -> Vec<Check> {
+pub(super) fn path_checks(name: &str, source: &SourceFile) -> Vec<Check> {
     let Ok(found) = devices() else {
         return Vec::new();
     };
@@ -153,7 +148,7 @@ pub(super) fn path_checks(name: &str, path: &Path, file: &File) -> Vec<Check> {
         .iter()
         .map(|info| {
             let name = format!("{name}: gds to cuda:{}", info.ordinal);
-            match prove(info, path, file) {
+            match prove(info, source) {
                 Ok(proof) => ok(&name, proof),
                 Err(Unavailable { reason, fix }) => {
                     absent(&name, format!("{reason}; loads are staged through host memory"), fix)
@@ -163,17 +158,13 @@ pub(super) fn path_checks(name: &str, path: &Path, file: &File) -> Vec<Check> {
         .collect()
 }
 
-fn prove(info: &DeviceInfo, path: &Path, file: &File) -> Result<String, Unavailable> {
+fn prove(info: &DeviceInfo, source: &SourceFile) -> Result<String, Unavailable> {
     gds::plausible()?;
-    let failed = |error: &dyn std::fmt::Display| Unavailable::new(error.to_string(), "");
-    let file = file.try_clone().map_err(|error| failed(&error))?;
-    let open = OpenFile::from_file(file, path).map_err(|error| failed(&error))?;
-    let source = SourceFile::new(Arc::new(open)).map_err(|error| failed(&error))?;
     if let Some(why) = source.direct_refusal() {
         return Err(why.clone());
     }
-    let device = Device::open(info.ordinal).map_err(|error| failed(&error))?;
-    gds::prove(&device, &source)
+    let device = Device::open(info.ordinal).map_err(|error| Unavailable::new(error.to_string(), ""))?;
+    gds::prove(&device, source)
 }
 
 #[cfg(test)]

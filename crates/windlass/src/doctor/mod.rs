@@ -5,19 +5,23 @@ mod cuda;
 mod threefs;
 
 use crate::{
+    catalog::OpenFile,
     memory::limits,
     parallel,
-    route::{FileSystem, FileSystemKind, Probe, Unavailable, UringLane, open_direct},
-    sys::{block_device, machine, numa},
+    route::{SourceFile, Unavailable, UringLane},
+    sys::{block_device, files, machine, numa},
 };
 use bytesize::ByteSize;
-use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
     path::Path,
+    sync::Arc,
 };
-use windlass_io::memory::HUGE_PAGE_BYTES;
+use windlass_io::{
+    file::{FileSystemKind, Probe},
+    memory::HUGE_PAGE_BYTES,
+};
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -190,37 +194,38 @@ fn path_checks(path: &Path) -> Vec<Check> {
             return broken(format!("cannot be opened: {error}"), "check the path and its permissions");
         }
     };
-    let filesystem = match FileSystem::of(&file) {
-        Ok(filesystem) => filesystem,
-        Err(error) => return broken(format!("statfs failed: {error}"), ""),
+    let open = OpenFile::from_file(file, path).map_err(crate::Error::from);
+    let source = match open.and_then(|open| SourceFile::new(Arc::new(open))) {
+        Ok(source) => source,
+        Err(error) => return broken(error.to_string(), ""),
     };
-    let device = rustix::fs::fstat(&file).map(|stat| stat.st_dev).unwrap_or(0);
-    let queues = match block_device::queues(device) {
+    let filesystem = source.filesystem();
+    let queues = match block_device::queues(source.device()) {
         0 => String::new(),
         1 => ", one hardware queue".into(),
         several => format!(", {several} hardware queues"),
     };
     let mut checks = vec![ok(&name("file system"), format!("{filesystem}{queues}"))];
-    checks.push(match open_direct(&file, filesystem, OFlags::RDONLY) {
-        Ok(_) => ok(&name("direct reads"), "supported"),
-        Err(_) if filesystem.kind == FileSystemKind::Memory => {
+    checks.push(match source.direct_refusal() {
+        None => ok(&name("direct reads"), "supported"),
+        Some(_) if filesystem.kind == FileSystemKind::Memory => {
             ok(&name("direct reads"), "not needed: the files are in memory")
         }
-        Err(Unavailable { reason, fix }) => slower(&name("direct reads"), reason, fix),
+        Some(Unavailable { reason, fix }) => slower(&name("direct reads"), reason, fix),
     });
-    checks.push(match filesystem.ring_refusal() {
+    checks.push(match source.ring_refusal() {
         None => ok(&name("io_uring"), "can be used here"),
         Some(why) => slower(&name("io_uring"), format!("{}; threads serve instead", why.reason), why.fix),
     });
-    checks.push(match Probe::find(&file) {
+    checks.push(match source.probe() {
         Probe::Cachestat => ok(&name("page cache"), "its contents are known exactly (cachestat)"),
         Probe::Nowait => ok(&name("page cache"), "its contents are found by sampling (RWF_NOWAIT)"),
         Probe::None(Unavailable { reason, fix }) => slower(&name("page cache"), reason, fix),
     });
-    if filesystem.is_3fs() {
-        checks.extend(threefs::checks(name, &file));
+    if source.is_on_3fs() {
+        checks.extend(threefs::checks(name, &source));
     }
-    checks.extend(cuda::path_checks(&path.display().to_string(), path, &file));
+    checks.extend(cuda::path_checks(&path.display().to_string(), &source));
     checks
 }
 
@@ -242,6 +247,5 @@ fn open_some_file(path: &Path) -> std::io::Result<Option<File>> {
             return Ok(Some(file));
         }
     }
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).ok().map(File::from))
+    Ok(files::create_nameless(path).ok())
 }

@@ -3,14 +3,10 @@
 
 use super::{Check, Status, ok, slower};
 use crate::{
-    route::{OpenMount, UsrbioClient},
-    sys::machine,
+    route::{OpenMount, SourceFile, UsrbioClient},
+    sys::{files, machine},
 };
 use bytesize::ByteSize;
-use std::{
-    fs::{self, File},
-    os::{fd::AsRawFd, unix::fs::MetadataExt},
-};
 
 const SHARED_MEMORY: &str = "/dev/shm";
 /// What one load to a device takes.
@@ -19,34 +15,29 @@ const ENOUGH_SHARED_MEMORY: u64 = 64 << 20;
 const MOST_FILES: u64 = 16 << 20;
 
 /// Checks of a file on a 3FS. `name` makes the name of a check.
-pub(super) fn checks(name: impl Fn(&str) -> String, file: &File) -> Vec<Check> {
-    vec![usrbio(name("usrbio"), file), shared_memory(name("shared memory")), open_files(name("open files"))]
+pub(super) fn checks(name: impl Fn(&str) -> String, source: &SourceFile) -> Vec<Check> {
+    vec![usrbio(name("usrbio"), source), shared_memory(name("shared memory")), open_files(name("open files"))]
 }
 
-fn usrbio(name: String, file: &File) -> Check {
+fn usrbio(name: String, source: &SourceFile) -> Check {
     // Examined through a directory, the file has a path of its own.
-    let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    let found = file.metadata().and_then(|stat| Ok((stat.dev(), path?)));
-    let (device, path) = match found {
-        Ok(found) => found,
-        Err(error) => return slower(&name, format!("not examined: {error}"), ""),
+    let Some(path) = files::name(source.buffered_file()) else {
+        return slower(&name, "not examined: the system does not tell the path of the file", "mount /proc");
     };
-    match OpenMount::of(device, &path, UsrbioClient::Auto, &[]) {
+    match OpenMount::of(source.device(), &path, UsrbioClient::Auto, &[]) {
         Ok(mount) => ok(&name, format!("works, by the {} client: {}", mount.client(), mount.reason())),
         Err(why) => slower(&name, format!("{}; loads read through the kernel instead", why.reason), why.fix),
     }
 }
 
 fn shared_memory(name: String) -> Check {
-    let room = match rustix::fs::statvfs(SHARED_MEMORY) {
-        Ok(room) => room,
+    let (free, total) = match files::space(SHARED_MEMORY.as_ref()) {
+        Ok(space) => (space.free_bytes, space.total_bytes),
         Err(error) => {
             let finding = format!("{SHARED_MEMORY} cannot be used: {error}");
             return slower(&name, finding, "mount a tmpfs there, the one that the daemon of the 3FS has");
         }
     };
-    let bytes = |blocks: u64| blocks.saturating_mul(room.f_frsize);
-    let (free, total) = (bytes(room.f_bavail), bytes(room.f_blocks));
     let finding = format!("{} of {} free in {SHARED_MEMORY}", ByteSize(free), ByteSize(total));
     if free < ENOUGH_SHARED_MEMORY {
         let fix = "enlarge it (docker run --ipc=host, or --shm-size), or load with a smaller in_flight";

@@ -3,7 +3,10 @@
 
 use crate::{
     Result,
-    catalog::gguf::{Array, ArrayValues, ByteSource, GgufError},
+    catalog::{
+        gguf::{Array, ArrayValues, ByteSource, GgufError},
+        gguf_error,
+    },
     route::SourceFile,
 };
 use std::sync::Arc;
@@ -70,9 +73,9 @@ impl OpenArray {
 
     fn checked<T>(&self, read: impl FnOnce(&dyn ByteSource) -> Result<T, GgufError>) -> Result<T> {
         let open_file = self.source.open_file();
-        let values = read(open_file);
+        let values = read(&**open_file);
         // First: what a file says that has changed is no reason for anything.
-        open_file.check_unchanged(self.array.bytes(), |_| None)?;
-        values.map_err(|problem| open_file.gguf_error(problem))
+        open_file.check_unchanged(self.array.bytes())?;
+        values.map_err(|problem| gguf_error(open_file, problem))
     }
 }

@@ -6,9 +6,10 @@ use crate::{
     Error, Result,
     plan::{Extent, Plan},
     report::Refusal,
-    route::{Access, Buffer, ReadOp, Route, SourceFile, Unavailable, residency::Probe},
+    route::{Access, Buffer, ReadOp, Route, SourceFile, Unavailable},
 };
 use std::sync::Arc;
+use windlass_io::file::Probe;
 
 /// The reads of a load, each with the line that it waits in.
 #[derive(Debug)]

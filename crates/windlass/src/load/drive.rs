@@ -9,10 +9,11 @@ use crate::{
     report::Refusal,
     route::{
         Access, AnyLane, BlockingLane, Buffer, Done, Lane, Outcome, ReadOp, Route, Unavailable, UringLane,
-        is_daemon_lost, is_transient, residency::Residency,
+        is_daemon_lost, is_transient,
     },
 };
 use std::{io, thread, time::Instant};
+use windlass_io::file::Residency;
 
 /// Serves the ring line with one ring, or with one cuFile read after the other if the load has a direct path. Where that
 /// is refused, route `auto` goes on with `pool_threads` threads instead.
@@ -77,7 +78,7 @@ pub(super) fn serve_cached(job: &Job, ahead: usize) {
     let mut done = Vec::new();
     while let Some(mut op) = job.queue.next_planned(Line::Unprobed) {
         let extent = job.extent(&op);
-        if op.source.probe().ask(op.source.buffered_file(), extent.read) == Residency::Cold {
+        if op.source.residency(extent.read) == Residency::Cold {
             if !hand_over_cold(job, op) {
                 return;
             }

@@ -52,7 +52,7 @@ impl Shared {
         let mut used: Vec<usize> = plan.extents().iter().map(|extent| extent.file.index()).collect();
         used.dedup();
         let (on_3fs, elsewhere): (Vec<usize>, Vec<usize>) =
-            used.into_iter().partition(|&file| sources[file].filesystem().is_3fs());
+            used.into_iter().partition(|&file| sources[file].is_on_3fs());
         let mut refuse = |source: Option<&SourceFile>, why: Unavailable| match source {
             Some(source) if is_named => {
                 let path = Some(source.path().to_owned());

@@ -1,9 +1,10 @@
 //! What is read, and where to.
 #![allow(unsafe_code)]
 
-use crate::{ByteRange, DeviceId, Error, Result, catalog::OpenFile, plan::Runs, route::SourceFile};
-use rustix::fs::OFlags;
-use std::{fmt, fs::File, os::fd::AsRawFd, path::Path, ptr::NonNull, sync::Arc};
+use crate::{
+    ByteRange, DeviceId, Error, Result, catalog::OpenFile, plan::Runs, route::SourceFile, sys::files,
+};
+use std::{fmt, fs::File, path::Path, ptr::NonNull, sync::Arc};
 
 /// What a sink says if it does not take the bytes.
 pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
@@ -30,11 +31,14 @@ impl ReadFile {
     /// Those of [`ReadFile::open`].
     pub fn from_file(file: File, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let is_direct = rustix::fs::fcntl_getfl(&file).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
-        if is_direct {
+        if files::is_direct(&file) {
             // Reads through the page cache need a description of their own: the flag is shared by duplicates.
-            let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|source| {
-                Error::Io { operation: "open", path: path.to_owned(), tensor: None, range: None, source }
+            let again = files::reopen(&file).map_err(|source| Error::Io {
+                operation: "open",
+                path: path.to_owned(),
+                tensor: None,
+                range: None,
+                source,
             })?;
             return Self::of(OpenFile::from_file(again, path)?);
         }

@@ -113,10 +113,10 @@ impl UsrbioPath {
 }
 
 fn check_filesystem(source: &SourceFile) -> Result<()> {
-    let filesystem = source.filesystem();
-    if filesystem.is_3fs() {
+    if source.is_on_3fs() {
         return Ok(());
     }
+    let filesystem = source.filesystem();
     let reason = format!("it lies on {filesystem}, and not on a 3FS whose daemon lives");
     Err(unavailable(source, Unavailable::new(reason, "choose route auto")))
 }

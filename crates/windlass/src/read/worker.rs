@@ -15,8 +15,8 @@ use crate::{
     plan::Runs,
     report::{Carrier, Refusal},
     route::{
-        Access, AnyLane, BlockingLane, Buffer, Done, Lane, Outcome, Probe, ReadOp, Route, SourceFile,
-        Unavailable, is_daemon_lost, residency::Residency,
+        Access, AnyLane, BlockingLane, Buffer, Done, Lane, Outcome, ReadOp, Route, SourceFile, Unavailable,
+        is_daemon_lost,
     },
 };
 use std::{
@@ -25,6 +25,7 @@ use std::{
     panic::{self, AssertUnwindSafe},
     sync::Arc,
 };
+use windlass_io::file::{Probe, Residency};
 
 /// One thread's work.
 pub(super) struct Worker<'a> {
@@ -272,7 +273,7 @@ impl<'a> Worker<'a> {
             let (what, path) = (Route::Cached.to_string(), Some(op.source.path().to_owned()));
             piece.batch().note_refusal(Refusal { what, path, why: why.clone() });
         }
-        is_asked && op.source.probe().ask(op.source.buffered_file(), piece.wanted) == Residency::Cached
+        is_asked && op.source.residency(piece.wanted) == Residency::Cached
     }
 
     /// Copies what the page cache holds.

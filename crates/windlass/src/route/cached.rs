@@ -4,8 +4,8 @@
 #![forbid(unsafe_code)]
 
 use super::{BlockingRead, ReadOp};
-use rustix::io::ReadWriteFlags;
-use std::io::{self, IoSliceMut};
+use std::io;
+use windlass_io::file;
 
 /// Bytes asked for at once. A miss makes the kernel read ahead up to the end of the request, so a request bounds
 /// what a wrong guess costs; below 1 MiB the calls themselves show.
@@ -23,22 +23,10 @@ impl BlockingRead for CachedCopy {
         let mut copied = 0;
         while copied < target.len() {
             let end = target.len().min(copied + STEP_BYTES);
-            let step = &mut [IoSliceMut::new(&mut target[copied..end])];
-            match rustix::io::preadv2(
-                source.buffered_file(),
-                step,
-                offset + copied as u64,
-                ReadWriteFlags::NOWAIT,
-            ) {
-                Ok(0) | Err(rustix::io::Errno::AGAIN) => break,
-                Ok(count) => {
-                    copied += count;
-                    if copied < end {
-                        break;
-                    }
-                }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+            let step = &mut target[copied..end];
+            copied += file::read_cached_at(source.buffered_file(), step, offset + copied as u64)?;
+            if copied < end {
+                break;
             }
         }
         Ok(copied)

@@ -20,6 +20,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
+use windlass_io::file;
 
 /// Bytes of the read that proves the path.
 const PROBE_BYTES: u64 = 1 << 20;
@@ -161,8 +162,7 @@ fn read_plainly(file: &File, len: u64) -> crate::Result<Vec<u8>> {
     let no_slot = || Error::Internal("there is no slot".into());
     let mut slot = slots.try_take().ok_or_else(no_slot)?;
     let bytes = slot.as_mut_slice();
-    let count =
-        rustix::io::pread(file, &mut *bytes, 0).map_err(|error| Error::Internal(error.to_string()))?;
+    let count = file::read_at(file, &mut *bytes, 0).map_err(|error| Error::Internal(error.to_string()))?;
     Ok(bytes[..count.min(bytes.len())].to_vec())
 }
 

@@ -11,14 +11,11 @@ mod blocking;
 mod cached;
 #[cfg(feature = "fault-injection")]
 pub mod fault;
-mod filesystem;
 pub(crate) mod gds;
 mod mounts;
 mod outcome;
-pub(crate) mod residency;
 mod ring;
 mod source;
-mod storage;
 mod threads;
 mod threefs;
 mod uring;
@@ -26,20 +23,20 @@ mod usrbio;
 
 pub(crate) use blocking::{BlockingLane, BlockingRead};
 pub(crate) use cached::CachedCopy;
-pub(crate) use filesystem::{FileSystem, FileSystemKind};
 pub(crate) use gds::CuFileRead;
 pub use gds::{DirectProof, plausible as direct_path_is_plausible};
-pub(crate) use outcome::{Outcome, is_refusal_of_direct, is_transient};
-pub(crate) use residency::Probe;
+pub(crate) use outcome::{Outcome, is_transient};
 pub use ring::open_ring;
-pub(crate) use source::{SourceFile, open_direct};
-pub use storage::{FileUse, PastCache, is_remote, open_past_cache, ring_refusal};
+pub(crate) use source::SourceFile;
 pub(crate) use threads::Pread;
 pub(crate) use threefs::OpenMount;
 pub use threefs::{UsrbioClient, mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
 pub(crate) use uring::UringLane;
 pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 pub use windlass_device::Unavailable;
+pub use windlass_io::file::{
+    DirectFile as PastCache, FileUse, is_remote, open_direct as open_past_cache, ring_refusal,
+};
 
 use crate::memory::{Slot, WriteRegion};
 use serde::{Deserialize, Serialize};

@@ -4,6 +4,7 @@
 use super::{Access, ReadOp, Route};
 use crate::{Alignment, ByteRange};
 use std::{io, thread, time::Duration};
+use windlass_io::file::is_refusal_of_direct;
 
 /// Reads in a row without progress before an error is final.
 const MAX_STALLS: u32 = 100;
@@ -114,8 +115,4 @@ impl ReadOp {
 
 pub(crate) fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
-}
-
-pub(crate) fn is_refusal_of_direct(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }

@@ -3,6 +3,7 @@
 
 use super::{Access, BlockingRead, ReadOp};
 use std::io;
+use windlass_io::file;
 
 /// `pread`.
 #[derive(Debug, Default)]
@@ -16,6 +17,6 @@ impl BlockingRead for Pread {
             Access::Buffered => source.buffered_file(),
         };
         let offset = op.offset;
-        Ok(rustix::io::pread(file, op.target()?, offset)?)
+        file::read_at(file, op.target()?, offset)
     }
 }

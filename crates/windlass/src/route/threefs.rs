@@ -6,14 +6,15 @@ use super::{
     mounts::{self, Wanted},
     usrbio::Files,
 };
-use crate::catalog::open_error;
+use crate::sys::files;
 use serde::{Deserialize, Serialize};
 use std::{
     fmt, fs, io,
-    os::fd::AsRawFd,
+    os::fd::AsFd,
     path::{Path, PathBuf},
     sync::Arc,
 };
+use windlass_io::file::{FileSystem, FileSystemKind};
 use windlass_usrbio::{
     Client, Error, File, Iov, IovOptions, Library, LibrarySearch, Mount, Ring, RingOptions,
     extract_mount_point,
@@ -47,6 +48,25 @@ impl fmt::Display for UsrbioClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
+}
+
+/// DeepSeek's 3FS, mounted by FUSE.
+const THREEFS: FileSystem = FileSystem { name: "3fs", kind: FileSystemKind::Fuse };
+
+/// Whether it is a 3FS, which USRBIO can read.
+pub(super) fn is_3fs(filesystem: FileSystem) -> bool {
+    filesystem == THREEFS
+}
+
+/// The file system of an open file. It is told apart from other FUSE file systems if it is a 3FS.
+///
+/// # Errors
+/// The system's.
+pub(super) fn filesystem_of(file: &fs::File) -> io::Result<FileSystem> {
+    let filesystem = FileSystem::of(file)?;
+    // Only FUSE file systems are asked: to others the question may mean something else.
+    let is_3fs = filesystem.kind == FileSystemKind::Fuse && windlass_usrbio::is_3fs(file.as_fd());
+    Ok(if is_3fs { THREEFS } else { filesystem })
 }
 
 /// A mount whose client has read what `pread` reads.
@@ -132,8 +152,7 @@ impl OpenMount {
             ));
         }
         // Through the first descriptor rather than the path: the same file for certain.
-        let link = format!("/proc/self/fd/{}", source.buffered_file().as_raw_fd());
-        self.mount.open_file(Path::new(&link)).map_err(|error| match error {
+        self.mount.open_file(&files::link(source.buffered_file())).map_err(|error| match error {
             // The path would be that of the link.
             Error::System { action, source, .. } => {
                 Unavailable::new(format!("3FS refused to {action}: {source}"), "")
@@ -170,7 +189,7 @@ impl OpenMount {
 /// [`Error::NotFound`](crate::Error::NotFound), or [`Error::RouteUnavailable`](crate::Error::RouteUnavailable) if it lies
 /// elsewhere.
 pub fn mount_point_of_3fs(path: &Path) -> crate::Result<PathBuf> {
-    fs::metadata(path).map_err(|error| open_error(path, error))?;
+    fs::metadata(path).map_err(|error| windlass_io::Error::opening(path, error))?;
     extract_mount_point(path).map_err(|error| refused(path, &error))
 }
 

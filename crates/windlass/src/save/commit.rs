@@ -379,8 +379,8 @@ impl<'a> Commit<'a> {
 fn read_index(path: &Path) -> Result<Option<BTreeSet<String>>> {
     let file = match OpenFile::open(path) {
         Ok(open_file) => open_file.file,
-        Err(Error::NotFound { .. }) => return Ok(None),
-        Err(error) => return Err(error),
+        Err(windlass_io::Error::NotFound { .. }) => return Ok(None),
+        Err(error) => return Err(error.into()),
     };
     let mut text = Vec::new();
     file.take(MAX_INDEX_BYTES + 1).read_to_end(&mut text).map_err(|source| io_error("read", path, source))?;

@@ -1,19 +1,16 @@
 //! One file that is being written: its plan, its descriptors, and how it may be written.
 #![forbid(unsafe_code)]
 
-use super::{SaveOptions, content::TensorData, io_error, plan::PlannedFile, temp::TempFile, write::extents};
-use crate::{
-    ByteRange, DirectIo, Error, Result, Route,
-    route::{FileSystem, Unavailable, open_direct},
-};
+use super::{SaveOptions, content::TensorData, plan::PlannedFile, temp::TempFile, write::extents};
+use crate::{ByteRange, DirectIo, Error, Result, Route, route::Unavailable};
 use bytesize::ByteSize;
-use rustix::fs::OFlags;
 use std::{
     fs::File,
     io,
     path::{Path, PathBuf},
     sync::{OnceLock, atomic::AtomicUsize},
 };
+use windlass_io::file::{FileUse, open_direct};
 
 /// Files below this length are not worth the drive's wait.
 const MIN_DIRECT_BYTES: u64 = 1 << 20;
@@ -44,7 +41,7 @@ impl Target {
         options: &SaveOptions,
     ) -> Result<Self> {
         temp.allocate(plan.len(), &path)?;
-        let (direct, refused) = match open_for_direct(&temp, plan.len(), &path, options)? {
+        let (direct, refused) = match open_for_direct(&temp, plan.len(), options) {
             Ok(direct) => (Some(direct), None),
             Err(why) => (None, Some(why)),
         };
@@ -69,12 +66,7 @@ impl Target {
 }
 
 /// A descriptor for direct writes, or why there is to be none.
-fn open_for_direct(
-    temp: &TempFile,
-    len: u64,
-    path: &Path,
-    options: &SaveOptions,
-) -> Result<Result<File, Unavailable>> {
+fn open_for_direct(temp: &TempFile, len: u64, options: &SaveOptions) -> Result<File, Unavailable> {
     let unwanted = match options.direct {
         DirectIo::Never => Some("they are not wanted".to_owned()),
         DirectIo::Auto if !options.sync => {
@@ -86,10 +78,9 @@ fn open_for_direct(
         DirectIo::Auto | DirectIo::Always => None,
     };
     if let Some(reason) = unwanted {
-        return Ok(Err(Unavailable::new(reason, "")));
+        return Err(Unavailable::new(reason, ""));
     }
-    let filesystem = FileSystem::of(temp.file()).map_err(|source| io_error("statfs", path, source))?;
-    Ok(open_direct(temp.file(), filesystem, OFlags::WRONLY))
+    open_direct(temp.file(), FileUse::ReadWrite).map(|direct| direct.file)
 }
 
 /// The error where direct writes were asked for and are refused.

@@ -15,7 +15,7 @@ use crate::{
     Alignment, ByteRange, DirectIo, Error, Refusal, Result,
     memory::{Slot, SlotKind, Slots},
     parallel,
-    route::{Unavailable, is_refusal_of_direct},
+    route::Unavailable,
 };
 use std::{
     fs::File,
@@ -25,6 +25,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Instant,
 };
+use windlass_io::file::is_refusal_of_direct;
 
 /// Bytes of one write, on a grid of file offsets.
 const EXTENT_BYTES: u64 = 4 << 20;

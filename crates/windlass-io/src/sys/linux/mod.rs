@@ -1,6 +1,7 @@
 //! Linux: rustix and libc, `/proc` and `/sys`.
 
 pub mod block_device;
+pub mod files;
 pub mod limits;
 pub mod machine;
 pub mod numa;

@@ -3,7 +3,8 @@
 
 use super::{ByteOrder, GgufError, MAX_HEADER_BYTES, MAX_STRING_BYTES, MAX_TEXT_BYTES, Place};
 use crate::ByteRange;
-use std::{fs::File, io, os::unix::fs::FileExt};
+use std::{fs::File, io};
+use windlass_io::file;
 
 /// Bytes that are read at once. So few where the smallest of files must need several windows.
 const WINDOW_BYTES: u64 = if cfg!(any(test, fuzzing)) { 64 } else { 256 << 10 };
@@ -29,7 +30,7 @@ impl ByteSource for File {
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        FileExt::read_exact_at(self, buffer, offset)
+        file::read_exact_at(self, buffer, offset)
     }
 }
 

@@ -1,0 +1,75 @@
+//! What kind of file system a file lies on. For messages and defaults only: what a file can do is probed.
+#![forbid(unsafe_code)]
+
+use crate::sys;
+use std::{fmt, fs::File, io};
+use windlass_device::Unavailable;
+
+/// A file system's name and what follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileSystem {
+    /// Its usual name, or `unknown`.
+    pub name: &'static str,
+    /// What it is made of.
+    pub kind: FileSystemKind,
+}
+
+/// What a file system is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileSystemKind {
+    /// Blocks of a local device.
+    Local,
+    /// Memory.
+    Memory,
+    /// A server elsewhere: high latency, so more reads in flight.
+    Network,
+    /// A program on this machine, which may itself talk to a server.
+    Fuse,
+    /// Layers of other file systems, as in containers.
+    Overlay,
+    /// Not known to this version.
+    Unknown,
+    /// The process may not ask.
+    Hidden,
+}
+
+impl FileSystem {
+    /// The file system of an open file.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn of(file: &File) -> io::Result<Self> {
+        sys::files::filesystem(file)
+    }
+
+    /// Why rings cannot be used, or nothing if they can. See docs/decisions/0002-no-io-uring-on-fuse.md.
+    pub fn ring_refusal(self) -> Option<Unavailable> {
+        let (reason, fix) = match self.kind {
+            FileSystemKind::Fuse => (
+                "on FUSE, the kernel continues short asynchronous reads at a wrong offset",
+                "choose route auto or threads",
+            ),
+            FileSystemKind::Overlay => (
+                "the layers of overlayfs may lie on FUSE, where short asynchronous reads continue at a wrong offset",
+                "choose route auto or threads",
+            ),
+            FileSystemKind::Hidden => (
+                "fstatfs is blocked for this process, and the file may lie on FUSE, where short asynchronous reads continue at a wrong offset",
+                "allow fstatfs in the container's seccomp profile, or choose route auto or threads",
+            ),
+            _ => return None,
+        };
+        Some(Unavailable::new(reason, fix))
+    }
+
+    /// Whether reads take long to answer, however fast they are in bulk.
+    pub fn is_remote(self) -> bool {
+        matches!(self.kind, FileSystemKind::Network | FileSystemKind::Fuse)
+    }
+}
+
+impl fmt::Display for FileSystem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name)
+    }
+}

@@ -1,0 +1,218 @@
+//! A file that stays open: nothing can swap it for another, and a rewrite is noticed.
+#![forbid(unsafe_code)]
+
+use super::FileIdentity;
+use crate::{ByteRange, Error, Result, parallel, sys};
+use std::{
+    fs::{File, FileType},
+    io,
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
+
+/// An open regular file, and what it was when it was opened.
+#[derive(Debug)]
+pub struct OpenFile {
+    /// The path that it was opened by.
+    pub path: PathBuf,
+    /// The file itself, for reads through the page cache.
+    pub file: File,
+    /// Its identity when it was opened.
+    pub identity: FileIdentity,
+    names: Mutex<Names>,
+}
+
+/// The identity of a file after the last change of its names that was seen.
+#[derive(Debug)]
+struct Names {
+    identity: FileIdentity,
+    /// The path that the kernel has for the open file; `None` where it does not say.
+    name: Option<PathBuf>,
+}
+
+impl Names {
+    fn of(file: &File, identity: FileIdentity) -> Self {
+        Self { identity, name: sys::files::name(file) }
+    }
+}
+
+impl OpenFile {
+    /// Opens a regular file.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::NotRegular`]; [`Error::Io`].
+    pub fn open(path: &Path) -> Result<Self> {
+        // Before it is opened: opening a device may do something.
+        let stat = std::fs::metadata(path).map_err(|source| Error::opening(path, source))?;
+        check_regular(stat.file_type(), path)?;
+        let file = sys::files::open_without_waiting(path).map_err(|source| Error::opening(path, source))?;
+        Self::from_file(file, path)
+    }
+
+    /// Takes an open file over, which must be a regular one.
+    ///
+    /// # Errors
+    /// [`Error::NotRegular`]; [`Error::Io`].
+    pub fn from_file(file: File, path: &Path) -> Result<Self> {
+        let stat = |source| Error::Io { operation: "stat", path: path.to_owned(), range: None, source };
+        check_regular(file.metadata().map_err(stat)?.file_type(), path)?;
+        let identity = FileIdentity::of(&file).map_err(stat)?;
+        let names = Mutex::new(Names::of(&file, identity));
+        Ok(Self { path: path.to_owned(), file, identity, names })
+    }
+
+    /// Fails if the file is no longer what it was when it was opened. `needed` are the bytes at stake.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`]; [`Error::Changed`]; [`Error::Io`].
+    pub fn check_unchanged(&self, needed: ByteRange) -> Result<()> {
+        self.check_identity(FileIdentity::of(&self.file), needed)
+    }
+
+    /// As [`check_unchanged`](Self::check_unchanged), with an identity that was asked for elsewhere.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn check_identity(&self, now: io::Result<FileIdentity>, needed: ByteRange) -> Result<()> {
+        let now = now.map_err(|source| self.io_error("stat", source))?;
+        let Some(change) = self.change(&now) else { return Ok(()) };
+        let (path, file_len) = (self.path.clone(), now.len());
+        Err(if file_len < needed.end() {
+            Error::Truncated { path, needed, file_len }
+        } else {
+            Error::Changed { path, needed, change }
+        })
+    }
+
+    /// What is different `now`, in words, or `None` if its bytes are the same.
+    ///
+    /// A file that gets another name, loses one or is replaced keeps its bytes, and its change time moves. Such a change
+    /// is accepted once: from then on, its new change time counts.
+    fn change(&self, now: &FileIdentity) -> Option<String> {
+        // Also what a thread asked before another accepted a change.
+        if self.identity == *now {
+            return None;
+        }
+        let mut names = parallel::lock(&self.names);
+        if names.identity.is_touched(now) {
+            let renamed = Names::of(&self.file, *now);
+            if renamed.identity.links() != names.identity.links() || renamed.name != names.name {
+                *names = renamed;
+                return None;
+            }
+        }
+        names.identity.change(now)
+    }
+
+    /// The error of an operation on the file.
+    pub fn io_error(&self, operation: &'static str, source: io::Error) -> Error {
+        Error::Io { operation, path: self.path.clone(), range: None, source }
+    }
+
+    /// The error of a failed read of bytes that the file had when it was opened.
+    pub fn read_error(&self, range: ByteRange, source: io::Error) -> Error {
+        let path = self.path.clone();
+        if source.kind() == io::ErrorKind::UnexpectedEof {
+            let file_len = self.file.metadata().map_or(0, |stat| stat.len());
+            return Error::Truncated { path, needed: range, file_len };
+        }
+        Error::Io { operation: "read", path, range: Some(range), source }
+    }
+}
+
+fn check_regular(file_type: FileType, path: &Path) -> Result<()> {
+    let kind = match file_type {
+        regular if regular.is_file() => return Ok(()),
+        other if other.is_dir() => "a directory",
+        other => sys::files::kind(other),
+    };
+    Err(Error::NotRegular { path: path.to_owned(), kind })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    /// What `check_unchanged` says after `change` was done to a file and its modification time set back.
+    fn found_after(change: impl FnOnce(&Path)) -> Result<()> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.safetensors");
+        std::fs::write(&path, [7; 64]).unwrap();
+        let open_file = OpenFile::open(&path).unwrap();
+        let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+        tick();
+        let writer = File::options().write(true).open(&path).unwrap();
+        change(&path);
+        writer.set_modified(modified).unwrap();
+        open_file.check_unchanged(ByteRange::default())
+    }
+
+    /// Waits until the clock of the file system's times has moved.
+    fn tick() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+
+    fn rewrite(path: &Path) {
+        File::options().write(true).open(path).unwrap().write_all(&[8; 64]).unwrap();
+    }
+
+    #[test]
+    fn a_fifo_that_takes_the_place_of_a_file_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.safetensors");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        // As if it had been a file when `open` looked.
+        let file = sys::files::open_without_waiting(&path).unwrap();
+        let found = OpenFile::from_file(file, &path);
+        assert!(matches!(&found, Err(Error::NotRegular { kind, .. }) if kind.contains("FIFO")), "{found:?}");
+    }
+
+    #[test]
+    fn a_rewritten_file_is_changed_although_its_modification_time_is_set_back() {
+        let error = found_after(rewrite).unwrap_err();
+        assert!(matches!(&error, Error::Changed { change, .. } if change.contains("change time")), "{error}");
+    }
+
+    #[test]
+    fn new_permissions_look_like_a_rewrite_and_the_error_says_so() {
+        let read_only = |path: &Path| {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
+        };
+        let error = found_after(read_only).unwrap_err();
+        assert!(error.to_string().contains("or its permissions, owner or attributes changed"), "{error}");
+    }
+
+    #[test]
+    fn other_names_change_no_bytes_but_hide_no_later_rewrite() {
+        let name = |path: &Path, name: &str| path.with_extension(name);
+        type Change<'a> = (&'a str, &'a dyn Fn(&Path));
+        let changes: [Change<'_>; 4] = [
+            ("link", &|path| std::fs::hard_link(path, name(path, "link")).unwrap()),
+            ("rename", &|path| std::fs::rename(path, name(path, "old")).unwrap()),
+            ("remove", &|path| std::fs::remove_file(path).unwrap()),
+            ("replace", &|path| {
+                std::fs::write(name(path, "new"), [8; 64]).unwrap();
+                std::fs::rename(name(path, "new"), path).unwrap();
+            }),
+        ];
+        for (what, change) in changes {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("model.safetensors");
+            std::fs::write(&path, [7; 64]).unwrap();
+            let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+            let open_file = OpenFile::open(&path).unwrap();
+            let writer = File::options().write(true).open(&path).unwrap();
+            tick();
+            change(&path);
+            for _ in 0..2 {
+                open_file.check_unchanged(ByteRange::default()).expect(what);
+            }
+            tick();
+            (&writer).write_all(&[8; 64]).unwrap();
+            writer.set_modified(modified).unwrap();
+            let found = open_file.check_unchanged(ByteRange::default());
+            assert!(matches!(found, Err(Error::Changed { .. })), "{what}: {found:?}");
+        }
+    }
+}
