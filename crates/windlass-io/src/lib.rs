@@ -2,3 +2,6 @@
 //!
 //! Internal: other crates of windlass use it, and its interface promises nothing.
 #![deny(missing_docs)]
+
+pub mod executor;
+pub mod lane;
