@@ -4,7 +4,9 @@
 #![deny(missing_docs, unsafe_code)]
 
 mod error;
+pub mod executor;
 pub mod file;
+pub mod lane;
 pub mod memory;
 pub mod parallel;
 pub mod sys;

@@ -1,0 +1,385 @@
+//! Operations that wait, and which of them is next. Pure: no locks, no clock.
+//!
+//! The order, in all queues together: the more urgent first, and of these the one that was submitted first. The one rule
+//! against starvation: an operation is overtaken by more urgent ones at most [`Priority::most_overtakings`] times, then it
+//! is the next. What is next and lacks room keeps others from taking that room.
+#![forbid(unsafe_code)]
+
+use super::{
+    admission::{Room, Verdict},
+    operation::{Charge, GroupId, Priority, QueueId},
+};
+use std::collections::BTreeMap;
+
+/// Queues of a scheduler, at most.
+pub(super) const MAX_QUEUES: usize = 8;
+const PRIORITIES: usize = Priority::ALL.len();
+
+/// A set of queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct QueueSet(u8);
+
+impl QueueSet {
+    pub(super) fn of(queues: &[QueueId]) -> Self {
+        queues.iter().fold(Self::default(), |set, queue| set.with(*queue))
+    }
+
+    pub(super) fn with(self, queue: QueueId) -> Self {
+        Self(self.0 | 1u8.checked_shl(queue.0.into()).unwrap_or(0))
+    }
+
+    pub(super) fn has(self, queue: QueueId) -> bool {
+        self.0 & 1u8.checked_shl(queue.0.into()).unwrap_or(0) != 0
+    }
+
+    pub(super) fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    fn iter(self) -> impl Iterator<Item = QueueId> {
+        (0..MAX_QUEUES as u8).map(QueueId).filter(move |queue| self.has(*queue))
+    }
+}
+
+/// What a queue of a scheduler is.
+#[derive(Clone, Debug, Default)]
+pub struct QueueOptions {
+    /// Staging slots that its operations share. `None` if they need none, or find their own.
+    pub slots: Option<u32>,
+    /// Queues that its carriers hand operations over to.
+    pub hands_over_to: Vec<QueueId>,
+}
+
+/// An operation that waits.
+#[derive(Debug)]
+pub(super) struct Waiting<O> {
+    pub(super) content: O,
+    pub(super) charge: Charge,
+    pub(super) group: GroupId,
+    /// Its position in the group.
+    pub(super) index: u64,
+}
+
+/// An operation that has begun.
+#[derive(Debug)]
+pub(super) struct Begun<O> {
+    pub(super) waiting: Waiting<O>,
+    pub(super) queue: QueueId,
+    pub(super) priority: Priority,
+}
+
+/// What a thread finds that asks for an operation.
+#[derive(Debug)]
+pub(super) enum Chosen<O> {
+    Begun(Begun<O>),
+    /// The queue of this group's operation will never have enough slots for it.
+    Impossible(GroupId),
+    /// None may begin now.
+    Nothing,
+}
+
+#[derive(Debug)]
+struct Queue<O> {
+    /// By priority and number: the lowest is the next.
+    lines: [BTreeMap<u64, Waiting<O>>; PRIORITIES],
+    /// How many more urgent operations have begun while the first of a line waited.
+    overtaken: [u32; PRIORITIES],
+    /// Slots that are free, and slots that are not lost.
+    slots: Option<(u32, u32)>,
+    /// Queues whose operations may come here, with itself.
+    feeders: QueueSet,
+    /// Who has it instead.
+    redirected: Option<QueueId>,
+    /// Operations that belong to it: held, waiting or begun.
+    unended: usize,
+}
+
+/// The order in which operations are next, the lowest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    /// Lines that were overtaken often enough, the least urgent first; then by priority.
+    class: usize,
+    number: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    rank: Rank,
+    queue: QueueId,
+    priority: Priority,
+}
+
+#[derive(Debug)]
+pub(super) struct Queues<O> {
+    queues: Vec<Queue<O>>,
+    room: Room,
+    /// The operation that waits for room, which others must leave to it.
+    claim: Option<Candidate>,
+    waiting: usize,
+    lost_slots: u32,
+}
+
+impl Priority {
+    /// How many more urgent operations may begin while one of this priority is the first of its queue.
+    pub const fn most_overtakings(self) -> u32 {
+        match self {
+            Self::Demand => 0,
+            Self::Prefetch => 7,
+            Self::Background => 63,
+        }
+    }
+}
+
+impl<O> Queues<O> {
+    /// At most [`MAX_QUEUES`]: others are left out.
+    pub(super) fn new(options: &[QueueOptions], room: Room) -> Self {
+        let count = options.len().min(MAX_QUEUES);
+        let mut feeders: Vec<QueueSet> =
+            (0..count).map(|own| QueueSet::default().with(QueueId(own as u8))).collect();
+        // As often as there are queues, so that every path is followed to its end.
+        for _ in 0..count {
+            for (from, options) in options.iter().enumerate().take(count) {
+                for to in &options.hands_over_to {
+                    let all = feeders[from];
+                    if let Some(own) = feeders.get_mut(usize::from(to.0)) {
+                        *own = own.union(all);
+                    }
+                }
+            }
+        }
+        let queues = feeders.into_iter().zip(options).map(|(feeders, options)| Queue {
+            lines: Default::default(),
+            overtaken: [0; PRIORITIES],
+            slots: options.slots.map(|slots| (slots, slots)),
+            feeders,
+            redirected: None,
+            unended: 0,
+        });
+        Self { queues: queues.collect(), room, claim: None, waiting: 0, lost_slots: 0 }
+    }
+
+    pub(super) fn has(&self, queue: QueueId) -> bool {
+        usize::from(queue.0) < self.queues.len()
+    }
+
+    /// Operations that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    pub(super) fn room(&self) -> &Room {
+        &self.room
+    }
+
+    pub(super) fn lost_slots(&self) -> u32 {
+        self.lost_slots
+    }
+
+    /// Counts operations among those of a queue, before they wait there.
+    pub(super) fn expect(&mut self, queue: QueueId) {
+        self.queue(queue).unended += 1;
+    }
+
+    /// Operations of a queue have ended, or belong to another one. `true` if it has none any more.
+    pub(super) fn forget(&mut self, queue: QueueId) -> bool {
+        let queue = self.queue(queue);
+        queue.unended -= 1;
+        queue.unended == 0
+    }
+
+    /// Whether no operation can come to these queues any more, if no further ones are submitted.
+    pub(super) fn are_over(&self, queues: QueueSet) -> bool {
+        let own = queues.iter().filter_map(|queue| self.queues.get(usize::from(queue.0)));
+        own.filter(|queue| queue.redirected.is_none())
+            .all(|queue| queue.feeders.iter().all(|feeder| self.queues[usize::from(feeder.0)].unended == 0))
+    }
+
+    /// Adds an operation that counts among those of `from`, at the place that its number gives it.
+    pub(super) fn insert(
+        &mut self,
+        (from, to): (QueueId, QueueId),
+        priority: Priority,
+        number: u64,
+        waiting: Waiting<O>,
+    ) {
+        let to = self.resolve(to);
+        self.queue(from).unended -= 1;
+        self.queue(to).unended += 1;
+        self.queue(to).lines[priority as usize].insert(number, waiting);
+        self.waiting += 1;
+    }
+
+    /// Takes out the operations with these numbers, with their queues.
+    pub(super) fn remove(&mut self, numbers: std::ops::Range<u64>) -> Vec<(QueueId, Waiting<O>)> {
+        let mut removed = Vec::new();
+        for (position, queue) in self.queues.iter_mut().enumerate() {
+            for line in &mut queue.lines {
+                while let Some((&number, _)) = line.range(numbers.clone()).next() {
+                    removed.extend(line.remove(&number).map(|waiting| (QueueId(position as u8), waiting)));
+                }
+            }
+        }
+        self.waiting -= removed.len();
+        removed
+    }
+
+    /// What waits or will wait in `from` is `to`'s. `false` if that is so already, or `to` hands over to `from`.
+    pub(super) fn redirect(&mut self, from: QueueId, to: QueueId) -> bool {
+        let to = self.resolve(to);
+        if self.queue(from).redirected.is_some() || from == to {
+            return false;
+        }
+        let lines = std::mem::take(&mut self.queue(from).lines);
+        let (feeders, mut moved) = (self.queue(from).feeders, 0);
+        for (line, own) in lines.into_iter().zip(&mut self.queue(to).lines) {
+            moved += line.len();
+            own.extend(line);
+        }
+        self.queue(from).redirected = Some(to);
+        self.queue(from).unended -= moved;
+        self.queue(to).unended += moved;
+        for queue in &mut self.queues {
+            if queue.feeders.has(to) {
+                queue.feeders = queue.feeders.union(feeders);
+            }
+        }
+        true
+    }
+
+    /// The queue that has the operations of this one.
+    fn resolve(&self, queue: QueueId) -> QueueId {
+        let mut own = queue;
+        while let Some(next) = self.queues.get(usize::from(own.0)).and_then(|queue| queue.redirected) {
+            own = next;
+        }
+        own
+    }
+
+    /// Begins the next operation of these queues, if one may begin now.
+    pub(super) fn begin(&mut self, served: QueueSet) -> Chosen<O> {
+        let choice = self.choose(served);
+        match choice {
+            Choice::Begin(candidate) => self.take(candidate).map_or(Chosen::Nothing, Chosen::Begun),
+            Choice::Impossible(group) => Chosen::Impossible(group),
+            Choice::Claim(candidate) => {
+                self.claim = Some(candidate);
+                Chosen::Nothing
+            }
+            Choice::Nothing => Chosen::Nothing,
+        }
+    }
+
+    /// Whether [`Queues::begin`] would find something to do.
+    pub(super) fn may_begin(&self, served: QueueSet) -> bool {
+        matches!(self.choose(served), Choice::Begin(_) | Choice::Impossible(_))
+    }
+
+    /// An operation does not use its room any more. Slots that are lost are never free again.
+    pub(super) fn end(&mut self, queue: QueueId, priority: Priority, charge: Charge, is_lost: bool) {
+        self.room.give(priority, charge.bytes, 1);
+        if let Some((free, whole)) = &mut self.queue(queue).slots {
+            if is_lost {
+                *whole -= charge.slots;
+                self.lost_slots += charge.slots;
+            } else {
+                *free += charge.slots;
+            }
+        }
+    }
+
+    fn choose(&self, served: QueueSet) -> Choice {
+        if self.waiting == 0 {
+            return Choice::Nothing;
+        }
+        let mut candidates = [None; MAX_QUEUES * PRIORITIES];
+        let mut count = 0;
+        for id in served.iter().filter(|id| self.has(*id)) {
+            for priority in Priority::ALL {
+                if let Some(candidate) = self.candidate(id, priority) {
+                    candidates[count] = Some(candidate);
+                    count += 1;
+                }
+            }
+        }
+        candidates[..count].sort_unstable_by_key(|own| own.map(|own| own.rank));
+        let claim = self.claim.and_then(|claim| {
+            let first = self.candidate(claim.queue, claim.priority);
+            first.filter(|first| first.rank.number == claim.rank.number)
+        });
+        let mut short_of_slots = QueueSet::default();
+        for candidate in candidates.into_iter().flatten() {
+            let Candidate { rank, queue: id, priority } = candidate;
+            let queue = &self.queues[usize::from(id.0)];
+            let Some(first) = queue.lines[priority as usize].first_key_value() else { continue };
+            let (charge, group) = (first.1.charge, first.1.group);
+            let is_full = match self.room.verdict(priority, charge.bytes, 1) {
+                // Others may go before it: they take room that it may not have.
+                Verdict::RestIsFull => continue,
+                Verdict::Full => true,
+                Verdict::Fits => false,
+            };
+            if let Some((free, whole)) = queue.slots
+                && charge.slots > free
+            {
+                if charge.slots > whole {
+                    return Choice::Impossible(group);
+                }
+                short_of_slots = short_of_slots.with(id);
+            }
+            // The next that becomes free is for the first that waits.
+            if short_of_slots.has(id) {
+                continue;
+            }
+            if claim.is_some_and(|claim| claim.rank < rank) {
+                return Choice::Nothing;
+            }
+            return if is_full { Choice::Claim(candidate) } else { Choice::Begin(candidate) };
+        }
+        Choice::Nothing
+    }
+
+    /// The first operation of a line.
+    fn candidate(&self, id: QueueId, priority: Priority) -> Option<Candidate> {
+        let queue = &self.queues[usize::from(id.0)];
+        let line = priority as usize;
+        let (&number, _) = queue.lines[line].first_key_value()?;
+        let is_due = priority != Priority::Demand && queue.overtaken[line] >= priority.most_overtakings();
+        let class = if is_due { PRIORITIES - 1 - line } else { PRIORITIES + line };
+        Some(Candidate { rank: Rank { class, number }, queue: id, priority })
+    }
+
+    fn take(&mut self, candidate: Candidate) -> Option<Begun<O>> {
+        let Candidate { queue: id, priority, .. } = candidate;
+        let queue = self.queue(id);
+        let (_, waiting) = queue.lines[priority as usize].pop_first()?;
+        queue.overtaken[priority as usize] = 0;
+        if let Some((free, _)) = &mut queue.slots {
+            *free -= waiting.charge.slots;
+        }
+        self.room.take(priority, waiting.charge.bytes, 1);
+        self.waiting -= 1;
+        if self.claim.is_some_and(|claim| claim.rank.number == candidate.rank.number) {
+            self.claim = None;
+        }
+        for queue in &mut self.queues {
+            for lesser in priority as usize + 1..PRIORITIES {
+                if !queue.lines[lesser].is_empty() {
+                    queue.overtaken[lesser] = queue.overtaken[lesser].saturating_add(1);
+                }
+            }
+        }
+        Some(Begun { waiting, queue: id, priority })
+    }
+
+    /// Ids are checked where they come in.
+    fn queue(&mut self, id: QueueId) -> &mut Queue<O> {
+        &mut self.queues[usize::from(id.0)]
+    }
+}
+
+enum Choice {
+    Begin(Candidate),
+    Claim(Candidate),
+    Impossible(GroupId),
+    Nothing,
+}

@@ -1,0 +1,420 @@
+//! The lock around what a scheduler knows, and what is done without it: dropping operations, telling of ends.
+#![forbid(unsafe_code)]
+
+use super::{
+    admission::Limits,
+    customer::{Customer, Reason},
+    flight::Flight,
+    operation::{Cancelled, Charge, GroupId, QueueId, Submission, Whose},
+    queues::{Begun, Chosen, QueueOptions, QueueSet},
+    state::{Ended, Figures, Parked, Position, Removed, State},
+    sync::{Condvar, Mutex, MutexGuard},
+};
+use std::{
+    panic::{self, AssertUnwindSafe},
+    process,
+    sync::{Arc, PoisonError},
+    task::Waker,
+    time::{Duration, Instant},
+};
+
+/// Pause before an operation is offered again that was put back while none was in flight.
+const PUT_BACK_PAUSE: Duration = Duration::from_millis(1);
+
+/// Decides which operation is next, for all threads that serve its queues.
+pub struct Scheduler<C: Customer> {
+    customer: C,
+    state: Mutex<State<C>>,
+    /// What a thread waits for that watches deadlines and events.
+    watched: Condvar,
+    process: u32,
+}
+
+/// A submission that was not taken on.
+pub struct Refused<C: Customer> {
+    /// Why not.
+    pub reason: Reason,
+    /// What was to be submitted.
+    pub submission: Submission<C>,
+}
+
+/// What a thread does that finds no operation.
+pub(super) enum Wait {
+    /// It returns.
+    Not,
+    /// It goes on waiting in its lane, and is woken there.
+    InLane(Waker),
+    /// It waits until there is one, or until none will come any more.
+    UntilOver,
+}
+
+impl<C: Customer> Scheduler<C> {
+    /// With these queues, at most 8.
+    pub fn new(customer: C, limits: Limits, queues: &[QueueOptions]) -> Arc<Self> {
+        let state = Mutex::new(State::new(limits, queues));
+        Arc::new(Self { customer, state, watched: Condvar::new(), process: process::id() })
+    }
+
+    /// The customer.
+    pub fn customer(&self) -> &C {
+        &self.customer
+    }
+
+    /// Takes a group on. Its end is told by [`Customer::ended`], whatever happens; at once if it has no operations.
+    ///
+    /// # Errors
+    /// [`Reason::Full`], [`Reason::Closed`], [`Reason::Forked`], or [`Reason::Unserved`] if there is no such queue, no
+    /// thread that [watches](Scheduler::watch) events, or no group was to come after [`Scheduler::seal`].
+    pub fn submit(&self, submission: Submission<C>) -> Result<GroupId, Box<Refused<C>>> {
+        if self.is_foreign() {
+            return Err(Box::new(Refused { reason: Reason::Forked, submission }));
+        }
+        let mut state = self.lock();
+        if let Some(reason) = state.refusal(&submission) {
+            drop(state);
+            return Err(Box::new(Refused { reason, submission }));
+        }
+        let is_watched = submission.deadline.is_some() || submission.event.is_some();
+        let is_empty = submission.operations.is_empty();
+        let id = state.accept(submission);
+        let ended = if is_empty { state.settle(id, 0) } else { None };
+        if is_watched {
+            self.watched.notify_all();
+        }
+        drop(state);
+        self.tell(ended);
+        Ok(id)
+    }
+
+    /// Says that no further groups are submitted: threads end once their queues are empty for good.
+    pub fn seal(&self) {
+        if !self.is_foreign() {
+            self.lock().seal();
+        }
+    }
+
+    /// Lets operations of a group begin whose order is below `end`, if its gate is [`Gate::Below`](super::Gate::Below).
+    pub fn admit(&self, group: GroupId, end: u64) {
+        if !self.is_foreign() {
+            self.lock().admit(group, end);
+        }
+    }
+
+    /// Makes groups demand, because a caller waits for them.
+    pub fn promote(&self, whose: Whose) {
+        if !self.is_foreign() {
+            self.lock().promote(whose);
+        }
+    }
+
+    /// Removes operations that have not begun: their groups fail. Those that have begun end as they may, and a group of
+    /// which all have begun may end well.
+    pub fn cancel(&self, whose: Whose) -> Cancelled {
+        if self.is_foreign() {
+            return Cancelled::default();
+        }
+        let (mut sum, mut removed) = (Cancelled::default(), Vec::new());
+        let mut state = self.lock();
+        for id in state.select(whose) {
+            let (operations, count) = state.cancel(id, Reason::Cancelled);
+            removed.push(operations);
+            sum.not_begun += count.not_begun;
+            sum.in_flight += count.in_flight;
+        }
+        drop(state);
+        removed.into_iter().for_each(|removed| self.dismiss(removed));
+        sum
+    }
+
+    /// Ends a group with an error, if it has none yet. Operations that have begun end as they may.
+    pub fn fail(&self, group: GroupId, error: C::Error) {
+        if !self.is_foreign() {
+            let removed = self.lock().fail(group, error);
+            self.dismiss(removed);
+        }
+    }
+
+    /// Has `to` serve what waits, or will wait, in `from`. `true` for the first who says so.
+    pub fn redirect(&self, from: QueueId, to: QueueId) -> bool {
+        !self.is_foreign() && self.lock().redirect(from, to)
+    }
+
+    /// Takes nothing on any more, and removes all operations that have not begun. Threads end once their lanes are
+    /// empty, or return nothing. The first reason stands.
+    pub fn close(&self, reason: impl Into<Arc<str>>) {
+        if self.is_foreign() {
+            return;
+        }
+        let mut state = self.lock();
+        let reason = state.close(reason.into());
+        let mut removed = Vec::new();
+        for id in state.all() {
+            removed.push(state.cancel(id, Reason::Closed(reason.clone())).0);
+        }
+        self.watched.notify_all();
+        drop(state);
+        removed.into_iter().for_each(|removed| self.dismiss(removed));
+    }
+
+    /// Whether it was closed.
+    pub fn is_closed(&self) -> bool {
+        self.is_foreign() || self.lock().closed.is_some()
+    }
+
+    /// How much it has to do. A child of `fork` learns nothing.
+    pub fn figures(&self) -> Figures {
+        if self.is_foreign() { Figures::default() } else { self.lock().figures() }
+    }
+
+    /// Fails groups whose deadlines have passed at `now`, and lets groups begin whose events are reached. Returns whether
+    /// there was any of these.
+    pub fn look(&self, now: Instant) -> bool {
+        if self.is_foreign() {
+            return false;
+        }
+        let (expired, events) = {
+            let state = self.lock();
+            (state.expired(now), state.events())
+        };
+        let mut is_news = !expired.is_empty();
+        self.expire(expired);
+        for event in events {
+            // Without the lock: drivers take their time. The clone keeps the event.
+            let answer = panic::catch_unwind(AssertUnwindSafe(|| self.customer.is_reached(&event)));
+            let error = match answer {
+                Ok(Ok(false)) => continue,
+                Ok(Ok(true)) => None,
+                Ok(Err(error)) => Some(error),
+                Err(_) => Some(Reason::Abandoned.into()),
+            };
+            is_news = true;
+            let mut state = self.lock();
+            match (error, state.awaiting(&event)) {
+                (None, _) => state.reached(&event),
+                // The others are asked for next: each has an error of its own.
+                (Some(error), Some(group)) => {
+                    let removed = state.fail(group, error);
+                    drop(state);
+                    self.dismiss(removed);
+                }
+                (Some(_), None) => {}
+            }
+        }
+        is_news
+    }
+
+    /// Watches deadlines and events until it is closed: the work of one thread. Groups with events are refused before.
+    pub fn watch(&self) {
+        const SHORT_PAUSE: Duration = Duration::from_micros(100);
+        const LONG_PAUSE: Duration = Duration::from_millis(1);
+        let mut pause = SHORT_PAUSE;
+        loop {
+            let is_news = self.look(Instant::now());
+            let state = self.lock();
+            if state.closed.is_some() {
+                return;
+            }
+            if is_news {
+                pause = SHORT_PAUSE;
+                continue;
+            }
+            let deadline = state.next_deadline().map(|end| end.saturating_duration_since(Instant::now()));
+            let asks = state.has_events().then_some(pause);
+            let Some(timeout) = deadline.into_iter().chain(asks).min() else {
+                drop(self.watched.wait(state).unwrap_or_else(PoisonError::into_inner));
+                continue;
+            };
+            let waited = self.watched.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner);
+            // A new event may be reached sooner.
+            pause = if waited.1.timed_out() { LONG_PAUSE.min(pause * 2) } else { SHORT_PAUSE };
+        }
+    }
+
+    /// Has groups with events taken on, since a thread is about to [watch](Scheduler::watch).
+    pub fn expect_watcher(&self) {
+        self.lock().is_watched = true;
+    }
+
+    pub(super) fn enlist(&self, serves: QueueSet) -> usize {
+        self.lock().enlist(serves)
+    }
+
+    pub(super) fn discharge(&self, worker: usize) {
+        self.lock().discharge(worker);
+    }
+
+    /// A thread comes out of its lane.
+    pub(super) fn leave(&self, worker: usize) {
+        self.lock().leave(worker);
+    }
+
+    /// The next operation for a thread.
+    pub(super) fn next(self: &Arc<Self>, worker: usize, serves: QueueSet, wait: &Wait) -> Option<Flight<C>> {
+        let mut state = self.lock();
+        loop {
+            if state.closed.is_some() {
+                return None;
+            }
+            if state.next_deadline().is_some() {
+                let expired = state.expired(Instant::now());
+                if !expired.is_empty() {
+                    drop(state);
+                    self.expire(expired);
+                    state = self.lock();
+                    continue;
+                }
+            }
+            let ends = state.ends;
+            let is_held_up = state.worker(worker).is_some_and(|own| own.is_held_up(ends));
+            let chosen = if is_held_up { Chosen::Nothing } else { state.begin(serves) };
+            match chosen {
+                Chosen::Begun(Begun { waiting, queue, priority }) => {
+                    let (group, index, charge) = (waiting.group, waiting.index, waiting.charge);
+                    let position = Position { group, index, queue, priority, charge };
+                    return Some(Flight::new(self.clone(), position, waiting.content));
+                }
+                Chosen::Impossible(group) => {
+                    let removed = state.fail(group, Reason::NoMemory.into());
+                    drop(state);
+                    self.dismiss(removed);
+                    state = self.lock();
+                    continue;
+                }
+                Chosen::Nothing => {}
+            }
+            match wait {
+                Wait::Not => return None,
+                Wait::InLane(waker) => {
+                    state.park(worker, Parked::InLane(waker.clone()));
+                    return None;
+                }
+                Wait::UntilOver if state.is_over(serves) => return None,
+                Wait::UntilOver => state = self.sleep(state, worker, is_held_up),
+            }
+        }
+    }
+
+    /// Waits until the thread is woken.
+    fn sleep<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State<C>>,
+        worker: usize,
+        is_held_up: bool,
+    ) -> MutexGuard<'a, State<C>> {
+        state.park(worker, Parked::Idle);
+        let Some(condvar) = state.worker(worker).map(|own| own.condvar.clone()) else { return state };
+        while state.is_parked(worker) {
+            if is_held_up && state.queues.room().operations() == 0 {
+                let waited = condvar.wait_timeout(state, PUT_BACK_PAUSE);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                state.leave(worker);
+                if let Some(own) = state.worker(worker) {
+                    own.hold_up(None);
+                }
+            } else {
+                state = condvar.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        state
+    }
+
+    /// An operation that has begun returns to the queue that it came from, at its place.
+    pub(super) fn put_back(&self, worker: usize, flight: Flight<C>) {
+        let queue = flight.ticket().queue();
+        let charge = flight.ticket().charge();
+        self.wait_again(flight, queue, charge, Some(worker));
+    }
+
+    /// An operation that has begun waits in another queue.
+    pub(super) fn hand_over(&self, flight: Flight<C>, to: QueueId, charge: Charge) {
+        self.wait_again(flight, to, charge, None);
+    }
+
+    fn wait_again(&self, flight: Flight<C>, to: QueueId, charge: Charge, held_up: Option<usize>) {
+        if self.is_foreign() {
+            return;
+        }
+        let (content, ticket) = flight.into_parts();
+        let position = ticket.defuse();
+        let mut state = self.lock();
+        state.free(&position, false);
+        let ends = state.ends;
+        if let Some(own) = held_up.and_then(|worker| state.worker(worker)) {
+            own.hold_up(Some(ends));
+        }
+        if let Err((content, reason)) = state.wait_again(&position, to, charge, content) {
+            drop(state);
+            self.contain(|| drop(content));
+            self.finish(self.lock(), &position, Err(reason.into()));
+        }
+    }
+
+    /// An operation that has begun has ended.
+    pub(super) fn end(&self, position: &Position, result: Result<(), C::Error>, is_lost: bool) {
+        if !self.is_foreign() {
+            let mut state = self.lock();
+            state.free(position, is_lost);
+            self.finish(state, position, result);
+        }
+    }
+
+    fn finish(&self, mut state: MutexGuard<'_, State<C>>, position: &Position, result: Result<(), C::Error>) {
+        let removed = result.err().map(|error| state.fail(position.group, error));
+        state.forget(position);
+        let ended = state.settle(position.group, 1);
+        drop(state);
+        self.tell(ended);
+        removed.into_iter().for_each(|removed| self.dismiss(removed));
+    }
+
+    fn expire(&self, expired: Vec<GroupId>) {
+        for id in expired {
+            let (removed, _) = self.lock().cancel(id, Reason::TimedOut);
+            self.dismiss(removed);
+        }
+    }
+
+    /// Drops operations that have not begun, and then counts them as ended.
+    fn dismiss(&self, removed: Removed<C::Operation>) {
+        let Removed { group, contents } = removed;
+        let count = contents.len();
+        if count > 0 {
+            self.contain(|| drop(contents));
+            let ended = self.lock().settle(group, count);
+            self.tell(ended);
+        }
+    }
+
+    fn tell(&self, ended: Option<Ended<C>>) {
+        if let Some(Ended { data, result }) = ended {
+            self.contain(|| self.customer.ended(data, result));
+        }
+    }
+
+    /// Runs a customer's code. The panic hook has told of a panic; the thread has others to serve.
+    fn contain(&self, work: impl FnOnce()) {
+        let _ = panic::catch_unwind(AssertUnwindSafe(work));
+    }
+
+    /// Whether this process is a child of `fork`: threads that it lacks may hold the lock.
+    pub(super) fn is_foreign(&self) -> bool {
+        self.process != process::id()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<C>> {
+        // Kept consistent by every statement, so a panic elsewhere does not spoil it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<C: Customer> std::fmt::Debug for Scheduler<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scheduler").field("figures", &self.figures()).finish_non_exhaustive()
+    }
+}
+
+impl<C: Customer> std::fmt::Debug for Refused<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Refused").field("reason", &self.reason).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,574 @@
+//! What a scheduler knows: groups, their operations, the threads that serve them. Pure: no locks, no clock.
+#![forbid(unsafe_code)]
+
+use super::{
+    admission::{Limits, Room, Verdict},
+    customer::{Customer, Reason},
+    operation::{Cancelled, Charge, Gate, GroupId, Operation, Priority, QueueId, Submission, Whose},
+    queues::{Begun, Chosen, QueueOptions, QueueSet, Queues, Waiting},
+    sync::Condvar,
+};
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque, hash_map::Entry},
+    mem,
+    sync::Arc,
+    task::Waker,
+    time::Instant,
+};
+
+/// How much a scheduler has to do, and has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Groups that have not ended.
+    pub groups: usize,
+    /// Operations that may begin, and wait for a lane or for room.
+    pub waiting: usize,
+    /// Operations that have begun and not ended.
+    pub in_flight: usize,
+    /// Bytes of these.
+    pub in_flight_bytes: u64,
+    /// Operations that have begun, by priority. One that was handed over begins once more.
+    pub begun: [u64; 3],
+    /// Slots whose memory may still be written by the system or a device: they are never used again.
+    pub lost_slots: u32,
+}
+
+/// A group that has not ended.
+struct Group<C: Customer> {
+    data: C::Group,
+    tag: u64,
+    priority: Priority,
+    deadline: Option<Instant>,
+    event: Option<C::Event>,
+    gate: Gate,
+    /// Number of its first operation; the others follow.
+    first: u64,
+    len: u64,
+    /// Operations that have not ended.
+    unended: usize,
+    /// Operations that its gate or its event holds back, in their order.
+    held: VecDeque<Held<C::Operation>>,
+    error: Option<C::Error>,
+    /// Why operations that return to their queue do not begin again.
+    cancelled: Option<Reason>,
+    accepted_as: Priority,
+    accepted_bytes: u64,
+}
+
+struct Held<O> {
+    order: u64,
+    queue: QueueId,
+    waiting: Waiting<O>,
+}
+
+/// A thread that serves queues.
+pub(super) struct Worker {
+    serves: QueueSet,
+    /// Where it sleeps with an empty lane.
+    pub(super) condvar: Arc<Condvar>,
+    parked: Option<Parked>,
+    /// It has put an operation back: it is woken only once more operations have ended than these.
+    held_up_at: Option<u64>,
+}
+
+/// Where a thread waits.
+pub(super) enum Parked {
+    /// For its condition variable.
+    Idle,
+    /// In its lane, which has room.
+    InLane(Waker),
+}
+
+/// A group that has ended, and how.
+pub(super) struct Ended<C: Customer> {
+    pub(super) data: C::Group,
+    pub(super) result: Result<(), C::Error>,
+}
+
+/// Operations of a group that were taken out before they began.
+pub(super) struct Removed<O> {
+    pub(super) group: GroupId,
+    pub(super) contents: Vec<O>,
+}
+
+/// An operation that has begun, as its ticket knows it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Position {
+    pub(super) group: GroupId,
+    pub(super) index: u64,
+    pub(super) queue: QueueId,
+    pub(super) priority: Priority,
+    pub(super) charge: Charge,
+}
+
+pub(super) struct State<C: Customer> {
+    pub(super) queues: Queues<C::Operation>,
+    accepted: Room,
+    groups: HashMap<GroupId, Group<C>>,
+    by_tag: BTreeSet<(u64, GroupId)>,
+    deadlines: BTreeSet<(Instant, GroupId)>,
+    /// Groups that wait for each event.
+    awaited: HashMap<C::Event, Vec<GroupId>>,
+    workers: Vec<Option<Worker>>,
+    /// Those that wait, the last of which is woken first: its caches are warm.
+    parked: Vec<usize>,
+    next_group: u64,
+    next_number: u64,
+    begun: [u64; 3],
+    /// Operations that have ended.
+    pub(super) ends: u64,
+    pub(super) is_watched: bool,
+    is_sealed: bool,
+    pub(super) closed: Option<Arc<str>>,
+}
+
+impl<C: Customer> State<C> {
+    pub(super) fn new(limits: Limits, queues: &[QueueOptions]) -> Self {
+        Self {
+            queues: Queues::new(queues, Room::new(limits.in_flight)),
+            accepted: Room::new(limits.accepted),
+            groups: HashMap::new(),
+            by_tag: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            awaited: HashMap::new(),
+            workers: Vec::new(),
+            parked: Vec::new(),
+            next_group: 0,
+            next_number: 0,
+            begun: [0; 3],
+            ends: 0,
+            is_watched: false,
+            is_sealed: false,
+            closed: None,
+        }
+    }
+
+    pub(super) fn figures(&self) -> Figures {
+        Figures {
+            groups: self.groups.len(),
+            waiting: self.queues.waiting(),
+            in_flight: self.queues.room().operations(),
+            in_flight_bytes: self.queues.room().bytes(),
+            begun: self.begun,
+            lost_slots: self.queues.lost_slots(),
+        }
+    }
+
+    /// Why a group cannot be taken on, if so.
+    pub(super) fn refusal(&self, submission: &Submission<C>) -> Option<Reason> {
+        if let Some(reason) = &self.closed {
+            return Some(Reason::Closed(reason.clone()));
+        }
+        let is_served = submission.operations.iter().all(|operation| self.queues.has(operation.queue));
+        if self.is_sealed || !is_served || submission.event.is_some() && !self.is_watched {
+            return Some(Reason::Unserved);
+        }
+        let (bytes, count) = sum(&submission.operations);
+        match self.accepted.verdict(submission.priority, bytes, count) {
+            Verdict::Fits => None,
+            Verdict::Full | Verdict::RestIsFull => Some(Reason::Full),
+        }
+    }
+
+    /// Takes a group on that is not refused and has operations.
+    pub(super) fn accept(&mut self, submission: Submission<C>) -> GroupId {
+        let Submission { group: data, mut operations, tag, priority, deadline, event, gate } = submission;
+        let id = GroupId(self.next_group);
+        self.next_group += 1;
+        let (bytes, count) = sum(&operations);
+        self.accepted.take(priority, bytes, count);
+        // Those of one order stay in the order in which they were given.
+        operations.sort_by_key(|operation| operation.order);
+        let mut held = VecDeque::with_capacity(count);
+        for (index, operation) in operations.into_iter().enumerate() {
+            let Operation { queue, charge, order, content } = operation;
+            self.queues.expect(queue);
+            let waiting = Waiting { content, charge, group: id, index: index as u64 };
+            held.push_back(Held { order, queue, waiting });
+        }
+        self.by_tag.insert((tag, id));
+        self.deadlines.extend(deadline.map(|deadline| (deadline, id)));
+        if let Some(event) = event.clone() {
+            self.awaited.entry(event).or_default().push(id);
+        }
+        let group = Group {
+            data,
+            tag,
+            priority,
+            deadline,
+            event,
+            gate,
+            first: self.next_number,
+            len: count as u64,
+            unended: count,
+            held,
+            error: None,
+            cancelled: None,
+            accepted_as: priority,
+            accepted_bytes: bytes,
+        };
+        self.next_number += group.len;
+        self.groups.insert(id, group);
+        self.release(id);
+        id
+    }
+
+    /// Moves operations of a group to their queues that its gate and its event let through.
+    fn release(&mut self, id: GroupId) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        if group.event.is_some() || group.error.is_some() {
+            return;
+        }
+        let end = match group.gate {
+            Gate::Open => u64::MAX,
+            Gate::Below(end) => end,
+            Gate::Stages if group.unended > group.held.len() => return,
+            Gate::Stages => group.held.front().map_or(0, |held| held.order.saturating_add(1)),
+        };
+        let is_open = group.gate == Gate::Open;
+        let mut released = 0;
+        while let Some(held) = group.held.pop_front_if(|held| is_open || held.order < end) {
+            let Held { queue, waiting, .. } = held;
+            let number = group.first + waiting.index;
+            self.queues.insert((queue, queue), group.priority, number, waiting);
+            released += 1;
+        }
+        self.wake(released);
+    }
+
+    /// Raises the gate of a group that is bounded.
+    pub(super) fn admit(&mut self, id: GroupId, end: u64) {
+        if let Some(group) = self.groups.get_mut(&id)
+            && let Gate::Below(own) = &mut group.gate
+            && *own < end
+        {
+            *own = end;
+            self.release(id);
+        }
+    }
+
+    /// Makes groups demand.
+    pub(super) fn promote(&mut self, whose: Whose) {
+        for id in self.select(whose) {
+            let Some(group) = self.groups.get_mut(&id).filter(|own| own.priority != Priority::Demand) else {
+                continue;
+            };
+            group.priority = Priority::Demand;
+            let (old, new) = (group.first, self.next_number);
+            // Behind what is in demand already.
+            group.first = new;
+            self.next_number += group.len;
+            let moved = self.queues.remove(old..old + group.len);
+            let count = moved.len();
+            for (queue, waiting) in moved {
+                let number = new + waiting.index;
+                self.queues.insert((queue, queue), Priority::Demand, number, waiting);
+            }
+            self.wake(count);
+        }
+    }
+
+    /// The groups whose deadlines have passed.
+    pub(super) fn expired(&self, now: Instant) -> Vec<GroupId> {
+        self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now).map(|(_, id)| *id).collect()
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// The events that groups wait for.
+    pub(super) fn events(&self) -> Vec<C::Event> {
+        self.awaited.keys().cloned().collect()
+    }
+
+    /// A group that waits for an event.
+    pub(super) fn awaiting(&self, event: &C::Event) -> Option<GroupId> {
+        self.awaited.get(event)?.first().copied()
+    }
+
+    pub(super) fn has_events(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// An event was reached.
+    pub(super) fn reached(&mut self, event: &C::Event) {
+        for id in self.awaited.remove(event).unwrap_or_default() {
+            if let Some(group) = self.groups.get_mut(&id) {
+                group.event = None;
+                self.release(id);
+            }
+        }
+    }
+
+    /// The groups that are selected.
+    pub(super) fn select(&self, whose: Whose) -> Vec<GroupId> {
+        match whose {
+            Whose::Group(id) => self.groups.contains_key(&id).then_some(id).into_iter().collect(),
+            Whose::Tag(tag) => {
+                let tagged = self.by_tag.range((tag, GroupId(0))..=(tag, GroupId(u64::MAX)));
+                tagged.map(|(_, id)| *id).collect()
+            }
+        }
+    }
+
+    /// All groups.
+    pub(super) fn all(&self) -> Vec<GroupId> {
+        self.groups.keys().copied().collect()
+    }
+
+    /// Operations of a group that have not begun will not. They count until [`State::settle`] is told that they are
+    /// dropped. Without any, the group fails only if one returns to its queue.
+    pub(super) fn cancel(&mut self, id: GroupId, reason: Reason) -> (Removed<C::Operation>, Cancelled) {
+        let Some(group) = self.groups.get_mut(&id) else {
+            return (Removed { group: id, contents: Vec::new() }, Cancelled::default());
+        };
+        group.cancelled.get_or_insert_with(|| reason.clone());
+        if let Some(deadline) = group.deadline.take() {
+            self.deadlines.remove(&(deadline, id));
+        }
+        if let Some(event) = group.event.take()
+            && let Entry::Occupied(mut awaited) = self.awaited.entry(event)
+        {
+            awaited.get_mut().retain(|own| *own != id);
+            if awaited.get().is_empty() {
+                awaited.remove();
+            }
+        }
+        let waiting = self.queues.remove(group.first..group.first + group.len);
+        let held = mem::take(&mut group.held).into_iter().map(|held| (held.queue, held.waiting));
+        let contents: Vec<_> = waiting.into_iter().chain(held).collect();
+        let count = Cancelled { not_begun: contents.len(), in_flight: group.unended - contents.len() };
+        if !contents.is_empty() {
+            group.error.get_or_insert_with(|| reason.into());
+        }
+        let contents = contents.into_iter().map(|(queue, waiting)| {
+            self.queues.forget(queue);
+            waiting.content
+        });
+        let removed = Removed { group: id, contents: contents.collect() };
+        // What it claimed is free, and its queues may be over.
+        self.wake(1);
+        self.wake_if_over();
+        (removed, count)
+    }
+
+    /// A group fails: operations that have not begun will not.
+    pub(super) fn fail(&mut self, id: GroupId, error: C::Error) -> Removed<C::Operation> {
+        let Some(group) = self.groups.get_mut(&id) else {
+            return Removed { group: id, contents: Vec::new() };
+        };
+        match group.error {
+            // The first error stands, and it removed them.
+            Some(_) => Removed { group: id, contents: Vec::new() },
+            None => {
+                group.error = Some(error);
+                self.cancel(id, Reason::Cancelled).0
+            }
+        }
+    }
+
+    /// Some operations of a group have ended, and are dropped. The group's end, if they were its last.
+    pub(super) fn settle(&mut self, id: GroupId, count: usize) -> Option<Ended<C>> {
+        let Entry::Occupied(mut entry) = self.groups.entry(id) else { return None };
+        let group = entry.get_mut();
+        group.unended -= count;
+        if group.unended > 0 {
+            if group.gate == Gate::Stages && group.unended == group.held.len() {
+                self.release(id);
+            }
+            return None;
+        }
+        let group = entry.remove();
+        self.by_tag.remove(&(group.tag, id));
+        if let Some(deadline) = group.deadline {
+            self.deadlines.remove(&(deadline, id));
+        }
+        self.accepted.give(group.accepted_as, group.accepted_bytes, group.len as usize);
+        Some(Ended { data: group.data, result: group.error.map_or(Ok(()), Err) })
+    }
+
+    /// The next operation of these queues, if one may begin now.
+    pub(super) fn begin(&mut self, serves: QueueSet) -> Chosen<C::Operation> {
+        let chosen = self.queues.begin(serves);
+        if let Chosen::Begun(Begun { priority, .. }) = &chosen {
+            self.begun[*priority as usize] += 1;
+            // Others may begin what this thread leaves.
+            self.wake(1);
+        }
+        chosen
+    }
+
+    /// An operation that has begun does not use its room any more.
+    pub(super) fn free(&mut self, position: &Position, is_lost: bool) {
+        self.queues.end(position.queue, position.priority, position.charge, is_lost);
+    }
+
+    /// An operation that has begun has ended, and its room is free.
+    pub(super) fn forget(&mut self, position: &Position) {
+        self.queues.forget(position.queue);
+        self.ends += 1;
+        self.wake(1);
+        self.wake_if_over();
+    }
+
+    /// An operation that has begun, and whose room is free, waits in `to`. It comes back if it must not begin again, with
+    /// the reason.
+    pub(super) fn wait_again(
+        &mut self,
+        position: &Position,
+        to: QueueId,
+        charge: Charge,
+        content: C::Operation,
+    ) -> Result<(), (C::Operation, Reason)> {
+        let group = self.groups.get(&position.group);
+        let Some(group) = group.filter(|_| self.queues.has(to)) else {
+            return Err((content, Reason::Unserved));
+        };
+        if let Some(reason) = &group.cancelled {
+            return Err((content, reason.clone()));
+        }
+        let Position { group: id, index, queue: from, .. } = *position;
+        let (priority, number) = (group.priority, group.first + index);
+        let waiting = Waiting { content, charge, group: id, index };
+        self.queues.insert((from, to), priority, number, waiting);
+        self.wake(1);
+        self.wake_if_over();
+        Ok(())
+    }
+
+    pub(super) fn redirect(&mut self, from: QueueId, to: QueueId) -> bool {
+        let is_new = self.queues.has(from) && self.queues.has(to) && self.queues.redirect(from, to);
+        if is_new {
+            self.wake(usize::MAX);
+            self.wake_if_over();
+        }
+        is_new
+    }
+
+    /// No further groups are submitted.
+    pub(super) fn seal(&mut self) {
+        self.is_sealed = true;
+        self.wake_if_over();
+    }
+
+    pub(super) fn close(&mut self, reason: Arc<str>) -> Arc<str> {
+        let reason = self.closed.get_or_insert(reason).clone();
+        while let Some(worker) = self.parked.pop() {
+            self.unpark(worker);
+        }
+        reason
+    }
+
+    /// Whether no operation will come to these queues any more.
+    pub(super) fn is_over(&self, serves: QueueSet) -> bool {
+        self.closed.is_some() || self.is_sealed && self.queues.are_over(serves)
+    }
+
+    /// Counts a thread among those that serve queues.
+    pub(super) fn enlist(&mut self, serves: QueueSet) -> usize {
+        let worker = Worker { serves, condvar: Arc::new(Condvar::new()), parked: None, held_up_at: None };
+        match self.workers.iter().position(Option::is_none) {
+            Some(free) => {
+                self.workers[free] = Some(worker);
+                free
+            }
+            None => {
+                self.workers.push(Some(worker));
+                self.workers.len() - 1
+            }
+        }
+    }
+
+    pub(super) fn discharge(&mut self, worker: usize) {
+        self.leave(worker);
+        self.workers[worker] = None;
+    }
+
+    pub(super) fn worker(&mut self, worker: usize) -> Option<&mut Worker> {
+        self.workers.get_mut(worker)?.as_mut()
+    }
+
+    /// A thread waits for work.
+    pub(super) fn park(&mut self, worker: usize, parked: Parked) {
+        if let Some(own) = self.worker(worker) {
+            own.parked = Some(parked);
+            self.parked.push(worker);
+        }
+    }
+
+    pub(super) fn is_parked(&mut self, worker: usize) -> bool {
+        self.worker(worker).is_some_and(|own| own.parked.is_some())
+    }
+
+    /// A thread waits no more.
+    pub(super) fn leave(&mut self, worker: usize) {
+        if let Some(own) = self.worker(worker)
+            && own.parked.take().is_some()
+        {
+            self.parked.retain(|parked| *parked != worker);
+        }
+    }
+
+    fn unpark(&mut self, worker: usize) {
+        let Some(own) = self.worker(worker) else { return };
+        match own.parked.take() {
+            Some(Parked::Idle) => own.condvar.notify_one(),
+            Some(Parked::InLane(waker)) => waker.wake(),
+            None => {}
+        }
+    }
+
+    /// Wakes as many threads that could begin something. Each that begins one wakes the next.
+    fn wake(&mut self, most: usize) {
+        let (mut woken, mut position, mut idle_queues) = (0, self.parked.len(), None);
+        while position > 0 && woken < most && self.queues.waiting() > 0 {
+            position -= 1;
+            let number = self.parked[position];
+            let Some(worker) = &self.workers[number] else { continue };
+            let (serves, held_up_at) = (worker.serves, worker.held_up_at);
+            if idle_queues == Some(serves) || held_up_at == Some(self.ends) {
+                continue;
+            }
+            if self.queues.may_begin(serves) {
+                self.parked.remove(position);
+                self.unpark(number);
+                woken += 1;
+            } else {
+                idle_queues = Some(serves);
+            }
+        }
+    }
+
+    /// Wakes the threads that have nothing to wait for any more.
+    fn wake_if_over(&mut self) {
+        if !self.is_sealed {
+            return;
+        }
+        let mut position = self.parked.len();
+        while position > 0 {
+            position -= 1;
+            let number = self.parked[position];
+            if self.workers[number].as_ref().is_some_and(|worker| self.queues.are_over(worker.serves)) {
+                self.parked.remove(position);
+                self.unpark(number);
+            }
+        }
+    }
+}
+
+impl Worker {
+    /// The thread begins nothing until more operations have ended than these; `None`: it may.
+    pub(super) fn hold_up(&mut self, ends: Option<u64>) {
+        self.held_up_at = ends;
+    }
+
+    pub(super) fn is_held_up(&self, ends: u64) -> bool {
+        self.held_up_at == Some(ends)
+    }
+}
+
+fn sum<O>(operations: &[Operation<O>]) -> (u64, usize) {
+    let bytes = operations.iter().fold(0u64, |sum, operation| sum.saturating_add(operation.charge.bytes));
+    (bytes, operations.len())
+}

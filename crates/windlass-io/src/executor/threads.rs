@@ -1,0 +1,89 @@
+//! A scheduler with the threads that serve it.
+#![forbid(unsafe_code)]
+
+use super::{customer::Customer, scheduler::Scheduler};
+use std::{
+    io, mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+};
+
+/// A scheduler, and threads of its own. Dropping it closes the scheduler and waits for the threads.
+///
+/// In a child of `fork` it does nothing, and takes nothing on.
+pub struct Executor<C: Customer + 'static> {
+    scheduler: Arc<Scheduler<C>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl<C: Customer + 'static> Executor<C> {
+    /// Without any thread yet.
+    pub fn new(scheduler: Arc<Scheduler<C>>) -> Self {
+        Self { scheduler, threads: Mutex::default() }
+    }
+
+    /// The scheduler.
+    pub fn scheduler(&self) -> &Arc<Scheduler<C>> {
+        &self.scheduler
+    }
+
+    /// Starts a thread, whose work is to [serve](Scheduler::serve) queues with a lane that it makes.
+    ///
+    /// # Errors
+    /// The system's, if it gives no thread.
+    pub fn spawn(
+        &self,
+        name: &str,
+        work: impl FnOnce(&Arc<Scheduler<C>>) + Send + 'static,
+    ) -> io::Result<()> {
+        let scheduler = self.scheduler.clone();
+        // The system shows 15 bytes of a name.
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || work(&scheduler))?;
+        self.threads().push(thread);
+        Ok(())
+    }
+
+    /// Starts the thread that watches deadlines and events.
+    ///
+    /// # Errors
+    /// The system's, if it gives no thread.
+    pub fn spawn_watcher(&self, name: &str) -> io::Result<()> {
+        self.spawn(name, |scheduler| scheduler.watch())?;
+        self.scheduler.expect_watcher();
+        Ok(())
+    }
+
+    /// Waits for the threads, which end once the scheduler is sealed and has no operation left, or closed.
+    pub fn join(&self) {
+        if self.scheduler.is_foreign() {
+            // The threads live in the parent: what detaches them here may write to memory that others use by now.
+            mem::forget(mem::take(&mut *self.threads.try_lock().unwrap_or_else(|_| self.threads())));
+            return;
+        }
+        let threads = mem::take(&mut *self.threads());
+        for thread in threads {
+            // A callback may drop the last reference: its thread cannot wait for itself, and ends soon.
+            if thread.thread().id() != thread::current().id() {
+                // Panics of customers are contained, so there are none to pass on.
+                let _ = thread.join();
+            }
+        }
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<C: Customer + 'static> Drop for Executor<C> {
+    fn drop(&mut self) {
+        self.scheduler.close("it is no longer used");
+        self.join();
+    }
+}
+
+impl<C: Customer + 'static> std::fmt::Debug for Executor<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executor").field("scheduler", &self.scheduler).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,203 @@
+//! Drives a lane: takes operations from queues, keeps the lane full, and does what its carrier says of each.
+#![forbid(unsafe_code)]
+
+use super::{
+    customer::{Carrier, Customer, Next, Reason},
+    flight::{Flight, Ticket},
+    limit::InFlightLimit,
+    operation::QueueId,
+    queues::QueueSet,
+    scheduler::{Scheduler, Wait},
+};
+use crate::lane::{Done, Lane};
+use std::{
+    io,
+    panic::{self, AssertUnwindSafe},
+    sync::Arc,
+    task::Waker,
+    time::Instant,
+};
+
+/// What a lane carries: an operation, and the number by which its thread knows it.
+#[derive(Debug)]
+pub struct Carried<O> {
+    number: usize,
+    /// The operation.
+    pub content: O,
+}
+
+/// How a thread serves queues.
+#[derive(Debug)]
+pub struct Service<'a> {
+    /// The queues that it takes operations from.
+    pub queues: &'a [QueueId],
+    /// How many it keeps in flight.
+    pub limit: InFlightLimit,
+    /// What it does when none may begin.
+    pub patience: Patience,
+}
+
+/// What a thread does whose lane is empty, and for which no operation may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// It waits until the queues are over, or the scheduler is closed.
+    UntilOver,
+    /// It returns: the caller's own thread, which is the only one.
+    None,
+}
+
+/// How a thread's service ended.
+#[derive(Debug)]
+pub enum Served {
+    /// No operation will come any more; with [`Patience::None`], none may begin now.
+    Over,
+    /// The carrier has given the lane up. Operations wait in the queues.
+    GaveUp,
+    /// The lane failed. Its operations are lost, and the scheduler is closed.
+    Failed(io::Error),
+}
+
+/// A thread at work.
+struct Worker<C: Customer, L> {
+    scheduler: Arc<Scheduler<C>>,
+    number: usize,
+    serves: QueueSet,
+    // Dropped before the tickets: it waits for the system, or leaks what the system may still write to.
+    lane: L,
+    tickets: Vec<Option<InLane<C>>>,
+    free: Vec<usize>,
+    waker: Option<Waker>,
+    has_given_up: bool,
+}
+
+/// The ticket of an operation that the lane has.
+struct InLane<C: Customer> {
+    ticket: Ticket<C>,
+    pushed: Instant,
+}
+
+impl<C: Customer> Scheduler<C> {
+    /// Serves queues with a lane, on this thread.
+    pub fn serve<L>(self: &Arc<Self>, lane: L, carrier: &mut impl Carrier<C>, service: Service<'_>) -> Served
+    where
+        L: Lane<Carried<C::Operation>>,
+    {
+        if self.is_foreign() {
+            return Served::Over;
+        }
+        let serves = QueueSet::of(service.queues);
+        let worker = Worker {
+            scheduler: self.clone(),
+            number: self.enlist(serves),
+            serves,
+            waker: lane.waker(),
+            lane,
+            tickets: Vec::new(),
+            free: Vec::new(),
+            has_given_up: false,
+        };
+        worker.run(carrier, service.limit, service.patience)
+    }
+}
+
+impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
+    fn run(mut self, carrier: &mut impl Carrier<C>, mut limit: InFlightLimit, patience: Patience) -> Served {
+        let mut done = Vec::new();
+        loop {
+            let is_in_lane = self.fill(carrier, &limit, patience);
+            if self.lane.in_flight() == 0 {
+                self.scheduler.discharge(self.number);
+                return if self.has_given_up { Served::GaveUp } else { Served::Over };
+            }
+            let waited = self.lane.submit_and_wait(&mut done);
+            if is_in_lane {
+                self.scheduler.leave(self.number);
+            }
+            if let Err(error) = waited {
+                let scheduler = self.scheduler.clone();
+                self.lose(&error.to_string());
+                scheduler.close(format!("waiting for operations failed: {error}"));
+                return Served::Failed(error);
+            }
+            if done.is_empty() && self.scheduler.is_closed() {
+                // The rest may never come.
+                self.lose("the scheduler was closed");
+                return Served::Over;
+            }
+            let (now, mut others) = (Instant::now(), done.len());
+            for Done { op: Carried { number, content }, result } in done.drain(..) {
+                let Some(InLane { ticket, pushed }) = self.tickets.get_mut(number).and_then(Option::take)
+                else {
+                    continue;
+                };
+                self.free.push(number);
+                others -= 1;
+                limit.ended(
+                    *result.as_ref().unwrap_or(&0),
+                    now.saturating_duration_since(pushed),
+                    others,
+                    now,
+                );
+                let flight = Flight::joined(content, ticket);
+                self.follow(|| carrier.settle(flight, result));
+            }
+        }
+    }
+
+    /// Pushes operations as long as there is room in the lane. Returns whether the scheduler may wake it in its lane.
+    fn fill(&mut self, carrier: &mut impl Carrier<C>, limit: &InFlightLimit, patience: Patience) -> bool {
+        while !self.has_given_up && self.lane.in_flight() < limit.operations().min(self.lane.allowed()) {
+            let wait = match patience {
+                _ if self.lane.in_flight() > 0 => self.waker.clone().map_or(Wait::Not, Wait::InLane),
+                Patience::UntilOver => Wait::UntilOver,
+                Patience::None => Wait::Not,
+            };
+            let Some(flight) = self.scheduler.next(self.number, self.serves, &wait) else {
+                return matches!(wait, Wait::InLane(_));
+            };
+            self.follow(|| carrier.begin(flight));
+        }
+        false
+    }
+
+    /// Does what a carrier says. If it panics, it drops the operation, which fails.
+    fn follow(&mut self, ask: impl FnOnce() -> Next<C>) {
+        match panic::catch_unwind(AssertUnwindSafe(ask)).unwrap_or(Next::Ended) {
+            Next::Carry(flight) => self.push(flight),
+            Next::HandOver(flight, queue, charge) => self.scheduler.hand_over(flight, queue, charge),
+            Next::PutBack(flight) => self.scheduler.put_back(self.number, flight),
+            Next::GiveUp(flight) => {
+                self.has_given_up = true;
+                self.scheduler.put_back(self.number, flight);
+            }
+            Next::Ended => {}
+        }
+    }
+
+    fn push(&mut self, flight: Flight<C>) {
+        let (content, ticket) = flight.into_parts();
+        let in_lane = Some(InLane { ticket, pushed: Instant::now() });
+        let number = match self.free.pop() {
+            Some(free) => {
+                self.tickets[free] = in_lane;
+                free
+            }
+            None => {
+                self.tickets.push(in_lane);
+                self.tickets.len() - 1
+            }
+        };
+        self.lane.push(Carried { number, content });
+    }
+
+    /// What the lane has may still be written to, and will not come back.
+    fn lose(self, why: &str) {
+        let Self { scheduler, number, lane, tickets, .. } = self;
+        let _ = panic::catch_unwind(AssertUnwindSafe(|| drop(lane)));
+        let reason: Arc<str> = why.into();
+        for InLane { ticket, .. } in tickets.into_iter().flatten() {
+            ticket.lose(Reason::Lost(reason.clone()).into());
+        }
+        scheduler.discharge(number);
+    }
+}

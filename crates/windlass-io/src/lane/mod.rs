@@ -1,0 +1,45 @@
+//! What carries operations: a ring, a pool's thread, a copy from the page cache. One thread owns a lane.
+#![forbid(unsafe_code)]
+
+use std::{io, task::Waker};
+
+/// An operation that came back: how many bytes it moved, or why it moved none.
+#[derive(Debug)]
+pub struct Done<T> {
+    /// The operation, with its memory.
+    pub op: T,
+    /// What the system said of it.
+    pub result: io::Result<usize>,
+}
+
+/// A queue of operations with one owner. Operations own their memory, and complete in any order.
+///
+/// A lane that is dropped with operations in flight waits for them, or leaks them: it never frees memory that the system
+/// may still write to.
+pub trait Lane<T> {
+    /// Operations that may be in flight at once.
+    fn capacity(&self) -> usize;
+
+    /// Operations that should be in flight now, at most its capacity.
+    fn allowed(&self) -> usize {
+        self.capacity()
+    }
+
+    /// Operations that were pushed and have not come back.
+    fn in_flight(&self) -> usize;
+
+    /// Takes an operation on. Only while `in_flight() < capacity()`.
+    fn push(&mut self, op: T);
+
+    /// Waits until at least one operation is done, and appends those that are. Returns at once if none is in flight. May
+    /// return with none: a lane with a [waker](Lane::waker) does so once it is woken.
+    ///
+    /// # Errors
+    /// If the lane cannot find out what becomes of its operations. It is of no use any more.
+    fn submit_and_wait(&mut self, done: &mut Vec<Done<T>>) -> io::Result<()>;
+
+    /// Ends [`Lane::submit_and_wait`] from another thread, now or when it is next called. `None` if only operations do.
+    fn waker(&self) -> Option<Waker> {
+        None
+    }
+}
