@@ -50,7 +50,7 @@ pub(crate) struct Read {
     #[arg(long)]
     pub(crate) download_only: bool,
     /// Copy the bytes on to a device: cuda, or cuda:N for the CUDA device of that number. Each process has one chunk there
-    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = device, conflicts_with = "download_only")]
+    #[arg(long, value_name = "DEVICE", default_value_t, conflicts_with = "download_only")]
     pub(crate) device: DeviceId,
     #[command(flatten)]
     pub(crate) runs: Runs,
@@ -179,10 +179,6 @@ fn size(text: &str) -> Result<u64, String> {
         return mebibytes.checked_mul(1 << 20).ok_or_else(|| "it is more than there can be".to_owned());
     }
     text.parse::<ByteSize>().map(|size| size.as_u64())
-}
-
-fn device(text: &str) -> Result<DeviceId, Error> {
-    text.parse()
 }
 
 impl Mode {
