@@ -1,7 +1,7 @@
 //! Figures of what `windlass bench read` measured, and the names of their files.
 
 use super::tables::Summary;
-use crate::charts::{Bar, Bars, Cell, Figure, HeatMap, Line, Lines, Panel};
+use crate::charts::{Bar, Bars, Cell, Figure, HeatMap, Line, Lines, Panel, sizes};
 use windlass::{Route, counted};
 
 /// Returns all figures: throughput by each size, of each pair of sizes, and with the best.
@@ -39,9 +39,6 @@ const AXES: [Axis; 2] = [
 
 /// Lines of throughput for each route and number of processes: a figure for each value of the other axis.
 fn by_size(axis: &Axis, summaries: &[Summary]) -> Vec<(String, Figure)> {
-    let mut others: Vec<f64> = summaries.iter().map(axis.other).collect();
-    others.sort_by(f64::total_cmp);
-    others.dedup();
     let figure = |other: f64| {
         let own: Vec<&Summary> = summaries.iter().filter(|own| (axis.other)(own) == other).collect();
         let lines = own.chunk_by(|one, other| kind(one) == kind(other)).map(|own| {
@@ -61,7 +58,7 @@ fn by_size(axis: &Axis, summaries: &[Summary]) -> Vec<(String, Figure)> {
         let title = format!("{routes}: throughput by {by} size, {others}s of {other} MiB");
         (name, Figure::of(title, Panel::Lines(lines)))
     };
-    others.into_iter().map(figure).collect()
+    sizes(summaries.iter().map(axis.other)).into_iter().map(figure).collect()
 }
 
 /// Throughput of each buffer size with each chunk size, for one route and number of processes.

@@ -144,7 +144,7 @@ fn color(series: usize) -> RGBColor {
 }
 
 /// Each size once, smallest first.
-fn sizes(found: impl Iterator<Item = f64>) -> Vec<f64> {
+pub(crate) fn sizes(found: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut sizes: Vec<f64> = found.collect();
     sizes.sort_by(f64::total_cmp);
     sizes.dedup();

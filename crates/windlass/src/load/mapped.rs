@@ -7,7 +7,7 @@ use crate::{
     catalog::TensorId,
     memory::{self, Arena, Block},
     parallel,
-    plan::{Extent, Layout, Plan, PlanOptions, PlannedTensor, Target},
+    plan::{Extent, Layout, Plan, PlanOptions, PlannedTensor, Target, TensorRequest},
     report::{Carrier, MemoryReport, Report, Retries, TimeReport},
     route::{Access, Route, SourceFile, Unavailable},
     sys::usage::Usage,
@@ -25,25 +25,55 @@ pub(super) fn map(
     options: &LoadOptions,
     open_time: Duration,
 ) -> Result<Loaded> {
-    let started = Instant::now();
-    let usage = Usage::now();
+    let (started, usage) = (Instant::now(), Usage::now());
     options.check()?;
-    for (option, is_set, value) in
-        [("pool", options.pool.is_some(), "a pool"), ("direct", options.direct == DirectIo::Always, "always")]
-    {
-        if is_set {
-            let reason = "route mapped shows the page cache and allocates nothing".into();
-            return Err(Error::InvalidOption { option, value: value.into(), reason });
-        }
-    }
+    refuse_options(options)?;
     let requests = options.selection.resolve(catalog)?;
     let plan =
         Plan::new(catalog, &requests, &PlanOptions { layout: Layout::File, ..options.plan_options() })?;
     refuse_copies(catalog, &plan)?;
-    let planned: HashMap<TensorId, &PlannedTensor> = plan.tensors().iter().map(|p| (p.tensor, p)).collect();
     let mut arenas = vec![None; sources.len()];
-    let mut tensors = Vec::with_capacity(requests.len());
-    for request in &requests {
+    let tensors = views(catalog, sources, &requests, &plan, &mut arenas)?;
+    let prepared = started.elapsed();
+    if options.populate {
+        populate(&plan, catalog, sources, &arenas)?;
+    }
+    let (total, now) = (started.elapsed(), Usage::now());
+    let time = TimeReport {
+        open_seconds: open_time.as_secs_f64(),
+        prepare_seconds: prepared.as_secs_f64(),
+        transfer_seconds: (total - prepared).as_secs_f64(),
+        total_seconds: (open_time + total).as_secs_f64(),
+        cpu_seconds: now.cpu.saturating_sub(usage.cpu).as_secs_f64(),
+        page_faults: now.page_faults.saturating_sub(usage.page_faults),
+    };
+    let report = report(catalog, &plan, options.populate, &tensors, &arenas, time);
+    Ok(Loaded::new(tensors, report))
+}
+
+/// A mapping has no memory of its own to take or to read into.
+fn refuse_options(options: &LoadOptions) -> Result<()> {
+    let (option, value) = if options.pool.is_some() {
+        ("pool", "a pool")
+    } else if options.direct == DirectIo::Always {
+        ("direct", "always")
+    } else {
+        return Ok(());
+    };
+    let reason = "route mapped shows the page cache and allocates nothing".into();
+    Err(Error::InvalidOption { option, value: value.into(), reason })
+}
+
+/// Makes the requested tensors. A file is mapped for its first one.
+fn views(
+    catalog: &Catalog,
+    sources: &[Arc<SourceFile>],
+    requests: &[TensorRequest],
+    plan: &Plan,
+    arenas: &mut [Option<Arc<Arena>>],
+) -> Result<Vec<Tensor>> {
+    let planned: HashMap<TensorId, &PlannedTensor> = plan.tensors().iter().map(|p| (p.tensor, p)).collect();
+    let view = |request: &TensorRequest| {
         let entry = catalog.tensor(request.tensor);
         let Some(planned) = planned.get(&request.tensor) else {
             return Err(Error::Internal(format!("tensor '{}' was not planned", entry.name)));
@@ -62,64 +92,62 @@ pub(super) fn map(
                 arena.file_block(bytes)?
             }
         };
-        let memory = TensorMemory::Host(Arc::new(block));
-        tensors.push(Tensor::new(entry, planned, DeviceId::Cpu, memory));
-    }
-    let prepared = started.elapsed().as_secs_f64();
-    if options.populate {
-        populate(&plan, catalog, sources, &arenas)?;
-    }
-    let mapped_bytes = arenas.iter().flatten().map(|arena| arena.len() as u64).sum();
-    let total = started.elapsed().as_secs_f64();
-    let now = Usage::now();
+        Ok(Tensor::new(entry, planned, DeviceId::Cpu, TensorMemory::Host(Arc::new(block))))
+    };
+    requests.iter().map(view).collect()
+}
+
+fn report(
+    catalog: &Catalog,
+    plan: &Plan,
+    is_populated: bool,
+    tensors: &[Tensor],
+    arenas: &[Option<Arc<Arena>>],
+    time: TimeReport,
+) -> Report {
     let tensor_bytes = plan.tensor_bytes();
+    let read_bytes = if is_populated { tensor_bytes } else { 0 };
     let mut notes = catalog.notes().to_vec();
-    if !options.populate {
+    if !is_populated {
         notes.push("bytes are read when they are first used; the time above leaves that out".into());
     }
     notes.push(
         "mapped files must not shrink while tensors are in use: touching lost bytes kills the process".into(),
     );
-    let report = Report {
+    let carrier = Carrier {
+        route: Route::Mapped,
+        access: Access::Buffered,
+        via: None,
+        tensor_bytes,
+        read_bytes,
+        reads: 0,
+    };
+    let files = arenas.iter().flatten().count();
+    Report {
         version: env!("CARGO_PKG_VERSION").into(),
         route: Route::Mapped,
-        files: arenas.iter().flatten().count(),
+        files,
         tensors: tensors.len(),
         tensor_bytes,
-        read_bytes: if options.populate { tensor_bytes } else { 0 },
+        read_bytes,
         staged_bytes: 0,
-        carriers: vec![Carrier {
-            route: Route::Mapped,
-            access: Access::Buffered,
-            via: None,
-            tensor_bytes,
-            read_bytes: if options.populate { tensor_bytes } else { 0 },
-            reads: 0,
-        }],
+        carriers: vec![carrier],
         refused: Vec::new(),
         retries: Retries::default(),
         memory: MemoryReport {
             layout: Layout::File,
-            arenas: arenas.iter().flatten().count(),
-            arena_bytes: mapped_bytes,
+            arenas: files,
+            arena_bytes: arenas.iter().flatten().map(|arena| arena.len() as u64).sum(),
             staging_bytes: 0,
             huge_pages: memory::HugePages::Never,
             pooled: false,
             numa_node: None,
         },
         device: None,
-        time: TimeReport {
-            open_seconds: open_time.as_secs_f64(),
-            prepare_seconds: prepared,
-            transfer_seconds: total - prepared,
-            total_seconds: open_time.as_secs_f64() + total,
-            cpu_seconds: now.cpu.saturating_sub(usage.cpu).as_secs_f64(),
-            page_faults: now.page_faults.saturating_sub(usage.page_faults),
-        },
+        time,
         verify: None,
         notes,
-    };
-    Ok(Loaded::new(tensors, report))
+    }
 }
 
 /// A mapping shows bytes as the file has them: what would have to be moved cannot be served.
