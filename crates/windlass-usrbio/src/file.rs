@@ -42,8 +42,8 @@ enum Handle {
 
 /// Whether a file descriptor is one of a 3FS, with a daemon that lives.
 #[must_use]
-pub fn is_3fs(file: BorrowedFd<'_>) -> bool {
-    ask(file, proto::GET_MAGIC) == Some(proto::MAGIC)
+pub fn is_3fs(file: impl AsFd) -> bool {
+    ask(file.as_fd(), proto::GET_MAGIC) == Some(proto::MAGIC)
 }
 
 /// The version of the daemon's calls; `None` if it has none, or is dead.

@@ -12,10 +12,10 @@ use std::{
     collections::BTreeMap,
     fmt, fs, io,
     ops::ControlFlow,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     time::Instant,
 };
+use windlass_io::file;
 
 /// Bytes that are read and hashed at once.
 const STEP_BYTES: usize = 1 << 20;
@@ -207,7 +207,7 @@ fn digest_of_file(
     while offset < entry.bytes.end() {
         let len = buffer.len().min((entry.bytes.end() - offset) as usize);
         let step = &mut buffer[..len];
-        source.buffered_file().read_exact_at(step, offset).map_err(|error| {
+        file::read_exact_at(source.buffered_file(), step, offset).map_err(|error| {
             if let Err(changed) = source.check_unchanged(entry.bytes, |_| Some(entry.name.to_string())) {
                 return changed;
             }

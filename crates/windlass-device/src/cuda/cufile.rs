@@ -21,7 +21,7 @@ use libloading::Library;
 use std::{
     ffi::{CString, OsString, c_char, c_int, c_long, c_uint, c_void},
     fs, io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
@@ -297,9 +297,9 @@ impl DirectFile {
     ///
     /// # Errors
     /// Why cuFile cannot be used, or does not take the file.
-    pub fn register(file: BorrowedFd<'_>) -> std::result::Result<Self, Unavailable> {
+    pub fn register(file: impl AsFd) -> std::result::Result<Self, Unavailable> {
         let cufile = CuFile::get()?;
-        let file = file.try_clone_to_owned().map_err(|error| {
+        let file = file.as_fd().try_clone_to_owned().map_err(|error| {
             Unavailable::new(format!("no file descriptor is left: {error}"), "raise ulimit -n")
         })?;
         /// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.

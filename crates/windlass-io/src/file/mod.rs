@@ -4,8 +4,10 @@ mod direct;
 mod filesystem;
 mod identity;
 mod local;
+mod lock;
 mod opened;
 mod residency;
+mod write;
 
 pub use direct::{
     DirectAlignment, DirectFile, FileUse, is_refusal_of_direct, is_remote, open_direct, ring_refusal,
@@ -13,7 +15,14 @@ pub use direct::{
 pub use filesystem::{FileSystem, FileSystemKind};
 pub use identity::FileIdentity;
 pub use local::LocalFile;
+pub use lock::{try_lock, unlock};
 pub use opened::OpenFile;
 pub use residency::{Probe, Residency};
+pub use write::write_all_at;
 
 pub use crate::sys::files::{read_at, read_cached_at, read_exact_at};
+
+/// Whether an error says that the same is worth another try.
+pub fn is_transient(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::Interrupted | std::io::ErrorKind::WouldBlock)
+}

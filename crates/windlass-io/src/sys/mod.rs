@@ -6,10 +6,12 @@
 //!
 //! * `block_device`: the hardware below a file system: its queues and its NUMA node.
 //! * `files`: opening, identity, and transfers at a position.
+//! * `folders`: folders and the names in them.
 //! * `limits`: how much more memory this process may use.
 //! * `machine`: what the system is, and what it grants this process.
 //! * `numa`: nodes and their cores.
 //! * `pages`: memory that the process gets in pages, empty or as a view of a file.
+//! * `permissions`: the users that may read and write a file.
 //! * `threads`: the cores that a thread runs on.
 //! * `usage`: CPU time and page faults of the process.
 
@@ -20,6 +22,6 @@ mod linux;
 mod windows;
 
 #[cfg(target_os = "linux")]
-pub use linux::{block_device, files, limits, machine, numa, pages, threads, usage};
+pub use linux::{block_device, files, folders, limits, machine, numa, pages, permissions, threads, usage};
 #[cfg(windows)]
-pub use windows::{block_device, files, limits, machine, numa, pages, threads, usage};
+pub use windows::{block_device, files, folders, limits, machine, numa, pages, permissions, threads, usage};

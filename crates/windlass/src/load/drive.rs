@@ -9,11 +9,11 @@ use crate::{
     report::Refusal,
     route::{
         Access, AnyLane, BlockingLane, Buffer, Done, Lane, Outcome, ReadOp, Route, Unavailable, UringLane,
-        is_daemon_lost, is_transient,
+        is_daemon_lost,
     },
 };
 use std::{io, thread, time::Instant};
-use windlass_io::file::Residency;
+use windlass_io::file::{Residency, is_transient};
 
 /// Serves the ring line with one ring, or with one cuFile read after the other if the load has a direct path. Where that
 /// is refused, route `auto` goes on with `pool_threads` threads instead.

@@ -10,13 +10,10 @@ use crate::{
     parallel::lock,
     sys::limits::{LimitSource, MemoryLimit},
 };
-use rustix::{
-    fs::{FlockOperation, flock},
-    io::Errno,
-};
 use std::{
     fs::File,
     hash::{BuildHasher, Hasher, RandomState},
+    io,
     path::Path,
     sync::{
         Mutex,
@@ -25,6 +22,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use windlass_io::file::{is_transient, try_lock, unlock};
 
 /// Where limits leave less than this beside what is promised, each touch is preceded by a look at them. More than reads
 /// that are in flight take between two looks.
@@ -216,18 +214,18 @@ impl Turn {
     /// Waits for the turn, but not for long. `None` if it cannot be had.
     fn take(limit: &Path) -> Option<Self> {
         let file = File::open(limit).ok()?;
-        wait_while_taken(|| flock(&file, FlockOperation::NonBlockingLockExclusive)).then_some(Self(file))
+        wait_while_taken(|| try_lock(&file)).then_some(Self(file))
     }
 }
 
 /// Calls `lock` until it succeeds. `false` if another process keeps the lock for too long, or if the system has no locks
 /// for this file: waiting would help none of the many touches of a load then.
-fn wait_while_taken(mut lock: impl FnMut() -> Result<(), Errno>) -> bool {
+fn wait_while_taken(mut lock: impl FnMut() -> io::Result<()>) -> bool {
     let began = Instant::now();
     loop {
         match lock() {
             Ok(()) => return true,
-            Err(Errno::WOULDBLOCK | Errno::INTR) if began.elapsed() <= TURN_LIMIT => {
+            Err(error) if is_transient(&error) && began.elapsed() <= TURN_LIMIT => {
                 thread::sleep(TURN_PAUSE);
             }
             Err(_) => return false,
@@ -238,27 +236,29 @@ fn wait_while_taken(mut lock: impl FnMut() -> Result<(), Errno>) -> bool {
 impl Drop for Turn {
     fn drop(&mut self) {
         // A child of fork has the descriptor too, and would keep the turn.
-        let _ = flock(&self.0, FlockOperation::Unlock);
+        unlock(&self.0);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::ErrorKind;
 
     #[test]
     fn a_turn_is_waited_for_only_while_another_has_it() {
-        let mut taken = [Err(Errno::WOULDBLOCK), Err(Errno::INTR), Ok(())].into_iter();
+        let mut taken =
+            [Err(ErrorKind::WouldBlock.into()), Err(ErrorKind::Interrupted.into()), Ok(())].into_iter();
         assert!(wait_while_taken(|| taken.next().unwrap()));
-        for refused in [Errno::NOSYS, Errno::PERM, Errno::NOLCK, Errno::OPNOTSUPP] {
+        for refused in [ErrorKind::Unsupported, ErrorKind::PermissionDenied, ErrorKind::Other] {
             let mut calls = 0;
             let is_locked = wait_while_taken(|| {
                 calls += 1;
-                Err(refused)
+                Err(refused.into())
             });
             assert_eq!((is_locked, calls), (false, 1), "{refused}");
         }
-        assert!(!wait_while_taken(|| Err(Errno::WOULDBLOCK)));
+        assert!(!wait_while_taken(|| Err(ErrorKind::WouldBlock.into())));
     }
 
     #[test]

@@ -7,13 +7,13 @@ use crate::{
     Alignment, Error,
     device::{Counters, CuFile, Device, DirectBuffer, DirectFile, is_stand_in},
     memory::{SlotKind, Slots},
+    sys::folders,
 };
 use std::{
     collections::HashMap,
     fmt,
     fs::{self, File},
     io,
-    os::{fd::AsFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -188,7 +188,7 @@ impl DirectProof {
         let cufile = open_with_direct_path()?;
         let scratch = Scratch::new(directory)?;
         let plain = open_past_cache(&scratch.file, FileUse::ReadWrite)?.file;
-        let file = DirectFile::register(plain.as_fd())?;
+        let file = DirectFile::register(&plain)?;
         let written = trial_write(cufile, device, &file, &plain, PROBE_BYTES)?.proof()?;
         let read = trial_read(cufile, device, &file, &plain, PROBE_BYTES)?.proof()?;
         let through_host = count_through_host(device).ok_or_else(counters_stopped)?;
@@ -261,9 +261,7 @@ impl Scratch {
         };
         // Killed while it was here, another process of this number may have left one.
         let _ = fs::remove_file(&path);
-        let mut options = fs::OpenOptions::new();
-        let file =
-            options.read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(refused)?;
+        let file = folders::create_private(&path).map_err(refused)?;
         Ok(Self { file, path })
     }
 }

@@ -25,7 +25,7 @@ pub(crate) use blocking::{BlockingLane, BlockingRead};
 pub(crate) use cached::CachedCopy;
 pub(crate) use gds::CuFileRead;
 pub use gds::{DirectProof, plausible as direct_path_is_plausible};
-pub(crate) use outcome::{Outcome, is_transient};
+pub(crate) use outcome::Outcome;
 pub use ring::open_ring;
 pub(crate) use source::SourceFile;
 pub(crate) use threads::Pread;

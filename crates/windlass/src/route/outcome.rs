@@ -4,7 +4,7 @@
 use super::{Access, ReadOp, Route};
 use crate::{Alignment, ByteRange};
 use std::{io, thread, time::Duration};
-use windlass_io::file::is_refusal_of_direct;
+use windlass_io::file::{is_refusal_of_direct, is_transient};
 
 /// Reads in a row without progress before an error is final.
 const MAX_STALLS: u32 = 100;
@@ -111,8 +111,4 @@ impl ReadOp {
     pub(crate) fn is_out_of_patience(&self) -> bool {
         self.stalls >= MAX_STALLS
     }
-}
-
-pub(crate) fn is_transient(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
 }

@@ -6,7 +6,6 @@ use crate::{ByteRange, Error, Result, catalog::OpenFile, device::DirectFile, sys
 use std::{
     io,
     ops::Deref,
-    os::fd::AsFd,
     sync::{Arc, OnceLock, PoisonError, RwLock, mpsc},
 };
 use windlass_io::file::{FileIdentity, LocalFile};
@@ -57,7 +56,7 @@ impl SourceFile {
 
     /// The file as cuFile knows it, or why it does not take it.
     pub(crate) fn cufile(&self) -> Result<&DirectFile, Unavailable> {
-        let register = || DirectFile::register(self.opened_for_direct().map_err(Clone::clone)?.as_fd());
+        let register = || DirectFile::register(self.opened_for_direct().map_err(Clone::clone)?);
         self.cufile.get_or_init(register).as_ref().map_err(Clone::clone)
     }
 

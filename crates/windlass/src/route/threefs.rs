@@ -10,7 +10,6 @@ use crate::sys::files;
 use serde::{Deserialize, Serialize};
 use std::{
     fmt, fs, io,
-    os::fd::AsFd,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -65,7 +64,7 @@ pub(super) fn is_3fs(filesystem: FileSystem) -> bool {
 pub(super) fn filesystem_of(file: &fs::File) -> io::Result<FileSystem> {
     let filesystem = FileSystem::of(file)?;
     // Only FUSE file systems are asked: to others the question may mean something else.
-    let is_3fs = filesystem.kind == FileSystemKind::Fuse && windlass_usrbio::is_3fs(file.as_fd());
+    let is_3fs = filesystem.kind == FileSystemKind::Fuse && windlass_usrbio::is_3fs(file);
     Ok(if is_3fs { THREEFS } else { filesystem })
 }
 

@@ -5,9 +5,7 @@
 //! names them comes first.
 #![forbid(unsafe_code)]
 
-use super::{
-    SaveReport, folder::Folder, io_error, lock::FolderLock, permissions::Permissions, temp::TempFile,
-};
+use super::{SaveReport, folder::Folder, io_error, lock::FolderLock, temp::TempFile};
 use crate::{
     Catalog, Error, Result,
     catalog::{
@@ -15,6 +13,7 @@ use crate::{
         index::{Index, MAX_INDEX_BYTES},
         shard_name::{ShardName, incomplete_set},
     },
+    sys::permissions::Permissions,
 };
 use serde::Serialize;
 use std::{
@@ -135,7 +134,7 @@ impl<'a> Commit<'a> {
     ) -> Result<()> {
         for (temp, number) in temps.iter().zip(1..) {
             let path = self.path(&self.names.plain(number, temps.len()));
-            self.permissions.give(temp, &path, &mut report.notes);
+            self.permissions.give(temp.file(), &path, &mut report.notes);
         }
         if self.indexed.is_none() {
             self.index_what_is_there(report)?;
@@ -302,7 +301,7 @@ impl<'a> Commit<'a> {
             if self.folder.is_synced() { temp.sync() } else { Ok(()) }
         };
         write().map_err(|source| io_error("write", &path, source))?;
-        self.permissions.give(&temp, &path, &mut report.notes);
+        self.permissions.give(temp.file(), &path, &mut report.notes);
         Ok(temp)
     }
 

@@ -2,18 +2,10 @@
 #![forbid(unsafe_code)]
 
 use super::{io_error, temp, temp::TempFile};
-use crate::{Error, Result};
-use rustix::{
-    fs::{Mode, OFlags},
-    io::Errno,
-};
+use crate::{Error, Result, sys::folders};
 use std::{
     ffi::{OsStr, OsString},
     fs, io,
-    os::{
-        fd::OwnedFd,
-        unix::ffi::{OsStrExt, OsStringExt},
-    },
     path::{Path, PathBuf},
 };
 
@@ -54,10 +46,10 @@ impl Folder {
     }
 
     fn new(path: &Path, name: &OsStr, sync: bool) -> Self {
-        let mut prefix = b".".to_vec();
-        prefix.extend_from_slice(&name.as_bytes()[..name.len().min(MAX_NAME_BYTES)]);
-        prefix.extend_from_slice(b".windlass-");
-        Self { path: path.to_owned(), temp_prefix: OsString::from_vec(prefix), sync }
+        let mut temp_prefix = OsString::from(".");
+        temp_prefix.push(folders::shortened(name, MAX_NAME_BYTES));
+        temp_prefix.push(".windlass-");
+        Self { path: path.to_owned(), temp_prefix, sync }
     }
 
     /// Whether saves to it are on the disk when they end.
@@ -80,8 +72,8 @@ impl Folder {
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let random = name
-                .as_bytes()
-                .strip_prefix(self.temp_prefix.as_bytes())
+                .as_encoded_bytes()
+                .strip_prefix(self.temp_prefix.as_encoded_bytes())
                 .and_then(|rest| rest.strip_suffix(b".tmp"));
             if random.is_some_and(|random| random.len() == 16 && random.iter().all(u8::is_ascii_hexdigit))
                 && let Err(error) = temp::remove_if_stale(&entry.path())
@@ -94,29 +86,21 @@ impl Folder {
 
     /// Sees to it that names given and taken so far are on the disk.
     pub(super) fn sync(&self) -> Result<()> {
-        self.try_sync().map_err(|error| io_error("sync folder", &self.path, error.into()))
+        self.try_sync().map_err(|error| io_error("sync folder", &self.path, error))
     }
 
     /// As [`sync`](Self::sync), once `saved` has its name: a failure is none of the save, but of the knowledge that it is
     /// on the disk.
     pub(super) fn sync_saved(&self, saved: &Path) -> Result<()> {
-        self.try_sync().map_err(|error| Error::NotSynced { path: saved.to_owned(), source: error.into() })
+        self.try_sync().map_err(|error| Error::NotSynced { path: saved.to_owned(), source: error })
     }
 
-    fn try_sync(&self) -> rustix::io::Result<()> {
+    fn try_sync(&self) -> io::Result<()> {
         if !self.sync {
             return Ok(());
         }
         #[cfg(test)]
         super::crash_tests::step(super::crash_tests::Step::SyncFolder(self.path.clone()));
-        match rustix::fs::fsync(self.open()?) {
-            // Some network file systems have no such thing: names are on the server as soon as they are given.
-            Ok(()) | Err(Errno::INVAL) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    pub(super) fn open(&self) -> rustix::io::Result<OwnedFd> {
-        rustix::fs::open(&self.path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        folders::sync(&self.path)
     }
 }

@@ -1,50 +1,23 @@
-//! Locks of files and folders, against other saves.
+//! The lock of a folder, against other saves.
 #![forbid(unsafe_code)]
 
 use super::folder::Folder;
-use crate::{Error, Result};
-use rustix::{
-    fs::{FlockOperation, flock},
-    io::Errno,
-};
-use std::{
-    ops::ControlFlow,
-    os::fd::{AsFd, OwnedFd},
-    thread,
-    time::Duration,
-};
+use crate::{Error, Result, sys::folders};
+use std::{fs::File, io, ops::ControlFlow, thread, time::Duration};
+use windlass_io::file::{try_lock, unlock};
 
 /// Time between two looks for a lock that another has.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Locks it if nobody else has.
-pub(super) fn try_lock(file: impl AsFd) -> rustix::io::Result<()> {
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::INTR) => {}
-            locked => return locked,
-        }
-    }
-}
-
-/// Unlocks it. To close it would not do: a process that was forked off meanwhile has the descriptor too, and so the lock.
-pub(super) fn unlock(file: impl AsFd) {
-    // What was not locked need not be unlocked.
-    let _ = flock(file, FlockOperation::Unlock);
-}
-
 /// The lock of a folder, for as long as names in it are given.
 #[derive(Debug)]
-pub(super) struct FolderLock(OwnedFd);
+pub(super) struct FolderLock(File);
 
 impl FolderLock {
     /// Waits until nobody else has it, as long as `go_on` does not break off; why it cannot be had, where folders cannot be
     /// locked.
-    pub(super) fn wait(
-        folder: &Folder,
-        go_on: impl Fn(u64) -> ControlFlow<()>,
-    ) -> Result<Result<Self, Errno>> {
-        let file = match folder.open() {
+    pub(super) fn wait(folder: &Folder, go_on: impl Fn(u64) -> ControlFlow<()>) -> Result<io::Result<Self>> {
+        let file = match folders::open(&folder.path) {
             Ok(file) => file,
             Err(error) => return Ok(Err(error)),
         };
@@ -57,7 +30,7 @@ impl FolderLock {
             }
             match locked {
                 Ok(()) => return Ok(Ok(Self(file))),
-                Err(Errno::WOULDBLOCK) => thread::sleep(TICK),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(TICK),
                 Err(error) => return Ok(Err(error)),
             }
         }

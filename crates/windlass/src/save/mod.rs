@@ -23,9 +23,7 @@ mod folder;
 mod gather;
 mod lock;
 mod options;
-mod permissions;
 mod plan;
-mod pwrite;
 mod report;
 mod target;
 mod temp;
@@ -35,10 +33,9 @@ pub use content::{ContentError, DeviceBytes, TensorBytes, TensorData};
 pub use options::{SaveOptions, Sharding};
 pub use report::SaveReport;
 
-use crate::{Alignment, Error, Result, catalog::safetensors::Metadata};
+use crate::{Alignment, Error, Result, catalog::safetensors::Metadata, sys::permissions::Permissions};
 use commit::{Commit, ShardNames};
 use folder::Folder;
-use permissions::Permissions;
 use plan::PlannedFile;
 use std::{
     fs, io,
@@ -90,7 +87,7 @@ pub fn save(
     }
     let permissions = Permissions::replacing(std::slice::from_ref(&path))?;
     for temp in files {
-        permissions.give(&temp, &path, &mut report.notes);
+        permissions.give(temp.file(), &path, &mut report.notes);
         temp.persist(&path)?;
     }
     folder.sync_saved(&path)?;
@@ -219,7 +216,8 @@ fn final_path(path: &Path) -> Result<PathBuf> {
             Ok(_) | Err(_) => return Ok(path),
         }
     }
-    Err(io_error("follow links", &path, rustix::io::Errno::LOOP.into()))
+    let too_many = || io::Error::other("there are too many symbolic links in a row");
+    Err(io_error("follow links", &path, fs::metadata(&path).err().unwrap_or_else(too_many)))
 }
 
 /// So that a change of the working directory meanwhile changes nothing.

@@ -1,23 +1,19 @@
 //! A file under a name that nobody looks for, until it is complete.
 #![forbid(unsafe_code)]
 
-use super::{
-    io_error,
-    lock::{try_lock, unlock},
-};
-use crate::{ByteRange, Error, Result};
-use rustix::{
-    fs::{CWD, FallocateFlags, RenameFlags, renameat_with},
-    io::Errno,
+use super::io_error;
+use crate::{
+    ByteRange, Error, Result,
+    sys::{files, folders},
 };
 use std::{
     collections::hash_map::RandomState,
     fs::{self, File, OpenOptions},
     hash::{BuildHasher, Hasher},
     io,
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
+use windlass_io::file::{FileIdentity, try_lock, unlock};
 
 /// Names that are tried before giving up.
 const ATTEMPTS: usize = 100;
@@ -39,19 +35,19 @@ impl TempFile {
         for _ in 0..ATTEMPTS {
             let path = path_of(RandomState::new().build_hasher().finish());
             // Until it has its name, no other user may open it.
-            let new = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
-            let file = match new {
+            let file = match folders::create_private(&path) {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(source) => return Err(io_error("create", &path, source)),
             };
             let temp = Self { file, path, is_named: false };
             // Somebody who removes files without writers may have come between: then it has no name any more.
-            if matches!(try_lock(&temp.file), Err(Errno::WOULDBLOCK)) {
+            if try_lock(&temp.file).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
                 continue;
             }
-            let stat = temp.file.metadata().map_err(|source| io_error("stat", &temp.path, source))?;
-            if stat.nlink() > 0 {
+            let identity =
+                FileIdentity::of(&temp.file).map_err(|source| io_error("stat", &temp.path, source))?;
+            if identity.links() > 0 {
                 return Ok(temp);
             }
         }
@@ -73,17 +69,7 @@ impl TempFile {
     /// Makes it `len` bytes long, on blocks that nobody else can take any more where the file system can promise that.
     /// `shown` is what messages call it.
     pub(super) fn allocate(&self, len: u64, shown: &Path) -> Result<()> {
-        let allocated = loop {
-            match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len) {
-                Err(Errno::INTR) => {}
-                done => break done,
-            }
-        };
-        let done = match allocated {
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.file.set_len(len),
-            done => done.map_err(io::Error::from),
-        };
-        done.map_err(|source| Error::Io {
+        files::allocate(&self.file, len).map_err(|source| Error::Io {
             operation: "allocate",
             path: shown.to_owned(),
             tensor: None,
@@ -105,7 +91,7 @@ impl TempFile {
     pub(super) fn persist_new(&mut self, path: &Path) -> Result<bool> {
         #[cfg(test)]
         super::crash_tests::step(super::crash_tests::Step::Rename(self.path.clone(), path.to_owned()));
-        match rename_new(&self.path, path) {
+        match folders::rename_new(&self.path, path) {
             Ok(()) => {
                 self.is_named = true;
                 Ok(true)
@@ -120,24 +106,6 @@ impl TempFile {
         if self.is_named && fs::rename(path, &self.path).is_ok() {
             self.is_named = false;
         }
-    }
-}
-
-/// Renames without replacing.
-fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
-    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
-        done => return Ok(done?),
-    }
-    match fs::hard_link(from, to) {
-        Ok(()) => {
-            // For a moment it has both names; nobody looks for the one that goes.
-            let _ = fs::remove_file(from);
-            Ok(())
-        }
-        // Where there are no links either, to look before is the best there is.
-        Err(_) if fs::symlink_metadata(to).is_ok() => Err(io::ErrorKind::AlreadyExists.into()),
-        Err(_) => fs::rename(from, to),
     }
 }
 
@@ -161,8 +129,8 @@ pub(super) fn remove_if_stale(path: &Path) -> io::Result<()> {
                 unlock(&file);
                 removed
             }
-            Err(Errno::WOULDBLOCK) => Ok(()),
-            Err(error) => Err(error.into()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
         });
     match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

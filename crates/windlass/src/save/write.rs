@@ -7,7 +7,6 @@ use super::{
     gather::{Devices, host_part, misfit},
     io_error,
     plan::Piece,
-    pwrite::write_all_at,
     target::{Target, refuse_direct},
     temp::TempFile,
 };
@@ -25,7 +24,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Instant,
 };
-use windlass_io::file::is_refusal_of_direct;
+use windlass_io::file::{is_refusal_of_direct, write_all_at};
 
 /// Bytes of one write, on a grid of file offsets.
 const EXTENT_BYTES: u64 = 4 << 20;

@@ -7,7 +7,7 @@ use crate::{
     file::{DirectAlignment, FileIdentity, FileSystem, FileSystemKind, FileUse},
 };
 use rustix::{
-    fs::{AtFlags, Mode, OFlags, StatxFlags},
+    fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags},
     io::{Errno, ReadWriteFlags},
 };
 use std::{
@@ -238,6 +238,20 @@ pub fn read_cached_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<
             Err(Errno::AGAIN) => return Ok(0),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Makes a file `len` bytes long, on blocks that nothing else can take any more where the file system can promise that.
+///
+/// # Errors
+/// The system's.
+pub fn allocate(file: &File, len: u64) -> io::Result<()> {
+    loop {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
+            Err(Errno::INTR) => {}
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => return file.set_len(len),
+            done => return Ok(done?),
         }
     }
 }

@@ -2,10 +2,12 @@
 
 pub mod block_device;
 pub mod files;
+pub mod folders;
 pub mod limits;
 pub mod machine;
 pub mod numa;
 pub mod pages;
+pub mod permissions;
 pub mod threads;
 pub mod usage;
 

@@ -1,15 +1,15 @@
 //! Who may read and write a saved file: those who may read and write the files that it replaces.
 #![forbid(unsafe_code)]
 
-use super::{io_error, temp::TempFile};
-use crate::Result;
+use crate::{Error, Result};
 use rustix::{
     fs::{Gid, Mode, Uid, fchmod, fchown, fremovexattr, getxattr_query},
     io::Errno,
 };
 use std::{
     ffi::CStr,
-    fs, io,
+    fs::{self, File},
+    io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
@@ -22,7 +22,7 @@ const ACCESS_LIST: &CStr = c"system.posix_acl_access";
 
 /// Mode and owner of a file that is saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Permissions {
+pub struct Permissions {
     mode: Mode,
     /// Those of the replaced file.
     owner: Option<(Uid, Gid)>,
@@ -30,19 +30,25 @@ pub(super) struct Permissions {
 
 impl Permissions {
     /// Those of a file that replaces none: what the process's mask leaves.
-    pub(super) fn of_new_file() -> Self {
+    pub fn of_new_file() -> Self {
         Self { mode: mode_of_new_files(), owner: None }
     }
 
     /// Those of a file that replaces the files of these paths that exist: what all of them allow, and the owner and group
     /// of the first. The group gets no more than all others if the files have several. Where none exists, those of a new file.
-    pub(super) fn replacing(paths: &[PathBuf]) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn replacing(paths: &[PathBuf]) -> Result<Self> {
         let mut replacing: Option<Self> = None;
         for path in paths {
             let stat = match fs::metadata(path) {
                 Ok(stat) => stat,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(source) => return Err(io_error("stat", path, source)),
+                Err(source) => {
+                    let path = path.clone();
+                    return Err(Error::Io { operation: "stat", path, range: None, source });
+                }
             };
             // What runs as its owner or group does so by another right.
             let mut mode = Mode::from_raw_mode(stat.mode()) & Mode::from_raw_mode(0o777);
@@ -61,9 +67,8 @@ impl Permissions {
 
     /// Gives them to a complete file that has no name yet, as far as the system lets the process. Never more than they
     /// are: where the group cannot be given, the group gets what all others have. Notes what a file system refuses.
-    pub(super) fn give(self, temp: &TempFile, path: &Path, notes: &mut Vec<String>) {
+    pub fn give(self, file: &File, path: &Path, notes: &mut Vec<String>) {
         let mut mode = self.mode;
-        let file = temp.file();
         let (uid, gid) = match (self.owner, file.metadata()) {
             (Some((uid, gid)), Ok(stat)) => (
                 Some(uid).filter(|uid| uid.as_raw() != stat.uid()),

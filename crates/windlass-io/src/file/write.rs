@@ -1,26 +1,31 @@
 //! Writes that go on until all is written, or that fail and say where.
 #![forbid(unsafe_code)]
 
-use crate::{Alignment, route::is_transient};
+use super::is_transient;
+use crate::{
+    Alignment,
+    sys::files::{self, MAX_SLICES},
+};
 use std::{
     fs::File,
     io::{self, IoSlice},
 };
 
-/// Slices that the kernel takes in one call.
-const MAX_SLICES: usize = 1024;
 /// Writes in a row without progress before an error is final.
 const MAX_STALLS: u32 = 100;
 
 /// Writes all slices to a file from `offset` on, which is where it ends or failed. Goes on after short writes, at a
 /// multiple of `block`, and repeats those that were interrupted.
-pub(super) fn write_all_at(
+///
+/// # Errors
+/// The system's; [`WriteZero`](io::ErrorKind::WriteZero) if the file takes no more.
+pub fn write_all_at(
     file: &File,
     slices: &mut [IoSlice<'_>],
     offset: &mut u64,
     block: Alignment,
 ) -> io::Result<()> {
-    write_all(|slices, at| Ok(rustix::io::pwritev(file, slices, at)?), slices, offset, block)
+    write_all(|slices, at| files::write_vectored_at(file, slices, at), slices, offset, block)
 }
 
 fn write_all(
@@ -59,7 +64,7 @@ mod tests {
     /// goes well.
     fn scripted(
         data: &[&[u8]],
-        script: &[Result<usize, i32>],
+        script: &[Result<usize, io::ErrorKind>],
         block: Alignment,
     ) -> (io::Result<()>, u64, Vec<u8>) {
         let mut script: VecDeque<_> = script.iter().copied().collect();
@@ -69,7 +74,7 @@ mod tests {
         let write = |slices: &[IoSlice<'_>], offset: u64| {
             let all: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
             let count = match script.pop_front() {
-                Some(Err(errno)) => return Err(io::Error::from_raw_os_error(errno)),
+                Some(Err(kind)) => return Err(kind.into()),
                 Some(Ok(count)) => count.min(all.len()),
                 None => all.len(),
             };
@@ -84,7 +89,8 @@ mod tests {
     #[test]
     fn short_and_interrupted_writes_are_continued() {
         let data: [&[u8]; 3] = [b"abc", b"defgh", b"i"];
-        let script = [Ok(1), Err(libc::EINTR), Ok(0), Ok(4), Err(libc::EAGAIN), Ok(3)];
+        let script =
+            [Ok(1), Err(io::ErrorKind::Interrupted), Ok(0), Ok(4), Err(io::ErrorKind::WouldBlock), Ok(3)];
         let (result, offset, file) = scripted(&data, &script, Alignment::BYTE);
         result.unwrap();
         assert_eq!((offset, file.as_slice()), (9, b"abcdefghi".as_slice()));
@@ -101,11 +107,12 @@ mod tests {
 
     #[test]
     fn errors_say_where_and_writes_without_progress_end() {
-        let (result, offset, _) = scripted(&[b"abcdef"], &[Ok(2), Err(libc::EIO)], Alignment::BYTE);
-        assert_eq!((result.unwrap_err().raw_os_error(), offset), (Some(libc::EIO), 2));
+        let (result, offset, _) =
+            scripted(&[b"abcdef"], &[Ok(2), Err(io::ErrorKind::StorageFull)], Alignment::BYTE);
+        assert_eq!((result.unwrap_err().kind(), offset), (io::ErrorKind::StorageFull, 2));
         let (result, offset, _) = scripted(&[b"abcdef"], &[Ok(0); 200], Alignment::BYTE);
         assert_eq!((result.unwrap_err().kind(), offset), (io::ErrorKind::WriteZero, 0));
-        let (result, ..) = scripted(&[b"abcdef"], &[Err(libc::EINTR); 200], Alignment::BYTE);
+        let (result, ..) = scripted(&[b"abcdef"], &[Err(io::ErrorKind::Interrupted); 200], Alignment::BYTE);
         assert_eq!(result.unwrap_err().kind(), io::ErrorKind::Interrupted);
     }
 

@@ -1,0 +1,73 @@
+//! Folders and the names in them.
+#![forbid(unsafe_code)]
+
+use rustix::{
+    fs::{CWD, Mode, OFlags, RenameFlags, renameat_with},
+    io::Errno,
+};
+use std::{
+    ffi::{OsStr, OsString},
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        fs::OpenOptionsExt,
+    },
+    path::Path,
+};
+
+/// Opens a folder, to lock or to sync it.
+///
+/// # Errors
+/// The system's.
+pub fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+}
+
+/// Sees to it that names given and taken in a folder so far are on the disk.
+///
+/// # Errors
+/// The system's.
+pub fn sync(path: &Path) -> io::Result<()> {
+    match rustix::fs::fsync(open(path)?) {
+        // Some network file systems have no such thing: names are on the server as soon as they are given.
+        Ok(()) | Err(Errno::INVAL) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes a new file for reading and writing that no other user may open.
+///
+/// # Errors
+/// The system's; [`AlreadyExists`](io::ErrorKind::AlreadyExists) if the name is taken.
+pub fn create_private(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Renames without replacing.
+///
+/// # Errors
+/// The system's; [`AlreadyExists`](io::ErrorKind::AlreadyExists) if the name is taken.
+pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+        done => return Ok(done?),
+    }
+    match fs::hard_link(from, to) {
+        Ok(()) => {
+            // For a moment it has both names; nothing looks for the one that goes.
+            let _ = fs::remove_file(from);
+            Ok(())
+        }
+        // Where there are no links either, to look before is the best there is.
+        Err(_) if fs::symlink_metadata(to).is_ok() => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(_) => fs::rename(from, to),
+    }
+}
+
+/// As much of a name as `max_bytes` hold.
+pub fn shortened(name: &OsStr, max_bytes: usize) -> OsString {
+    let bytes = name.as_bytes();
+    OsString::from_vec(bytes[..bytes.len().min(max_bytes)].to_vec())
+}
