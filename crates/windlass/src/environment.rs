@@ -1,7 +1,10 @@
-//! Options from environment variables: one way for all of them.
+//! Options from text and from environment variables: one way for all of them.
 #![forbid(unsafe_code)]
 
 use crate::{Error, Result};
+use bytesize::ByteSize;
+use serde::Deserialize;
+use std::str::FromStr;
 
 /// Calls `set` with the name of the option and the value of each variable that is set.
 ///
@@ -31,4 +34,38 @@ pub(crate) fn boolean(option: &'static str, value: &str) -> Result<bool> {
         value: value.to_owned(),
         reason: "it is true or false".into(),
     })
+}
+
+/// A value of an enum, by its serialised name.
+pub(crate) fn named<T: for<'de> Deserialize<'de>>(option: &'static str, value: &str) -> Result<T> {
+    let text = serde::de::value::StrDeserializer::<serde::de::value::Error>::new(value);
+    T::deserialize(text).map_err(|error| Error::InvalidOption {
+        option,
+        value: value.to_owned(),
+        reason: match error.to_string().split_once("expected ") {
+            Some((_, known)) => format!("it is {}", known.replace('`', "")),
+            None => error.to_string(),
+        },
+    })
+}
+
+/// A size such as `4194304`, `4MiB` or `1.5 GB`.
+pub(crate) fn bytes(option: &'static str, value: &str) -> Result<u64> {
+    ByteSize::from_str(value).map(|size| size.as_u64()).map_err(|_| Error::InvalidOption {
+        option,
+        value: value.to_owned(),
+        reason: "it is a size such as 4194304, 4MiB or 8GB".into(),
+    })
+}
+
+/// A number from 1 to 256.
+pub(crate) fn count(option: &'static str, value: &str) -> Result<usize> {
+    match value.parse() {
+        Ok(count @ 1..=256) => Ok(count),
+        _ => Err(Error::InvalidOption {
+            option,
+            value: value.to_owned(),
+            reason: "it is a number from 1 to 256".into(),
+        }),
+    }
 }

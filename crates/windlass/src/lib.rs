@@ -43,12 +43,11 @@ pub use device::DeviceId;
 pub use dtype::{Dtype, GgmlType, SizeError};
 pub use error::{Error, Result};
 pub use load::{
-    Arrival, Checkpoint, DeviceAllocator, DirectIo, FillTarget, Filled, Filling, LoadOptions, Loaded,
-    Loading, NumaPlacement, OpenArray, Order, Progress, StreamOptions, Tensor, TensorMemory, load,
-    load_bytes,
+    Arrival, Checkpoint, DeviceAllocator, FillTarget, Filled, Filling, LoadOptions, Loaded, Loading,
+    NumaPlacement, OpenArray, Order, Progress, StreamOptions, Tensor, TensorMemory, load, load_bytes,
 };
 pub use report::{Carrier, DeviceReport, MemoryReport, Refusal, Report, Retries, TimeReport};
-pub use route::{Route, UsrbioClient};
+pub use route::{DirectIo, Route, UsrbioClient};
 pub use warm::WarmReport;
 pub use windlass_io::{Alignment, ByteRange, counted};
 

@@ -67,7 +67,28 @@ pub struct Carrier {
     pub reads: u64,
 }
 
+/// What becomes of bytes once they are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Onward {
+    /// They are where they stay, or are copied there by the side that they are on.
+    Stay,
+    /// They are copied from the host to a device.
+    ToDevice,
+    /// They stay in host memory, which a device uses as it is.
+    Unified,
+}
+
 impl Carrier {
+    /// A share of nothing so far.
+    pub(crate) fn new(route: Route, access: Access, onward: Onward) -> Self {
+        let via = match onward {
+            Onward::Stay => None,
+            Onward::ToDevice => Some(Route::Staged),
+            Onward::Unified => Some(Route::Unified),
+        };
+        Self { route, access, via, tensor_bytes: 0, read_bytes: 0, reads: 0 }
+    }
+
     /// Whether it is the share of the same way.
     pub(crate) fn is_same_way(&self, other: &Self) -> bool {
         (self.route, self.access, self.via) == (other.route, other.access, other.via)

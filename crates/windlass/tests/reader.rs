@@ -507,8 +507,8 @@ fn options_that_make_no_sense_are_refused() {
     let defaults = ReaderOptions::default;
     let wrong = [
         ("route", ReaderOptions { route: Route::Mapped, ..defaults() }),
-        ("route", ReaderOptions { route: Route::Gds, ..defaults() }),
-        ("route", ReaderOptions { route: Route::Staged, ..defaults() }),
+        ("route", ReaderOptions { route: Route::Unified, ..defaults() }),
+        ("direct", ReaderOptions { route: Route::Gds, direct: DirectIo::Never, ..defaults() }),
         ("in_flight", ReaderOptions { in_flight: 0, ..defaults() }),
         ("in_flight", ReaderOptions { in_flight: 1025, ..defaults() }),
         ("chunk", ReaderOptions { chunk_bytes: 0, ..defaults() }),

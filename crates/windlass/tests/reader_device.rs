@@ -14,7 +14,7 @@ use common::{
 };
 use std::{thread, time::Duration};
 use windlass::{
-    DeviceId, DirectIo, Error, Route,
+    Carrier, DeviceId, DirectIo, Error, Route,
     read::{Priority, ReadRequest, Target},
 };
 
@@ -50,10 +50,12 @@ fn bytes_arrive_at_any_address_by_every_route() {
                 (report.bytes, report.bytes),
                 "{report}"
             );
-            assert!(report.carriers.iter().all(|own| own.via == Some(Route::Staged)), "{report}");
-            let why = report.refused.iter().find(|own| own.what == "gds");
-            assert_eq!(why.is_some(), route == Route::Auto, "{report}");
-            assert!(why.is_none_or(|own| own.why.reason.contains("pinned host memory")), "{report}");
+            // Past the host or by pinned memory, and only where the route chooses.
+            let by_way = |own: &Carrier| own.via == Some(Route::Staged);
+            let past_host =
+                |own: &Carrier| route == Route::Auto && own.route == Route::Gds && own.via.is_none();
+            assert!(report.carriers.iter().all(|own| by_way(own) || past_host(own)), "{report}");
+            assert!(report.carriers.iter().any(by_way), "the last block of the file at least\n{report}");
             assert!(report.to_string().contains(", staged "), "{report}");
         }
     }

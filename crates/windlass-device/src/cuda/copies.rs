@@ -10,8 +10,6 @@ use super::{
 use crate::{Error, Result, Transfer};
 use std::{ffi::c_void, ptr, sync::Arc};
 
-/// More short pieces than this of one slot go by a kernel: a copy takes microseconds, however short.
-const MAX_COPIES: usize = 16;
 /// Pieces of this length are not short.
 const LONG_PIECE_BYTES: u64 = 64 << 10;
 
@@ -110,6 +108,9 @@ pub struct CopyQueue {
 }
 
 impl CopyQueue {
+    /// More short pieces than this of one slot go by a kernel: a copy takes microseconds, however short.
+    pub const MAX_COPIES: usize = 16;
+
     /// A queue of this device.
     ///
     /// # Errors
@@ -219,7 +220,7 @@ impl CopyQueue {
 
     fn has_many_short(transfers: &[Transfer]) -> bool {
         let is_short = |transfer: &&Transfer| matches!(transfer, Transfer::Linear { len, .. } if *len < LONG_PIECE_BYTES);
-        transfers.iter().filter(is_short).count() > MAX_COPIES
+        transfers.iter().filter(is_short).count() > Self::MAX_COPIES
     }
 
     /// A ticket for everything queued so far.

@@ -1,13 +1,13 @@
 //! An open checkpoint: its catalog, and its files ready to be read.
 #![forbid(unsafe_code)]
 
-use super::{LoadOptions, Loaded, Loading, OpenArray, StreamOptions, mapped};
+use super::{LoadOptions, Loaded, Loading, OpenArray, StreamOptions, loading::Start, mapped};
 use crate::{
     Catalog, Error, Result,
     catalog::{FileId, OpenFile, OpenOptions, gguf::ArrayValues},
     parallel,
     read::ReadFile,
-    route::{Route, SourceFile},
+    route::SourceFile,
     verify::{self, Manifest},
 };
 use std::{
@@ -167,7 +167,8 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`Checkpoint::start`].
     pub fn stream(&self, options: &LoadOptions, stream: &StreamOptions) -> Result<Loading> {
-        Loading::start(self.catalog.clone(), &self.sources, options, stream, self.take_open_time())
+        let (catalog, sources) = (&self.catalog, &*self.sources);
+        Loading::start(&Start { catalog, sources, options, stream, open_time: self.take_open_time() })
     }
 
     /// Loads, and waits for all of it.
@@ -176,10 +177,10 @@ impl Checkpoint {
     /// Any [`Error`](crate::Error); then nothing is delivered, and all memory, threads and descriptors of this load
     /// are gone.
     pub fn load(&self, options: &LoadOptions) -> Result<Loaded> {
-        match options.route {
-            Route::Mapped => mapped::map(&self.catalog, &self.sources, options, self.take_open_time()),
-            _ => self.start(options)?.wait(),
+        if options.route.is_mapping() {
+            return mapped::map(&self.catalog, &self.sources, options, self.take_open_time());
         }
+        self.start(options)?.wait()
     }
 }
 

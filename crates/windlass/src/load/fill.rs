@@ -3,6 +3,7 @@
 
 use super::{
     Checkpoint, LoadOptions, NumaPlacement, Order,
+    reporting::Planned,
     waves::{Ended, TargetReads, Waves},
 };
 use crate::{
@@ -11,8 +12,6 @@ use crate::{
     memory::HugePages,
     plan::{Layout, Plan, PlannedTensor, TensorRequest},
     read::{Reader, ReaderOptions},
-    report::{DeviceReport, MemoryReport, TimeReport},
-    route::Route,
     sys::usage::Usage,
 };
 use std::{
@@ -66,7 +65,7 @@ pub enum Filled {
 
 impl Checkpoint {
     /// Starts to load into memory of the caller's, without memory of its own but for staging slots of reads that cannot be
-    /// made in place. Routes are those of a [`Reader`], `staged` besides if the memory is a device's. A part of a tensor may
+    /// made in place. Routes are those of a [`Reader`]. A part of a tensor may
     /// be of very many runs: but for the first 8192, reads are asked for as [`Filling::next_within`] tells of others.
     ///
     /// If it fails, what lies in targets that were not told to be filled is worth nothing.
@@ -105,7 +104,9 @@ impl Checkpoint {
         let reader_options = reader_options(options, !devices.is_empty())?;
         let reader = Reader::new(&reader_options)?;
 
-        let mut report = self.new_report(&plan, options, devices.first().map(|device| &**device));
+        let planned = Planned { catalog: self.catalog(), plan: &plan, options, numa_node: None };
+        let mut report = planned.report_without_memory(devices.first().map(|device| &**device));
+        report.notes.push("tensors were read into memory of the caller's".into());
         let mut reads = Vec::with_capacity(targets.len());
         for target in targets {
             // SAFETY: the caller's promise.
@@ -184,50 +185,6 @@ impl Checkpoint {
         let (name, runs) = (entry.name.clone(), planned.runs().clone());
         // SAFETY: the caller's promise; the target has as many bytes as the runs.
         Ok(unsafe { TargetReads::new(file, name, target, runs, options.coalesce_gap_bytes) })
-    }
-
-    fn new_report(&self, plan: &Plan, options: &LoadOptions, device: Option<&Device>) -> Report {
-        let mut files: Vec<_> = plan.extents().iter().map(|extent| extent.file).collect();
-        files.dedup();
-        let mut notes = self.catalog().notes().to_vec();
-        notes.push("tensors were read into memory of the caller's".into());
-        Report {
-            version: env!("CARGO_PKG_VERSION").into(),
-            route: options.route,
-            files: files.len(),
-            tensors: plan.tensors().len(),
-            tensor_bytes: plan.tensor_bytes(),
-            read_bytes: 0,
-            staged_bytes: 0,
-            carriers: Vec::new(),
-            refused: Vec::new(),
-            retries: Default::default(),
-            memory: MemoryReport {
-                layout: options.layout,
-                arenas: 0,
-                arena_bytes: 0,
-                staging_bytes: 0,
-                huge_pages: options.huge_pages,
-                pooled: false,
-                numa_node: None,
-            },
-            device: device.map(|device| DeviceReport {
-                device: DeviceId::Cuda(device.info().ordinal),
-                name: device.info().name.clone(),
-                pci: device.info().pci.clone(),
-                unified: false,
-                dtype: None,
-                memory_bytes: 0,
-                scratch_bytes: 0,
-                copies: 0,
-                copy_wait_seconds: 0.0,
-                slot_wait_seconds: 0.0,
-                proof: None,
-            }),
-            time: TimeReport::default(),
-            verify: None,
-            notes,
-        }
     }
 }
 
@@ -308,6 +265,9 @@ impl Filling {
         report.carriers = done.carriers;
         report.carriers.sort_by_key(|carrier| std::cmp::Reverse(carrier.tensor_bytes));
         report.refused = done.refused;
+        if let Some(device) = &mut report.device {
+            device.proof = done.proof;
+        }
         report.retries = done.retries;
         let (time, now) = (&mut report.time, Usage::now());
         time.transfer_seconds = done.seconds;
@@ -375,13 +335,17 @@ fn check(options: &LoadOptions) -> Result<()> {
 /// What a reader is to be told.
 fn reader_options(options: &LoadOptions, has_device: bool) -> Result<ReaderOptions> {
     check(options)?;
+    if !has_device && options.route.leads_to_device() {
+        let reason = "it leads to a device, and all targets are host memory".into();
+        return Err(Error::InvalidOption { option: "route", value: options.route.to_string(), reason });
+    }
     let (defaults, loads) = (ReaderOptions::default(), LoadOptions::default());
     let chunk_bytes =
         if options.chunk_bytes == loads.chunk_bytes { defaults.chunk_bytes } else { options.chunk_bytes };
     let by_bytes = options.in_flight_bytes.map(|bytes| (bytes / chunk_bytes.max(1)).clamp(1, 256) as usize);
     let budget = options.memory_budget_bytes.unwrap_or(u64::MAX);
     Ok(ReaderOptions {
-        route: if options.route == Route::Staged && has_device { Route::Auto } else { options.route },
+        route: options.route,
         direct: options.direct,
         in_flight: options.threads.into_iter().chain(by_bytes).min().unwrap_or(defaults.in_flight),
         chunk_bytes,

@@ -2,21 +2,19 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    DirectIo, LoadOptions, Tensor, TensorMemory,
-    assign::{self, Assigned},
-    delivery::{self, Delivery, Needs, SlotCounts},
-    direct::DirectPath,
-    queue::{Line, Queue},
-    usrbio::{Shared, UsrbioPath},
+    LoadOptions, Tensor, TensorMemory,
+    delivery::{self, Delivery, Needs},
+    queue::ReadQueue,
+    routes::{Assigned, LoadRoute, Opening, Room},
 };
 use crate::{
     ByteRange, Catalog, DeviceId, Error, Result,
     device::{CopyQueue, Device},
     memory::{self, Arena, Block, DeviceBlock, Fill, MemoryRequest, Promise, SlotKind, Slots, WriteRegion},
     parallel::lock,
-    plan::{Extent, Plan, PlanOptions, Target},
-    report::{Carrier, Refusal, Retries},
-    route::{Buffer, ReadOp, Route, SourceFile, Unavailable},
+    plan::{Extent, Plan, Target},
+    report::{Carrier, Onward, Refusal, Retries},
+    route::{Buffer, DirectIo, ReadOp, Route, member::ThreadPlan},
     sys::usage::Usage,
 };
 use std::{
@@ -25,11 +23,8 @@ use std::{
         Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
-
-/// Why a load leaves out what needs time to set up, or threads.
-pub(super) const ALONE: &str = "the load runs on the caller's thread, where it does not pay";
 
 /// One load in progress.
 pub(super) struct Job {
@@ -37,18 +32,15 @@ pub(super) struct Job {
     pub(super) plan: Plan,
     pub(super) route: Route,
     pub(super) direct: DirectIo,
-    pub(super) queue: Queue,
+    pub(super) queue: ReadQueue,
+    /// Slots for routes that have none of their own.
     pub(super) slots: Slots,
-    /// The path past the host, if the load has one.
-    pub(super) direct_path: Option<DirectPath>,
-    /// The path by memory shared with a 3FS's daemon, if the load has one.
-    pub(super) usrbio: Option<UsrbioPath>,
-    /// For each file, who reads what the page cache does not hold.
-    cold: Box<[Line]>,
+    /// In order of preference.
+    pub(super) routes: Vec<LoadRoute>,
     sink: Sink,
     /// Where tensors are said to be.
     target: DeviceId,
-    board: Mutex<Board>,
+    state: Mutex<LoadState>,
     posted: Condvar,
     carriers: Mutex<Vec<Carrier>>,
     refused: Mutex<Vec<Refusal>>,
@@ -77,29 +69,92 @@ enum Sink {
     Device(Box<Delivery>),
 }
 
-/// The memory that a load goes to, and how many threads and reads will ask for slots at once.
-pub(super) struct Place<'a> {
+/// The memory that a load goes to and passes through.
+pub(super) struct MemoryPlan<'a> {
     pub(super) memory: &'a MemoryRequest,
     /// The device that is to get copies; `None` if host memory is the place.
     pub(super) device: Option<&'a Arc<Device>>,
+    /// Slots of the load's own, at most.
     pub(super) slots: usize,
-    /// Bytes of all slots, at most.
+    /// Bytes of one.
+    pub(super) slot_bytes: u64,
+    /// Bytes of all slots in host memory, at most.
     pub(super) staging_bytes: u64,
-    /// Threads that read by cuFile.
-    pub(super) readers: usize,
+    pub(super) threads: &'a ThreadPlan,
     /// Whether the caller's thread does everything.
     pub(super) is_inline: bool,
     /// How many extents may be read before the owner of the load takes any tensor.
     pub(super) admitted: usize,
     /// Bytes of tensors in memory at once.
     pub(super) most_bytes: u64,
-    /// The 3FS that the load reads from, if it does.
-    pub(super) shared: Option<&'a Shared>,
+}
+
+impl MemoryPlan<'_> {
+    /// Bytes of host memory that a load of `arena_bytes` touches first.
+    fn fresh_bytes(&self, arena_bytes: u64) -> u64 {
+        if self.device.is_some() { 0 } else { self.memory.fresh_bytes(arena_bytes) }
+    }
+
+    fn needs(&self, plan: &Plan) -> Needs {
+        match self.device {
+            None => Needs { slot_bytes: self.slot_bytes, table_bytes: 0 },
+            Some(_) => Needs::of(plan, self.slot_bytes),
+        }
+    }
+
+    /// Slots of the load's own, and the memory that it may have besides.
+    fn slots(
+        &self,
+        plan: &Plan,
+        needs: &Needs,
+        opening: &Opening<'_>,
+        options: &LoadOptions,
+    ) -> Result<(Slots, Promise)> {
+        let taken = opening.host_bytes();
+        let is_staged = |extent: &&Extent| extent.target == Target::Staged && opening.needs_host_slot(extent);
+        let most = self.slots.min(needs.slots_in(self.staging_bytes.saturating_sub(taken)));
+        let count = plan.extents().iter().filter(is_staged).count().min(most);
+        let staging_bytes = (needs.slot_bytes + needs.table_bytes).saturating_mul(count as u64);
+        let fresh = self.fresh_bytes(plan.arena_bytes().min(self.most_bytes));
+        let budget = options.memory_budget_bytes.map(|budget| budget.saturating_sub(taken));
+        let promise = memory::budget::promise(fresh, staging_bytes, budget)?;
+        let kind = match self.device {
+            None => SlotKind::Host,
+            Some(device) => SlotKind::Pinned(device, self.memory.numa_node),
+        };
+        Ok((Slots::new(count, needs.slot_bytes as usize, kind)?, promise))
+    }
+
+    /// The memory of the tensors, and for each extent where it is read to. Opens the routes that were not opened before it
+    /// was there.
+    fn sink(
+        &self,
+        plan: &Plan,
+        room: &Room<'_>,
+        opening: &mut Opening<'_>,
+        options: &LoadOptions,
+        slots: &Slots,
+    ) -> Result<(Sink, Vec<Buffer>)> {
+        let Some(device) = self.device else {
+            let arenas = plan.arenas().iter().map(|&len| memory::allocate(len, self.memory));
+            let (fills, buffers) = fills_and_buffers(plan, arenas.collect::<Result<_>>()?)?;
+            opening.open_others(plan, room)?;
+            return Ok((Sink::Host(fills), buffers));
+        };
+        let queue = CopyQueue::new(device)?;
+        // Before what routes need on the device, which a route that chooses can do without.
+        let arenas = delivery::allocate(plan, &queue, options, (self.admitted, self.most_bytes))?;
+        opening.open_others(plan, room)?;
+        let (counts, lent) = (opening.slot_counts(slots.count()), options.allocator.clone());
+        let delivery = Delivery::new(queue, plan, arenas, lent, counts, &room.needs, self.is_inline)?;
+        let buffers = plan.extents().iter().map(|_| Buffer::Staged { slot: None, pieces: Vec::new() });
+        Ok((Sink::Device(Box::new(delivery)), buffers.collect()))
+    }
 }
 
 /// What the threads of a load have to say to its owner.
 #[derive(Default)]
-struct Board {
+struct LoadState {
     ready: VecDeque<Tensor>,
     error: Option<Error>,
     running: usize,
@@ -107,8 +162,8 @@ struct Board {
     ended: Option<(Instant, Usage)>,
 }
 
-/// News of a load.
-pub(super) enum News {
+/// What has happened in a load.
+pub(super) enum LoadEvent {
     /// These tensors are complete; none if nothing happened in time.
     Tensors(VecDeque<Tensor>),
     /// All threads are done, all tensors were handed out.
@@ -116,112 +171,36 @@ pub(super) enum News {
 }
 
 impl Job {
-    /// Allocates the memory of `plan` and queues its reads. `sources` are the files by their position in the
-    /// catalog.
+    /// Allocates the memory of `plan` and queues its reads, by routes of which the first are open.
     pub(super) fn new(
         catalog: Arc<Catalog>,
         plan: Plan,
-        sources: &[Arc<SourceFile>],
+        mut opening: Opening<'_>,
         options: &LoadOptions,
-        plan_options: &PlanOptions,
-        place: &Place<'_>,
-        mut refused: Vec<Refusal>,
+        place: &MemoryPlan<'_>,
     ) -> Result<Self> {
-        let fresh = if place.device.is_some() { 0 } else { place.memory.fresh_bytes(plan.arena_bytes()) };
-        let usrbio = match place.shared {
-            Some(shared) => UsrbioPath::open(shared, &plan, options, place, fresh, &mut refused)?,
-            None => None,
+        let needs = place.needs(&plan);
+        let room = Room {
+            threads: place.threads,
+            numa_node: place.memory.numa_node,
+            fresh_bytes: place.fresh_bytes(plan.arena_bytes()),
+            staging_bytes: place.staging_bytes,
+            needs,
         };
-        let shared_bytes = usrbio.as_ref().map_or(0, |path| path.slots.host_bytes());
-        // What goes past the host, or has slots elsewhere, needs none of it.
-        let needs_slot = |extent: &&Extent| {
-            extent.target == Target::Staged
-                && !(options.route.is_cufile() && Plan::is_whole_blocks(extent))
-                && !usrbio.as_ref().is_some_and(|path| path.takes(extent.file.index()))
-        };
-        let slot_bytes = plan.slot_bytes(plan_options);
-        let needs = match place.device {
-            None => Needs { slot_bytes, table_bytes: 0 },
-            Some(_) => Needs::of(&plan, slot_bytes),
-        };
-        let slots = place.slots.min(needs.slots_in(place.staging_bytes.saturating_sub(shared_bytes)));
-        let slot_count = plan.extents().iter().filter(needs_slot).count().min(slots);
-        let staging_bytes = (slot_bytes + needs.table_bytes).saturating_mul(slot_count as u64);
-        let fresh = if place.device.is_some() {
-            0
-        } else {
-            place.memory.fresh_bytes(plan.arena_bytes().min(place.most_bytes))
-        };
-        let budget = options.memory_budget_bytes.map(|budget| budget.saturating_sub(shared_bytes));
-        let promise = memory::budget::promise(fresh, staging_bytes, budget)?;
-        let kind = match place.device {
-            None => SlotKind::Host,
-            Some(device) => SlotKind::Pinned(device, place.memory.numa_node),
-        };
-        let slots = Slots::new(slot_count, slot_bytes as usize, kind)?;
-        if let (Some(device), Route::Auto) = (place.device, options.route)
-            && device.shares_host_memory()
-        {
-            let reason =
-                format!("memory that {} does not know of is no place for every kernel", device.name());
-            let why =
-                Unavailable::new(reason, "choose route unified, which copies nothing, if yours take it");
-            refused.push(Refusal { what: Route::Unified.to_string(), path: None, why });
-        }
-        let mut direct_path = None;
-        let (sink, buffers) = match place.device {
-            None => {
-                let arenas: Vec<Arc<Arena>> = plan
-                    .arenas()
-                    .iter()
-                    .map(|&len| memory::allocate(len, place.memory))
-                    .collect::<Result<_>>()?;
-                let (fills, buffers) = fills_and_buffers(&plan, arenas)?;
-                (Sink::Host(fills), buffers)
-            }
-            Some(device) => {
-                let queue = CopyQueue::new(device)?;
-                // Before what the direct path needs, which `auto` can do without.
-                let arenas = delivery::allocate(&plan, &queue, options, (place.admitted, place.most_bytes))?;
-                if !place.is_inline {
-                    let sizes = (place.readers, &needs);
-                    direct_path = DirectPath::find(
-                        &plan,
-                        sources,
-                        options,
-                        device,
-                        sizes,
-                        usrbio.as_ref(),
-                        &mut refused,
-                    )?;
-                } else if options.route == Route::Auto {
-                    let why = Unavailable::new(ALONE, "");
-                    refused.push(Refusal { what: Route::Gds.to_string(), path: None, why });
-                }
-                let landing = direct_path.as_ref().map_or(0, |path| path.slots.count());
-                let shared = usrbio.as_ref().map_or(0, |path| path.slots.count());
-                let counts = SlotCounts { host: slots.count(), shared, device: landing };
-                let lent = options.allocator.clone();
-                let delivery = Delivery::new(queue, &plan, arenas, lent, counts, &needs, place.is_inline)?;
-                let staged = || Buffer::Staged { slot: None, pieces: Vec::new() };
-                (Sink::Device(Box::new(delivery)), plan.extents().iter().map(|_| staged()).collect())
-            }
-        };
-        let Assigned { reads, cold, refused } =
-            assign::assign(&plan, sources, usrbio.as_ref(), direct_path.as_ref(), options, buffers, refused)?;
-
+        opening.ready_first(&plan, &room)?;
+        let (slots, promise) = place.slots(&plan, &needs, &opening, options)?;
+        let (sink, buffers) = place.sink(&plan, &room, &mut opening, options, &slots)?;
+        let Assigned { routes, reads, refused } = opening.assign(&plan, buffers)?;
         let job = Self {
             catalog,
             route: options.route,
             direct: options.direct,
-            queue: Queue::new(reads, place.admitted, place.is_inline),
+            queue: ReadQueue::new(reads, routes.len(), place.admitted, place.is_inline),
             slots,
-            direct_path,
-            usrbio,
-            cold,
+            routes,
             sink,
             target: options.device,
-            board: Mutex::default(),
+            state: Mutex::default(),
             posted: Condvar::new(),
             carriers: Mutex::default(),
             refused: Mutex::new(refused),
@@ -291,14 +270,14 @@ impl Job {
         let delivered: u64 = self.plan.delivered_bytes(extent, window);
         op.filled = filled;
         self.tensor_bytes_done.fetch_add(delivered, Ordering::Relaxed);
-        let via = match (&self.sink, &op.buffer) {
+        let onward = match (&self.sink, &op.buffer) {
             (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. }) if slot.device_address().is_none() => {
-                Some(Route::Staged)
+                Onward::ToDevice
             }
-            (Sink::Host(_), _) if self.route == Route::Unified => Some(Route::Unified),
-            _ => None,
+            (Sink::Host(_), _) if self.route.is_unified() => Onward::Unified,
+            _ => Onward::Stay,
         };
-        let new = Carrier { route, access: op.access, via, tensor_bytes: 0, read_bytes: 0, reads: 0 };
+        let new = Carrier::new(route, op.access, onward);
         let mut carriers = lock(&self.carriers);
         let carrier = match carriers.iter().position(|own| own.is_same_way(&new)) {
             Some(known) => &mut carriers[known],
@@ -347,7 +326,7 @@ impl Job {
                 };
                 fills[arena].complete(region, &mut ready)?;
             }
-            Buffer::Landing { slot, mut region } => {
+            Buffer::SharedStaging { slot, mut region } => {
                 let Target::InPlace { arena, .. } = extent.target else {
                     return Err(Error::Internal("a staged extent has one place".into()));
                 };
@@ -402,7 +381,7 @@ impl Job {
     fn post(&self, tensors: Vec<Tensor>) {
         if !tensors.is_empty() {
             self.tensors_done.fetch_add(tensors.len(), Ordering::Relaxed);
-            lock(&self.board).ready.extend(tensors);
+            lock(&self.state).ready.extend(tensors);
             self.posted.notify_all();
         }
     }
@@ -410,24 +389,19 @@ impl Job {
     /// The load is over. The first reason given is the one that its owner sees.
     pub(super) fn fail(&self, error: Error) {
         tracing::debug!(%error, "load failed");
-        let mut board = lock(&self.board);
+        let mut state = lock(&self.state);
         // Whoever cancels a load wants no more of it.
         let unwanted = if matches!(error, Error::Cancelled) {
-            std::mem::take(&mut board.ready)
+            std::mem::take(&mut state.ready)
         } else {
             VecDeque::new()
         };
-        board.error.get_or_insert(error);
-        drop(board);
+        state.error.get_or_insert(error);
+        drop(state);
         drop(unwanted);
         self.queue.stop();
         self.slots.close();
-        if let Some(path) = &self.direct_path {
-            path.slots.close();
-        }
-        if let Some(path) = &self.usrbio {
-            path.slots.close();
-        }
+        self.routes.iter().filter_map(LoadRoute::slots).for_each(Slots::close);
         if let Sink::Device(delivery) = &self.sink {
             delivery.stop();
         }
@@ -497,34 +471,22 @@ impl Job {
         self.promise.touch(room.len(), || self.queue.is_stopped(), touch)
     }
 
-    /// The line of a read that the page cache cannot serve.
-    pub(super) fn cold_line(&self, op: &ReadOp) -> Line {
-        let extent = self.extent(op);
-        if self.direct_path.is_some() && !Plan::is_whole_blocks(extent) {
-            return Line::Pool;
+    /// Fails if the route that the caller named has not done what its name promises.
+    pub(super) fn check_kept(&self) -> Result<()> {
+        for route in &self.routes {
+            let Err(why) = route.check_kept() else { continue };
+            let route = route.member.route();
+            if self.route == route {
+                return Err(Error::RouteUnavailable { route, path: None, why });
+            }
+            self.note_refusal(Refusal { what: route.to_string(), path: None, why });
         }
-        self.cold[extent.file.index()]
-    }
-
-    /// Whether any file's reads wait in this line if the page cache cannot serve them.
-    pub(super) fn has_cold_line(&self, line: Line) -> bool {
-        // With a direct path, the ends of files go to the pool.
-        self.cold.contains(&line) || (line == Line::Pool && self.direct_path.is_some())
-    }
-
-    /// Fails if route `gds` was named and some reads went through host memory after all.
-    pub(super) fn check_direct(&self) -> Result<()> {
-        let Some(Err(why)) = self.direct_path.as_ref().map(DirectPath::check_kept) else { return Ok(()) };
-        if self.route == Route::Gds {
-            return Err(Error::RouteUnavailable { route: Route::Gds, path: None, why });
-        }
-        self.note_refusal(Refusal { what: Route::Gds.to_string(), path: None, why });
         Ok(())
     }
 
     /// Whether reads may pass through the page cache where a file system refuses direct ones.
     pub(super) fn may_read_buffered(&self) -> bool {
-        self.direct != DirectIo::Always && self.route != Route::IoUring && !self.route.is_cufile()
+        self.direct != DirectIo::Always && self.route.falls_back_to_buffered()
     }
 
     /// A read begins to fill the memory of its extent.
@@ -543,38 +505,38 @@ impl Job {
 
     /// A thread of this load begins; it ends when the result is dropped.
     pub(super) fn enter(self: &Arc<Self>) -> Running {
-        lock(&self.board).running += 1;
+        lock(&self.state).running += 1;
         Running(self.clone())
     }
 
-    /// The next news. Waits for it, but no longer than `timeout` if there is one.
-    pub(super) fn news(&self, timeout: Option<std::time::Duration>) -> Result<News> {
+    /// The next event. Waits for it, but no longer than `timeout` if there is one.
+    pub(super) fn next_event(&self, timeout: Option<Duration>) -> Result<LoadEvent> {
         let nothing_new =
-            |board: &mut Board| board.ready.is_empty() && board.error.is_none() && board.running > 0;
-        let board = lock(&self.board);
-        let mut board = match timeout {
-            None => self.posted.wait_while(board, nothing_new).unwrap_or_else(PoisonError::into_inner),
+            |state: &mut LoadState| state.ready.is_empty() && state.error.is_none() && state.running > 0;
+        let state = lock(&self.state);
+        let mut state = match timeout {
+            None => self.posted.wait_while(state, nothing_new).unwrap_or_else(PoisonError::into_inner),
             Some(timeout) => {
-                let waited = self.posted.wait_timeout_while(board, timeout, nothing_new);
+                let waited = self.posted.wait_timeout_while(state, timeout, nothing_new);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
         };
-        if board.ready.is_empty() {
+        if state.ready.is_empty() {
             // What was complete before an error is whole.
-            if let Some(error) = board.error.take() {
+            if let Some(error) = state.error.take() {
                 return Err(error);
             }
-            if board.running == 0 {
-                return Ok(News::Finished);
+            if state.running == 0 {
+                return Ok(LoadEvent::Finished);
             }
         }
-        Ok(News::Tensors(std::mem::take(&mut board.ready)))
+        Ok(LoadEvent::Tensors(std::mem::take(&mut state.ready)))
     }
 
     /// When the last thread ended, and what the process had used by then; `None` while one runs.
     pub(super) fn ended(&self) -> Option<(Instant, Usage)> {
-        let board = lock(&self.board);
-        board.ended.filter(|_| board.running == 0)
+        let state = lock(&self.state);
+        state.ended.filter(|_| state.running == 0)
     }
 
     pub(super) fn tensor_bytes_done(&self) -> u64 {
@@ -598,13 +560,12 @@ impl Job {
 
     pub(super) fn carriers(&self) -> Vec<Carrier> {
         let mut carriers = lock(&self.carriers).clone();
-        if self.direct_path.as_ref().is_some_and(|path| !path.is_kept()) {
-            // Some went through the host, nobody knows which: none of them may be called direct.
-            for carrier in carriers.iter_mut().filter(|carrier| carrier.route == Route::Gds) {
-                carrier.route = Route::GdsCompat;
+        for route in self.routes.iter().filter(|route| !route.is_kept()) {
+            // Which reads broke the promise is not known: none of them may have its name.
+            for carrier in carriers.iter_mut().filter(|carrier| carrier.route == route.member.route()) {
+                carrier.route = route.member.route_unless_kept();
             }
         }
-        carriers.sort_by_key(|carrier| std::cmp::Reverse(carrier.tensor_bytes));
         carriers
     }
 
@@ -621,13 +582,13 @@ impl Drop for Running {
         if std::thread::panicking() {
             self.0.fail(Error::Internal("a thread of the load panicked".into()));
         }
-        let mut board = lock(&self.0.board);
-        board.running -= 1;
-        if board.running == 0 {
+        let mut state = lock(&self.0.state);
+        state.running -= 1;
+        if state.running == 0 {
             self.0.promise.end();
-            board.ended = Some((Instant::now(), Usage::now()));
+            state.ended = Some((Instant::now(), Usage::now()));
         }
-        drop(board);
+        drop(state);
         self.0.posted.notify_all();
     }
 }

@@ -2,24 +2,25 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    LoadOptions, Loaded, NumaPlacement, Tensor,
-    delivery::Delivery,
-    drive,
+    LoadOptions, Loaded, NumaPlacement, Tensor, drive,
     flow::{Flow, StreamOptions},
-    job::{ALONE, Job, News, Place, Running},
-    queue::Line,
-    usrbio::{Shared, UsrbioPath},
-    window::Window,
+    job::{Job, LoadEvent, MemoryPlan, Running},
+    reporting::{self, Planned},
+    routes::{LoadRoute, Opening},
+    threads::{no_thread, numa_node},
 };
 use crate::{
     Catalog, DeviceId, Error, Report, Result,
     device::Device,
-    memory::{HugePages, MemoryRequest},
+    memory::MemoryRequest,
     parallel,
-    plan::{Destination, Plan},
-    report::{DeviceReport, MemoryReport, Refusal, TimeReport},
-    route::{Route, SourceFile, Unavailable},
-    sys::{block_device, numa, threads, usage::Usage},
+    plan::{Destination, Plan, PlanOptions},
+    report::{Refusal, TimeReport},
+    route::{
+        SourceFile, Unavailable,
+        member::{Landing, ThreadPlan},
+    },
+    sys::{numa, threads::run_on, usage::Usage},
 };
 use std::{
     io,
@@ -30,26 +31,12 @@ use std::{
 
 /// Loads that read no more than this run on the caller's thread: starting others would take longer.
 const INLINE_BYTES: u64 = 1 << 20;
-/// Reads in flight of such a load that names route `io_uring`.
-const INLINE_DEPTH: usize = 8;
-/// Bytes in flight that saturate a local drive: bandwidth × loaded latency of a fast NVMe.
-const LOCAL_IN_FLIGHT_BYTES: u64 = 32 << 20;
-/// The same for a server over a network.
-const REMOTE_IN_FLIGHT_BYTES: u64 = 128 << 20;
 /// Slots for extents that cannot be read in place, besides one for each thread that copies from the cache.
 const STAGING_SLOTS: usize = 8;
 /// Pinned memory between files and a device, at most.
 const PINNED_BYTES: u64 = 128 << 20;
-/// Threads that read by cuFile, at most.
-const MAX_DIRECT: usize = 32;
-/// Threads that copy from the page cache, at most: a few saturate memory.
-const MAX_COPIERS: usize = 8;
 /// What a report calls threads that could not be started.
 const THREADS: &str = "threads of the load's own";
-/// How many times as many, at most, where that makes the device faster.
-const IN_FLIGHT_GROWTH: u64 = 8;
-/// Reads in one ring, at most.
-const MAX_DEPTH: u64 = 256;
 
 /// A load in progress, on threads of its own.
 ///
@@ -101,52 +88,27 @@ pub enum Arrival {
     Finished,
 }
 
-/// How many threads of which kind.
-struct Crew {
-    copiers: usize,
-    touchers: usize,
-    rings: usize,
-    /// Reads in flight in each ring, at first and at most.
-    depth: (usize, usize),
-    pool: usize,
-    /// Threads that read by cuFile.
-    direct: usize,
+/// What a load starts from.
+#[derive(Clone, Copy)]
+pub(super) struct Start<'a> {
+    pub(super) catalog: &'a Arc<Catalog>,
+    /// The files by their position in the catalog.
+    pub(super) sources: &'a [Arc<SourceFile>],
+    pub(super) options: &'a LoadOptions,
+    pub(super) stream: &'a StreamOptions,
+    /// How long opening the checkpoint took.
+    pub(super) open_time: Duration,
 }
 
-impl Loading {
-    pub(super) fn start(
-        catalog: Arc<Catalog>,
-        sources: &[Arc<SourceFile>],
-        options: &LoadOptions,
-        stream: &StreamOptions,
-        open_time: Duration,
-    ) -> Result<Self> {
-        let begin =
-            |no_threads| Self::begin(catalog.clone(), sources, options, stream, open_time, no_threads);
-        match begin(None)? {
-            Ok(loading) => Ok(loading),
-            Err(error) => begin(Some(&error))?
-                .map_err(|_| Error::Internal("a load without threads asked for some".into())),
-        }
-    }
-
-    /// Starts the load. `no_threads` says why there are none: then the caller's thread does everything. The inner error
-    /// is the system's, which gives no thread.
-    fn begin(
-        catalog: Arc<Catalog>,
-        sources: &[Arc<SourceFile>],
-        options: &LoadOptions,
-        stream: &StreamOptions,
-        open_time: Duration,
-        no_threads: Option<&io::Error>,
-    ) -> Result<io::Result<Self>> {
-        let started = Instant::now();
-        let usage = Usage::now();
+impl Start<'_> {
+    /// Checks the options, and opens the device that they name.
+    fn device(&self) -> Result<Option<Arc<Device>>> {
+        let options = self.options;
         options.check()?;
-        if options.route == Route::Mapped {
+        if options.route.is_mapping() {
             return Err(Error::InvalidOption {
                 option: "route",
-                value: Route::Mapped.to_string(),
+                value: options.route.to_string(),
                 reason: "a mapping has nothing to do in the background: use load rather than start".into(),
             });
         }
@@ -154,79 +116,116 @@ impl Loading {
             DeviceId::Cpu => None,
             DeviceId::Cuda(ordinal) => Some(Device::open(ordinal)?),
         };
-        let is_unified = options.route == Route::Unified;
-        if let (Some(device), true) = (&device, is_unified)
+        if let (Some(device), true) = (&device, options.route.is_unified())
             && !device.shares_host_memory()
         {
             let why = Unavailable::new(
                 format!("{} ({}) has memory of its own", device.name(), device.info().name),
                 "choose route auto or staged",
             );
-            return Err(Error::RouteUnavailable { route: Route::Unified, path: None, why });
+            return Err(Error::RouteUnavailable { route: options.route, path: None, why });
         }
-        let requests = options.selection.resolve(&catalog)?;
-        let mut plan_options = options.plan_options();
-        if is_unified {
+        Ok(device)
+    }
+
+    fn plan_options(&self, chunk_bytes: u64) -> PlanOptions {
+        let mut plan_options = PlanOptions { chunk_bytes, ..self.options.plan_options() };
+        if self.options.route.is_unified() {
             plan_options.destination = Destination::Host;
         }
-        stream.limit(&mut plan_options);
-        let mut plan = Plan::new(&catalog, &requests, &plan_options)?;
-        let copied_to = device.as_ref().filter(|_| !is_unified);
-        let mut flow = Flow::new(&plan, stream);
-        let is_small = plan.read_bytes() <= INLINE_BYTES && !options.route.is_cufile() && !flow.is_bounded();
-        let inline = is_small || no_threads.is_some();
-        let mut refused = Vec::new();
-        if let Some(error) = no_threads {
-            let why = no_thread(error);
-            if options.route.is_cufile() {
-                return Err(Error::RouteUnavailable { route: options.route, path: None, why });
-            }
-            refused.push(Refusal { what: THREADS.into(), path: None, why });
+        self.stream.limit(&mut plan_options);
+        plan_options
+    }
+
+    fn plan(&self, chunk_bytes: u64) -> Result<Plan> {
+        let requests = self.options.selection.resolve(self.catalog)?;
+        Ok(Plan::new(self.catalog, &requests, &self.plan_options(chunk_bytes))?)
+    }
+}
+
+/// What a load does without before it looks at its files.
+///
+/// # Errors
+/// [`Error::RouteUnavailable`] if the route that is named cannot do without it.
+fn refused_before(
+    options: &LoadOptions,
+    copied_to: Option<&Arc<Device>>,
+    no_threads: Option<&io::Error>,
+) -> Result<Vec<Refusal>> {
+    let mut refused = Vec::new();
+    if let Some(error) = no_threads {
+        let why = no_thread(error);
+        if options.route.is_past_host() {
+            return Err(Error::RouteUnavailable { route: options.route, path: None, why });
         }
-        let shared = Shared::find(&plan, sources, options, inline, &mut refused)?;
-        let whole = shared.as_ref().map_or(options.chunk_bytes, |own| own.chunk_bytes(options));
-        if whole != options.chunk_bytes && !inline {
-            plan_options.chunk_bytes = whole;
-            stream.limit(&mut plan_options);
-            plan = Plan::new(&catalog, &requests, &plan_options)?;
+        refused.push(Refusal { what: THREADS.into(), path: None, why });
+    }
+    if let Some(device) = copied_to.filter(|device| device.shares_host_memory()) {
+        refused.extend(options.route.unified_refusal(device.name()));
+    }
+    Ok(refused)
+}
+
+impl Loading {
+    pub(super) fn start(start: &Start<'_>) -> Result<Self> {
+        match Self::begin(start, None)? {
+            Ok(loading) => Ok(loading),
+            Err(error) => Self::begin(start, Some(&error))?
+                .map_err(|_| Error::Internal("a load without threads asked for some".into())),
+        }
+    }
+
+    /// Starts the load. `no_threads` says why there are none: then the caller's thread does everything. The inner error
+    /// is the system's, which gives no thread.
+    fn begin(start: &Start<'_>, no_threads: Option<&io::Error>) -> Result<io::Result<Self>> {
+        let (started, usage) = (Instant::now(), Usage::now());
+        let Start { catalog, sources, options, stream, open_time } = *start;
+        let device = start.device()?;
+        let copied_to = device.as_ref().filter(|_| !options.route.is_unified());
+        let mut plan = start.plan(options.chunk_bytes)?;
+        let mut flow = Flow::new(&plan, stream);
+        let refused = refused_before(options, copied_to, no_threads)?;
+        let is_small =
+            plan.read_bytes() <= INLINE_BYTES && !options.route.is_past_host() && !flow.is_bounded();
+        let is_inline = is_small || no_threads.is_some();
+        let mut opening = Opening::new(options, sources, copied_to, is_inline, refused);
+        opening.open_first(&plan)?;
+        let chunk_bytes = opening.chunk_bytes();
+        if chunk_bytes != options.chunk_bytes && !is_inline {
+            plan = start.plan(chunk_bytes)?;
             flow = Flow::new(&plan, stream);
         }
-        let crew = if inline { Crew::ALONE } else { Crew::new(&plan, sources, options) };
+        let threads = if is_inline { ThreadPlan::ALONE } else { ThreadPlan::new(&plan, sources, options) };
         let numa_node = numa_node(sources, options.numa, copied_to)?;
         let memory = MemoryRequest {
             pages: options.huge_pages,
             numa_node,
             pool: options.pool.clone(),
-            user: device.clone().filter(|_| is_unified),
+            user: device.clone().filter(|_| options.route.is_unified()),
         };
-        let mut report = new_report(&catalog, &plan, options, numa_node);
-        report.device = device.as_deref().map(|device| new_device_report(device, &plan, options, is_unified));
-        let slots = match copied_to {
-            None => STAGING_SLOTS + crew.copiers,
-            Some(_) => crew.pinned_slots(),
+        let planned = Planned { catalog, plan: &plan, options, numa_node };
+        let mut report = planned.report(device.as_deref());
+        let (slots, staging_bytes) = match copied_to {
+            None => (STAGING_SLOTS + threads.copiers, u64::MAX),
+            Some(_) => {
+                let most =
+                    options.memory_budget_bytes.map_or(PINNED_BYTES, |budget| budget.min(PINNED_BYTES));
+                (threads.pinned_slots(), most)
+            }
         };
-        let staging_bytes = match copied_to {
-            None => u64::MAX,
-            Some(_) => options.memory_budget_bytes.map_or(PINNED_BYTES, |budget| budget.min(PINNED_BYTES)),
-        };
-        let place = Place {
+        let place = MemoryPlan {
             memory: &memory,
             device: copied_to,
             slots,
+            slot_bytes: plan.slot_bytes(&start.plan_options(chunk_bytes)),
             staging_bytes,
-            readers: crew.direct,
-            is_inline: inline,
+            threads: &threads,
+            is_inline,
             admitted: flow.admitted(),
             most_bytes: flow.most_bytes(),
-            shared: shared.as_ref(),
         };
-        let job = Arc::new(Job::new(catalog, plan, sources, options, &plan_options, &place, refused)?);
-        report.memory.staging_bytes = job.slots.host_bytes()
-            + job.usrbio.as_ref().map_or(0, |path| path.slots.host_bytes())
-            + job.delivery().map_or(0, Delivery::pinned_bytes);
-        if let (Some(shared), Some(_)) = (&shared, &job.usrbio) {
-            report.notes.push(shared.note());
-        }
+        let job = Arc::new(Job::new(catalog.clone(), plan, opening, options, &place)?);
+        reporting::add_preparation(&mut report, &job);
         report.time.open_seconds = open_time.as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();
         let mut loading = Self {
@@ -240,13 +239,13 @@ impl Loading {
             flow,
             alone: None,
         };
-        if inline {
+        if is_inline {
             loading.alone = Some(loading.job.enter());
             loading.run_inline();
         } else {
             // By default threads stay where the process may run: its owner may have chosen that.
             let threads_node = numa_node.filter(|_| options.numa != NumaPlacement::Unbound);
-            if let Err(error) = loading.spawn_crew(&crew, threads_node) {
+            if let Err(error) = loading.spawn_all(&threads, threads_node) {
                 // Those that started end with the load.
                 return Ok(Err(error));
             }
@@ -257,21 +256,7 @@ impl Loading {
     /// Does everything that may be done now, on this thread.
     fn run_inline(&mut self) {
         let job = &self.job;
-        match job.route {
-            Route::IoUring | Route::Gds | Route::GdsCompat => {
-                drive::serve_ring(job, Window::fixed(INLINE_DEPTH), 1)
-            }
-            Route::Usrbio => drive::serve_usrbio(job),
-            _ => {
-                drive::serve_cached(job, usize::MAX);
-                if job.queue.has_any(Line::Ring) {
-                    let why = Unavailable::new(ALONE, "");
-                    job.note_refusal(Refusal { what: "io_uring".into(), path: None, why });
-                    job.queue.give_ring_to_pool();
-                }
-                drive::serve_pool(job);
-            }
-        }
+        (0..job.routes.len()).for_each(|route| drive::serve(job, route));
         if !self.flow.is_bounded() || job.queue.is_over() {
             self.alone = None;
         }
@@ -281,59 +266,59 @@ impl Loading {
     ///
     /// # Errors
     /// The system's, if it gives none of a kind that the load needs.
-    fn spawn_crew(&mut self, crew: &Crew, numa_node: Option<u32>) -> io::Result<()> {
+    fn spawn_all(&mut self, threads: &ThreadPlan, numa_node: Option<u32>) -> io::Result<()> {
         let cpus = numa_node
             .and_then(|id| numa::nodes().into_iter().find(|node| node.id == id))
             .map(|node| node.cpus);
-        let ((depth, max_depth), pool) = (crew.depth, crew.pool);
-        let has = |line| self.job.queue.has_any(line);
-        let (unprobed, ring) = (has(Line::Unprobed), has(Line::Ring));
-        // What is not cached goes on to those who can read it, which may differ from file to file.
-        let cold = |line| unprobed && self.job.route.chooses() && self.job.has_cold_line(line);
-        let (ring, pooled) = (ring || cold(Line::Ring), has(Line::Pool) || cold(Line::Pool));
-        let usrbio = self.job.usrbio.as_ref().map_or(0, UsrbioPath::rings);
-        if self.job.delivery().is_some() {
+        let (job, depth) = (self.job.clone(), threads.depth.0);
+        let is_cache = |route: usize| job.routes[route].member.is_cache();
+        let needed: Vec<bool> =
+            (0..job.routes.len()).map(|route| job.queue.will_have_any(route, is_cache)).collect();
+        let is_probing = |(route, needed): (&LoadRoute, &bool)| *needed && route.member.is_cache();
+        let is_probing = job.routes.iter().zip(&needed).any(is_probing);
+        if job.delivery().is_some() {
             self.spawn(1, "windlass-device", &cpus, |job| {
                 if let Some(delivery) = job.delivery() {
                     delivery.serve(job);
                 }
             })?;
         }
-        if unprobed {
-            self.spawn(crew.copiers, "windlass-copy", &cpus, move |job| drive::serve_cached(job, depth))?;
-        }
-        if self.job.delivery().is_some() {
+        let serve = |loading: &mut Self, is_cache: bool| {
+            for (number, route) in job.routes.iter().enumerate() {
+                if needed[number] && route.member.is_cache() == is_cache {
+                    let work = move |job: &Job| {
+                        drive::serve(job, number);
+                        if is_cache {
+                            drive::touch(job, depth);
+                        }
+                    };
+                    loading.spawn(route.share.threads, route.member.thread_name(), &cpus, work)?;
+                }
+            }
+            io::Result::Ok(())
+        };
+        serve(self, true)?;
+        let has_rings =
+            job.routes.iter().zip(&needed).any(|(route, needed)| *needed && route.share.depth.1 > 1);
+        if job.delivery().is_some() {
             // Pinning takes time: the first slots are pinned side by side.
-            let past_host = self.job.direct_path.is_some() && !unprobed;
-            let first = if past_host { 1 } else { crew.depth.0 + crew.copiers };
+            let past_host = job.routes.iter().any(|route| route.member.landing() == Landing::Device);
+            let first = if past_host && !is_probing { 1 } else { depth + threads.copiers };
             // Without this thread, reads pin their slots themselves.
             let _ = self.spawn(1, "windlass-pin", &cpus, move |job| {
-                if let Some(path) = &job.usrbio {
-                    path.slots.pin_ahead(path.depth, || job.queue.is_over());
+                for route in &job.routes {
+                    if let Some(slots) = route.slots() {
+                        slots.pin_ahead(route.share.depth.1, || job.queue.is_over());
+                    }
                 }
                 job.slots.pin_ahead(first, || job.queue.is_over());
             });
-        } else if (ring || usrbio > 0) && !unprobed {
+        } else if has_rings && !is_probing {
             // Without this thread, reads fault their memory in themselves.
-            let _ = self.spawn(
-                crew.touchers,
-                "windlass-touch",
-                &cpus,
-                move |job| while job.touch_ahead(depth) {},
-            );
+            let touch = move |job: &Job| drive::touch(job, depth);
+            let _ = self.spawn(threads.touchers, "windlass-touch", &cpus, touch);
         }
-        if ring {
-            // cuFile reads one after the other on each thread.
-            let rings = if self.job.direct_path.is_some() { crew.direct } else { crew.rings };
-            self.spawn(rings, "windlass-ring", &cpus, move |job| {
-                drive::serve_ring(job, Window::between(depth, max_depth), pool);
-            })?;
-        }
-        self.spawn(usrbio, "windlass-3fs", &cpus, drive::serve_usrbio)?;
-        if pooled {
-            self.spawn(pool, "windlass-read", &cpus, drive::serve_pool)?;
-        }
-        Ok(())
+        serve(self, false)
     }
 
     fn spawn(
@@ -349,7 +334,7 @@ impl Loading {
             let body = move || {
                 let _running = running;
                 if let Some(cpus) = cpus {
-                    threads::run_on(&cpus);
+                    run_on(&cpus);
                 }
                 work(&job);
             };
@@ -400,18 +385,18 @@ impl Loading {
         if self.finished {
             return Ok(Arrival::Finished);
         }
-        match self.job.news(timeout) {
-            Ok(News::Tensors(tensors)) => {
+        match self.job.next_event(timeout) {
+            Ok(LoadEvent::Tensors(tensors)) => {
                 self.flow.add(tensors);
                 Ok(self.flow.take().map_or(Arrival::Pending, Arrival::Tensor))
             }
-            Ok(News::Finished) => {
+            Ok(LoadEvent::Finished) => {
                 self.finish();
                 let (done, total) = (self.job.tensors_done(), self.job.plan.tensors().len());
                 if done < total {
                     return Err(Error::Internal(format!("{done} of {total} tensors became complete")));
                 }
-                self.job.check_direct()?;
+                self.job.check_kept()?;
                 Ok(Arrival::Finished)
             }
             Err(error) => {
@@ -468,27 +453,7 @@ impl Loading {
         if self.process != std::process::id() {
             return report;
         }
-        report.carriers = self.job.carriers();
-        report.read_bytes = report.carriers.iter().map(|carrier| carrier.read_bytes).sum();
-        report.refused = self.job.refused();
-        report.retries = self.job.retries();
-        report.staged_bytes = self.job.staged_bytes();
-        if let (Some(device), Some(delivery)) = (&mut report.device, self.job.delivery()) {
-            device.scratch_bytes = delivery.scratch_bytes();
-            device.slot_wait_seconds = self.job.slots.waited().as_secs_f64();
-            if let Some(path) = &self.job.usrbio {
-                device.slot_wait_seconds += path.slots.waited().as_secs_f64();
-            }
-            if let Some(path) = &self.job.direct_path {
-                device.scratch_bytes += path.landing_bytes();
-                device.slot_wait_seconds += path.slots.waited().as_secs_f64();
-                let carried =
-                    report.carriers.iter().any(|own| own.route == Route::Gds && own.tensor_bytes > 0);
-                device.proof = path.proof.clone().filter(|_| carried && path.is_kept());
-            }
-            device.copies = delivery.copies();
-            device.copy_wait_seconds = delivery.waited().as_secs_f64();
-        }
+        reporting::add_progress(&mut report, &self.job);
         if !self.finished {
             self.stop_clock(&mut report.time);
         }
@@ -552,130 +517,5 @@ impl Drop for Loading {
 impl std::fmt::Debug for Loading {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Loading").field("progress", &self.progress()).finish_non_exhaustive()
-    }
-}
-
-impl Crew {
-    /// For what the caller's thread does by itself.
-    const ALONE: Self = Self { copiers: 1, touchers: 0, rings: 1, depth: (1, 1), pool: 1, direct: 1 };
-
-    fn new(plan: &Plan, sources: &[Arc<SourceFile>], options: &LoadOptions) -> Self {
-        let cores = parallel::cores();
-        let used: Vec<&Arc<SourceFile>> = {
-            let mut files: Vec<_> = plan.extents().iter().map(|extent| extent.file).collect();
-            files.dedup();
-            files.into_iter().map(|file| &sources[file.index()]).collect()
-        };
-        let remote = used.iter().any(|source| source.filesystem().is_remote());
-        let in_flight = options.in_flight_bytes.unwrap_or(if remote {
-            REMOTE_IN_FLIGHT_BYTES
-        } else {
-            LOCAL_IN_FLIGHT_BYTES
-        });
-        let depth = (in_flight / options.chunk_bytes.max(1)).clamp(1, MAX_DEPTH);
-        // A number that the caller gave is not second-guessed.
-        let max_depth = if options.in_flight_bytes.is_some() { depth } else { depth * IN_FLIGHT_GROWTH };
-        let buffered = options.direct == super::DirectIo::Never
-            || used.iter().any(|source| source.direct_refusal().is_some());
-        let copiers = cores.min(MAX_COPIERS).max(if cores > 1 { 2 } else { 1 });
-        // Blocking direct reads only wait; buffered ones of a local file also copy, on a core each. A few saturate
-        // memory, but not while they copy into slots that stay in the processor's cache.
-        let pool = match (buffered && !remote, options.device) {
-            (true, DeviceId::Cpu) => cores.clamp(2, 4),
-            (true, DeviceId::Cuda(_)) => copiers,
-            (false, _) => depth as usize,
-        };
-        let many_queues = used.iter().any(|source| block_device::queues(source.device()) > 1);
-        let rings = options.rings.unwrap_or(if cores >= 8 && many_queues { 2 } else { 1 });
-        Self {
-            copiers: options.threads.unwrap_or(copiers),
-            touchers: if options.pool.is_some() { 0 } else { copiers.min(2) },
-            rings,
-            depth: ((depth as usize).div_ceil(rings), (max_depth.min(MAX_DEPTH) as usize).div_ceil(rings)),
-            pool: options.threads.unwrap_or(pool),
-            direct: (depth as usize).min(MAX_DIRECT),
-        }
-    }
-
-    /// Slots between files and a device: for the reads in flight, as many copies, and whoever copies from the cache.
-    fn pinned_slots(&self) -> usize {
-        2 * (self.depth.1 * self.rings).max(self.pool) + self.copiers
-    }
-}
-
-/// Why the system starts no thread, and what to do.
-fn no_thread(error: &io::Error) -> Unavailable {
-    let fix = "raise ulimit -u or the control group's pids.max, or allow clone and clone3 in the container's seccomp profile";
-    Unavailable::new(format!("the system starts no thread: {error}"), fix)
-}
-
-fn new_device_report(device: &Device, plan: &Plan, options: &LoadOptions, unified: bool) -> DeviceReport {
-    DeviceReport {
-        device: options.device,
-        name: device.info().name.clone(),
-        pci: device.info().pci.clone(),
-        unified,
-        dtype: options.dtype,
-        memory_bytes: if unified { 0 } else { plan.arena_bytes() },
-        scratch_bytes: 0,
-        copies: 0,
-        copy_wait_seconds: 0.0,
-        slot_wait_seconds: 0.0,
-        proof: None,
-    }
-}
-
-fn new_report(catalog: &Catalog, plan: &Plan, options: &LoadOptions, numa_node: Option<u32>) -> Report {
-    let mut files: Vec<_> = plan.extents().iter().map(|extent| extent.file).collect();
-    files.dedup();
-    Report {
-        version: env!("CARGO_PKG_VERSION").into(),
-        route: options.route,
-        files: files.len(),
-        tensors: plan.tensors().len(),
-        tensor_bytes: plan.tensor_bytes(),
-        read_bytes: 0,
-        staged_bytes: 0,
-        carriers: Vec::new(),
-        refused: Vec::new(),
-        retries: Default::default(),
-        memory: MemoryReport {
-            layout: options.layout,
-            arenas: plan.arenas().len(),
-            arena_bytes: plan.arena_bytes(),
-            staging_bytes: 0,
-            huge_pages: if options.pool.is_some() { HugePages::Transparent } else { options.huge_pages },
-            pooled: options.pool.is_some(),
-            // A pool's memory lies where it was touched.
-            numa_node: numa_node.filter(|_| options.pool.is_none()),
-        },
-        device: None,
-        time: TimeReport::default(),
-        verify: None,
-        notes: catalog.notes().to_vec(),
-    }
-}
-
-/// The node that `placement` stands for on this machine.
-fn numa_node(
-    sources: &[Arc<SourceFile>],
-    placement: NumaPlacement,
-    copied_to: Option<&Arc<Device>>,
-) -> Result<Option<u32>> {
-    match placement {
-        // Pinned memory far from the device halves the speed of copies.
-        NumaPlacement::Unbound => {
-            let near_device = copied_to.and_then(|device| device.info().numa_node);
-            Ok(near_device.filter(|_| numa::nodes().len() > 1))
-        }
-        NumaPlacement::NearStorage => {
-            Ok(sources.first().and_then(|source| block_device::numa_node(source.device())))
-        }
-        NumaPlacement::Node(id) if numa::nodes().iter().any(|node| node.id == id) => Ok(Some(id)),
-        NumaPlacement::Node(id) => Err(Error::InvalidOption {
-            option: "numa",
-            value: id.to_string(),
-            reason: "this machine has no such node".into(),
-        }),
     }
 }

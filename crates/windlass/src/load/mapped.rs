@@ -1,7 +1,7 @@
 //! Route `mapped`: tensors are views of a private mapping of the file, read when they are first touched.
 #![forbid(unsafe_code)]
 
-use super::{DirectIo, LoadOptions, Loaded, Tensor, TensorMemory};
+use super::{LoadOptions, Loaded, Tensor, TensorMemory};
 use crate::{
     Catalog, DeviceId, Error, Result,
     catalog::TensorId,
@@ -9,7 +9,7 @@ use crate::{
     parallel,
     plan::{Extent, Layout, Plan, PlanOptions, PlannedTensor, Target, TensorRequest},
     report::{Carrier, MemoryReport, Report, Retries, TimeReport},
-    route::{Access, Route, SourceFile, Unavailable},
+    route::{Access, DirectIo, Route, SourceFile, Unavailable},
     sys::usage::Usage,
 };
 use std::{

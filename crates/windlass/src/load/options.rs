@@ -4,33 +4,21 @@
 #[cfg(feature = "fault-injection")]
 use crate::route::fault::FaultScript;
 use crate::{
-    Alignment, DeviceId, Dtype, Error, Result, environment,
+    Alignment, DeviceId, Dtype, Error, Result,
+    environment::{self, bytes, count, named},
     memory::{HugePages, LentMemory, MemoryPool},
     plan::{Cast, Destination, Layout, PlanOptions, Selection},
-    route::{Route, UsrbioClient},
+    route::{DirectIo, Route, UsrbioClient},
 };
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
-use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
+use std::{fmt, path::PathBuf, sync::Arc};
 
 /// Longest read that a load may make: systems end longer ones early.
 const MAX_CHUNK_BYTES: u64 = 1 << 30;
 
 /// The same for a load to a device, whose slots are pinned memory.
 const MAX_PINNED_CHUNK_BYTES: u64 = 32 << 20;
-
-/// Whether reads go past the page cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DirectIo {
-    /// Where the file system allows it. Route `io_uring` fails where it does not.
-    #[default]
-    Auto,
-    /// Always, whatever the page cache holds; an error where the file system refuses.
-    Always,
-    /// Never.
-    Never,
-}
 
 /// Which NUMA node arenas come from, as long as it has memory, and lanes run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -271,7 +259,7 @@ impl LoadOptions {
             _ => {}
         }
         match (self.device, self.route) {
-            (DeviceId::Cpu, Route::Staged | Route::Unified | Route::Gds | Route::GdsCompat) => {
+            (DeviceId::Cpu, route) if route.leads_to_device() => {
                 return refuse(
                     "route",
                     &self.route,
@@ -355,39 +343,6 @@ fn dtype(value: &str) -> Result<Dtype> {
         value: value.to_owned(),
         reason: "it is F32, F16 or BF16 (float32, float16, bfloat16)".into(),
     })
-}
-
-/// A value of an enum, by its serialised name.
-pub(crate) fn named<T: for<'de> Deserialize<'de>>(option: &'static str, value: &str) -> Result<T> {
-    let text = serde::de::value::StrDeserializer::<serde::de::value::Error>::new(value);
-    T::deserialize(text).map_err(|error| Error::InvalidOption {
-        option,
-        value: value.to_owned(),
-        reason: match error.to_string().split_once("expected ") {
-            Some((_, known)) => format!("it is {}", known.replace('`', "")),
-            None => error.to_string(),
-        },
-    })
-}
-
-/// A size such as `4194304`, `4MiB` or `1.5 GB`.
-pub(crate) fn bytes(option: &'static str, value: &str) -> Result<u64> {
-    ByteSize::from_str(value).map(|size| size.as_u64()).map_err(|_| Error::InvalidOption {
-        option,
-        value: value.to_owned(),
-        reason: "it is a size such as 4194304, 4MiB or 8GB".into(),
-    })
-}
-
-pub(crate) fn count(option: &'static str, value: &str) -> Result<usize> {
-    match value.parse() {
-        Ok(count @ 1..=256) => Ok(count),
-        _ => Err(Error::InvalidOption {
-            option,
-            value: value.to_owned(),
-            reason: "it is a number from 1 to 256".into(),
-        }),
-    }
 }
 
 #[cfg(test)]

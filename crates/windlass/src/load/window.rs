@@ -21,11 +21,6 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Always `reads`.
-    pub(super) fn fixed(reads: usize) -> Self {
-        Self::between(reads, reads)
-    }
-
     /// From `reads` up to `max`.
     pub(super) fn between(reads: usize, max: usize) -> Self {
         let growing = reads < max;
@@ -35,11 +30,6 @@ impl Window {
     /// Reads that may be in flight now.
     pub(super) fn reads(&self) -> usize {
         self.reads
-    }
-
-    /// The most reads that it will ever allow.
-    pub(super) fn max(&self) -> usize {
-        self.max
     }
 
     /// `bytes` arrived at `now`.
@@ -99,6 +89,6 @@ mod tests {
 
     #[test]
     fn a_number_given_by_the_caller_stays() {
-        assert_eq!(settle(Window::fixed(3), 1000), 3);
+        assert_eq!(settle(Window::between(3, 3), 1000), 3);
     }
 }

@@ -380,6 +380,14 @@ impl Slot {
         }
     }
 
+    /// The buffer of a device that it is a part of, and where it begins there.
+    pub(crate) fn direct_buffer(&self) -> Option<(&DirectBuffer, u64)> {
+        match &self.shared.memory {
+            SlotMemory::Host { .. } => None,
+            SlotMemory::Device(buffer) => Some((buffer, (self.index * self.shared.slot_bytes) as u64)),
+        }
+    }
+
     /// Pins the slot, if its kind is pinned and this is its first use.
     pub(crate) fn pin(&self) -> Result<()> {
         let Shared { memory: SlotMemory::Host { pins, device: Some(device), backing }, slot_bytes, .. } =

@@ -14,6 +14,7 @@ mod transfer;
 pub use cast::Cast;
 pub use select::{Selection, TensorRequest};
 pub use slice::{SliceError, TensorSlice};
+pub(crate) use transfer::packed;
 
 use crate::{
     Alignment, ByteRange, Catalog, Dtype,

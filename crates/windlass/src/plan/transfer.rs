@@ -1,17 +1,16 @@
 //! How the bytes of a staged extent get from its slot to a device: as few copies as their places allow.
 #![forbid(unsafe_code)]
 
-use super::{Extent, Plan};
+use super::{Extent, Plan, Runs};
+use crate::ByteRange;
 use windlass_device::Transfer;
 
 /// The transfers that deliver a staged extent of a plan for a device.
 pub(super) fn transfers(plan: &Plan, extent: &Extent) -> Vec<Transfer> {
-    let mut done = Vec::new();
-    let mut last: Option<Transfer> = None;
-    for tensor in &plan.tensors[extent.tensors.clone()] {
-        for (part, before) in tensor.runs.within(extent.wanted) {
+    joined(plan.tensors[extent.tensors.clone()].iter().flat_map(|tensor| {
+        tensor.runs.within(extent.wanted).map(move |(part, before)| {
             let (source, arena) = (part.start() - extent.read.start(), tensor.arena);
-            let next = match tensor.cast {
+            match tensor.cast {
                 None => Transfer::Linear {
                     source,
                     arena,
@@ -25,11 +24,29 @@ pub(super) fn transfers(plan: &Plan, extent: &Extent) -> Vec<Transfer> {
                     destination: tensor.place.start() + cast.resize(before).unwrap_or(u64::MAX),
                     elements: part.len() / (cast.from().block_bits() / 8),
                 },
-            };
-            match last.map(|last| join(last, next)) {
-                Some(Some(joined)) => last = Some(joined),
-                _ => done.extend(last.replace(next)),
             }
+        })
+    }))
+}
+
+/// The transfers of the runs that lie in `window`, one after the other to an arena of their own, from a slot whose bytes
+/// begin at `start` of the file.
+pub(crate) fn packed(runs: &Runs, window: ByteRange, start: u64) -> Vec<Transfer> {
+    joined(runs.within(window).map(|(part, before)| Transfer::Linear {
+        source: part.start() - start,
+        arena: 0,
+        destination: before,
+        len: part.len(),
+    }))
+}
+
+fn joined(transfers: impl Iterator<Item = Transfer>) -> Vec<Transfer> {
+    let mut done = Vec::new();
+    let mut last: Option<Transfer> = None;
+    for next in transfers {
+        match last.map(|last| join(last, next)) {
+            Some(Some(joined)) => last = Some(joined),
+            _ => done.extend(last.replace(next)),
         }
     }
     done.extend(last);

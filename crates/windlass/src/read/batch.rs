@@ -3,6 +3,7 @@
 
 use super::{
     BatchReport, Priority, ReadFile,
+    device::{DeviceLine, DirectRoute},
     queue::Queue,
     request::{Counted, OnEnd},
 };
@@ -12,7 +13,7 @@ use crate::{
     parallel::lock,
     plan::Runs,
     report::{Carrier, Refusal, Retries},
-    route::Route,
+    route::{Route, Unavailable},
 };
 use std::{
     collections::VecDeque,
@@ -78,6 +79,36 @@ pub(super) struct BatchState {
     figures: Mutex<Figures>,
     started: Instant,
     process: u32,
+    /// The routes past the host that its reads may take.
+    promises: Vec<Promise>,
+}
+
+/// A route that a batch may take, and whether it has done what its name promises.
+#[derive(Debug)]
+pub(super) struct Promise {
+    line: Arc<DeviceLine>,
+    /// Reads that were not what the name promises, before the batch.
+    broken: Option<u64>,
+    /// What was found out at the end of the batch.
+    kept: OnceLock<Result<(), Unavailable>>,
+}
+
+impl Promise {
+    pub(super) fn of(line: Arc<DeviceLine>) -> Self {
+        let broken = line.direct().and_then(|direct| direct.member.broken());
+        Self { line, broken, kept: OnceLock::new() }
+    }
+
+    fn is_of(&self, route: Route) -> bool {
+        self.line.direct().is_some_and(|direct| direct.member.route() == route)
+    }
+
+    /// The route, and what is known of it so far.
+    fn look(&self) -> Option<(&DirectRoute, Result<(), Unavailable>)> {
+        let direct = self.line.direct()?;
+        let kept = self.kept.get().cloned();
+        Some((direct, kept.unwrap_or_else(|| direct.member.check_kept(self.broken))))
+    }
 }
 
 /// One read.
@@ -94,6 +125,8 @@ pub(super) struct ReadState {
     pub(super) counted: Option<Counted>,
     /// Which of its bytes go to the device, if not all.
     pub(super) packed: Option<Runs>,
+    /// Whether it goes by a route whose name is a promise that its end has to check.
+    pub(super) is_promised: bool,
     /// Pieces that have not ended.
     pub(super) pending: AtomicUsize,
     /// Whether its file was unchanged when the first piece had come.
@@ -239,6 +272,17 @@ impl Batch {
             let failed = failed.filter(|(read, has_ended)| **has_ended && read.error.get().is_some()).count();
             (progress.ended, failed, progress.ended_at, lock(&state.figures).clone())
         };
+        let (mut carriers, mut proof) = (figures.carriers, None);
+        for (direct, kept) in state.promises.iter().filter(|_| !self.is_foreign()).filter_map(Promise::look) {
+            let route = direct.member.route();
+            let mut own = carriers.iter_mut().filter(|own| own.route == route);
+            if kept.is_err() {
+                // Which reads broke the promise is not known: none of them may have its name.
+                own.for_each(|own| own.route = direct.member.route_unless_kept());
+            } else if own.any(|own| own.tensor_bytes > 0) {
+                proof = proof.or_else(|| direct.member.proof());
+            }
+        }
         BatchReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             route: state.route,
@@ -247,10 +291,11 @@ impl Batch {
             delivered: ended - failed,
             failed,
             bytes: self.bytes_total(),
-            delivered_bytes: figures.carriers.iter().map(|carrier| carrier.tensor_bytes).sum(),
-            read_bytes: figures.carriers.iter().map(|carrier| carrier.read_bytes).sum(),
+            delivered_bytes: carriers.iter().map(|carrier| carrier.tensor_bytes).sum(),
+            read_bytes: carriers.iter().map(|carrier| carrier.read_bytes).sum(),
             staged_bytes: figures.staged_bytes,
-            carriers: figures.carriers,
+            carriers,
+            proof,
             refused: figures.refused,
             retries: figures.retries,
             seconds: ended_at.unwrap_or_else(Instant::now).duration_since(state.started).as_secs_f64(),
@@ -325,7 +370,7 @@ impl ReadState {
     ) -> Self {
         let (pending, is_urgent, error) = (AtomicUsize::new(0), AtomicBool::new(false), OnceLock::new());
         let (block, on_end) = (Mutex::default(), Mutex::new(on_end));
-        let (counted, packed, was_unchanged) = (None, None, OnceLock::new());
+        let (counted, packed, is_promised, was_unchanged) = (None, None, false, OnceLock::new());
         Self {
             file,
             range,
@@ -334,6 +379,7 @@ impl ReadState {
             is_owned,
             counted,
             packed,
+            is_promised,
             pending,
             was_unchanged,
             is_urgent,
@@ -372,7 +418,13 @@ impl ReadState {
 }
 
 impl BatchState {
-    pub(super) fn new(number: u64, reads: Vec<ReadState>, route: Route, priority: Priority) -> Self {
+    pub(super) fn new(
+        number: u64,
+        reads: Vec<ReadState>,
+        route: Route,
+        priority: Priority,
+        promises: Vec<Promise>,
+    ) -> Self {
         let progress = Progress { has_ended: vec![false; reads.len()], ..Progress::default() };
         Self {
             number,
@@ -385,6 +437,7 @@ impl BatchState {
             figures: Mutex::new(Figures { priority, ..Figures::default() }),
             started: Instant::now(),
             process: std::process::id(),
+            promises,
         }
     }
 
@@ -411,11 +464,36 @@ impl BatchState {
         if state.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
             // Not for each piece: the daemon of a network's file system is asked, and takes its time.
             if state.error.get().is_none()
-                && let Err(error) = state.file.0.check_unchanged(state.range, |_| state.name())
+                && let Err(error) = self.check_ended(state)
             {
                 drop(state.error.set(error));
             }
             self.end_read(read);
+        }
+    }
+
+    /// Fails if a read whose pieces have all come is worth nothing nevertheless.
+    fn check_ended(&self, read: &ReadState) -> Result<()> {
+        read.file.0.check_unchanged(read.range, |_| read.name())?;
+        for promise in self.promises.iter().filter(|own| read.is_promised && own.is_of(self.route)) {
+            if let Some((_, Err(why))) = promise.look() {
+                return Err(Error::RouteUnavailable { route: self.route, path: None, why });
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds out at the end of the batch whether its routes have done what their names promise. One that was chosen and has
+    /// not is not used any more.
+    fn check_kept(&self) {
+        for promise in &self.promises {
+            let Some((direct, kept)) = promise.look() else { continue };
+            let _ = promise.kept.set(kept.clone());
+            let route = direct.member.route();
+            if let (false, Err(why)) = (route == self.route, kept) {
+                self.note_refusal(Refusal { what: route.to_string(), path: None, why: why.clone() });
+                direct.give_up(why);
+            }
         }
     }
 
@@ -444,6 +522,12 @@ impl BatchState {
             let _ = panic::catch_unwind(AssertUnwindSafe(|| on_end(outcome)));
         }
         let mut progress = self.progress();
+        if progress.ended + 1 == self.reads.len() {
+            drop(progress);
+            // No other read ends after this one.
+            self.check_kept();
+            progress = self.progress();
+        }
         progress.has_ended[read] = true;
         progress.untold.push_back(read);
         progress.ended += 1;

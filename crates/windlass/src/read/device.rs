@@ -1,7 +1,7 @@
 //! On to a device: pinned slots, copies that are queued as reads end, and a thread that waits for them.
 #![allow(unsafe_code)]
 
-use super::{options::ReaderOptions, queue::Taken, usrbio::UsrbioPath};
+use super::{options::ReaderOptions, queue::Taken};
 use crate::{
     Error, Result,
     device::{Allocation, CopyQueue, Device},
@@ -9,12 +9,16 @@ use crate::{
     parallel::lock,
     plan::Transfer,
     report::Carrier,
-    route::Unavailable,
+    route::{
+        Access, Route, SourceFile, Unavailable,
+        member::{Landing, Member},
+        registry::{NotOpened, ROUTES},
+    },
 };
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc, Condvar, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -29,12 +33,67 @@ pub(super) struct DeviceLine {
     sent: Mutex<Sent>,
     changed: Condvar,
     slots: Slots,
+    /// The route past the host, or why there is none if there might be.
+    direct: std::result::Result<Option<DirectRoute>, (Route, NotOpened)>,
     /// Memory of one chunk that reads for measurements overwrite, once there was one.
     scratch: Mutex<Option<Allocation>>,
     chunk_bytes: u64,
+    slot_count: usize,
     queue: CopyQueue,
     /// Whether nobody knows if the copy that was waited for last has ended, so that its slot was given up.
     in_doubt: Arc<AtomicBool>,
+}
+
+/// A route to a device past the host.
+#[derive(Debug)]
+pub(super) struct DirectRoute {
+    // Before the member, which the memory belongs to.
+    slots: OnceLock<Slots>,
+    making: Mutex<()>,
+    pub(super) member: Arc<dyn Member>,
+    given_up: OnceLock<Unavailable>,
+}
+
+impl DirectRoute {
+    /// The first such route that `options` name or choose among.
+    fn open(
+        options: &ReaderOptions,
+        device: &Arc<Device>,
+    ) -> std::result::Result<Option<Self>, (Route, NotOpened)> {
+        for entry in ROUTES.iter().filter(|entry| entry.landing == Landing::Device) {
+            let opened = (entry.open)(&options.wanted(Some(device)), &[], &[]);
+            if let Some(member) = opened.map_err(|why| (entry.route, why))? {
+                let (slots, making, given_up) = (OnceLock::new(), Mutex::default(), OnceLock::new());
+                return Ok(Some(Self { slots, making, member, given_up }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes a file ready, and with the first one the slots.
+    fn add(&self, source: &Arc<SourceFile>, count: usize, slot_bytes: usize) -> Result<()> {
+        let refused = |path, why| Error::RouteUnavailable { route: self.member.route(), path, why };
+        if let Some(why) = self.given_up.get() {
+            return Err(refused(None, why.clone()));
+        }
+        let path = || Some(source.path().to_owned());
+        self.member.add(source, Access::Direct).map_err(|why| refused(path(), why))?;
+        let _making = lock(&self.making);
+        if self.slots.get().is_none() {
+            let _ = self.slots.set(self.member.slots(count, slot_bytes, None, None)?);
+        }
+        Ok(())
+    }
+
+    /// It is not used any more.
+    pub(super) fn give_up(&self, why: Unavailable) {
+        let _ = self.given_up.set(why);
+    }
+
+    /// Whether it may be used.
+    pub(super) fn is_open(&self) -> bool {
+        self.given_up.get().is_none()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -48,6 +107,8 @@ struct Sent {
 struct Delivery {
     taken: Taken,
     carriers: Vec<Carrier>,
+    /// Whether its slot is on the device.
+    is_direct: bool,
 }
 
 impl Delivery {
@@ -57,30 +118,57 @@ impl Delivery {
     }
 }
 
+/// Slots for the reads in flight, and what is copied meanwhile, as far as the budget goes.
+fn slot_count(options: &ReaderOptions) -> usize {
+    let affordable = usize::try_from(options.memory_budget_bytes / options.chunk_bytes).unwrap_or(usize::MAX);
+    (options.in_flight + COPYING_SLOTS).min(affordable)
+}
+
 impl DeviceLine {
-    /// `usrbio` has the memory that reads land in, if they come from a 3FS.
+    /// `main` has the memory that reads land in, if that is its own.
     pub(super) fn new(
         ordinal: u32,
         options: &ReaderOptions,
-        usrbio: Option<&UsrbioPath>,
+        main: Option<&Arc<dyn Member>>,
     ) -> Result<Arc<Self>> {
         let device = Device::open(ordinal)?;
-        let affordable = (options.memory_budget_bytes / options.chunk_bytes) as usize;
-        let count = (options.in_flight + COPYING_SLOTS).min(affordable);
-        let slot_bytes = options.chunk_bytes as usize;
-        let slots = match usrbio {
-            Some(path) => path.slots(count, slot_bytes, Some(&device))?,
-            None => Slots::new(count, slot_bytes, SlotKind::Pinned(&device, device.info().numa_node))?,
+        let (count, slot_bytes) = (slot_count(options), options.chunk_bytes as usize);
+        let node = device.info().numa_node;
+        let slots = match main.filter(|main| main.landing() == Landing::Shared) {
+            Some(main) => main.slots(count, slot_bytes, Some(&device), node)?,
+            None => Slots::new(count, slot_bytes, SlotKind::Pinned(&device, node))?,
         };
+        let direct = DirectRoute::open(options, &device);
         Ok(Arc::new(Self {
             sent: Mutex::default(),
             changed: Condvar::new(),
             slots,
+            direct,
+            slot_count: count,
             scratch: Mutex::default(),
             chunk_bytes: options.chunk_bytes,
             queue: CopyQueue::new(&device)?,
             in_doubt: Arc::default(),
         }))
+    }
+
+    /// The route past the host.
+    pub(super) fn direct(&self) -> Option<&DirectRoute> {
+        self.direct.as_ref().ok()?.as_ref()
+    }
+
+    /// Makes a file ready to be read past the host. `false` if no route was asked for that does.
+    ///
+    /// # Errors
+    /// [`Error::RouteUnavailable`] if such a route is wanted and cannot be used; what it lacks memory for.
+    pub(super) fn add_direct(&self, source: &Arc<SourceFile>) -> Result<bool> {
+        match &self.direct {
+            Ok(None) => Ok(false),
+            Ok(Some(direct)) => direct.add(source, self.slot_count, self.chunk_bytes as usize).map(|()| true),
+            Err((route, NotOpened { path, why })) => {
+                Err(Error::RouteUnavailable { route: *route, path: path.clone(), why: why.clone() })
+            }
+        }
     }
 
     /// Returns the address of memory of one chunk on the device, which is allocated by the first call.
@@ -95,12 +183,13 @@ impl DeviceLine {
         Ok(address)
     }
 
-    /// A free slot. `None` if none is free and `may_wait` does not hold.
-    pub(super) fn slot(&self, may_wait: bool) -> Result<Option<Slot>> {
-        let slot = if may_wait { self.slots.take() } else { self.slots.try_take() };
+    /// A free slot, on the device if it is for a read past the host. `None` if none is free and `may_wait` does not hold.
+    pub(super) fn slot(&self, is_direct: bool, may_wait: bool) -> Result<Option<Slot>> {
+        let slots = self.slots(is_direct)?;
+        let slot = if may_wait { slots.take() } else { slots.try_take() };
         match slot {
             Some(slot) => slot.pin().map(|()| Some(slot)),
-            None if !self.slots.is_exhausted() => Ok(None),
+            None if !slots.is_exhausted() => Ok(None),
             None => Err(Error::DeviceUnavailable {
                 device: self.queue.device().name(),
                 why: Unavailable::new(
@@ -111,23 +200,40 @@ impl DeviceLine {
         }
     }
 
-    /// Copies the bytes of a piece, which `carriers` have read and which are the `len` from `source` on in the slot, to
-    /// `address`; then it ends.
+    fn slots(&self, is_direct: bool) -> Result<&Slots> {
+        if !is_direct {
+            return Ok(&self.slots);
+        }
+        let slots = self.direct().and_then(|direct| direct.slots.get());
+        slots.ok_or_else(|| Error::Internal("there are no slots on the device".into()))
+    }
+
+    /// A slot is not used again: the device may still read it.
+    fn give_one_up(&self, is_direct: bool) {
+        if let Ok(slots) = self.slots(is_direct) {
+            slots.give_one_up();
+        }
+    }
+
+    /// Copies the bytes of a piece, which `carriers` have read, from the slot as `transfers` say, to one arena at `address`;
+    /// then it ends. The transfers lie in the slot and in the memory of the piece.
     pub(super) fn send(
         &self,
         slot: Slot,
-        source: u64,
+        transfers: &[Transfer],
         address: u64,
-        len: u64,
         taken: Taken,
         carriers: Vec<Carrier>,
     ) {
-        let delivery = Delivery { taken, carriers };
-        let transfer = Transfer::Linear { source, arena: 0, destination: 0, len };
-        // SAFETY: the slot is full and goes into `Copying`, which frees it when the copy is done. The piece ends only
-        // then, and until it does the memory at `address` is this read's alone (`Target::device`).
-        let queued = unsafe { self.queue.transfer(slot.source(), &[transfer], &[address], None) };
-        match queued.and_then(|_| self.queue.mark()) {
+        let is_direct = slot.device_address().is_some();
+        let delivery = Delivery { taken, carriers, is_direct };
+        // Few enough at a time that no kernel is needed for them.
+        let queued = transfers.chunks(CopyQueue::MAX_COPIES).try_for_each(|transfers| {
+            // SAFETY: the slot is full and goes into `Copying`, which frees it when the copies are done. The piece ends
+            // only then, and until it does the memory at `address` is this read's alone (`Target::device`).
+            unsafe { self.queue.transfer(slot.source(), transfers, &[address], None) }.map(drop)
+        });
+        match queued.and_then(|()| self.queue.mark()) {
             Ok(ticket) => {
                 let copying = Copying::new(ticket, slot, self.in_doubt.clone());
                 lock(&self.sent).waiting.push_back((copying, delivery));
@@ -137,7 +243,7 @@ impl DeviceLine {
                 // Some of it may be under way, and reads the slot.
                 if self.queue.synchronize().is_err_and(|error| error.leaves_doubt()) {
                     std::mem::forget(slot);
-                    self.slots.give_one_up();
+                    self.give_one_up(is_direct);
                 }
                 delivery.end(Err(error.into()));
             }
@@ -161,7 +267,7 @@ impl DeviceLine {
             let result = copying.wait();
             drop(copying);
             if self.in_doubt.swap(false, Ordering::Relaxed) {
-                self.slots.give_one_up();
+                self.give_one_up(delivery.is_direct);
             }
             delivery.end(result);
         }
@@ -170,6 +276,9 @@ impl DeviceLine {
     /// Nobody waits for a slot any more.
     pub(super) fn close_slots(&self) {
         self.slots.close();
+        if let Some(slots) = self.direct().and_then(|direct| direct.slots.get()) {
+            slots.close();
+        }
     }
 
     /// Nothing will be sent any more.

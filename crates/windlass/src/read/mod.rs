@@ -4,7 +4,7 @@
 //! keeps asking: an inference engine that fills its own buffers, a model whose layers are streamed while it computes, a
 //! cache of experts. [`Reader::submit`] is the door. `request` says what is read and where to; `pieces` cuts requests
 //! into reads; they wait in `queue`, demand before prefetch; `worker` drives the lanes of `route` with them; `device`
-//! sends them on to a device; `usrbio` has what reads from a 3FS need; `batch` is what the caller holds meanwhile.
+//! sends them on to a device, or has them read there past the host; `batch` is what the caller holds meanwhile.
 //!
 //! ```no_run
 //! use windlass::{ByteRange, read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target}};
@@ -30,7 +30,6 @@ mod queue;
 mod reader;
 mod report;
 mod request;
-mod usrbio;
 mod worker;
 
 pub use batch::{Batch, ReadStatus};

@@ -5,11 +5,11 @@
 use crate::route::fault::FaultScript;
 use crate::{
     Alignment, Error, Result,
-    load::DirectIo,
-    route::{Route, UsrbioClient},
+    device::Device,
+    route::{DirectIo, Route, UsrbioClient, member::Wanted},
 };
 use bytesize::ByteSize;
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 /// Longest single read.
 const MAX_CHUNK_BYTES: u64 = 1 << 30;
@@ -17,7 +17,8 @@ const MAX_CHUNK_BYTES: u64 = 1 << 30;
 /// How to read. The default is right for almost everyone.
 #[derive(Clone, Debug)]
 pub struct ReaderOptions {
-    /// Which way the bytes take: `auto`, `io_uring`, `threads`, `cached` or `usrbio`.
+    /// Which way the bytes take: `auto`, `io_uring`, `threads`, `cached`, `usrbio`, and to a device `staged`, `gds` or
+    /// `gds-compat`.
     ///
     /// `auto` copies what the page cache holds, and reads the rest by threads rather than a ring: what is read into the
     /// caller's memory is mostly copied there from a slot, and many threads copy faster than one. `usrbio` reads from one 3FS, that of the first file. When its daemon is lost, every read fails,
@@ -68,12 +69,13 @@ impl ReaderOptions {
     pub(super) fn check(&self) -> Result<()> {
         let invalid =
             |option, value: String, reason: String| Err(Error::InvalidOption { option, value, reason });
-        if !matches!(
-            self.route,
-            Route::Auto | Route::IoUring | Route::Threads | Route::Cached | Route::Usrbio
-        ) {
-            let reason = "batches are read by auto, io_uring, threads, cached or usrbio".into();
+        if self.route.is_mapping() || self.route.is_unified() {
+            let reason = "batches fill memory that is there: choose a route that reads".into();
             return invalid("route", self.route.to_string(), reason);
+        }
+        if self.direct == DirectIo::Never && self.route.is_past_host() {
+            let reason = format!("route {} reads past the page cache", self.route);
+            return invalid("direct", "never".into(), reason);
         }
         if self.in_flight == 0 || self.in_flight > Self::MAX_IN_FLIGHT {
             let reason = format!("it is between 1 and {} reads", Self::MAX_IN_FLIGHT);
@@ -89,6 +91,19 @@ impl ReaderOptions {
             return invalid("memory_budget", self.memory_budget_bytes.to_string(), reason);
         }
         Ok(())
+    }
+
+    /// What it asks of routes that lead to `device`, or to the host.
+    pub(super) fn wanted<'a>(&'a self, device: Option<&'a Arc<Device>>) -> Wanted<'a> {
+        Wanted {
+            route: self.route,
+            direct: self.direct,
+            usrbio: self.usrbio,
+            usrbio_directories: &self.usrbio_directories,
+            device,
+            is_inline: false,
+            copies_on_lanes: true,
+        }
     }
 
     /// Staging slots: one for each read in flight, as far as the budget goes.

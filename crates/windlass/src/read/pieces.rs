@@ -31,8 +31,13 @@ pub(super) enum Place {
     Own(WriteRegion),
     /// The caller's memory, of exactly the bytes that are wanted.
     Borrowed(WriteRegion),
-    /// To a device, at this address; all of what is packed begins there.
-    Device(Arc<DeviceLine>, u64),
+    /// To a device, at this address; all of what is packed begins there. Past the host, if the line's
+    /// [`DeviceLine::direct`] has the file ready.
+    Device {
+        line: Arc<DeviceLine>,
+        address: u64,
+        is_direct: bool,
+    },
     Sink(Arc<Sink>),
     /// Nobody wants them.
     Discard,
@@ -92,24 +97,32 @@ impl Drop for Piece {
     }
 }
 
+impl Place {
+    /// Whether the bytes go to a device past the host.
+    fn is_direct(&self) -> bool {
+        matches!(self, Self::Device { is_direct: true, .. })
+    }
+}
+
 impl std::fmt::Debug for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Own(_) => "Own",
             Self::Borrowed(_) => "Borrowed",
-            Self::Device(..) => "Device",
+            Self::Device { .. } => "Device",
             Self::Sink(_) => "Sink",
             Self::Discard => "Discard",
         })
     }
 }
 
-/// Cuts a request at multiples of `chunk` bytes of its file. `line` gives the way to a device.
+/// Cuts a request at multiples of `chunk` bytes of its file. `line` gives the way to a device, and whether it leads past the
+/// host.
 pub(super) fn cut(
     request: ReadRequest,
     chunk: u64,
     usable: Result<()>,
-    line: impl FnOnce(crate::DeviceId) -> Result<Arc<DeviceLine>>,
+    line: impl FnOnce(crate::DeviceId) -> Result<(Arc<DeviceLine>, bool)>,
 ) -> std::result::Result<Cut, Box<(ReadState, Error)>> {
     let ReadRequest { file, range, target, name, on_end, counted, packed } = request;
     let (file_len, path) = (file.len(), file.path().to_owned());
@@ -140,17 +153,18 @@ pub(super) fn cut(
             let reason = format!("{} bytes from there end past 2^64", range.len());
             Err(Error::InvalidOption { option: "device", value: format!("{address:#x}"), reason })
         }
-        request::Place::Device(device, address) => line(device).map(|line| {
-            let place = |part: ByteRange| match packed {
-                None => Place::Device(line.clone(), address + (part.start() - range.start())),
-                Some(_) => Place::Device(line.clone(), address),
+        request::Place::Device(device, address) => line(device).map(|(line, is_direct)| {
+            let place = |part: ByteRange| {
+                let before = if packed.is_some() { 0 } else { part.start() - range.start() };
+                Place::Device { line: line.clone(), address: address + before, is_direct }
             };
-            (None, parts(range, chunk, false).into_iter().map(|part| (part, place(part))).collect())
+            let parts = device_parts(range, chunk, is_direct.then_some(file_len));
+            (None, parts.map(|part| (part, place(part))).collect())
         }),
-        request::Place::Scratch(device) => line(device).and_then(|line| {
+        request::Place::Scratch(device) => line(device).and_then(|(line, is_direct)| {
             let address = line.scratch()?;
-            let parts = parts(range, chunk, false).into_iter();
-            Ok((None, parts.map(|part| (part, Place::Device(line.clone(), address))).collect()))
+            let place = |part| (part, Place::Device { line: line.clone(), address, is_direct });
+            Ok((None, device_parts(range, chunk, is_direct.then_some(file_len)).map(place).collect()))
         }),
         request::Place::Sink(sink) => {
             let parts = parts(range, chunk, false).into_iter();
@@ -165,6 +179,7 @@ pub(super) fn cut(
         Ok((fill, pieces)) => {
             let mut state = ReadState::new(file, range, name, on_end, fill, is_owned);
             (state.counted, state.packed) = (counted, packed);
+            state.is_promised = pieces.iter().any(|(_, place)| place.is_direct());
             Ok(Cut { state, pieces })
         }
         Err(error) => Err(Box::new((ReadState::new(file, range, name, on_end, None, is_owned), error))),
@@ -182,6 +197,15 @@ fn own(range: ByteRange, chunk: u64) -> Result<(Fill, Vec<(ByteRange, Place)>)> 
     let (fill, regions) = Fill::new(arena, [(0, relative(range, blocks.start()))], &writes)?;
     let wanted = parts.into_iter().map(|part| part.intersection(range).unwrap_or_default());
     Ok((fill, wanted.zip(regions.into_iter().map(Place::Own)).collect()))
+}
+
+/// `range`, cut at multiples of `chunk` and, if it goes past the host, at the last block of a file of `direct_len` bytes if
+/// that is cut short: only whole blocks do.
+fn device_parts(range: ByteRange, chunk: u64, direct_len: Option<u64>) -> impl Iterator<Item = ByteRange> {
+    let last = direct_len.map_or(range.end(), |len| Alignment::BLOCK.down(len));
+    let cut = last.clamp(range.start(), range.end());
+    let halves = [ByteRange::new(range.start(), cut), ByteRange::new(cut, range.end())];
+    halves.into_iter().flatten().flat_map(move |half| parts(half, chunk, false))
 }
 
 /// `range`, cut at multiples of `chunk`. With `blocks_apart` partial blocks at its ends are parts of their own, so that the rest can

@@ -3,12 +3,11 @@
 
 use super::{
     Batch, Priority, ReadRequest, ReaderOptions,
-    batch::BatchState,
+    batch::{BatchState, Promise},
     device::DeviceLine,
     pieces::{self, Cut, Piece},
     queue::Queue,
     request,
-    usrbio::UsrbioPath,
     worker::Worker,
 };
 use crate::{
@@ -16,10 +15,15 @@ use crate::{
     memory::{self, SlotKind, Slots},
     parallel::{lock, thread_named},
     report::Refusal,
-    route::{AnyLane, BlockingLane, Route, SourceFile, Unavailable, UringLane},
+    route::{
+        Access, Lane, SourceFile, Unavailable,
+        member::{Landing, Member},
+        registry::{NotOpened, ROUTES},
+    },
 };
 use std::{
     collections::HashMap,
+    io,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -36,7 +40,7 @@ use std::{
 pub struct Reader {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Held while a 3FS is opened.
+    /// Held while the main route is opened.
     opening: Mutex<()>,
     next_batch: AtomicU64,
     process: u32,
@@ -47,10 +51,14 @@ pub struct Reader {
 pub(super) struct Shared {
     pub(super) options: ReaderOptions,
     pub(super) queue: Arc<Queue>,
-    /// Staging for what cannot be read in place.
-    pub(super) slots: Slots,
-    /// The 3FS that route `usrbio` reads from, once there was a file on it.
-    pub(super) usrbio: OnceLock<UsrbioPath>,
+    /// What copies from the page cache, if the route looks there.
+    pub(super) cached: Option<Arc<dyn Member>>,
+    /// The route that threads read by: at once, or once there was a file for it.
+    main: OnceLock<Arc<dyn Member>>,
+    /// Staging for what cannot be read in place, once that was needed.
+    slots: OnceLock<Slots>,
+    /// Why nothing comes any more.
+    lost: OnceLock<String>,
     lines: Mutex<HashMap<u32, Arc<DeviceLine>>>,
 }
 
@@ -62,30 +70,18 @@ impl Reader {
     /// [`Error::Allocation`]; [`Error::System`] if the system gives no thread. If it gives some, these serve.
     pub fn new(options: &ReaderOptions) -> Result<Self> {
         options.check()?;
-        let slots = Slots::new(options.slots(), options.chunk_bytes as usize, SlotKind::Host)?;
         let queue = Queue::new(options.in_flight);
-        let (usrbio, lines) = (OnceLock::new(), Mutex::default());
-        let shared = Arc::new(Shared { options: options.clone(), queue, slots, usrbio, lines });
+        let (cached, main) = open_routes(options, &[])?;
+        let (lines, lost) = (Mutex::default(), OnceLock::new());
+        let (options, slots) = (options.clone(), OnceLock::new());
+        let shared = Shared { options, queue, cached, main: OnceLock::new(), slots, lost, lines };
         let (threads, opening, next_batch) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
-        let reader = Self { shared, threads, opening, next_batch, process: std::process::id() };
-        match options.route {
-            Route::IoUring => reader.start_ring()?,
-            // With the first file.
-            Route::Usrbio => {}
-            _ => {
-                for started in 0..options.in_flight {
-                    let thread = reader.spawn("windlass-read", |shared| {
-                        Worker::run(shared, AnyLane::Pread(BlockingLane::default()), Route::Threads);
-                    });
-                    match thread {
-                        Err(error) if started > 0 => {
-                            tracing::warn!(%error, started, "a reader has fewer threads than reads in flight");
-                            break;
-                        }
-                        thread => thread?,
-                    }
-                }
-            }
+        let (shared, process) = (Arc::new(shared), std::process::id());
+        let reader = Self { shared, threads, opening, next_batch, process };
+        // A route that needs a file begins with the first.
+        if let Some(main) = main.or_else(|| reader.shared.cached.clone()) {
+            reader.start(main)?;
+            reader.make_host_slots()?;
         }
         Ok(reader)
     }
@@ -97,7 +93,7 @@ impl Reader {
 
     /// Bytes of the host that staging slots have room for. Each is taken as it is first used.
     pub(crate) fn staging_bytes(&self) -> u64 {
-        self.shared.slots.host_bytes()
+        self.shared.slots.get().map_or(0, Slots::host_bytes)
     }
 
     /// Starts to read. Each request succeeds or fails for itself: what is wrong with one, a range past the end of its
@@ -116,15 +112,15 @@ impl Reader {
         let shared = &self.shared;
         let (mut reads, mut cuts, mut broken, mut borrowed) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut goes_to_device = false;
+        let (mut lines, mut refused) = (Vec::new(), Vec::new());
         for (number, request) in requests.into_iter().enumerate() {
             if let request::Place::Host(start) = &request.target.0 {
                 borrowed.extend(ByteRange::at(start.pointer().addr().get() as u64, request.range.len()));
             }
-            let is_on_device = request.target.0.is_on_device();
-            goes_to_device |= is_on_device;
-            let usable = self.make_usable(&request.file.0, !is_on_device);
-            match pieces::cut(request, shared.options.chunk_bytes, usable, |device| self.line(device)) {
+            let (source, is_on_device) = (request.file.0.clone(), request.target.0.is_on_device());
+            let usable = self.make_usable(&source, !is_on_device);
+            let line = |device| self.way_to(device, &source, &mut lines, &mut refused);
+            match pieces::cut(request, shared.options.chunk_bytes, usable, line) {
                 Ok(Cut { state, pieces }) => {
                     reads.push(state);
                     cuts.push((number, pieces));
@@ -140,12 +136,11 @@ impl Reader {
             memory::advise_huge_pages(borrowed);
         }
         let number = self.next_batch.fetch_add(1, Ordering::Relaxed);
-        let state = Arc::new(BatchState::new(number, reads, shared.options.route, priority));
+        let promises = lines.into_iter().map(Promise::of).collect();
+        let state = Arc::new(BatchState::new(number, reads, shared.options.route, priority, promises));
         let batch = Batch::new(state.clone(), shared.queue.clone());
-        if goes_to_device && shared.options.route == Route::Auto {
-            let why = "batches reach a device by way of pinned host memory";
-            let why = Unavailable::new(why, "load whole tensors to use the direct path");
-            state.note_refusal(Refusal { what: Route::Gds.to_string(), path: None, why });
+        for refusal in refused {
+            state.note_refusal(refusal);
         }
         for (read, error) in broken {
             state.fail(read, error);
@@ -162,7 +157,36 @@ impl Reader {
         Ok(batch)
     }
 
-    /// The way to a device.
+    /// The way to a device for reads of a file, and whether it leads past the host: then the line is added to `direct`. Adds
+    /// to `refused` why it does not, if it might.
+    fn way_to(
+        &self,
+        device: DeviceId,
+        source: &Arc<SourceFile>,
+        direct: &mut Vec<Arc<DeviceLine>>,
+        refused: &mut Vec<Refusal>,
+    ) -> Result<(Arc<DeviceLine>, bool)> {
+        let line = self.line(device)?;
+        let is_direct = match line.add_direct(source) {
+            Ok(is_direct) => is_direct,
+            Err(error) if self.shared.options.route.is_past_host() => return Err(error),
+            Err(Error::RouteUnavailable { route, path, why }) => {
+                refused.push(Refusal { what: route.to_string(), path, why });
+                false
+            }
+            Err(error) => {
+                let why = Unavailable::new(error.to_string(), "");
+                let what = line.direct().map(|direct| direct.member.route().to_string());
+                refused.extend(what.map(|what| Refusal { what, path: None, why }));
+                false
+            }
+        };
+        if is_direct && !direct.iter().any(|own| Arc::ptr_eq(own, &line)) {
+            direct.push(line.clone());
+        }
+        Ok((line, is_direct))
+    }
+
     fn line(&self, device: DeviceId) -> Result<Arc<DeviceLine>> {
         let DeviceId::Cuda(ordinal) = device else {
             return Err(Error::InvalidOption {
@@ -175,67 +199,96 @@ impl Reader {
         if let Some(line) = lines.get(&ordinal) {
             return Ok(line.clone());
         }
-        let line = DeviceLine::new(ordinal, &self.shared.options, self.shared.usrbio.get())?;
+        let line = DeviceLine::new(ordinal, &self.shared.options, self.shared.main.get())?;
         let serving = line.clone();
         self.spawn("windlass-device", move |_| serving.serve())?;
         lines.insert(ordinal, line.clone());
         Ok(line)
     }
 
-    /// Opens a file for USRBIO, if that is the route; with the first one, the 3FS that it lies on.
-    fn make_usable(&self, source: &Arc<SourceFile>, needs_host_memory: bool) -> Result<()> {
-        if self.shared.options.route != Route::Usrbio {
+    /// Makes a file ready for the route that threads read by; with the first one, perhaps that route.
+    fn make_usable(&self, source: &Arc<SourceFile>, is_to_host: bool) -> Result<()> {
+        let options = &self.shared.options;
+        let unavailable =
+            |why| Error::RouteUnavailable { route: options.route, path: Some(source.path().to_owned()), why };
+        if is_to_host && options.route.is_past_host() {
+            let reason = format!("route {} leads to a device, and the target is host memory", options.route);
+            return Err(unavailable(Unavailable::new(reason, "choose route auto")));
+        }
+        let main = match self.shared.main.get() {
+            Some(main) => main,
+            None => self.start_with(source)?,
+        };
+        // A cache tells of each piece what it lacks.
+        if main.is_cache() {
             return Ok(());
         }
-        let path = match self.shared.usrbio.get() {
-            Some(path) => path,
-            None => self.open_usrbio(source)?,
-        };
-        path.add(source)?;
-        if needs_host_memory { path.make_host_slots(&self.shared.options) } else { Ok(()) }
+        main.add(source, Access::Direct).map_err(unavailable)?;
+        if is_to_host { self.make_host_slots() } else { Ok(()) }
     }
 
-    /// Opens the 3FS that `source` lies on, and starts the threads of its rings.
-    fn open_usrbio(&self, source: &SourceFile) -> Result<&UsrbioPath> {
+    /// Makes the slots for reads to the host, unless they are there.
+    fn make_host_slots(&self) -> Result<()> {
+        let Shared { options, main, slots, .. } = &*self.shared;
         let _opening = lock(&self.opening);
-        if let Some(path) = self.shared.usrbio.get() {
-            return Ok(path);
+        if slots.get().is_none() {
+            let (count, slot_bytes) = (options.slots(), options.chunk_bytes as usize);
+            let made = match main.get().filter(|main| main.landing() == Landing::Shared) {
+                Some(main) => main.slots(count, slot_bytes, None, None)?,
+                None => Slots::new(count, slot_bytes, SlotKind::Host)?,
+            };
+            let _ = slots.set(made);
         }
-        let (path, lanes) = UsrbioPath::open(source, &self.shared.options)?;
-        // Nobody may count on them before all are there: those that started wait for their rings, and end without.
-        let start = |lane| {
-            let (give, get) = mpsc::channel();
-            self.spawn("windlass-3fs", move |shared| {
-                if let Ok(lane) = get.recv() {
-                    Worker::run(shared, AnyLane::Usrbio(Box::new(lane)), Route::Usrbio);
-                }
-            })?;
-            Ok((give, lane))
-        };
-        let started: Vec<_> = lanes.into_iter().map(start).collect::<Result<_>>()?;
-        let path = self.shared.usrbio.get_or_init(|| path);
-        for (give, lane) in started {
-            // They wait for nothing else.
-            let _ = give.send(lane);
-        }
-        Ok(path)
+        Ok(())
     }
 
-    /// Starts the one thread of a ring, which must be made by whoever uses it.
-    fn start_ring(&self) -> Result<()> {
-        let (told, hears) = mpsc::channel();
-        self.spawn("windlass-ring", move |shared| match UringLane::new(shared.options.in_flight) {
-            Ok(lane) => {
-                drop(told);
-                Worker::run(shared, AnyLane::Uring(Box::new(lane)), Route::IoUring);
-            }
-            Err(why) => drop(told.send(why)),
-        })?;
-        match hears.recv() {
-            Ok(why) => Err(Error::RouteUnavailable { route: Route::IoUring, path: None, why }),
-            // It has begun.
-            Err(mpsc::RecvError) => Ok(()),
+    /// Opens the route that `source` is read by.
+    fn start_with(&self, source: &Arc<SourceFile>) -> Result<&Arc<dyn Member>> {
+        let opening = lock(&self.opening);
+        if self.shared.main.get().is_none() {
+            let (_, main) = open_routes(&self.shared.options, &[source])?;
+            self.start(main.ok_or_else(|| Error::Internal("no route reads".into()))?)?;
         }
+        drop(opening);
+        self.shared.main.get().ok_or_else(|| Error::Internal("no route was started".into()))
+    }
+
+    /// Starts the threads that read by a route, as many as the system gives.
+    ///
+    /// # Errors
+    /// [`Error::RouteUnavailable`] if a thread gets no lane; [`Error::System`] if there is no thread.
+    fn start(&self, main: Arc<dyn Member>) -> Result<()> {
+        let options = &self.shared.options;
+        let in_flight = if main.landing() == Landing::Shared { options.slots() } else { options.in_flight };
+        let (lanes, depth) = main.lanes(in_flight);
+        main.open_lanes(lanes, depth)?;
+        let (tells, hears) = mpsc::channel();
+        for started in 0..lanes {
+            let (told, member) = (tells.clone(), main.clone());
+            let thread = self.spawn(main.thread_name(), move |shared| match member.lane(depth) {
+                Ok(lane) => {
+                    drop(told);
+                    Worker::run(shared, member, lane);
+                }
+                Err(why) => drop(told.send(why)),
+            });
+            match thread {
+                Err(error) if started > 0 => {
+                    tracing::warn!(%error, started, "a reader has fewer threads than lanes");
+                    break;
+                }
+                thread => thread?,
+            }
+        }
+        drop(tells);
+        // Reads that are made one at a time need nothing of the system that it could refuse.
+        if depth > 1
+            && let Ok(why) = hears.recv()
+        {
+            return Err(Error::RouteUnavailable { route: main.route(), path: None, why });
+        }
+        let _ = self.shared.main.set(main);
+        Ok(())
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) -> Result<()> {
@@ -248,26 +301,64 @@ impl Reader {
 }
 
 impl Shared {
-    /// Where reads land that are not made in place.
-    pub(super) fn host_slots(&self) -> &Slots {
-        self.usrbio.get().and_then(UsrbioPath::host_slots).unwrap_or(&self.slots)
+    /// Where reads to the host land that are not made in place.
+    pub(super) fn host_slots(&self) -> Option<&Slots> {
+        self.slots.get()
     }
 
-    /// Nothing comes from the 3FS any more, so nobody may wait for it.
-    pub(super) fn lose_daemon(&self, reason: &str) {
-        if let Some(path) = self.usrbio.get() {
-            path.lose(reason);
+    /// Whether an error says that nothing comes any more.
+    pub(super) fn is_lost_by(&self, error: &io::Error) -> bool {
+        self.main.get().is_some_and(|main| main.is_lost(error))
+    }
+
+    /// Nothing comes any more, so nothing may wait for it.
+    pub(super) fn lose(&self, reason: &str) {
+        let _ = self.lost.set(reason.to_owned());
+        if let Some(slots) = self.slots.get() {
+            slots.close();
         }
         lock(&self.lines).values().for_each(|line| line.close_slots());
     }
 
-    pub(super) fn with_faults(&self, lane: AnyLane) -> AnyLane {
+    /// Why a piece cannot be read any more, if so.
+    pub(super) fn loss(&self, piece: &Piece) -> Option<Error> {
+        let reason = self.lost.get()?.clone();
+        let read = piece.of();
+        let (path, tensor, range) = (read.file.path().to_owned(), read.name(), Some(piece.wanted));
+        Some(Error::Io { operation: "read", path, tensor, range, source: io::Error::other(reason) })
+    }
+
+    pub(super) fn with_faults(&self, lane: Box<dyn Lane>) -> Box<dyn Lane> {
         #[cfg(feature = "fault-injection")]
         if let Some(faults) = &self.options.faults {
             return faults.wrap(lane);
         }
         lane
     }
+}
+
+/// What copies from the page cache, and what reads the rest, if these files or the options say which that is.
+///
+/// # Errors
+/// [`Error::RouteUnavailable`] if the route that is named cannot be.
+fn open_routes(
+    options: &ReaderOptions,
+    files: &[&Arc<SourceFile>],
+) -> Result<(Option<Arc<dyn Member>>, Option<Arc<dyn Member>>)> {
+    let wanted = options.wanted(None);
+    let (mut cached, mut main) = (None, None);
+    for entry in ROUTES.iter().filter(|entry| entry.landing != Landing::Device) {
+        match (entry.open)(&wanted, files, &[]) {
+            Ok(Some(member)) if member.is_cache() => cached = Some(member),
+            Ok(Some(member)) => main = main.or(Some(member)),
+            Ok(None) => {}
+            Err(NotOpened { path, why }) if wanted.names(entry.route) => {
+                return Err(Error::RouteUnavailable { route: options.route, path, why });
+            }
+            Err(_) => {}
+        }
+    }
+    Ok((cached, main))
 }
 
 impl Drop for Reader {

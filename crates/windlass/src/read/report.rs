@@ -39,6 +39,8 @@ pub struct BatchReport {
     pub staged_bytes: u64,
     /// Which route moved how much.
     pub carriers: Vec<Carrier>,
+    /// What proves that a route past the host went past it, if one carried bytes.
+    pub proof: Option<String>,
     /// Routes that would have been better, and why they were not used.
     pub refused: Vec<Refusal>,
     /// Reads that had to be repeated.
@@ -66,6 +68,7 @@ impl BatchReport {
                 None => self.carriers.push(carrier),
             }
         }
+        self.proof = self.proof.take().or(later.proof);
         for refusal in later.refused {
             if !self.refused.contains(&refusal) {
                 self.refused.push(refusal);
@@ -94,6 +97,9 @@ impl fmt::Display for BatchReport {
         let has_device = self.carriers.iter().any(|carrier| carrier.via.is_some());
         write_carriers(f, &self.carriers, self.delivered_bytes, has_device)?;
         write_refused(f, &self.refused)?;
+        if let Some(proof) = &self.proof {
+            writeln!(f, "  proof     {proof}, and none through the host since")?;
+        }
         if self.retries != Retries::default() {
             writeln!(
                 f,

@@ -10,13 +10,12 @@ use super::{
 };
 use crate::{
     Alignment, ByteRange, Error, Result,
-    load::DirectIo,
-    memory::Slot,
-    plan::Runs,
-    report::{Carrier, Refusal},
+    memory::{Slot, WriteRegion},
+    plan::{self, Runs, Transfer},
+    report::{Carrier, Onward, Refusal},
     route::{
-        Access, AnyLane, BlockingLane, Buffer, Done, Lane, Outcome, ReadOp, Route, SourceFile, Unavailable,
-        is_daemon_lost,
+        Access, Buffer, Done, Lane, Outcome, ReadOp, SourceFile, Unavailable,
+        member::{Landing, Member, no_direct_reads},
     },
 };
 use std::{
@@ -25,17 +24,24 @@ use std::{
     panic::{self, AssertUnwindSafe},
     sync::Arc,
 };
-use windlass_io::file::{Probe, Residency};
+use windlass_io::file::Residency;
 
 /// One thread's work.
 pub(super) struct Worker<'a> {
     shared: &'a Shared,
-    /// How the lane reads.
-    route: Route,
+    /// The lane that it was made for, and those of routes past the host. Dropped before what they read: a lane waits for the
+    /// kernel, and a piece that is dropped has ended.
+    lanes: Vec<RouteLane>,
     /// Copies from the page cache, for routes that look there first.
-    cached: Option<AnyLane>,
-    /// What the lane reads, by the number that its reads carry.
+    cached: Option<RouteLane>,
+    /// What the lanes read, by the number that its reads carry.
     reading: Vec<Option<Reading>>,
+}
+
+/// A lane of a route.
+struct RouteLane {
+    lane: Box<dyn Lane>,
+    member: Arc<dyn Member>,
 }
 
 /// A piece that is being read.
@@ -45,6 +51,8 @@ struct Reading {
     /// The bytes that are wanted, or the blocks they lie in.
     range: ByteRange,
     carriers: Vec<Carrier>,
+    /// Which of the lanes reads it.
+    lane: usize,
 }
 
 /// What became of a piece at the first look.
@@ -57,29 +65,38 @@ enum Begun {
     NoRoom(Taken),
 }
 
+impl Begun {
+    fn failed(taken: Taken, error: Error) -> Self {
+        taken.end(Err(error));
+        Self::Ended
+    }
+}
+
 impl<'a> Worker<'a> {
-    /// Drives `lane`, which reads by `route`, until the queue is closed.
-    pub(super) fn run(shared: &'a Shared, lane: AnyLane, route: Route) {
-        let looks_in_cache = matches!(shared.options.route, Route::Auto | Route::Cached);
-        let cached = looks_in_cache.then(|| shared.with_faults(AnyLane::Cached(BlockingLane::default())));
+    /// Drives a lane of `member` until the queue is closed.
+    pub(super) fn run(shared: &'a Shared, member: Arc<dyn Member>, lane: Box<dyn Lane>) {
         let reading = (0..lane.capacity()).map(|_| None).collect();
-        // The lane is dropped before what it reads: it waits for the kernel, and a piece that is dropped has ended.
-        Self { shared, route, cached, reading }.drive(shared.with_faults(lane));
+        let cached = shared.cached.clone().and_then(|member| {
+            let lane = shared.with_faults(member.lane(1).ok()?);
+            Some(RouteLane { lane, member })
+        });
+        let lanes = vec![RouteLane { lane: shared.with_faults(lane), member }];
+        Self { shared, lanes, cached, reading }.drive();
     }
 
-    fn drive(mut self, mut lane: AnyLane) {
+    fn drive(mut self) {
         let mut done = Vec::new();
         loop {
-            while lane.in_flight() < lane.allowed() {
-                let (queue, is_idle) = (&self.shared.queue, lane.in_flight() == 0);
+            while self.in_flight() < self.lanes[0].lane.allowed() {
+                let (queue, is_idle) = (&self.shared.queue, self.in_flight() == 0);
                 let next = if is_idle { queue.next() } else { queue.try_next() };
                 let Some(taken) = next else { break };
                 match self.begin(taken, is_idle) {
-                    Begun::Reading(op) => lane.push(op),
+                    Begun::Reading(op) => self.push(op),
                     Begun::Ended => {}
                     Begun::NoRoom(taken) => {
                         self.shared.queue.put_back(taken);
-                        // Whoever waited was told that there never will be any: that ends the piece.
+                        // A wait that ends without a slot says that there never will be any: that ends the piece.
                         if is_idle {
                             continue;
                         }
@@ -87,227 +104,269 @@ impl<'a> Worker<'a> {
                     }
                 }
             }
-            if lane.in_flight() == 0 {
+            if self.in_flight() == 0 {
                 return;
             }
-            if let Err(error) = lane.submit_and_wait(&mut done) {
-                // Nobody will serve the queue, so nobody may wait for it. What the lane has, it waits for or leaks.
-                self.shared.queue.close(format!("waiting for reads failed: {error}"));
-                return;
+            for RouteLane { lane, .. } in self.lanes.iter_mut().filter(|own| own.lane.in_flight() > 0) {
+                if let Err(error) = lane.submit_and_wait(&mut done) {
+                    // Nothing will serve the queue, so nothing may wait for it. What the lane has, it waits for or leaks.
+                    self.shared.queue.close(format!("waiting for reads failed: {error}"));
+                    return;
+                }
             }
             for Done { op, result } in done.drain(..) {
                 if let Some(op) = self.settle(op, result) {
-                    lane.push(op);
+                    self.push(op);
                 }
             }
         }
     }
 
+    fn in_flight(&self) -> usize {
+        self.lanes.iter().map(|own| own.lane.in_flight()).sum()
+    }
+
+    fn push(&mut self, op: ReadOp) {
+        let lane = self.reading[op.extent].as_ref().map_or(0, |reading| reading.lane);
+        self.lanes[lane].lane.push(op);
+    }
+
     /// Starts with a piece: copies what is cached, if the route does that, or aims a read.
     fn begin(&mut self, mut taken: Taken, may_wait: bool) -> Begun {
-        let piece = &mut taken.piece;
+        let piece = &taken.piece;
         if piece.is_lost() {
-            taken.end(Err(Error::Cancelled));
-            return Begun::Ended;
+            return Begun::failed(taken, Error::Cancelled);
         }
         let source = piece.of().file.0.clone();
-        if let Some(error) = self.loss(piece) {
-            taken.end(Err(error));
-            return Begun::Ended;
+        if let Some(error) = self.shared.loss(piece) {
+            return Begun::failed(taken, error);
         }
         let access = match self.access(piece, &source) {
             Ok(access) => access,
-            Err(error) => {
-                taken.end(Err(error));
-                return Begun::Ended;
-            }
+            Err(error) => return Begun::failed(taken, error),
         };
-        let wanted = piece.wanted;
-        // What is read: for memory of our own, all blocks that it has room for.
-        let blocks = blocks_of(wanted, source.len());
-        let (buffer, mut range, is_own) = match piece.place.take() {
-            Some(Place::Own(region)) => (Buffer::InPlace(region), blocks, true),
-            Some(Place::Borrowed(region)) => (Buffer::InPlace(region), wanted, false),
-            place => {
-                let slot = match self.slot(place.as_ref(), &source, may_wait) {
-                    Ok(slot) => slot,
-                    Err(error) => {
-                        taken.end(Err(error));
-                        return Begun::Ended;
-                    }
-                };
-                piece.place = place;
-                let Some(slot) = slot else { return Begun::NoRoom(taken) };
-                (Buffer::Staged { slot: Some(slot), pieces: Vec::new() }, wanted, false)
-            }
-        };
-        let mut op = new_read(source, access, buffer);
-        let mut reading = Reading { taken, range, carriers: Vec::new() };
-        if self.may_be_cached(&reading.taken.piece, &op, access) {
-            op.access = Access::Buffered;
-            op.aim(range);
-            op = match self.copy_cached(&mut reading, op) {
-                Some(op) if op.filled == range.len() => {
-                    complete(self.shared, reading, op);
-                    return Begun::Ended;
-                }
-                Some(op) => op,
-                None => {
-                    reading.end(Err(Error::Internal("a copy from the page cache was lost".into())));
-                    return Begun::Ended;
-                }
+        let mut carriers = Vec::new();
+        if self.may_be_cached(piece, &source, access) {
+            (taken, carriers) = match self.copy_cached(taken, &source, may_wait) {
+                Ok(missed) => missed,
+                Err(begun) => return begun,
             };
-            op.filled = 0;
         }
-        if self.shared.options.route == Route::Cached {
-            let error = not_cached(&reading.taken.piece, &op);
-            drop(op);
-            reading.end(Err(error));
+        if let Some(cached) = self.cached.as_ref().filter(|own| self.is_named(&own.member)) {
+            let error = not_cached(&taken.piece, &source, &cached.member);
+            Reading { taken, range: ByteRange::default(), carriers, lane: 0 }.end(Err(error));
             return Begun::Ended;
         }
-        op.access = access;
-        let is_direct = access == Access::Direct;
-        let is_shared = self.route == Route::Usrbio;
-        match op.buffer {
-            // A ring that fails may leave reads with the kernel: those must not be in memory of the caller's. A daemon
-            // reaches nothing but slots.
-            Buffer::InPlace(region)
-                if is_shared
-                    || !is_own
-                        && (self.route == Route::IoUring
-                            || is_direct && !is_whole_blocks(region.address() as u64, wanted)) =>
+        self.aim(taken, carriers, (source, access), may_wait)
+    }
+
+    /// Aims a read at a piece, into its place or a slot.
+    fn aim(
+        &mut self,
+        mut taken: Taken,
+        carriers: Vec<Carrier>,
+        (source, access): (Arc<SourceFile>, Access),
+        may_wait: bool,
+    ) -> Begun {
+        let wanted = taken.piece.wanted;
+        let blocks = blocks_of(wanted, source.len());
+        let direct = self.direct_lane(&taken.piece, blocks);
+        let lane = direct.unwrap_or(0);
+        let member = &self.lanes[lane].member;
+        let access = if member.reads_any_bytes() { Access::Direct } else { access };
+        let (is_shared, is_direct) = (member.landing() == Landing::Shared, access == Access::Direct);
+        let may_borrow = !is_shared && !member.may_outlive_lane();
+        let (buffer, range) = match taken.piece.place.take() {
+            Some(Place::Own(region)) if !is_shared => (Buffer::InPlace(region), blocks),
+            Some(Place::Borrowed(region))
+                if may_borrow && (!is_direct || is_whole_blocks(region.address() as u64, wanted)) =>
             {
-                let slot = match self.host_slot(&op.source, may_wait) {
-                    Ok(Some(slot)) => slot,
-                    Ok(None) => {
-                        let place = if is_own { Place::Own(region) } else { Place::Borrowed(region) };
-                        reading.taken.piece.place = Some(place);
-                        return Begun::NoRoom(reading.taken);
-                    }
+                (Buffer::InPlace(region), wanted)
+            }
+            place => {
+                let slot = match self.slot(place.as_ref(), lane, &source, may_wait) {
+                    Ok(slot) => slot,
                     Err(error) => {
-                        drop(region);
-                        reading.end(Err(error));
+                        drop(place);
+                        Reading { taken, range: wanted, carriers, lane }.end(Err(error));
                         return Begun::Ended;
                     }
                 };
-                op.buffer = Buffer::Staged { slot: Some(slot), pieces: vec![region] };
-                if !is_shared {
-                    range = blocks;
-                }
+                let Some(slot) = slot else {
+                    taken.piece.place = place;
+                    taken.piece.batch().account(carriers, 0, false);
+                    return Begun::NoRoom(taken);
+                };
+                let is_own = matches!(place, Some(Place::Own(_)));
+                let pieces = put_aside(&mut taken.piece, place);
+                let range = if is_own || is_direct && !is_shared { blocks } else { wanted };
+                (Buffer::Staged { slot: Some(slot), pieces }, range)
             }
-            Buffer::Staged { .. } if is_direct && !is_shared => range = blocks,
-            Buffer::InPlace(_) | Buffer::Landing { .. } | Buffer::Staged { .. } => {}
-        }
-        reading.range = range;
+        };
+        let reading = Reading { taken, range, carriers, lane };
         let Some(number) = self.reading.iter().position(Option::is_none) else {
+            drop(buffer);
             reading.end(Err(Error::Internal("a lane has more reads than it has room for".into())));
             return Begun::Ended;
         };
-        op.extent = number;
+        let mut op = new_read(number, source, access, buffer);
         op.aim(range);
         self.reading[number] = Some(reading);
         Begun::Reading(op)
     }
 
+    /// The lane past the host of a piece that can go there.
+    fn direct_lane(&mut self, piece: &Piece, blocks: ByteRange) -> Option<usize> {
+        let Some(Place::Device { line, is_direct: true, .. }) = &piece.place else { return None };
+        let direct = line.direct().filter(|direct| direct.is_open())?;
+        if direct.member.needs_whole_blocks() && !Alignment::BLOCK.divides(blocks.end()) {
+            return None;
+        }
+        let known = self.lanes.iter().position(|own| Arc::ptr_eq(&own.member, &direct.member));
+        if known.is_none() {
+            let lane = self.shared.with_faults(direct.member.lane(1).ok()?);
+            self.lanes.push(RouteLane { lane, member: direct.member.clone() });
+        }
+        known.or(self.lanes.len().checked_sub(1))
+    }
+
     /// Whether a piece is read past the page cache.
     fn access(&self, piece: &Piece, source: &SourceFile) -> Result<Access> {
         let options = &self.shared.options;
-        let unavailable = |why: Unavailable| {
-            Err(Error::RouteUnavailable { route: options.route, path: Some(source.path().to_owned()), why })
-        };
-        if options.route == Route::IoUring
-            && let Some(why) = source.ring_refusal()
-        {
-            return unavailable(why);
+        let (access, refusal) = options.wanted(None).access(source).map_err(|why| {
+            Error::RouteUnavailable { route: options.route, path: Some(source.path().to_owned()), why }
+        })?;
+        if let Some(why) = refusal {
+            let (what, path) = ("direct reads".into(), Some(source.path().to_owned()));
+            piece.batch().note_refusal(Refusal { what, path, why: why.clone() });
         }
-        match (options.direct, source.direct_refusal()) {
-            _ if self.route == Route::Usrbio => Ok(Access::Direct),
-            (DirectIo::Never, _) => Ok(Access::Buffered),
-            (_, None) => Ok(Access::Direct),
-            (_, Some(why)) if !self.may_read_buffered() => {
-                unavailable(Unavailable::new(why.reason.clone(), FIX_DIRECT))
-            }
-            (_, Some(why)) => {
-                let (what, path) = ("direct reads".into(), Some(source.path().to_owned()));
-                piece.batch().note_refusal(Refusal { what, path, why: why.clone() });
-                Ok(Access::Buffered)
-            }
-        }
+        Ok(access)
     }
 
     fn may_read_buffered(&self) -> bool {
-        let options = &self.shared.options;
-        options.direct == DirectIo::Never
-            || options.direct != DirectIo::Always && options.route != Route::IoUring
+        self.shared.options.wanted(None).may_read_buffered()
     }
 
-    /// A slot to read a piece into that is not memory of the host. `None` if none is free.
-    fn slot(&self, place: Option<&Place>, source: &SourceFile, may_wait: bool) -> Result<Option<Slot>> {
+    fn is_named(&self, member: &Arc<dyn Member>) -> bool {
+        member.route() == self.shared.options.route
+    }
+
+    /// A slot for a lane to read a piece into, whose place this is. `None` if none is free.
+    fn slot(
+        &self,
+        place: Option<&Place>,
+        lane: usize,
+        source: &SourceFile,
+        may_wait: bool,
+    ) -> Result<Option<Slot>> {
         match place {
-            Some(Place::Device(line, _)) => line.slot(may_wait),
+            Some(Place::Device { line, .. }) => line.slot(lane > 0, may_wait),
             _ => self.host_slot(source, may_wait),
         }
     }
 
     fn host_slot(&self, source: &SourceFile, may_wait: bool) -> Result<Option<Slot>> {
         let slots = self.shared.host_slots();
+        let slots = slots.ok_or_else(|| Error::Internal("there are no slots for the host".into()))?;
         match if may_wait { slots.take() } else { slots.try_take() } {
             None if slots.is_exhausted() => {
                 let reason = "reads that failed may still arrive in any of its memory";
                 let why = Unavailable::new(reason, "make a new reader");
-                Err(Error::RouteUnavailable { route: self.route, path: Some(source.path().to_owned()), why })
+                let (route, path) = (self.lanes[0].member.route(), Some(source.path().to_owned()));
+                Err(Error::RouteUnavailable { route, path, why })
             }
             slot => Ok(slot),
         }
     }
 
     /// Whether the page cache seems to hold a piece, and the route looks there.
-    fn may_be_cached(&self, piece: &Piece, op: &ReadOp, access: Access) -> bool {
-        // Buffered reads take what is cached from the cache by themselves.
-        let is_asked = match self.shared.options.route {
-            Route::Auto => access == Access::Direct && self.shared.options.direct != DirectIo::Always,
-            Route::Cached => true,
-            _ => false,
-        };
-        if let (true, Probe::None(why)) = (is_asked, op.source.probe()) {
-            let (what, path) = (Route::Cached.to_string(), Some(op.source.path().to_owned()));
-            piece.batch().note_refusal(Refusal { what, path, why: why.clone() });
+    fn may_be_cached(&self, piece: &Piece, source: &Arc<SourceFile>, access: Access) -> bool {
+        let Some(RouteLane { member, .. }) = &self.cached else { return false };
+        match member.add(source, access) {
+            Ok(true) => source.residency(piece.wanted) == Residency::Cached,
+            Ok(false) => false,
+            Err(why) => {
+                let (what, path) = (member.route().to_string(), Some(source.path().to_owned()));
+                piece.batch().note_refusal(Refusal { what, path, why });
+                false
+            }
         }
-        is_asked && op.source.residency(piece.wanted) == Residency::Cached
     }
 
-    /// Copies what the page cache holds.
-    fn copy_cached(&mut self, reading: &mut Reading, op: ReadOp) -> Option<ReadOp> {
-        let lane = self.cached.as_mut()?;
-        let mut done = Vec::with_capacity(1);
-        lane.push(op);
-        lane.submit_and_wait(&mut done).ok()?;
-        let Done { mut op, result } = done.pop()?;
-        // If it failed, whoever reads from the device will see what is wrong, if anything is.
+    /// Copies a piece from the page cache. If that does not hold all of it, the piece comes back with what was read for
+    /// nothing.
+    fn copy_cached(
+        &mut self,
+        mut taken: Taken,
+        source: &Arc<SourceFile>,
+        may_wait: bool,
+    ) -> std::result::Result<(Taken, Vec<Carrier>), Begun> {
+        let wanted = taken.piece.wanted;
+        let (is_own, buffer, range) = match taken.piece.place.take() {
+            // Memory of the reader's has room for all blocks.
+            Some(Place::Own(region)) => (true, Buffer::InPlace(region), blocks_of(wanted, source.len())),
+            Some(Place::Borrowed(region)) => (false, Buffer::InPlace(region), wanted),
+            place => {
+                let slot = self.slot(place.as_ref(), 0, source, may_wait);
+                taken.piece.place = place;
+                match slot {
+                    Ok(Some(slot)) => {
+                        (false, Buffer::Staged { slot: Some(slot), pieces: Vec::new() }, wanted)
+                    }
+                    Ok(None) => return Err(Begun::NoRoom(taken)),
+                    Err(error) => return Err(Begun::failed(taken, error)),
+                }
+            }
+        };
+        let mut op = new_read(0, source.clone(), Access::Buffered, buffer);
+        op.aim(range);
+        let mut reading = Reading { taken, range, carriers: Vec::new(), lane: 0 };
+        let copied = self.cached.as_mut().and_then(|RouteLane { lane, member }| {
+            let mut done = Vec::with_capacity(1);
+            lane.push(op);
+            lane.submit_and_wait(&mut done).ok()?;
+            done.pop().map(|done| (done, member.route()))
+        });
+        let Some((Done { mut op, result }, route)) = copied else {
+            reading.end(Err(Error::Internal("a copy from the page cache was lost".into())));
+            return Err(Begun::Ended);
+        };
+        // If it failed, the route that reads from the device will see what is wrong, if anything is.
         let count = result.unwrap_or(0);
         if count > 0 {
-            reading.account(&mut op, Route::Cached, count, count as u64);
+            reading.account(&mut op, route, count, count as u64);
         }
-        if op.filled < reading.range.len() {
-            // It starts over, so these bytes were read for nothing.
-            reading.carriers.iter_mut().for_each(|carrier| carrier.tensor_bytes = 0);
+        if op.filled == range.len() {
+            complete(self.shared, reading, op);
+            return Err(Begun::Ended);
         }
-        Some(op)
+        let Reading { mut taken, mut carriers, .. } = reading;
+        // It starts over, so these bytes were read for nothing.
+        carriers.iter_mut().for_each(|carrier| carrier.tensor_bytes = 0);
+        if let Buffer::InPlace(region) = op.buffer {
+            taken.piece.place = Some(if is_own { Place::Own(region) } else { Place::Borrowed(region) });
+        }
+        Ok((taken, carriers))
     }
 
     /// What came of a read: `Some` if it must go on, `None` if its piece has ended.
     fn settle(&mut self, mut op: ReadOp, result: io::Result<usize>) -> Option<ReadOp> {
         let mut reading = self.reading.get_mut(op.extent)?.take()?;
         if result.is_ok()
-            && let Some(error) = self.loss(&reading.taken.piece)
+            && let Some(error) = self.shared.loss(&reading.taken.piece)
         {
             // What came cannot be asked about any more.
             drop(op);
             reading.end(Err(error));
             return None;
         }
-        let (route, whole) = (self.route, reading.range.len());
-        let outcome = op.outcome(whole, result, route, |op, count, filled| {
+        let member = self.lanes[reading.lane].member.clone();
+        if let Some(why) = member.gives_up(&op, &result) {
+            self.hand_over(reading, op, why);
+            return None;
+        }
+        let (route, whole) = (member.route(), reading.range.len());
+        let outcome = op.outcome(whole, result, member.reads_any_bytes(), |op, count, filled| {
             reading.account(op, route, count, filled);
         });
         let batch = reading.taken.piece.batch();
@@ -357,7 +416,7 @@ impl<'a> Worker<'a> {
                 op.access = Access::Buffered;
             }
             Outcome::Failed(error) => {
-                let error = read_error(&reading, &op, error);
+                let error = read_error(&member, &reading, &op, error);
                 drop(op);
                 fail(self.shared, reading, error);
                 return None;
@@ -369,42 +428,56 @@ impl<'a> Worker<'a> {
         Some(op)
     }
 
-    /// Why a piece cannot be read any more, if so.
-    fn loss(&self, piece: &Piece) -> Option<Error> {
-        self.shared.usrbio.get()?.loss(piece)
+    /// A route past the host gives up: the piece waits again, for a lane that reads it otherwise.
+    fn hand_over(&self, reading: Reading, op: ReadOp, why: Unavailable) {
+        // Its slot goes back before another is taken.
+        drop(op);
+        let Reading { taken, carriers, lane, .. } = reading;
+        let batch = taken.piece.batch();
+        let what = self.lanes[lane].member.route().to_string();
+        batch.note_refusal(Refusal { what, path: None, why: why.clone() });
+        batch.account(carriers, 0, false);
+        if let Some(Place::Device { line, .. }) = &taken.piece.place
+            && let Some(direct) = line.direct()
+        {
+            direct.give_up(why);
+        }
+        self.shared.queue.put_back(taken);
     }
 
     fn refused_direct(&self, op: &ReadOp, reason: String) -> Error {
         let (route, path) = (self.shared.options.route, Some(op.source.path().to_owned()));
-        Error::RouteUnavailable { route, path, why: Unavailable::new(reason, FIX_DIRECT) }
+        Error::RouteUnavailable { route, path, why: no_direct_reads(&reason) }
     }
 }
 
-/// What to do where direct reads are refused and nothing else is allowed.
-const FIX_DIRECT: &str = "choose route auto or threads, or set direct to never";
-
 impl Reading {
     /// `op` got as far as byte `filled` of what is read, `read` bytes of it by this route.
-    fn account(&mut self, op: &mut ReadOp, route: Route, read: usize, filled: u64) {
+    fn account(&mut self, op: &mut ReadOp, route: crate::Route, read: usize, filled: u64) {
         let start = self.range.start();
         let window = ByteRange::new(start + op.filled, start + filled).unwrap_or_default();
         op.filled = filled;
         let delivered = window.intersection(self.taken.piece.wanted).unwrap_or_default();
         let counted = &self.taken.piece.of().counted;
-        let carrier = Carrier {
-            route,
-            access: op.access,
-            via: matches!(self.taken.piece.place, Some(Place::Device(..))).then_some(Route::Staged),
-            tensor_bytes: counted.as_ref().map_or(delivered.len(), |counted| counted.in_window(delivered)),
-            read_bytes: read as u64,
-            reads: 1,
+        let onward = match (&self.taken.piece.place, &op.buffer) {
+            (Some(Place::Device { .. }), Buffer::Staged { slot: Some(slot), .. })
+                if slot.device_address().is_none() =>
+            {
+                Onward::ToDevice
+            }
+            _ => Onward::Stay,
         };
+        let mut carrier = Carrier::new(route, op.access, onward);
+        carrier.tensor_bytes =
+            counted.as_ref().map_or(delivered.len(), |counted| counted.in_window(delivered));
+        (carrier.read_bytes, carrier.reads) = (read as u64, 1);
         match self.carriers.iter_mut().find(|own| own.is_same_way(&carrier)) {
             Some(own) => own.add(&carrier),
             None => self.carriers.push(carrier),
         }
     }
 
+    /// Its memory is not used any more.
     fn end(self, result: Result<()>) {
         self.taken.end_carried(self.carriers, 0, result);
     }
@@ -431,7 +504,7 @@ fn complete(shared: &Shared, mut reading: Reading, op: ReadOp) {
             reading.end(result);
             return;
         }
-        Buffer::Staged { slot: None, .. } | Buffer::Landing { .. } => {
+        Buffer::Staged { slot: None, .. } | Buffer::SharedStaging { .. } => {
             reading.end(Err(Error::Internal("a read has no slot".into())));
             return;
         }
@@ -449,17 +522,13 @@ fn complete(shared: &Shared, mut reading: Reading, op: ReadOp) {
                 .and_then(|target| slot.copy_to(skip as usize, target))
                 .and_then(|()| piece.of().complete(region))
         }
-        (None, Some(Place::Device(line, address))) => {
-            let packed = match &piece.of().packed {
-                Some(runs) => pack(&mut slot, skip, wanted, runs),
-                None => Ok((0, wanted.len())),
-            };
-            match packed {
-                Ok((before, len)) if len > 0 => {
-                    line.send(slot, skip, address + before, len, reading.taken, reading.carriers);
+        (None, Some(Place::Device { line, address, .. })) => {
+            match transfers(&mut slot, skip, wanted, piece.of().packed.as_ref()) {
+                Ok(transfers) if !transfers.is_empty() => {
+                    line.send(slot, &transfers, address, reading.taken, reading.carriers);
                     return;
                 }
-                packed => packed.map(|_| ()),
+                packed => packed.map(drop),
             }
         }
         (None, Some(Place::Sink(sink))) => part(&mut slot, skip, wanted.len()).and_then(|bytes| {
@@ -476,6 +545,20 @@ fn complete(shared: &Shared, mut reading: Reading, op: ReadOp) {
     };
     drop(slot);
     reading.taken.end_carried(reading.carriers, staged_bytes, result);
+}
+
+/// How the bytes of `wanted`, which are those of a slot after the first `skip`, get from there to a device: all of them, or
+/// the runs of them that are wanted, which are moved together first if they are in host memory.
+fn transfers(slot: &mut Slot, skip: u64, wanted: ByteRange, packed: Option<&Runs>) -> Result<Vec<Transfer>> {
+    let (before, len) = match packed {
+        None => (0, wanted.len()),
+        Some(runs) if slot.device_address().is_some() => {
+            return Ok(plan::packed(runs, wanted, wanted.start() - skip));
+        }
+        Some(runs) => pack(slot, skip, wanted, runs)?,
+    };
+    let linear = Transfer::Linear { source: skip, arena: 0, destination: before, len };
+    Ok(if len > 0 { vec![linear] } else { Vec::new() })
 }
 
 /// Moves the runs that lie in `wanted`, whose bytes are those of a slot after the first `skip`, together. How many bytes of
@@ -519,8 +602,19 @@ fn part(slot: &mut Slot, skip: u64, len: u64) -> Result<Cow<'_, [u8]>> {
     bytes.map(Cow::Borrowed).ok_or_else(|| Error::Internal("a piece does not fit its slot".into()))
 }
 
-fn new_read(source: Arc<SourceFile>, access: Access, buffer: Buffer) -> ReadOp {
-    ReadOp { extent: 0, source, access, buffer, offset: 0, position: 0, len: 0, filled: 0, stalls: 0 }
+fn new_read(number: usize, source: Arc<SourceFile>, access: Access, buffer: Buffer) -> ReadOp {
+    ReadOp { extent: number, source, access, buffer, offset: 0, position: 0, len: 0, filled: 0, stalls: 0 }
+}
+
+/// What a read by way of a slot fills in the end, if that is a region; else the place stays the piece's.
+fn put_aside(piece: &mut Piece, place: Option<Place>) -> Vec<WriteRegion> {
+    match place {
+        Some(Place::Own(region) | Place::Borrowed(region)) => vec![region],
+        place => {
+            piece.place = place;
+            Vec::new()
+        }
+    }
 }
 
 /// The blocks that `wanted` lies in, as far as the file goes.
@@ -535,12 +629,12 @@ fn is_whole_blocks(address: u64, wanted: ByteRange) -> bool {
     [address, wanted.start(), wanted.end()].iter().all(|place| Alignment::BLOCK.divides(*place))
 }
 
-/// A piece ends with an error, and with it all others, if that says that the daemon of the 3FS is lost.
+/// A piece ends with an error, and with it all others, if that says that its route brings nothing any more.
 fn fail(shared: &Shared, reading: Reading, error: Error) {
     if let Error::Io { source, .. } = &error
-        && is_daemon_lost(source)
+        && shared.is_lost_by(source)
     {
-        shared.lose_daemon(&source.to_string());
+        shared.lose(&source.to_string());
     }
     reading.end(Err(error));
 }
@@ -551,11 +645,11 @@ fn check_unchanged(piece: &Piece) -> Result<()> {
 }
 
 /// The error of a read that cannot be repeated.
-fn read_error(reading: &Reading, op: &ReadOp, source: io::Error) -> Error {
+fn read_error(member: &Arc<dyn Member>, reading: &Reading, op: &ReadOp, source: io::Error) -> Error {
     let piece = &reading.taken.piece;
     // A file that was cut or swapped explains most read errors better than the error does. A daemon that hangs would not
     // say so, ever.
-    if !is_daemon_lost(&source)
+    if !member.is_lost(&source)
         && let Err(changed) = check_unchanged(piece)
     {
         return changed;
@@ -570,14 +664,14 @@ fn read_error(reading: &Reading, op: &ReadOp, source: io::Error) -> Error {
     }
 }
 
-/// The error of route `cached` where the page cache does not hold a piece.
-fn not_cached(piece: &Piece, op: &ReadOp) -> Error {
+/// The error of a route that copies from the page cache where that does not hold a piece.
+fn not_cached(piece: &Piece, source: &SourceFile, member: &Arc<dyn Member>) -> Error {
     if let Err(changed) = check_unchanged(piece) {
         return changed;
     }
     let reason = format!("the page cache does not hold all of bytes {}", piece.wanted);
     let why = Unavailable::new(reason, "run 'windlass warm' first, or choose route auto");
-    Error::RouteUnavailable { route: Route::Cached, path: Some(op.source.path().to_owned()), why }
+    Error::RouteUnavailable { route: member.route(), path: Some(source.path().to_owned()), why }
 }
 
 fn sink_error(read: &ReadState, range: ByteRange, source: SinkError) -> Error {

@@ -4,7 +4,7 @@
 //! pattern first, so that code which believes a failed read delivers wrong bytes, not right ones by luck.
 #![forbid(unsafe_code)]
 
-use super::{AnyLane, Done, Lane, ReadOp};
+use super::{Done, Lane, ReadOp};
 use std::{
     io,
     sync::{
@@ -43,8 +43,8 @@ impl FaultScript {
         self.reads.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn wrap(&self, lane: AnyLane) -> AnyLane {
-        AnyLane::Faulty(Box::new(FaultyLane { lane, script: self.clone() }))
+    pub(crate) fn wrap(&self, lane: Box<dyn Lane>) -> Box<dyn Lane> {
+        Box::new(FaultyLane { lane, script: self.clone() })
     }
 }
 
@@ -55,8 +55,8 @@ impl std::fmt::Debug for FaultScript {
 }
 
 /// Another lane, with faults.
-pub(crate) struct FaultyLane {
-    lane: AnyLane,
+struct FaultyLane {
+    lane: Box<dyn Lane>,
     script: FaultScript,
 }
 

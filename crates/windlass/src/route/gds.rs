@@ -319,19 +319,17 @@ pub(crate) fn reads_through_host(device: &Device) -> Option<u64> {
     CuFile::get().ok()?.counters(device.uuid()).map(|counters| counters.posix)
 }
 
-/// `cuFileRead` into slots of a registered buffer.
+/// `cuFileRead` into slots on a device.
 #[derive(Debug)]
-pub(crate) struct CuFileRead(pub(crate) Arc<DirectBuffer>);
+pub(crate) struct CuFileRead;
 
 impl BlockingRead for CuFileRead {
     fn read(&self, op: &mut ReadOp) -> io::Result<usize> {
-        let Self(buffer) = self;
         let file = op.source.cufile().map_err(|why| io::Error::other(why.to_string()))?;
         let no_room = || io::Error::other("a read does not fit its slot");
         let Buffer::Staged { slot: Some(slot), .. } = &op.buffer else { return Err(no_room()) };
         let fits = op.position.checked_add(op.len).is_some_and(|end| end <= slot.len());
-        let start = slot.device_address().and_then(|address| address.checked_sub(buffer.address()));
-        let start = start.filter(|_| fits).ok_or_else(no_room)?;
+        let (buffer, start) = slot.direct_buffer().filter(|_| fits).ok_or_else(no_room)?;
         file.read_at(buffer, start + op.position as u64, op.len, op.offset)
     }
 }

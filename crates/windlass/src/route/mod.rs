@@ -4,6 +4,7 @@
 //! each backend: `uring` and `usrbio` implement `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking`
 //! makes lanes of that. `allowance` says how much of its memory `usrbio` uses; `threefs` is the mounts that it reads from,
 //! and `mounts` opens each once. `storage` answers programs that move bytes themselves; `ring` sets rings up, also theirs.
+//! `member` is what a route says of itself, `members` has a file for each, and `registry` lists them.
 //! `outcome` says what a completion means, once for all backends and for loads and readers.
 
 mod allowance;
@@ -12,8 +13,11 @@ mod cached;
 #[cfg(feature = "fault-injection")]
 pub mod fault;
 pub(crate) mod gds;
+pub(crate) mod member;
+mod members;
 mod mounts;
 mod outcome;
+pub(crate) mod registry;
 mod ring;
 mod source;
 mod threads;
@@ -38,7 +42,10 @@ pub use windlass_io::file::{
     DirectFile as PastCache, FileUse, is_remote, open_direct as open_past_cache, ring_refusal,
 };
 
-use crate::memory::{Slot, WriteRegion};
+use crate::{
+    memory::{Slot, WriteRegion},
+    report::Refusal,
+};
 use serde::{Deserialize, Serialize};
 use std::{fmt, io, str::FromStr, sync::Arc};
 
@@ -111,11 +118,41 @@ impl Route {
 
     /// Whether its reads past the page cache may begin and end anywhere, rather than only at blocks.
     pub(crate) fn reads_any_bytes(self) -> bool {
-        self.is_cufile() || self == Self::Usrbio
+        self.is_past_host() || self == Self::Usrbio
     }
 
-    /// Whether it goes through cuFile.
-    pub(crate) fn is_cufile(self) -> bool {
+    /// Why host memory is not used as it is by `device`, which could, if that was not asked for or against.
+    pub(crate) fn unified_refusal(self, device: impl fmt::Display) -> Option<Refusal> {
+        if self != Self::Auto {
+            return None;
+        }
+        let reason = format!("memory that {device} does not know of is no place for every kernel");
+        let why = Unavailable::new(reason, "choose route unified, which copies nothing, if yours take it");
+        Some(Refusal { what: Self::Unified.to_string(), path: None, why })
+    }
+
+    /// Whether it may read through the page cache where a file system refuses direct reads.
+    pub(crate) fn falls_back_to_buffered(self) -> bool {
+        self != Self::IoUring && !self.is_past_host()
+    }
+
+    /// Whether it shows files as they lie in the page cache, and reads nothing.
+    pub(crate) fn is_mapping(self) -> bool {
+        self == Self::Mapped
+    }
+
+    /// Whether the device is to use host memory as it is.
+    pub(crate) fn is_unified(self) -> bool {
+        self == Self::Unified
+    }
+
+    /// Whether it leads to a device, and nowhere else.
+    pub(crate) fn leads_to_device(self) -> bool {
+        self.is_past_host() || matches!(self, Self::Staged | Self::Unified)
+    }
+
+    /// Whether it leads to a device past the host.
+    pub(crate) fn is_past_host(self) -> bool {
         matches!(self, Self::Gds | Self::GdsCompat)
     }
 }
@@ -136,6 +173,19 @@ impl FromStr for Route {
             reason: format!("it is one of {}", Self::ALL.map(Self::name).join(", ")),
         })
     }
+}
+
+/// Whether a load, a reader or a save goes past the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DirectIo {
+    /// Where the file system allows it. Route `io_uring` fails where it does not.
+    #[default]
+    Auto,
+    /// Always, whatever the page cache holds; an error where the file system refuses.
+    Always,
+    /// Never.
+    Never,
 }
 
 /// Whether reads pass through the page cache.
@@ -183,7 +233,7 @@ pub(crate) enum Buffer {
     /// The final place.
     InPlace(WriteRegion),
     /// A slot of memory shared with another process, once one was taken, and the final place of what it will hold.
-    Landing { slot: Option<Slot>, region: WriteRegion },
+    SharedStaging { slot: Option<Slot>, region: WriteRegion },
     /// A staging slot, once one was taken, and the final places of its pieces.
     Staged { slot: Option<Slot>, pieces: Vec<WriteRegion> },
 }
@@ -194,7 +244,7 @@ impl ReadOp {
         let bytes = match &mut self.buffer {
             Buffer::InPlace(region) => region.as_mut_slice(),
             Buffer::Staged { slot: Some(slot), .. } => slot.as_mut_slice(),
-            Buffer::Staged { slot: None, .. } | Buffer::Landing { .. } => &mut [],
+            Buffer::Staged { slot: None, .. } | Buffer::SharedStaging { .. } => &mut [],
         };
         let end = self.position.checked_add(self.len);
         end.and_then(|end| bytes.get_mut(self.position..end))
@@ -205,7 +255,7 @@ impl ReadOp {
     #[cfg(feature = "fault-injection")]
     fn spoil(&mut self, kept: usize, pattern: u8) {
         let (start, len) = (self.position + kept, self.len.saturating_sub(kept));
-        if let Buffer::Landing { slot: Some(slot), .. } | Buffer::Staged { slot: Some(slot), .. } =
+        if let Buffer::SharedStaging { slot: Some(slot), .. } | Buffer::Staged { slot: Some(slot), .. } =
             &mut self.buffer
         {
             // Other memory is overwritten below.
@@ -224,7 +274,8 @@ pub(crate) struct Done {
     pub(crate) result: io::Result<usize>,
 }
 
-/// A queue of reads with one owner. Reads complete in any order.
+/// A queue of reads with one owner. Reads complete in any order. They are of 64 KiB and more, so that a call through a
+/// table of functions is not worth an enum.
 pub(crate) trait Lane {
     /// Reads that may be in flight at once.
     fn capacity(&self) -> usize;
@@ -242,74 +293,4 @@ pub(crate) trait Lane {
 
     /// Waits until at least one read is done and appends those that are. Returns at once if none is in flight.
     fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()>;
-}
-
-/// Any backend: an enum rather than `dyn`, so that the hot path is a jump.
-pub(crate) enum AnyLane {
-    Uring(Box<UringLane>),
-    Usrbio(Box<UsrbioLane>),
-    Pread(BlockingLane<Pread>),
-    Cached(BlockingLane<CachedCopy>),
-    Gds(BlockingLane<CuFileRead>),
-    #[cfg(feature = "fault-injection")]
-    Faulty(Box<fault::FaultyLane>),
-}
-
-impl Lane for AnyLane {
-    fn capacity(&self) -> usize {
-        match self {
-            Self::Uring(lane) => lane.capacity(),
-            Self::Usrbio(lane) => lane.capacity(),
-            Self::Pread(lane) => lane.capacity(),
-            Self::Cached(lane) => lane.capacity(),
-            Self::Gds(lane) => lane.capacity(),
-            #[cfg(feature = "fault-injection")]
-            Self::Faulty(lane) => lane.capacity(),
-        }
-    }
-
-    fn allowed(&self) -> usize {
-        match self {
-            Self::Usrbio(lane) => lane.allowed(),
-            #[cfg(feature = "fault-injection")]
-            Self::Faulty(lane) => lane.allowed(),
-            lane => lane.capacity(),
-        }
-    }
-
-    fn in_flight(&self) -> usize {
-        match self {
-            Self::Uring(lane) => lane.in_flight(),
-            Self::Usrbio(lane) => lane.in_flight(),
-            Self::Pread(lane) => lane.in_flight(),
-            Self::Cached(lane) => lane.in_flight(),
-            Self::Gds(lane) => lane.in_flight(),
-            #[cfg(feature = "fault-injection")]
-            Self::Faulty(lane) => lane.in_flight(),
-        }
-    }
-
-    fn push(&mut self, op: ReadOp) {
-        match self {
-            Self::Uring(lane) => lane.push(op),
-            Self::Usrbio(lane) => lane.push(op),
-            Self::Pread(lane) => lane.push(op),
-            Self::Cached(lane) => lane.push(op),
-            Self::Gds(lane) => lane.push(op),
-            #[cfg(feature = "fault-injection")]
-            Self::Faulty(lane) => lane.push(op),
-        }
-    }
-
-    fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        match self {
-            Self::Uring(lane) => lane.submit_and_wait(done),
-            Self::Usrbio(lane) => lane.submit_and_wait(done),
-            Self::Pread(lane) => lane.submit_and_wait(done),
-            Self::Cached(lane) => lane.submit_and_wait(done),
-            Self::Gds(lane) => lane.submit_and_wait(done),
-            #[cfg(feature = "fault-injection")]
-            Self::Faulty(lane) => lane.submit_and_wait(done),
-        }
-    }
 }

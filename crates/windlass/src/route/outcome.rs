@@ -1,7 +1,7 @@
 //! What a read that ended asks for next: decided here once, for all backends and for all who read.
 #![forbid(unsafe_code)]
 
-use super::{Access, ReadOp, Route};
+use super::{Access, ReadOp};
 use crate::{Alignment, ByteRange};
 use std::{io, thread, time::Duration};
 use windlass_io::file::{is_refusal_of_direct, is_transient};
@@ -59,16 +59,16 @@ impl ReadOp {
         self.len = block.up(len).unwrap_or(len) as usize;
     }
 
-    /// What came of a read by `route` of which `whole` bytes are wanted. `account` is told how many bytes it brought and
-    /// how many are there then, which it must note in `filled`.
+    /// What came of a read of which `whole` bytes are wanted, by a route that may read any bytes or whole blocks alone.
+    /// `account` is told how many bytes it brought and how many are there then, which it must note in `filled`.
     pub(crate) fn outcome(
         &mut self,
         whole: u64,
         result: io::Result<usize>,
-        route: Route,
+        reads_any_bytes: bool,
         account: impl FnOnce(&mut Self, usize, u64),
     ) -> Outcome {
-        let is_direct = self.access == Access::Direct && !route.reads_any_bytes();
+        let is_direct = self.access == Access::Direct && !reads_any_bytes;
         match result {
             Ok(count) => {
                 let reached = (self.position as u64 + count as u64).min(whole);

@@ -78,6 +78,12 @@ pub(crate) struct UsrbioLane {
     completions: Vec<Completion>,
 }
 
+impl fmt::Debug for UsrbioLane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UsrbioLane").field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
+}
+
 impl UsrbioLane {
     /// A lane for up to `depth` reads of `files`, which belong to the mount of `ring`.
     pub(crate) fn new(ring: Ring, files: Arc<Files>, depth: usize) -> Self {
@@ -202,7 +208,7 @@ impl Buffer {
     fn slot(&mut self) -> Option<&mut Slot> {
         match self {
             Self::InPlace(_) => None,
-            Self::Staged { slot, .. } | Self::Landing { slot, .. } => slot.as_mut(),
+            Self::Staged { slot, .. } | Self::SharedStaging { slot, .. } => slot.as_mut(),
         }
     }
 }

@@ -3,8 +3,8 @@
 
 use super::LEAST_ALIGNMENT;
 use crate::{
-    Alignment, DirectIo, Error, Result, environment,
-    load::{byte_option, count_option, named_option},
+    Alignment, DirectIo, Error, Result,
+    environment::{self, bytes, count, named},
 };
 
 /// Widest alignment that a header is padded to: a huge page.
@@ -47,14 +47,14 @@ impl SaveOptions {
     /// [`Error::InvalidOption`] if there is no such option or it cannot have this value.
     pub fn set(&mut self, option: &str, value: &str) -> Result<()> {
         match option {
-            "direct" => self.direct = named_option("direct", value)?,
+            "direct" => self.direct = named("direct", value)?,
             "sync" => self.sync = environment::boolean("sync", value)?,
             "alignment" => {
-                let bytes = byte_option("alignment", value)?;
+                let bytes = bytes("alignment", value)?;
                 self.alignment = Alignment::new(bytes).ok_or_else(|| bad_alignment(value))?;
                 self.check()?;
             }
-            "threads" => self.threads = Some(count_option("threads", value)?),
+            "threads" => self.threads = Some(count("threads", value)?),
             _ => {
                 return Err(Error::InvalidOption {
                     option: "option",
@@ -69,7 +69,7 @@ impl SaveOptions {
     /// Fails for numbers that no save can work with.
     pub(super) fn check(&self) -> Result<()> {
         if let Some(threads) = self.threads {
-            count_option("threads", &threads.to_string())?;
+            count("threads", &threads.to_string())?;
         }
         if self.alignment < LEAST_ALIGNMENT || self.alignment.bytes() > MAX_ALIGNMENT {
             return Err(bad_alignment(&self.alignment.bytes().to_string()));
@@ -109,7 +109,7 @@ impl Sharding {
     /// # Errors
     /// [`Error::InvalidOption`].
     pub fn set_max_shard_size(&mut self, value: &str) -> Result<()> {
-        self.max_shard_bytes = byte_option("max_shard_size", value)?;
+        self.max_shard_bytes = bytes("max_shard_size", value)?;
         self.check()
     }
 

@@ -1,0 +1,111 @@
+//! The report of a load: what is planned, what preparing it took, what was done.
+#![forbid(unsafe_code)]
+
+use super::{LoadOptions, job::Job, routes::LoadRoute};
+use crate::{
+    Catalog, DeviceId, Report,
+    device::Device,
+    memory::{HugePages, Slots},
+    plan::Plan,
+    report::{DeviceReport, MemoryReport, TimeReport},
+};
+use std::cmp::Reverse;
+
+/// What a report says before the first read.
+pub(super) struct Planned<'a> {
+    pub(super) catalog: &'a Catalog,
+    pub(super) plan: &'a Plan,
+    pub(super) options: &'a LoadOptions,
+    /// The node that was asked for the arenas.
+    pub(super) numa_node: Option<u32>,
+}
+
+impl Planned<'_> {
+    /// The report of a load into memory of its own, or of a device's that it uses.
+    pub(super) fn report(&self, device: Option<&Device>) -> Report {
+        let Self { catalog, plan, options, numa_node } = *self;
+        let mut files: Vec<_> = plan.extents().iter().map(|extent| extent.file).collect();
+        files.dedup();
+        let is_unified = options.route.is_unified();
+        Report {
+            version: env!("CARGO_PKG_VERSION").into(),
+            route: options.route,
+            files: files.len(),
+            tensors: plan.tensors().len(),
+            tensor_bytes: plan.tensor_bytes(),
+            read_bytes: 0,
+            staged_bytes: 0,
+            carriers: Vec::new(),
+            refused: Vec::new(),
+            retries: Default::default(),
+            memory: MemoryReport {
+                layout: options.layout,
+                arenas: plan.arenas().len(),
+                arena_bytes: plan.arena_bytes(),
+                staging_bytes: 0,
+                huge_pages: if options.pool.is_some() { HugePages::Transparent } else { options.huge_pages },
+                pooled: options.pool.is_some(),
+                // A pool's memory lies where it was touched.
+                numa_node: numa_node.filter(|_| options.pool.is_none()),
+            },
+            device: device.map(|device| DeviceReport {
+                device: DeviceId::Cuda(device.info().ordinal),
+                name: device.info().name.clone(),
+                pci: device.info().pci.clone(),
+                unified: is_unified,
+                dtype: options.dtype,
+                memory_bytes: if is_unified { 0 } else { plan.arena_bytes() },
+                scratch_bytes: 0,
+                copies: 0,
+                copy_wait_seconds: 0.0,
+                slot_wait_seconds: 0.0,
+                proof: None,
+            }),
+            time: TimeReport::default(),
+            verify: None,
+            notes: catalog.notes().to_vec(),
+        }
+    }
+
+    /// The report of a load into memory of the caller's, some of it perhaps on a device.
+    pub(super) fn report_without_memory(&self, device: Option<&Device>) -> Report {
+        let mut report = self.report(device);
+        let memory = &mut report.memory;
+        (memory.arenas, memory.arena_bytes, memory.huge_pages) = (0, 0, self.options.huge_pages);
+        if let Some(device) = &mut report.device {
+            (device.unified, device.memory_bytes) = (false, 0);
+        }
+        report
+    }
+}
+
+/// Adds the memory and the routes that a load begins with.
+pub(super) fn add_preparation(report: &mut Report, job: &Job) {
+    let slots = || job.routes.iter().filter_map(LoadRoute::slots);
+    report.memory.staging_bytes = job.slots.host_bytes()
+        + slots().map(Slots::host_bytes).sum::<u64>()
+        + job.delivery().map_or(0, |delivery| delivery.pinned_bytes());
+    report.notes.extend(job.routes.iter().filter_map(|route| route.member.note()));
+}
+
+/// Adds what a load has done so far.
+pub(super) fn add_progress(report: &mut Report, job: &Job) {
+    report.carriers = job.carriers();
+    report.carriers.sort_by_key(|carrier| Reverse(carrier.tensor_bytes));
+    report.read_bytes = report.carriers.iter().map(|carrier| carrier.read_bytes).sum();
+    report.refused = job.refused();
+    report.retries = job.retries();
+    report.staged_bytes = job.staged_bytes();
+    let (Some(device), Some(delivery)) = (&mut report.device, job.delivery()) else { return };
+    let slots = || job.routes.iter().filter_map(LoadRoute::slots);
+    device.scratch_bytes = delivery.scratch_bytes() + slots().map(Slots::device_bytes).sum::<u64>();
+    device.slot_wait_seconds = slots().chain([&job.slots]).map(|slots| slots.waited().as_secs_f64()).sum();
+    let has_carried = |route: &&LoadRoute| {
+        let name = route.member.route();
+        report.carriers.iter().any(|own| own.route == name && own.tensor_bytes > 0)
+    };
+    let proven = job.routes.iter().filter(|route| route.is_kept()).filter(has_carried);
+    device.proof = proven.filter_map(|route| route.member.proof()).next();
+    device.copies = delivery.copies();
+    device.copy_wait_seconds = delivery.waited().as_secs_f64();
+}

@@ -1,0 +1,370 @@
+//! The routes of one load, in order of preference: which files each reads, through which slots, on how many threads.
+#![forbid(unsafe_code)]
+
+use super::{
+    LoadOptions,
+    delivery::{Needs, SlotCounts},
+    queue::Takers,
+};
+use crate::{
+    Alignment, Error, Result,
+    device::Device,
+    memory::{self, Slots},
+    plan::{Extent, Plan, PlanOptions},
+    report::Refusal,
+    route::{
+        Access, Buffer, DirectIo, ReadOp, Route, SourceFile, Unavailable,
+        member::{Demand, Landing, Member, Share, ThreadPlan, Wanted},
+        registry::{Entry, NotOpened, ROUTES},
+    },
+};
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
+
+/// Longest chunk of a file that reads are made as long as.
+const MAX_CHUNK_BYTES: u64 = 32 << 20;
+
+/// A route that a load reads by.
+#[derive(Debug)]
+pub(super) struct LoadRoute {
+    // Before the member, which the memory belongs to.
+    slots: Option<Slots>,
+    pub(super) member: Arc<dyn Member>,
+    pub(super) share: Share,
+    /// Whether it reads each file of the catalog.
+    files: Box<[bool]>,
+    /// Reads that were not what its name promises, before the load.
+    broken: Option<u64>,
+    /// What was found out at the end of the load.
+    kept: OnceLock<std::result::Result<(), Unavailable>>,
+}
+
+impl LoadRoute {
+    /// Slots of its own, if it does not read into those of the load.
+    pub(super) fn slots(&self) -> Option<&Slots> {
+        self.slots.as_ref()
+    }
+
+    fn takes(&self, extent: &Extent) -> bool {
+        self.files[extent.file.index()]
+            && (!self.member.needs_whole_blocks() || Plan::is_whole_blocks(extent))
+    }
+
+    /// Whether it has done what its name promises, as far as is known: for good, once the load has asked
+    /// [`LoadRoute::check_kept`] at its end.
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept
+            .get()
+            .map_or_else(|| self.member.check_kept(self.broken).is_ok(), std::result::Result::is_ok)
+    }
+
+    /// Fails if it has not done what its name promises. Asked when all reads are made; the answer stays.
+    pub(super) fn check_kept(&self) -> std::result::Result<(), Unavailable> {
+        self.kept.get_or_init(|| self.member.check_kept(self.broken)).clone()
+    }
+}
+
+/// The memory and threads that a load has for routes.
+pub(super) struct Room<'a> {
+    pub(super) threads: &'a ThreadPlan,
+    pub(super) numa_node: Option<u32>,
+    /// Bytes of tensors in memory that nothing has touched.
+    pub(super) fresh_bytes: u64,
+    /// Bytes of pinned memory, at most.
+    pub(super) staging_bytes: u64,
+    pub(super) needs: Needs,
+}
+
+/// The routes of a load while they are opened.
+pub(super) struct Opening<'a> {
+    wanted: Wanted<'a>,
+    options: &'a LoadOptions,
+    sources: &'a [Arc<SourceFile>],
+    /// How each file is read, once that was asked.
+    access: Vec<Option<Access>>,
+    routes: Vec<LoadRoute>,
+    refused: Vec<Refusal>,
+}
+
+impl<'a> Opening<'a> {
+    /// `refused` is what was refused before.
+    pub(super) fn new(
+        options: &'a LoadOptions,
+        sources: &'a [Arc<SourceFile>],
+        device: Option<&'a Arc<Device>>,
+        is_inline: bool,
+        refused: Vec<Refusal>,
+    ) -> Self {
+        let wanted = Wanted {
+            route: options.route,
+            direct: options.direct,
+            usrbio: options.usrbio,
+            usrbio_directories: &options.usrbio_directories,
+            device,
+            is_inline,
+            copies_on_lanes: false,
+        };
+        Self { wanted, options, sources, access: vec![None; sources.len()], routes: Vec::new(), refused }
+    }
+
+    /// Opens the routes that say how long reads should be.
+    ///
+    /// # Errors
+    /// [`Error::RouteUnavailable`] if the route that the caller named cannot be.
+    pub(super) fn open_first(&mut self, plan: &Plan) -> Result<()> {
+        ROUTES
+            .iter()
+            .filter(|entry| entry.landing == Landing::Shared)
+            .try_for_each(|entry| self.open(entry, plan))
+    }
+
+    /// The length of reads: that of the options, made to take whole chunks of the files unless the caller chose it.
+    pub(super) fn chunk_bytes(&self) -> u64 {
+        let by_default = PlanOptions::default().chunk_bytes;
+        let chunk = self.routes.iter().filter_map(|route| route.member.chunk_bytes()).max();
+        let whole = chunk.and_then(|chunk| by_default.checked_next_multiple_of(chunk));
+        match whole.filter(|&whole| whole <= MAX_CHUNK_BYTES && Alignment::BLOCK.divides(whole)) {
+            Some(whole) if self.options.chunk_bytes == by_default => whole,
+            _ => self.options.chunk_bytes,
+        }
+    }
+
+    /// Makes the memory of the routes that were opened first.
+    ///
+    /// # Errors
+    /// [`Error::RouteUnavailable`] if the caller named one; [`Error::MemoryBudget`].
+    pub(super) fn ready_first(&mut self, plan: &Plan, room: &Room<'_>) -> Result<()> {
+        for position in (0..self.routes.len()).rev() {
+            self.make_ready(position, plan, room)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of host memory that the routes have taken.
+    pub(super) fn host_bytes(&self) -> u64 {
+        self.routes.iter().filter_map(LoadRoute::slots).map(Slots::host_bytes).sum()
+    }
+
+    /// Whether an extent will need a slot of the load's own, if it is staged.
+    pub(super) fn needs_host_slot(&self, extent: &Extent) -> bool {
+        !(self.options.route.is_past_host() && Plan::is_whole_blocks(extent))
+            && !self.is_served_alone(extent.file.index())
+    }
+
+    /// How many slots of which kind extents come in, of which `host` are the load's own.
+    pub(super) fn slot_counts(&self, host: usize) -> SlotCounts {
+        let count = |landing| {
+            let own = self.routes.iter().filter(|route| route.member.landing() == landing);
+            own.filter_map(LoadRoute::slots).map(Slots::count).sum()
+        };
+        SlotCounts { host, shared: count(Landing::Shared), device: count(Landing::Device) }
+    }
+
+    /// Opens the other routes and makes their memory, after the memory that tensors need.
+    ///
+    /// # Errors
+    /// Those of [`Opening::open_first`].
+    pub(super) fn open_others(&mut self, plan: &Plan, room: &Room<'_>) -> Result<()> {
+        if self.wanted.direct == DirectIo::Never {
+            self.refuse(
+                "direct reads",
+                None,
+                Unavailable::new("switched off by the option direct=never", ""),
+            );
+        }
+        for entry in ROUTES.iter().filter(|entry| entry.landing != Landing::Shared) {
+            let before = self.routes.len();
+            self.open(entry, plan)?;
+            if self.routes.len() > before {
+                self.make_ready(before, plan, room)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The routes, a read for each extent with who takes it, and what was refused.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if no route takes an extent.
+    pub(super) fn assign(self, plan: &Plan, buffers: Vec<Buffer>) -> Result<Assigned> {
+        let Self { sources, access, routes, refused, .. } = self;
+        let mut reads = Vec::with_capacity(plan.extents().len());
+        for (position, (extent, buffer)) in plan.extents().iter().zip(buffers).enumerate() {
+            let file = extent.file.index();
+            let takers = routes.iter().enumerate().filter(|(_, route)| route.takes(extent));
+            let takers = Takers::of(takers.map(|(number, _)| number));
+            let first = takers.from(0).map(|first| &routes[first]);
+            let first = first.ok_or_else(|| Error::Internal("no route takes an extent".into()))?;
+            let buffer = match buffer {
+                Buffer::InPlace(region) if first.member.landing() == Landing::Shared => {
+                    Buffer::SharedStaging { slot: None, region }
+                }
+                other => other,
+            };
+            let access = access[file].unwrap_or(Access::Direct);
+            reads.push((takers, read(position, extent, &sources[file], access, buffer)));
+        }
+        Ok(Assigned { routes, reads, refused })
+    }
+
+    fn open(&mut self, entry: &Entry, plan: &Plan) -> Result<()> {
+        let files = self.files_of(plan, false);
+        let sources: Vec<_> = files.iter().map(|&file| &self.sources[file]).collect();
+        let before: Vec<_> = self.routes.iter().map(|route| route.member.clone()).collect();
+        let member = match (entry.open)(&self.wanted, &sources, &before) {
+            Ok(Some(member)) => member,
+            Ok(None) => return Ok(()),
+            Err(NotOpened { path, why }) => return self.refuse_route(entry.route, path, why),
+        };
+        let mut takes = vec![false; self.sources.len()].into_boxed_slice();
+        let files = if member.needs_whole_blocks() { self.files_of(plan, true) } else { files };
+        for file in files {
+            let access = if member.serves_alone() { Access::Direct } else { self.access(file)? };
+            let source = &self.sources[file];
+            match member.add(source, access) {
+                Ok(is_taken) => takes[file] = is_taken,
+                Err(why) => self.refuse_route(entry.route, Some(source.path().to_owned()), why)?,
+            }
+        }
+        if takes.contains(&true) && self.routes.len() < Takers::MOST {
+            self.refused.extend(member.refusals());
+            let share = Share { threads: 0, depth: (1, 1), slots: 0, slot_bytes: 0 };
+            let (broken, kept) = (member.broken(), OnceLock::new());
+            self.routes.push(LoadRoute { slots: None, member, share, files: takes, broken, kept });
+        }
+        Ok(())
+    }
+
+    /// Gives a route its part of the load, or drops it if it has no memory.
+    fn make_ready(&mut self, position: usize, plan: &Plan, room: &Room<'_>) -> Result<()> {
+        let (route, options) = (&mut self.routes[position], self.options);
+        let reads = || plan.extents().iter().filter(|extent| route.takes(extent));
+        let budget_bytes = match (self.wanted.device, options.memory_budget_bytes) {
+            (Some(_), _) => room.staging_bytes,
+            (None, Some(budget)) => budget.saturating_sub(room.fresh_bytes),
+            (None, None) => u64::MAX,
+        };
+        let demand = Demand {
+            threads: room.threads,
+            is_inline: self.wanted.is_inline,
+            has_device: self.wanted.device.is_some(),
+            reads: reads().count(),
+            longest_bytes: reads().map(|extent| extent.read.len()).max().unwrap_or(0),
+            in_flight_bytes: options.in_flight_bytes,
+            rings: options.rings,
+            budget_bytes,
+            slot_bytes: (room.needs.slot_bytes, room.needs.table_bytes),
+        };
+        let share = route.member.share(&demand);
+        if route.member.landing() == Landing::Shared {
+            let bytes = share.slot_bytes.saturating_mul(share.slots as u64);
+            memory::budget::check(room.fresh_bytes, bytes, options.memory_budget_bytes)?;
+        }
+        let slots = match route.member.landing() {
+            Landing::Any => Ok(None),
+            Landing::Shared | Landing::Device => route
+                .member
+                .slots(share.slots, share.slot_bytes as usize, self.wanted.device, room.numa_node)
+                .map(Some),
+        };
+        let opened = slots.and_then(|slots| {
+            route.member.open_lanes(share.threads, share.depth.1)?;
+            Ok(slots)
+        });
+        match opened {
+            Ok(slots) => {
+                route.share = share;
+                route.slots = slots;
+                Ok(())
+            }
+            Err(error) if self.wanted.names(route.member.route()) => Err(error),
+            Err(error) => {
+                let name = route.member.route();
+                self.routes.remove(position);
+                let why = match error {
+                    Error::RouteUnavailable { why, .. } => why,
+                    error => Unavailable::new(error.to_string(), ""),
+                };
+                self.refuse_route(name, None, why)
+            }
+        }
+    }
+
+    /// The files that the plan reads, or reads whole blocks of, but for those that a route serves alone.
+    fn files_of(&self, plan: &Plan, whole_blocks: bool) -> Vec<usize> {
+        let extents = plan.extents().iter().filter(|extent| !whole_blocks || Plan::is_whole_blocks(extent));
+        let mut files: Vec<usize> = extents.map(|extent| extent.file.index()).collect();
+        files.dedup();
+        files.retain(|&file| !self.is_served_alone(file));
+        files
+    }
+
+    fn is_served_alone(&self, file: usize) -> bool {
+        self.routes.iter().any(|route| route.files[file] && route.member.serves_alone())
+    }
+
+    /// How a file is read by routes that go through the kernel.
+    fn access(&mut self, file: usize) -> Result<Access> {
+        if let Some(access) = self.access[file] {
+            return Ok(access);
+        }
+        let source = &self.sources[file];
+        let (access, refusal) = self.wanted.access(source).map_err(|why| Error::RouteUnavailable {
+            route: self.wanted.route,
+            path: Some(source.path().to_owned()),
+            why,
+        })?;
+        if let Some(why) = refusal {
+            self.refuse("direct reads", Some(source.path().to_owned()), why.clone());
+        }
+        self.access[file] = Some(access);
+        Ok(access)
+    }
+
+    /// # Errors
+    /// [`Error::RouteUnavailable`] if the caller named the route.
+    fn refuse_route(&mut self, route: Route, path: Option<PathBuf>, why: Unavailable) -> Result<()> {
+        if self.wanted.names(route) {
+            return Err(Error::RouteUnavailable { route: self.wanted.route, path, why });
+        }
+        self.refuse(route.name(), path, why);
+        Ok(())
+    }
+
+    fn refuse(&mut self, what: &str, path: Option<PathBuf>, why: Unavailable) {
+        let refusal = Refusal { what: what.into(), path, why };
+        if !self.refused.contains(&refusal) {
+            self.refused.push(refusal);
+        }
+    }
+}
+
+/// The reads of a load, and the routes that they may take.
+pub(super) struct Assigned {
+    pub(super) routes: Vec<LoadRoute>,
+    pub(super) reads: Vec<(Takers, ReadOp)>,
+    pub(super) refused: Vec<Refusal>,
+}
+
+/// The read of the extent at `position`, nothing of which is there yet.
+fn read(
+    position: usize,
+    extent: &Extent,
+    source: &Arc<SourceFile>,
+    access: Access,
+    buffer: Buffer,
+) -> ReadOp {
+    ReadOp {
+        extent: position,
+        source: source.clone(),
+        access,
+        buffer,
+        offset: extent.read.start(),
+        position: 0,
+        len: 0,
+        filled: 0,
+        stalls: 0,
+    }
+}

@@ -1,0 +1,104 @@
+//! How many threads a load has, and where they run.
+#![forbid(unsafe_code)]
+
+use super::{LoadOptions, NumaPlacement};
+use crate::{
+    DeviceId, Error, Result,
+    device::Device,
+    parallel,
+    plan::Plan,
+    route::{DirectIo, SourceFile, Unavailable, member::ThreadPlan},
+    sys::{block_device, numa},
+};
+use std::{io, sync::Arc};
+
+/// Bytes in flight that saturate a local drive: bandwidth × loaded latency of a fast NVMe.
+const LOCAL_IN_FLIGHT_BYTES: u64 = 32 << 20;
+/// The same for a server over a network.
+const REMOTE_IN_FLIGHT_BYTES: u64 = 128 << 20;
+/// How many times as many, at most, where that makes the device faster.
+const IN_FLIGHT_GROWTH: u64 = 8;
+/// Reads in one ring, at most.
+const MAX_DEPTH: u64 = 256;
+/// Threads that read into a device, at most.
+const MAX_DIRECT: usize = 32;
+/// Threads that copy from the page cache, at most: a few saturate memory.
+const MAX_COPIERS: usize = 8;
+
+impl ThreadPlan {
+    /// For what the caller's thread does by itself.
+    pub(super) const ALONE: Self =
+        Self { copiers: 1, touchers: 0, rings: 1, depth: (1, 1), pool: 1, direct: 1 };
+
+    /// For a load of `plan`.
+    pub(super) fn new(plan: &Plan, sources: &[Arc<SourceFile>], options: &LoadOptions) -> Self {
+        let cores = parallel::cores();
+        let used: Vec<&Arc<SourceFile>> = {
+            let mut files: Vec<_> = plan.extents().iter().map(|extent| extent.file).collect();
+            files.dedup();
+            files.into_iter().map(|file| &sources[file.index()]).collect()
+        };
+        let remote = used.iter().any(|source| source.filesystem().is_remote());
+        let by_default = if remote { REMOTE_IN_FLIGHT_BYTES } else { LOCAL_IN_FLIGHT_BYTES };
+        let in_flight = options.in_flight_bytes.unwrap_or(by_default);
+        let depth = (in_flight / options.chunk_bytes.max(1)).clamp(1, MAX_DEPTH);
+        // A number that the caller gave is not second-guessed.
+        let max_depth = if options.in_flight_bytes.is_some() { depth } else { depth * IN_FLIGHT_GROWTH };
+        let buffered =
+            options.direct == DirectIo::Never || used.iter().any(|source| source.direct_refusal().is_some());
+        let copiers = cores.min(MAX_COPIERS).max(if cores > 1 { 2 } else { 1 });
+        // Blocking direct reads only wait; buffered ones of a local file also copy, on a core each. A few saturate
+        // memory, but not while they copy into slots that stay in the processor's cache.
+        let pool = match (buffered && !remote, options.device) {
+            (true, DeviceId::Cpu) => cores.clamp(2, 4),
+            (true, _) => copiers,
+            (false, _) => depth as usize,
+        };
+        let many_queues = used.iter().any(|source| block_device::queues(source.device()) > 1);
+        let rings = options.rings.unwrap_or(if cores >= 8 && many_queues { 2 } else { 1 });
+        Self {
+            copiers: options.threads.unwrap_or(copiers),
+            touchers: if options.pool.is_some() { 0 } else { copiers.min(2) },
+            rings,
+            depth: ((depth as usize).div_ceil(rings), (max_depth.min(MAX_DEPTH) as usize).div_ceil(rings)),
+            pool: options.threads.unwrap_or(pool),
+            direct: (depth as usize).min(MAX_DIRECT),
+        }
+    }
+
+    /// Slots between files and a device: for the reads in flight, as many copies, and the threads that copy from the
+    /// cache.
+    pub(super) fn pinned_slots(&self) -> usize {
+        2 * (self.depth.1 * self.rings).max(self.pool) + self.copiers
+    }
+}
+
+/// Why the system starts no thread, and what to do.
+pub(super) fn no_thread(error: &io::Error) -> Unavailable {
+    let fix = "raise ulimit -u or the control group's pids.max, or allow clone and clone3 in the container's seccomp profile";
+    Unavailable::new(format!("the system starts no thread: {error}"), fix)
+}
+
+/// The node that `placement` stands for on this machine.
+pub(super) fn numa_node(
+    sources: &[Arc<SourceFile>],
+    placement: NumaPlacement,
+    copied_to: Option<&Arc<Device>>,
+) -> Result<Option<u32>> {
+    match placement {
+        // Pinned memory far from the device halves the speed of copies.
+        NumaPlacement::Unbound => {
+            let near_device = copied_to.and_then(|device| device.info().numa_node);
+            Ok(near_device.filter(|_| numa::nodes().len() > 1))
+        }
+        NumaPlacement::NearStorage => {
+            Ok(sources.first().and_then(|source| block_device::numa_node(source.device())))
+        }
+        NumaPlacement::Node(id) if numa::nodes().iter().any(|node| node.id == id) => Ok(Some(id)),
+        NumaPlacement::Node(id) => Err(Error::InvalidOption {
+            option: "numa",
+            value: id.to_string(),
+            reason: "this machine has no such node".into(),
+        }),
+    }
+}

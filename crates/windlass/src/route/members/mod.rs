@@ -1,0 +1,7 @@
+//! A file for each route that reads: when it is open to loads and readers, and what it asks of them.
+
+pub(super) mod cached;
+pub(super) mod gds;
+pub(super) mod io_uring;
+pub(super) mod threads;
+pub(super) mod usrbio;
