@@ -89,12 +89,14 @@ struct Disk {
     syncs: usize,
 }
 
+/// How a group has ended, and what of the disk was durable then.
+type End = (Result<(), Reason>, Vec<u8>);
+
 #[derive(Default)]
 struct Store {
     disk: Arc<Mutex<Disk>>,
     reached: Mutex<HashSet<&'static str>>,
-    /// What of the disk was durable as each group ended.
-    ends: Mutex<HashMap<&'static str, (Result<(), Reason>, Vec<u8>)>>,
+    ends: Mutex<HashMap<&'static str, End>>,
 }
 
 impl Customer for Store {
@@ -263,7 +265,7 @@ impl Stand {
     }
 
     /// How a group has ended, which must be the next to end.
-    fn end(&self, name: &'static str) -> (Result<(), Reason>, Vec<u8>) {
+    fn end(&self, name: &'static str) -> End {
         assert_eq!(self.ended.1.recv_timeout(PATIENCE), Ok(name));
         lock(&self.store().ends).remove(name).unwrap()
     }
