@@ -115,6 +115,14 @@ fuzz seconds="600" target="all": venv
             -max_total_time={{ seconds }} -max_len=65536 -verbosity=0 -dict=fuzz/tokens.dict; \
     done
 
+# Try so many orders of threads in each model test of the executor.
+model iterations="20000":
+    WINDLASS_MODEL_ITERATIONS={{ iterations }} cargo test --quiet --package windlass-io --lib model
+
+# Keep the executor busy with faults, cancellations and deadlines for so many seconds.
+soak-executor seconds="600":
+    WINDLASS_SOAK_SECONDS={{ seconds }} cargo test --package windlass-io --test executor soak -- --ignored --nocapture
+
 # Those that open files are left out: Miri starts no programs, and opens no file without waiting.
 # Run the pure modules under Miri. Needs a nightly toolchain with the component miri.
 miri:
@@ -129,7 +137,7 @@ miri:
 # of the sanitizer. The command and kv-torture run only if they are named. Tests of fork start threads in the child, which
 # ends a child of ThreadSanitizer's by default.
 # Run Rust tests under a sanitizer, address or thread, on the stable compiler. Needs the component rust-src.
-sanitize kind="address" packages="windlass windlass-kv windlass-usrbio faultfs usrbiod":
+sanitize kind="address" packages="windlass windlass-io windlass-kv windlass-usrbio faultfs usrbiod":
     TSAN_OPTIONS="die_after_fork=0:${TSAN_OPTIONS:-}" \
         RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer={{ kind }} -Clink-arg=-rdynamic' cargo test --tests --all-features \
         $(printf -- '--package %s ' {{ packages }}) \

@@ -3,7 +3,7 @@
 
 use super::{
     customer::{Customer, Reason},
-    operation::{Charge, GroupId, QueueId},
+    operation::{Charge, GroupId, Priority, QueueId},
     scheduler::Scheduler,
     state::Position,
 };
@@ -71,6 +71,11 @@ impl<C: Customer> Ticket<C> {
     /// The group of the operation.
     pub fn group(&self) -> GroupId {
         self.position.group
+    }
+
+    /// The priority that its room was taken with.
+    pub fn priority(&self) -> Priority {
+        self.position.priority
     }
 
     /// The queue that it was taken from.

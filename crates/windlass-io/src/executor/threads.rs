@@ -56,8 +56,6 @@ impl<C: Customer + 'static> Executor<C> {
     /// Waits for the threads, which end once the scheduler is sealed and has no operation left, or closed.
     pub fn join(&self) {
         if self.scheduler.is_foreign() {
-            // The threads live in the parent: what detaches them here may write to memory that others use by now.
-            mem::forget(mem::take(&mut *self.threads.try_lock().unwrap_or_else(|_| self.threads())));
             return;
         }
         let threads = mem::take(&mut *self.threads());
@@ -77,6 +75,11 @@ impl<C: Customer + 'static> Executor<C> {
 
 impl<C: Customer + 'static> Drop for Executor<C> {
     fn drop(&mut self) {
+        if self.scheduler.is_foreign() {
+            // The threads live in the parent: what detaches them here may write to memory that others use by now.
+            mem::forget(mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner)));
+            return;
+        }
         self.scheduler.close("it is no longer used");
         self.join();
     }

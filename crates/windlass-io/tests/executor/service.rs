@@ -1,0 +1,218 @@
+//! Threads and lanes: how they end, how they are woken, what they do when a lane is refused; and `fork`.
+
+use crate::kit::{
+    Act, FIRST, Kit, Memory, PATIENCE, Pace, SECOND, Script, THIRD, eventually, lock, serve_inline, spawn,
+    submit,
+};
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+use windlass_io::executor::{
+    Charge, Executor, InFlightLimit, Limits, Patience, QueueOptions, Reason, Served, Service, Whose,
+};
+
+/// A cached probe, which hands over to a ring, which a pool may replace.
+fn queues() -> [QueueOptions; 3] {
+    [
+        QueueOptions { hands_over_to: vec![SECOND], ..QueueOptions::default() },
+        QueueOptions::default(),
+        QueueOptions::default(),
+    ]
+}
+
+fn over() -> Act {
+    Act::HandOver(SECOND, Charge::of_bytes(1))
+}
+
+#[test]
+fn a_thread_ends_once_nothing_can_come_to_its_queue() {
+    let scheduler = Kit::scheduler(Limits::NONE, &queues());
+    let (executor, pace) = (Executor::new(scheduler.clone()), Arc::new(Pace::default()));
+    let (tell, told) = mpsc::channel();
+    for (name, queue) in [("probe", &[FIRST]), ("ring", &[SECOND])] {
+        let lane = if name == "ring" { Memory::paced(1, &pace) } else { Memory::new(1) };
+        let tell = tell.clone();
+        executor
+            .spawn(name, move |scheduler| {
+                let service =
+                    Service { queues: queue, limit: InFlightLimit::fixed(1), patience: Patience::UntilOver };
+                let served = scheduler.serve(lane, &mut Script, service);
+                tell.send((name, matches!(served, Served::Over))).unwrap();
+            })
+            .unwrap();
+    }
+    let kit = scheduler.customer();
+    submit(&scheduler, kit.group(0, FIRST, &[&[over(), Act::Move], &[Act::Move]]));
+    pace.wait_for_waits(1);
+    assert!(told.recv_timeout(Duration::from_millis(20)).is_err(), "more may be submitted");
+    scheduler.seal();
+    // The probe's thread has other work to do while the ring reads.
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(("probe", true)));
+    assert!(told.try_recv().is_err());
+    pace.permit(1);
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(("ring", true)));
+    assert_eq!(kit.end_of(0), Ok(()));
+}
+
+#[test]
+fn a_lane_that_is_given_up_hands_its_operations_to_the_next_queue() {
+    let scheduler = Kit::scheduler(Limits::NONE, &queues());
+    let kit = scheduler.customer();
+    submit(&scheduler, kit.group(0, FIRST, &[&[over(), Act::Move, Act::GiveUp, Act::Move]]));
+    submit(&scheduler, kit.group(1, FIRST, &[&[over(), Act::Move]]));
+    scheduler.seal();
+    serve_inline(&scheduler, &[FIRST], 1);
+    assert!(matches!(serve_inline(&scheduler, &[SECOND], 1), Served::GaveUp));
+    assert!(scheduler.redirect(SECOND, THIRD));
+    assert!(!scheduler.redirect(SECOND, THIRD), "another was the first to say so");
+    assert!(!scheduler.redirect(THIRD, SECOND), "it would go in a circle");
+    // Threads of the ring have nothing to wait for, and what is handed over later goes to the pool.
+    let service =
+        Service { queues: &[SECOND], limit: InFlightLimit::fixed(1), patience: Patience::UntilOver };
+    assert!(matches!(scheduler.serve(Memory::new(1), &mut Script, service), Served::Over));
+    let service = Service { queues: &[THIRD], limit: InFlightLimit::fixed(1), patience: Patience::UntilOver };
+    assert!(matches!(scheduler.serve(Memory::new(1), &mut Script, service), Served::Over));
+    assert_eq!((kit.end_of(0), kit.end_of(1)), (Ok(()), Ok(())));
+}
+
+#[test]
+fn one_thread_does_everything_where_there_is_no_other() {
+    let scheduler = Kit::scheduler(Limits::NONE, &queues());
+    let kit = scheduler.customer();
+    let mut stream = kit.group(0, FIRST, &[&[over(), Act::Move], &[Act::Move], &[over()]]);
+    stream.gate = windlass_io::executor::Gate::Below(1);
+    let group = submit(&scheduler, stream);
+    scheduler.redirect(SECOND, THIRD);
+    for end in 2..=4 {
+        assert!(kit.ends().is_empty());
+        serve_inline(&scheduler, &[FIRST], 1);
+        serve_inline(&scheduler, &[THIRD], 1);
+        scheduler.admit(group, end);
+    }
+    assert_eq!(kit.end_of(0), Ok(()));
+    assert_eq!(lock(&kit.begun).len(), 5);
+}
+
+#[test]
+fn a_lane_with_room_is_woken_for_what_comes() {
+    let scheduler = Kit::scheduler(Limits::NONE, &queues());
+    let (executor, pace) = (Executor::new(scheduler.clone()), Arc::new(Pace::default()));
+    spawn(&executor, &[FIRST], Memory::paced(2, &pace).with_waker());
+    let kit = scheduler.customer();
+    submit(&scheduler, kit.group(0, FIRST, &[&[Act::Move]]));
+    pace.wait_for_waits(1);
+    // No attempt ends, yet the next begins.
+    submit(&scheduler, kit.group(1, FIRST, &[&[Act::Move]]));
+    eventually("the lane sleeps on", || lock(&kit.begun).len() == 2);
+    pace.permit(2);
+    kit.wait(2);
+}
+
+#[test]
+fn an_operation_that_was_put_back_is_offered_again() {
+    let scheduler = Kit::scheduler(Limits::NONE, &queues());
+    let executor = Executor::new(scheduler.clone());
+    spawn(&executor, &[FIRST], Memory::new(1));
+    let kit = scheduler.customer();
+    // Nothing else is in flight, whose end would be a reason to try again.
+    submit(&scheduler, kit.group(0, FIRST, &[&[Act::PutBack, Act::PutBack, Act::Move]]));
+    kit.wait(1);
+    assert_eq!(kit.end_of(0), Ok(()));
+    assert_eq!(lock(&kit.begun).len(), 3);
+}
+
+#[test]
+fn an_operation_that_was_put_back_waits_for_the_end_of_another() {
+    let scheduler = Kit::scheduler(Limits::NONE, &queues());
+    let executor = Executor::new(scheduler.clone());
+    let kit = scheduler.customer();
+    submit(&scheduler, kit.group(0, FIRST, &[&[Act::Keep]]));
+    serve_inline(&scheduler, &[FIRST], 1);
+    spawn(&executor, &[FIRST], Memory::new(1));
+    submit(&scheduler, kit.group(1, FIRST, &[&[Act::PutBack, Act::Move]]));
+    eventually("it does not begin", || lock(&kit.begun).len() == 2);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(lock(&kit.begun).len(), 2, "it is offered although nothing has changed");
+    kit.take_kept().into_iter().for_each(|(_, ticket)| ticket.end(Ok(())));
+    kit.wait(2);
+    assert_eq!(kit.end_of(1), Ok(()));
+}
+
+#[test]
+fn many_threads_serve_many_submitters() {
+    const SUBMITTERS: u32 = 4;
+    const EACH: u32 = 500;
+    let scheduler = Kit::scheduler(Limits::NONE, &queues());
+    let executor = Executor::new(scheduler.clone());
+    for _ in 0..4 {
+        spawn(&executor, &[FIRST], Memory::new(1));
+        spawn(&executor, &[SECOND, THIRD], Memory::new(4));
+    }
+    std::thread::scope(|scope| {
+        for submitter in 0..SUBMITTERS {
+            let scheduler = &scheduler;
+            scope.spawn(move || {
+                let kit = scheduler.customer();
+                for number in 0..EACH {
+                    let group = submitter * EACH + number;
+                    submit(scheduler, kit.group(group, FIRST, &[&[over(), Act::Move], &[Act::Move]]));
+                }
+            });
+        }
+    });
+    let kit = scheduler.customer();
+    kit.wait((SUBMITTERS * EACH) as usize);
+    assert!(kit.ends().iter().all(|(_, end)| end.is_ok()));
+    assert_eq!(kit.live(), 0);
+    let ended = Arc::downgrade(&scheduler);
+    drop(executor);
+    drop(scheduler);
+    assert_eq!(ended.strong_count(), 0, "a thread lives on");
+}
+
+#[test]
+#[cfg(unix)]
+fn a_child_of_fork_learns_that_it_is_one() {
+    let scheduler = Kit::scheduler(Limits::NONE, &queues());
+    let (executor, pace) = (Executor::new(scheduler.clone()), Arc::new(Pace::default()));
+    spawn(&executor, &[FIRST], Memory::paced(1, &pace));
+    let kit = scheduler.customer();
+    let group = submit(&scheduler, kit.group(0, FIRST, &[&[Act::Move], &[Act::Move]]));
+    pace.wait_for_waits(1);
+    let submission = kit.group(1, FIRST, &[&[]]);
+    let (own, of_child) = (Some((executor, scheduler.clone())), scheduler.clone());
+    let mut own = own;
+    let code = in_child(|| {
+        let scheduler = of_child;
+        let refused = scheduler.submit(submission).is_err_and(|refused| refused.reason == Reason::Forked);
+        scheduler.promote(Whose::Group(group));
+        scheduler.close("in the child");
+        let is_idle = scheduler.cancel(Whose::Group(group)) == Default::default()
+            && matches!(serve_inline(&scheduler, &[FIRST], 1), Served::Over)
+            && scheduler.figures().groups == 0;
+        drop((own.take(), scheduler));
+        i32::from(!(refused && is_idle))
+    });
+    assert_eq!(code, 0);
+    pace.permit(2);
+}
+
+/// Runs `work` in a child of `fork`, and returns its exit code.
+#[cfg(unix)]
+fn in_child(work: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child allocates nothing that a thread of the parent may hold a lock of, but for the allocator, whose
+    // locks `fork` of the C library takes; it ends by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(101);
+        // SAFETY: it ends the child, and nothing else.
+        unsafe { libc::_exit(code) };
+    }
+    assert!(child > 0, "fork failed");
+    let mut status = 0;
+    // SAFETY: `status` is written once, by our own child's end.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status), "the child was killed");
+    libc::WEXITSTATUS(status)
+}
