@@ -32,12 +32,7 @@ fn options(root: &Path) -> StoreOptions {
 }
 
 fn description(model: &str) -> NamespaceDescription {
-    NamespaceDescription {
-        model: model.into(),
-        block_tokens: 16,
-        salt: "secret".into(),
-        ..Default::default()
-    }
+    NamespaceDescription::default().model(model).block_tokens(16).salt("secret")
 }
 
 fn put(namespace: &Namespace, key: &[u8], shards: &[&[u8]], ttl: Option<Duration>) {

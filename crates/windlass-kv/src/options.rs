@@ -177,7 +177,32 @@ pub struct StoreOptions {
     pub for_upkeep: bool,
     /// Faults between the store and its disk, for tests.
     #[cfg(feature = "fault-injection")]
-    pub faults: Option<crate::fault::FaultScript>,
+    pub(crate) faults: Option<crate::fault::FaultScript>,
+}
+
+windlass_io::setters! {
+    StoreOptions {
+        capacity_bytes: Option<u64>,
+        min_free_bytes: u64,
+        access: StoreAccess,
+        layout: Option<LayoutKind>,
+        durability: Durability,
+        eviction: Eviction,
+        admission: Admission,
+        segment_bytes: Option<u64>,
+        route: IoRoute,
+        direct: DirectPath,
+        io_threads: Option<usize>,
+        max_in_flight_bytes: u64,
+        verify: bool,
+        timeout: Option<Duration>,
+        partial_timeout: Duration,
+        scrub_bytes_per_second: u64,
+        for_upkeep: bool,
+        #[cfg(feature = "fault-injection")]
+        #[doc(hidden)]
+        faults: Option<crate::fault::FaultScript>,
+    }
 }
 
 impl StoreOptions {

@@ -39,7 +39,7 @@ pub(crate) fn each(test: impl Fn(&TempDir, StoreOptions)) {
 }
 
 pub(crate) fn model(name: &str) -> NamespaceDescription {
-    NamespaceDescription { model: name.into(), ..Default::default() }
+    NamespaceDescription::default().model(name)
 }
 
 pub(crate) fn namespace(store: &Store) -> Namespace {

@@ -35,11 +35,9 @@ impl Script {
 fn each_route(test: impl Fn(&Store, &Script)) {
     for route in [IoRoute::Auto, IoRoute::Threads] {
         let root = tempfile::tempdir().unwrap();
-        let mut options = options(&root);
         let script = Script::default();
         let rules = script.clone();
-        options.route = route;
-        options.faults = Some(FaultScript::new(move |operation| {
+        let options = options(&root).route(route).faults(FaultScript::new(move |operation| {
             rules.0.lock().unwrap().as_ref().and_then(|rule| rule(operation))
         }));
         let store = Store::open(options).unwrap();

@@ -113,7 +113,7 @@ fn measure<B: Memory>(
     let limit_rate = limit.write()?;
     let root = directory.path().join("store");
     let store = Store::open(options(arguments, combination, &root))?;
-    let description = NamespaceDescription { model: "bench".into(), ..NamespaceDescription::default() };
+    let description = NamespaceDescription::default().model("bench");
     let namespace = store.namespace(&description, NamespaceOptions::default())?;
     let worker = |thread, is_store| Worker::<B>::new(&store, &namespace, combination, thread, is_store);
     let stored = on_threads(combination, |thread| worker(thread, true), || Ok(store.flush(Some(PATIENCE))?))?;
