@@ -20,16 +20,16 @@ SECONDS = 60
 COPY_ROUTES = ("auto", "staged", "threads", "io_uring")
 
 
-def kv_blocks(use_direct: bool | str) -> Check:
+def kv_blocks(direct: bool | str) -> Check:
     """A check of blocks that go from the device to a store and back, by way of the host or directly."""
 
     def check(subject: Subject) -> str:
         # The last is no multiple of a block, and the second none of a word.
         sizes = [MIB, 300_001, BLOCK, 2 * MIB + 8]
-        with _store(subject, use_direct) as (store, blocks):
+        with _store(subject, direct) as (store, blocks):
             sources = [subject.device_bytes(size, seed=number) for number, size in enumerate(sizes)]
             targets = [subject.device_bytes(size) for size in sizes]
-            regions = [store.register(each) for each in (*sources, *targets)] if use_direct else []
+            regions = [store.register(each) for each in (*sources, *targets)] if direct else []
             keys = [f"block {number}" for number in range(len(sizes))]
             for key, source, target in zip(keys, sources, targets, strict=True):
                 missed = blocks.load([key], [target]).wait(SECONDS)
@@ -47,7 +47,7 @@ def kv_blocks(use_direct: bool | str) -> Check:
             carried = {way for loaded in loads for way in loaded.carried}
             refused = sorted({refusal["what"] for refusal in store.report()["refused"]})
             is_direct = bool(regions) and all(region.is_direct for region in regions)
-            assert not is_direct or "gds" in carried, f"registered memory was loaded by {carried}"
+            assert not is_direct or "gds direct" in carried, f"registered memory was loaded by {carried}"
             del regions
             for each in (*sources, *targets):
                 each.free()
@@ -56,7 +56,7 @@ def kv_blocks(use_direct: bool | str) -> Check:
             f"; refused: {', '.join(refused)}" if refused else ""
         )
 
-    check.__name__ = f"kv_blocks_{'direct' if use_direct else 'staged'}"
+    check.__name__ = f"kv_blocks_{'direct' if direct else 'staged'}"
     return check
 
 
@@ -73,10 +73,10 @@ def _pieces(blocks: kv.Namespace, source: DeviceBytes, target: DeviceBytes) -> N
 
 
 @contextmanager
-def _store(subject: Subject, use_direct: bool | str) -> Iterator[tuple[kv.Store, kv.Namespace]]:
+def _store(subject: Subject, direct: bool | str) -> Iterator[tuple[kv.Store, kv.Namespace]]:
     root = subject.folder / "kv"
     options: dict[str, Any] = {"capacity": "256MiB", "segment_bytes": "16MiB", "min_free": 0}
-    store = kv.Store(root, use_direct=use_direct, **options)
+    store = kv.Store(root, direct=direct, **options)
     try:
         yield store, store.namespace(model="check")
     finally:
@@ -215,8 +215,8 @@ def _model(subject: Subject) -> Path:
 
 
 CHECKS: list[Check] = [
-    kv_blocks(use_direct=False),
-    kv_blocks(use_direct="prefer"),
+    kv_blocks(direct=False),
+    kv_blocks(direct="prefer"),
     reader_of_chunks,
     *(copy_into(route) for route in COPY_ROUTES),
     *(copier(name) for name in ("gds", "nogds", "unified")),

@@ -51,5 +51,5 @@ pub(crate) fn open_options(py: Python<'_>, lenient: Option<bool>, offset: u64) -
         Some(lenient) => lenient,
         None => OpenOptions::from_env().into_python(py)?.lenient,
     };
-    Ok(OpenOptions { lenient, offset })
+    Ok(OpenOptions::default().lenient(lenient).offset(offset))
 }

@@ -290,15 +290,13 @@ fn options(
     let chunk_bytes = (chunk_bytes / BLOCK_BYTES * BLOCK_BYTES).clamp(BLOCK_BYTES, MAX_CHUNK_BYTES);
     let most = ReaderOptions::MAX_IN_FLIGHT as u64;
     let in_flight = (buffer_size / chunk_bytes).min(entries).clamp(1, most) as usize;
-    Ok(ReaderOptions {
-        route,
-        usrbio: parse_client(client)?,
-        usrbio_directories,
-        in_flight,
-        chunk_bytes,
-        memory_budget_bytes: buffer_size,
-        ..ReaderOptions::default()
-    })
+    Ok(ReaderOptions::default()
+        .route(route)
+        .usrbio(parse_client(client)?)
+        .usrbio_directories(usrbio_directories)
+        .in_flight(in_flight)
+        .chunk_bytes(chunk_bytes)
+        .memory_budget_bytes(buffer_size))
 }
 
 fn parse_client(name: &str) -> windlass::Result<UsrbioClient> {

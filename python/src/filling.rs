@@ -56,7 +56,7 @@ impl Filling {
             owners.push(owner);
             names.push(name);
         }
-        let options = LoadOptions { selection: Selection::all(), ..options.clone() };
+        let options = options.clone().selection(Selection::all());
         // SAFETY: passed on.
         let fill = || unsafe { checkpoint.fill(&memory, &options, order) };
         let filling = py.detach(fill).into_python(py)?;

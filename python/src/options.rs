@@ -72,7 +72,8 @@ pub(crate) fn fill_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>
     if options.huge_pages == HugePages::Reserved {
         options.huge_pages = huge_pages;
     }
-    changed(LoadOptions { device, layout, rings, numa, populate, ..options }, arguments, py)
+    options.rings = rings;
+    changed(options.device(device).layout(layout).numa(numa).populate(populate), arguments, py)
 }
 
 fn changed(
@@ -120,8 +121,9 @@ pub(crate) fn stream_options(
     max_in_flight: Option<&Bound<'_, PyAny>>,
 ) -> windlass::Result<StreamOptions> {
     let order = order_of(order)?;
-    let max_in_flight_bytes = max_in_flight.map(|size| bytes_of("max_in_flight", size)).transpose()?;
-    Ok(StreamOptions { order, max_in_flight_bytes })
+    let mut options = StreamOptions::default().order(order);
+    options.max_in_flight_bytes = max_in_flight.map(|size| bytes_of("max_in_flight", size)).transpose()?;
+    Ok(options)
 }
 
 /// An allocator that calls `allocate(bytes)`, which returns an address, a stream, and what owns the memory.

@@ -81,7 +81,7 @@ pub(crate) fn save_sharded(
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<(String, String)> {
     let options = save_options(py, options)?;
-    let mut sharding = Sharding { file_name: filename, ..Sharding::default() };
+    let mut sharding = Sharding::default().file_name(filename);
     sharding.set_max_shard_size(&max_shard_size.str()?.to_string()).into_python(py)?;
     let report = interruptible(py, |go_on| {
         let tensors = data(&tensors)?;

@@ -228,7 +228,7 @@ unsafe fn open_options(options: *const windlass_catalog_options) -> Result<OpenO
     if reserved != 0 {
         return Err(Failure::argument("windlass_catalog_options.reserved is not 0"));
     }
-    Ok(OpenOptions { lenient: lenient != 0, offset })
+    Ok(OpenOptions::default().lenient(lenient != 0).offset(offset))
 }
 
 /// # Safety

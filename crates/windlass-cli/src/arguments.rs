@@ -98,7 +98,7 @@ impl Paths {
             Some(lenient) => lenient,
             None => OpenOptions::from_env()?.lenient,
         };
-        Checkpoint::open_with(&self.paths, &OpenOptions { lenient, offset: self.offset })
+        Checkpoint::open_with(&self.paths, &OpenOptions::default().lenient(lenient).offset(self.offset))
     }
 }
 

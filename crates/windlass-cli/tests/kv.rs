@@ -32,12 +32,7 @@ fn options(root: &Path) -> StoreOptions {
 }
 
 fn description(model: &str) -> NamespaceDescription {
-    NamespaceDescription {
-        model: model.into(),
-        block_tokens: 16,
-        salt: "secret".into(),
-        ..Default::default()
-    }
+    NamespaceDescription::default().model(model).block_tokens(16).salt("secret")
 }
 
 fn put(namespace: &Namespace, key: &[u8], shards: &[&[u8]], ttl: Option<Duration>) {
@@ -497,9 +492,11 @@ fn bench_of_a_device_says_which_way_its_blocks_took() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     // The last size is no multiple of a page.
     let sizes = "--block-sizes=64KiB,100000B";
-    for (direct, expected) in [("require", &["gds"][..]), ("off", &["uring_direct", "threads_direct"])] {
-        let use_direct = format!("--use-direct={direct}");
-        let output = bench_with_devices(directory.path(), &[sizes, "--device=cuda:1", &use_direct, "--json"]);
+    for (direct, expected) in
+        [("require", &["gds direct"][..]), ("off", &["io_uring direct", "threads direct"])]
+    {
+        let flag = format!("--direct={direct}");
+        let output = bench_with_devices(directory.path(), &[sizes, "--device=cuda:1", &flag, "--json"]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let found: Value = serde_json::from_slice(&output.stdout).unwrap();
         let measurements = found["measurements"].as_array().unwrap();

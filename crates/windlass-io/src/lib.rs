@@ -9,6 +9,7 @@ pub mod file;
 pub mod lane;
 pub mod memory;
 pub mod parallel;
+mod setters;
 pub mod sys;
 mod units;
 

@@ -146,6 +146,14 @@ pub struct TransferOptions {
     pub ttl: Option<Duration>,
 }
 
+windlass_io::setters! {
+    TransferOptions {
+        shards: u32,
+        timeout: Option<Duration>,
+        ttl: Option<Duration>,
+    }
+}
+
 impl Default for TransferOptions {
     fn default() -> Self {
         Self { shards: 1, timeout: None, ttl: None }

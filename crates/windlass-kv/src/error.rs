@@ -50,10 +50,10 @@ pub enum Error {
         known: u32,
     },
     /// A file of the store could not be opened, read, written or synced.
-    #[error("{doing} {}: {source}", path.display())]
+    #[error("{operation} {}: {source}", path.display())]
     Io {
         /// What was being done, such as `writing to`.
-        doing: &'static str,
+        operation: &'static str,
         /// The file.
         path: PathBuf,
         /// The system's error.

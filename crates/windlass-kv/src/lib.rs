@@ -46,7 +46,7 @@ pub use item::{Item, KeepAlive, Piece};
 pub use key::{Fingerprint, Key};
 pub use namespace::{NamespaceDescription, NamespaceId, NamespaceOptions, Rank};
 pub use options::{
-    Admission, DirectPath, Durability, Eviction, IoRoute, LayoutKind, StoreAccess, StoreOptions,
+    Admission, DirectPath, Durability, Eviction, LayoutKind, Route, StoreAccess, StoreOptions,
 };
 pub use report::{
     BlockEntry, BlockInfo, BlockPage, CarrierShare, Dropped, Event, EventKind, Evicted, NamespaceStats,

@@ -90,8 +90,15 @@ struct Phase {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CarrierLabel {
-    carrier: &'static str,
+    route: &'static str,
+    access: &'static str,
     direction: &'static str,
+}
+
+impl CarrierLabel {
+    fn new(carrier: Carrier, direction: &'static str) -> Self {
+        Self { route: carrier.route(), access: carrier.access().name(), direction }
+    }
 }
 
 macro_rules! measured {
@@ -312,7 +319,7 @@ impl Metrics {
         }
         for carrier in Carrier::ALL {
             for direction in ["read", "write"] {
-                let _ = self.carried.get_or_create(&CarrierLabel { carrier: carrier.name(), direction });
+                let _ = self.carried.get_or_create(&CarrierLabel::new(carrier, direction));
             }
         }
     }
@@ -367,8 +374,7 @@ impl Metrics {
         };
         let mut carriers = lock(&self.carriers);
         for (carrier, bytes) in &outcome.carried {
-            let label = CarrierLabel { carrier: carrier.name(), direction: direction_name };
-            self.carried.get_or_create(&label).inc_by(*bytes);
+            self.carried.get_or_create(&CarrierLabel::new(*carrier, direction_name)).inc_by(*bytes);
             let share = carriers.entry(*carrier).or_insert(CarrierShare {
                 carrier: *carrier,
                 read_bytes: 0,

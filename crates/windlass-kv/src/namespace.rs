@@ -9,6 +9,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 /// process with another element type, layout or tensor-parallel size sees none of these blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct NamespaceDescription {
     /// The model, by a name that changes when its weights do.
     pub model: String,
@@ -37,6 +38,24 @@ pub struct NamespaceDescription {
     pub salt: String,
     /// Whatever else tells blocks apart, by name.
     pub other: BTreeMap<String, String>,
+}
+
+windlass_io::setters! {
+    NamespaceDescription {
+        model: String,
+        dtype: String,
+        layout: String,
+        layers: u32,
+        kv_heads: u32,
+        head_dim: u32,
+        block_tokens: u32,
+        tensor_parallel: Option<Rank>,
+        pipeline_parallel: Option<Rank>,
+        context_parallel: Option<Rank>,
+        key_algorithm: String,
+        salt: String,
+        other: BTreeMap<String, String>,
+    }
 }
 
 /// One of several processes that share something.
@@ -133,11 +152,19 @@ impl FromStr for NamespaceId {
 /// What a namespace may use. Each process that opens one says so for itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct NamespaceOptions {
     /// How long a block is kept after it was stored, at most.
     pub ttl: Option<Duration>,
     /// Most bytes of storage that this process's blocks of the namespace take, with headers.
     pub quota_bytes: Option<u64>,
+}
+
+windlass_io::setters! {
+    NamespaceOptions {
+        ttl: Option<Duration>,
+        quota_bytes: Option<u64>,
+    }
 }
 
 #[cfg(test)]

@@ -100,7 +100,7 @@ named! {
 
 named! {
     /// How bytes move between host memory and files.
-    IoRoute, "route", Auto {
+    Route, "route", Auto {
         /// `io_uring`, or `threads` where that is refused.
         Auto = "auto",
         /// Asynchronous reads and writes past the page cache.
@@ -111,7 +111,7 @@ named! {
 }
 
 named! {
-    /// Whether blocks move between a device and storage past the host's memory (`use_direct`).
+    /// Whether blocks move between a device and storage past the host's memory.
     DirectPath, "direct", Prefer {
         /// Never: by way of pinned host memory.
         Off = "off",
@@ -155,7 +155,7 @@ pub struct StoreOptions {
     /// Bytes of a segment file. Default: 1 GiB, less for small capacities.
     pub segment_bytes: Option<u64>,
     /// How bytes move between host memory and files.
-    pub route: IoRoute,
+    pub route: Route,
     /// Whether devices are read from and written to directly.
     pub direct: DirectPath,
     /// Threads that move bytes. Default: one for each CPU, at most 4; 8 for the route `threads`.
@@ -177,7 +177,32 @@ pub struct StoreOptions {
     pub for_upkeep: bool,
     /// Faults between the store and its disk, for tests.
     #[cfg(feature = "fault-injection")]
-    pub faults: Option<crate::fault::FaultScript>,
+    pub(crate) faults: Option<crate::fault::FaultScript>,
+}
+
+windlass_io::setters! {
+    StoreOptions {
+        capacity_bytes: Option<u64>,
+        min_free_bytes: u64,
+        access: StoreAccess,
+        layout: Option<LayoutKind>,
+        durability: Durability,
+        eviction: Eviction,
+        admission: Admission,
+        segment_bytes: Option<u64>,
+        route: Route,
+        direct: DirectPath,
+        io_threads: Option<usize>,
+        max_in_flight_bytes: u64,
+        verify: bool,
+        timeout: Option<Duration>,
+        partial_timeout: Duration,
+        scrub_bytes_per_second: u64,
+        for_upkeep: bool,
+        #[cfg(feature = "fault-injection")]
+        #[doc(hidden)]
+        faults: Option<crate::fault::FaultScript>,
+    }
 }
 
 impl StoreOptions {
@@ -193,7 +218,7 @@ impl StoreOptions {
             eviction: Eviction::default(),
             admission: Admission::default(),
             segment_bytes: None,
-            route: IoRoute::default(),
+            route: Route::default(),
             direct: DirectPath::default(),
             io_threads: None,
             max_in_flight_bytes: 256 << 20,

@@ -1,9 +1,7 @@
 //! What a store says of itself: what it holds and did, how bytes moved, and what happened to blocks.
 #![forbid(unsafe_code)]
 
-use crate::{
-    Carrier, DirectPath, Durability, Fingerprint, IoRoute, Key, LayoutKind, NamespaceId, StoreAccess,
-};
+use crate::{Carrier, DirectPath, Durability, Fingerprint, Key, LayoutKind, NamespaceId, Route, StoreAccess};
 use serde::{Serialize, Serializer};
 use std::{
     path::PathBuf,
@@ -152,7 +150,7 @@ pub struct StoreReport {
     /// What acknowledgement means.
     pub durability: Durability,
     /// How bytes move between host memory and files: what was chosen.
-    pub route: IoRoute,
+    pub route: Route,
     /// Whether devices are read from and written to directly: what was asked for.
     pub direct: DirectPath,
     /// Threads that move bytes.
@@ -176,6 +174,7 @@ pub struct StoreReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CarrierShare {
     /// The way.
+    #[serde(flatten)]
     pub carrier: Carrier,
     /// Bytes that were read.
     pub read_bytes: u64,

@@ -34,6 +34,18 @@ pub struct Request {
     pub keep: KeepAlive,
 }
 
+windlass_io::setters! {
+    Request {
+        shards: u32,
+        shard_len: Option<u64>,
+        timeout: Option<Duration>,
+        priority: Option<Priority>,
+        notify: Notify,
+        ttl: Option<Duration>,
+        wait_event: Option<u64>,
+    }
+}
+
 impl Request {
     /// A request with defaults for what is not named here: blocks of one shard.
     pub fn new(items: Vec<Item>, keep: KeepAlive) -> Self {

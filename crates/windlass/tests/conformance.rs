@@ -19,7 +19,7 @@ use windlass::{
 
 /// Every way to move bytes to private memory and to a device, with what must carry them on a cold file of a disk.
 fn routes(directory: &Path) -> Vec<(LoadOptions, Route)> {
-    let with = |route, direct| LoadOptions { route, direct, ..LoadOptions::default() };
+    let with = |route, direct| LoadOptions::default().route(route).direct(direct);
     let on_host: Vec<_> = [
         (with(Route::Auto, DirectIo::Auto), Route::IoUring),
         (with(Route::IoUring, DirectIo::Auto), Route::IoUring),
@@ -27,8 +27,8 @@ fn routes(directory: &Path) -> Vec<(LoadOptions, Route)> {
         (with(Route::Threads, DirectIo::Always), Route::Threads),
         (with(Route::Threads, DirectIo::Never), Route::Threads),
         (with(Route::Auto, DirectIo::Never), Route::Threads),
-        (LoadOptions { rings: Some(3), ..with(Route::IoUring, DirectIo::Auto) }, Route::IoUring),
-        (LoadOptions { threads: Some(1), ..with(Route::Threads, DirectIo::Auto) }, Route::Threads),
+        ((with(Route::IoUring, DirectIo::Auto)).rings(3), Route::IoUring),
+        ((with(Route::Threads, DirectIo::Auto)).threads(1), Route::Threads),
     ]
     .into_iter()
     .filter(|(options, _)| can_read(directory, options.route, options.direct))
@@ -37,14 +37,14 @@ fn routes(directory: &Path) -> Vec<(LoadOptions, Route)> {
     let to_device = |(options, carrier): &(LoadOptions, Route)| {
         // The stand-in's path past the host is what `auto` takes.
         let past_host = options.route == Route::Auto && options.direct == DirectIo::Auto;
-        (LoadOptions { device, ..options.clone() }, if past_host { Route::Gds } else { *carrier })
+        (options.clone().device(device), if past_host { Route::Gds } else { *carrier })
     };
     let only_to_device = [
         (Route::Staged, DirectIo::Auto, Route::IoUring),
         (Route::Gds, DirectIo::Auto, Route::Gds),
         (Route::GdsCompat, DirectIo::Always, Route::GdsCompat),
     ]
-    .map(|(route, direct, carrier)| (LoadOptions { device, ..with(route, direct) }, carrier));
+    .map(|(route, direct, carrier)| ((with(route, direct)).device(device), carrier));
     let has_direct = can_read(directory, Route::Threads, DirectIo::Always);
     let past_host = |(options, _): &(LoadOptions, Route)| has_direct || options.route == Route::Staged;
     let to_device: Vec<_> =
@@ -83,7 +83,7 @@ fn every_route_delivers(directory: &Path, path: &Path, assert_is_whole: impl Fn(
         for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
             for chunk_bytes in [4096, 64 << 10, 4 << 20] {
                 make_cold(path);
-                let options = LoadOptions { layout, chunk_bytes, ..options.clone() };
+                let options = options.clone().layout(layout).chunk_bytes(chunk_bytes);
                 let loaded = windlass::load(&[path], &options).unwrap();
                 assert_is_whole(&loaded);
                 let report = loaded.report();
@@ -120,14 +120,14 @@ fn a_warm_file_is_copied_from_the_cache_and_a_cold_one_is_not_cached() {
     let (path, file) = mixed_model(directory.path());
     for device in devices() {
         make_cold(&path);
-        let cold = windlass::load(&[&path], &LoadOptions { device, ..LoadOptions::default() }).unwrap();
+        let cold = windlass::load(&[&path], &LoadOptions::default().device(device)).unwrap();
         assert_is_file(&cold, &file);
         let direct = sum(&cold, Route::IoUring) + sum(&cold, Route::Gds);
         assert!(direct * 10 > cold.report().tensor_bytes * 9, "{}", cold.report());
 
         make_warm(&path);
         for route in [Route::Auto, Route::Cached] {
-            let options = LoadOptions { route, device, ..LoadOptions::default() };
+            let options = LoadOptions::default().route(route).device(device);
             let warm = windlass::load(&[&path], &options).unwrap();
             assert_is_file(&warm, &file);
             assert_eq!(sum(&warm, Route::Cached), warm.report().tensor_bytes, "{}", warm.report());
@@ -143,14 +143,14 @@ fn direct_always_goes_past_a_warm_cache_and_says_so() {
     }
     let (path, file) = mixed_model(directory.path());
     make_warm(&path);
-    let always = LoadOptions { direct: DirectIo::Always, ..LoadOptions::default() };
+    let always = LoadOptions::default().direct(DirectIo::Always);
     let loaded = windlass::load(&[&path], &always).unwrap();
     assert_is_file(&loaded, &file);
     let report = loaded.report();
     assert!(report.carriers.iter().all(|own| own.access == Access::Direct), "{report}");
     assert!(report.refused.iter().any(|own| own.what == "cached"), "{report}");
     for route in [Route::Cached, Route::Mapped] {
-        let error = windlass::load(&[&path], &LoadOptions { route, ..always.clone() }).unwrap_err();
+        let error = windlass::load(&[&path], &always.clone().route(route)).unwrap_err();
         assert!(matches!(error, Error::InvalidOption { option: "direct", .. }), "{error:?}");
     }
 }
@@ -217,7 +217,7 @@ fn a_half_cached_file_takes_each_half_by_its_own_route() {
         let shown = (0..10).any(|_| {
             make_cold(&path);
             warm_part(&path, 0, file.len() / 2);
-            let options = LoadOptions { layout, device, ..LoadOptions::default() };
+            let options = LoadOptions::default().layout(layout).device(device);
             let loaded = windlass::load(&[&path], &options).unwrap();
             assert_is_file(&loaded, &file);
             reports += &loaded.report().to_string();
@@ -236,7 +236,7 @@ fn the_route_cached_fails_on_a_cold_file_and_names_the_tensor() {
     let (path, _) = mixed_model(directory.path());
     make_cold(&path);
     for device in devices() {
-        let options = LoadOptions { route: Route::Cached, device, ..LoadOptions::default() };
+        let options = LoadOptions::default().route(Route::Cached).device(device);
         match windlass::load(&[&path], &options).unwrap_err() {
             Error::RouteUnavailable { route: Route::Cached, path: at, why } => {
                 assert_eq!(at.as_ref(), Some(&path));
@@ -252,7 +252,7 @@ fn memory_file_systems_are_copied_and_direct_reads_refused() {
     let Some(directory) = in_memory() else { return };
     let (path, file) = mixed_model(directory.path());
     for device in devices() {
-        let loaded = windlass::load(&[&path], &LoadOptions { device, ..LoadOptions::default() }).unwrap();
+        let loaded = windlass::load(&[&path], &LoadOptions::default().device(device)).unwrap();
         assert_is_file(&loaded, &file);
         let refused = &loaded.report().refused;
         assert!(
@@ -263,11 +263,11 @@ fn memory_file_systems_are_copied_and_direct_reads_refused() {
     }
     let [_, device] = devices();
     for options in [
-        LoadOptions { route: Route::Gds, device, ..LoadOptions::default() },
-        LoadOptions { route: Route::GdsCompat, device, ..LoadOptions::default() },
-        LoadOptions { route: Route::IoUring, ..LoadOptions::default() },
-        LoadOptions { direct: DirectIo::Always, ..LoadOptions::default() },
-        LoadOptions { route: Route::Cached, ..LoadOptions::default() },
+        LoadOptions::default().route(Route::Gds).device(device),
+        LoadOptions::default().route(Route::GdsCompat).device(device),
+        LoadOptions::default().route(Route::IoUring),
+        LoadOptions::default().direct(DirectIo::Always),
+        LoadOptions::default().route(Route::Cached),
     ] {
         let error = windlass::load(&[&path], &options).unwrap_err();
         assert!(matches!(error, Error::RouteUnavailable { .. }), "{error:?}");
@@ -285,7 +285,7 @@ fn mapped_tensors_are_the_file_and_outlive_everything() {
     for padding in 0..4 {
         let file = write_model(&path, &tensors, padding, 3);
         for populate in [false, true] {
-            let options = LoadOptions { route: Route::Mapped, populate, ..LoadOptions::default() };
+            let options = LoadOptions::default().route(Route::Mapped).populate(populate);
             if (file.len() - 40_005).is_multiple_of(4) {
                 let loaded = windlass::load(&[&path], &options).unwrap();
                 assert_is_file(&loaded, &file);
@@ -308,13 +308,13 @@ fn mapped_tensors_are_the_file_and_outlive_everything() {
     assert_eq!((aligned, misaligned), (2, 6));
     let start = Checkpoint::open(&[&path]).unwrap().start(&mapped());
     assert!(matches!(start, Err(Error::InvalidOption { option: "route", .. })), "{start:?}");
-    let pooled = LoadOptions { pool: Some(MemoryPool::new(1).unwrap()), ..mapped() };
+    let pooled = mapped().pool(MemoryPool::new(1).unwrap());
     let refused = windlass::load(&[&path], &pooled).unwrap_err();
     assert!(matches!(refused, Error::InvalidOption { option: "pool", .. }), "{refused:?}");
 }
 
 fn mapped() -> LoadOptions {
-    LoadOptions { route: Route::Mapped, ..LoadOptions::default() }
+    LoadOptions::default().route(Route::Mapped)
 }
 
 #[test]
@@ -322,11 +322,11 @@ fn numbers_that_no_load_can_work_with_are_refused() {
     let directory = disk();
     let (path, _) = mixed_model(directory.path());
     for options in [
-        LoadOptions { threads: Some(0), ..LoadOptions::default() },
-        LoadOptions { rings: Some(0), ..LoadOptions::default() },
-        LoadOptions { chunk_bytes: 1 << 40, ..LoadOptions::default() },
-        LoadOptions { chunk_bytes: 5000, ..LoadOptions::default() },
-        LoadOptions { populate: true, ..LoadOptions::default() },
+        LoadOptions::default().threads(0),
+        LoadOptions::default().rings(0),
+        LoadOptions::default().chunk_bytes(1 << 40),
+        LoadOptions::default().chunk_bytes(5000),
+        LoadOptions::default().populate(true),
     ] {
         let error = windlass::load(&[&path], &options).unwrap_err();
         assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
@@ -347,7 +347,7 @@ fn files_that_claim_more_than_any_memory_are_refused_before_anything_is_allocate
     sparse.set_len(file.len() as u64 + bytes).unwrap();
     let error = windlass::load(&[&path], &LoadOptions::default()).unwrap_err();
     assert!(matches!(error, Error::MemoryBudget { .. }), "{error:?}");
-    let fine = LoadOptions { chunk_bytes: 4096, ..LoadOptions::default() };
+    let fine = LoadOptions::default().chunk_bytes(4096);
     let error = windlass::load(&[&path], &fine).unwrap_err();
     assert!(matches!(error, Error::Plan(PlanError::TooManyReads { .. })), "{error:?}");
 }
@@ -394,7 +394,7 @@ fn slices_are_those_parts_and_only_their_bytes_are_read() {
         ] {
             make_cold(&path);
             let selection = Selection::all().select("m").slice("m", TensorSlice::new(ranges.clone()));
-            let loaded = windlass::load(&[&path], &LoadOptions { selection, ..options.clone() }).unwrap();
+            let loaded = windlass::load(&[&path], &options.clone().selection(selection)).unwrap();
             let tensor = loaded.get("m").unwrap();
             assert_eq!(tensor.shape(), shape);
             let columns = ranges.get(1).cloned().unwrap_or(0..4096);
@@ -408,7 +408,7 @@ fn slices_are_those_parts_and_only_their_bytes_are_read() {
         }
     }
     let selection = Selection::all().select("m").slice("m", TensorSlice::new(vec![0..8]));
-    let loaded = windlass::load(&[&path], &LoadOptions { selection, ..LoadOptions::default() }).unwrap();
+    let loaded = windlass::load(&[&path], &LoadOptions::default().selection(selection)).unwrap();
     assert!(loaded.report().read_bytes <= 8 * row as u64 + 8192, "{}", loaded.report());
 }
 
@@ -417,14 +417,14 @@ fn selections_choose_and_unknown_names_are_errors() {
     let directory = disk();
     let (path, _) = mixed_model(directory.path());
     let names = |selection: Selection| -> Vec<String> {
-        let loaded = windlass::load(&[&path], &LoadOptions { selection, ..LoadOptions::default() }).unwrap();
+        let loaded = windlass::load(&[&path], &LoadOptions::default().selection(selection)).unwrap();
         loaded.tensors().iter().map(|tensor| tensor.name().to_owned()).collect()
     };
     assert_eq!(names(Selection::all().select("scalar").select("od*")), ["scalar", "odd"]);
     assert_eq!(names(Selection::all().exclude("small.*").exclude("large")).len(), 5);
     assert_eq!(names(Selection::all().filter(|tensor| tensor.dtype == Dtype::F64)), ["small.F64", "scalar"]);
     let selection = Selection::all().select("larg");
-    match windlass::load(&[&path], &LoadOptions { selection, ..LoadOptions::default() }).unwrap_err() {
+    match windlass::load(&[&path], &LoadOptions::default().selection(selection)).unwrap_err() {
         Error::NoSuchTensor { pattern, nearest } => {
             assert_eq!((pattern.as_str(), nearest.as_deref()), ("larg", Some("large")));
         }
@@ -439,7 +439,7 @@ fn tensors_arrive_one_by_one_and_the_progress_adds_up() {
     for device in devices() {
         make_cold(&path);
         let checkpoint = Checkpoint::open(&[&path]).unwrap();
-        let options = LoadOptions { chunk_bytes: 4096, device, ..LoadOptions::default() };
+        let options = LoadOptions::default().chunk_bytes(4096).device(device);
         let mut loading = checkpoint.start(&options).unwrap();
         let mut tensors = Vec::new();
         while let Arrival::Tensor(tensor) = loading.next_within(std::time::Duration::from_secs(60)).unwrap() {
@@ -462,18 +462,18 @@ fn pooled_and_huge_and_bound_memory_hold_the_same_bytes() {
     let directory = disk();
     let (path, file) = mixed_model(directory.path());
     let pool = MemoryPool::new(64 << 20).unwrap();
-    let pooled = LoadOptions { pool: Some(pool.clone()), ..LoadOptions::default() };
+    let pooled = LoadOptions::default().pool(pool.clone());
     for _ in 0..3 {
         let loaded = windlass::load(&[&path], &pooled).unwrap();
         assert_is_file(&loaded, &file);
         assert!(pool.free_bytes() < pool.capacity_bytes());
     }
     assert_eq!(pool.free_bytes(), pool.capacity_bytes(), "dropped tensors give their memory back");
-    let bound = LoadOptions { numa: windlass::NumaPlacement::Node(0), ..LoadOptions::default() };
-    for options in [bound, LoadOptions { huge_pages: HugePages::Never, ..LoadOptions::default() }] {
+    let bound = LoadOptions::default().numa(windlass::NumaPlacement::Node(0));
+    for options in [bound, LoadOptions::default().huge_pages(HugePages::Never)] {
         assert_is_file(&windlass::load(&[&path], &options).unwrap(), &file);
     }
-    let no_node = LoadOptions { numa: windlass::NumaPlacement::Node(999), ..LoadOptions::default() };
+    let no_node = LoadOptions::default().numa(windlass::NumaPlacement::Node(999));
     assert!(matches!(windlass::load(&[&path], &no_node), Err(Error::InvalidOption { option: "numa", .. })));
 }
 
@@ -481,7 +481,7 @@ fn pooled_and_huge_and_bound_memory_hold_the_same_bytes() {
 fn a_load_beyond_its_budget_is_refused_before_it_allocates() {
     let directory = disk();
     let (path, _) = mixed_model(directory.path());
-    let options = LoadOptions { memory_budget_bytes: Some(1 << 20), ..LoadOptions::default() };
+    let options = LoadOptions::default().memory_budget_bytes(1 << 20);
     match windlass::load(&[&path], &options).unwrap_err() {
         Error::MemoryBudget { needed, available, limit_name, .. } => {
             assert!(needed > 8 << 20);
@@ -509,7 +509,7 @@ fn sharded_checkpoints_load_by_index_directory_glob_and_list() {
     let index = directory.path().join("model.safetensors.index.json");
     let check = |paths: &[&Path]| {
         for device in devices() {
-            let loaded = windlass::load(paths, &LoadOptions { device, ..LoadOptions::default() }).unwrap();
+            let loaded = windlass::load(paths, &LoadOptions::default().device(device)).unwrap();
             assert_eq!(loaded.tensors().len(), 3);
             for (name, file) in &files {
                 assert!(*loaded.get(name).unwrap().bytes().unwrap() == *expected(file, name));
@@ -545,7 +545,7 @@ fn small_loads_report_why_no_ring_was_used() {
     let file = write_model(&path, &[tensor("a", Dtype::U8, &[900_000])], 0, 1);
     make_cold(&path);
     for device in devices() {
-        let loaded = windlass::load(&[&path], &LoadOptions { device, ..LoadOptions::default() }).unwrap();
+        let loaded = windlass::load(&[&path], &LoadOptions::default().device(device)).unwrap();
         assert_is_file(&loaded, &file);
         assert!(loaded.report().refused.iter().any(|own| own.what == "io_uring"), "{}", loaded.report());
     }

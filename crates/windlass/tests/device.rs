@@ -30,15 +30,14 @@ fn tensors_outlive_everything_and_give_their_memory_back() {
     let (path, file) = mixed_model(directory.path());
     for pools in [0, 1] {
         stand_in.set(&format!("POOLS={pools}"));
-        let dtype = Some(Dtype::F32);
         let selection = Selection::all().select("large");
-        let options = LoadOptions { device: DeviceId::Cuda(1), dtype, selection, ..staged() };
+        let options = staged().device(DeviceId::Cuda(1)).dtype(Dtype::F32).selection(selection);
         let ordered = stand_in.count("calls.cuMemAllocAsync");
         drop(windlass::load(&[&path], &options).unwrap());
         assert_eq!(stand_in.count("calls.cuMemAllocAsync") > ordered, pools == 1);
         let contexts = stand_in.count("contexts");
         let checkpoint = Checkpoint::open(&[&path]).unwrap();
-        let loaded = checkpoint.load(&LoadOptions { device: DeviceId::Cuda(1), ..staged() }).unwrap();
+        let loaded = checkpoint.load(&staged().device(DeviceId::Cuda(1))).unwrap();
         drop(checkpoint);
         assert_is_file(&loaded, &file);
         let kept = loaded.get("large").unwrap().clone();
@@ -63,7 +62,7 @@ fn memory_comes_back_bit_by_bit() {
     let tensors: Vec<TestTensor> = (0..6).map(|i| tensor(&format!("t{i}"), Dtype::U8, &[32 << 20])).collect();
     write_model(&path, &tensors, 0, 1);
     for layout in [Layout::File, Layout::Tensor] {
-        let loaded = windlass::load(&[&path], &LoadOptions { layout, ..to_device() }).unwrap();
+        let loaded = windlass::load(&[&path], &to_device().layout(layout)).unwrap();
         let all = stand_in.count("device_bytes");
         let kept = loaded.get("t0").unwrap().clone();
         drop(loaded);
@@ -79,16 +78,16 @@ fn host_memory_is_bounded_whatever_the_model_and_the_drive() {
     let directory = disk();
     let (path, file) = chunky(directory.path());
     make_cold(&path);
-    let greedy = LoadOptions { in_flight_bytes: Some(4 << 30), chunk_bytes: 256 << 10, ..staged() };
+    let greedy = staged().in_flight_bytes(4 << 30).chunk_bytes(256 << 10);
     let loaded = windlass::load(&[&path], &greedy).unwrap();
     assert_is_file(&loaded, &file);
     assert!(loaded.report().memory.staging_bytes <= 128 << 20, "{}", loaded.report());
     drop(loaded);
-    let tight = LoadOptions { memory_budget_bytes: Some(5 << 20), ..staged() };
+    let tight = staged().memory_budget_bytes(5 << 20);
     let loaded = windlass::load(&[&path], &tight).unwrap();
     assert_is_file(&loaded, &file);
     assert!(loaded.report().memory.staging_bytes <= 5 << 20, "{}", loaded.report());
-    let none = LoadOptions { memory_budget_bytes: Some(1 << 20), ..staged() };
+    let none = staged().memory_budget_bytes(1 << 20);
     assert!(matches!(windlass::load(&[&path], &none), Err(Error::MemoryBudget { .. })));
     drop(loaded);
     assert_eq!(stand_in.leftovers(), []);
@@ -101,7 +100,7 @@ fn a_device_with_too_little_memory_is_an_error_before_anything_moves() {
     let (path, _) = chunky(directory.path());
     stand_in.set("MEMORY_MIB=16");
     let reads = FaultScript::new(|_, _| None);
-    let options = LoadOptions { faults: Some(reads.clone()), ..to_device() };
+    let options = to_device().faults(reads.clone());
     match windlass::load(&[&path], &options).unwrap_err() {
         Error::MemoryBudget { needed, available, limit_name, .. } => {
             assert!(needed >= 24 << 20 && available <= 16 << 20, "{needed} {available}");
@@ -157,7 +156,8 @@ fn faults_of_the_driver_are_typed_errors_and_leave_nothing() {
             stand_in.reset();
             stand_in.set("JITTER_US=200");
             stand_in.set(&format!("FAULTS={fault}"));
-            let options = LoadOptions { dtype, layout: Layout::Tensor, ..staged() };
+            let mut options = staged().layout(Layout::Tensor);
+            options.dtype = dtype;
             let error = windlass::load(&[path], &options).expect_err(fault);
             match &error {
                 Error::Device { device, source, .. } => {
@@ -199,7 +199,7 @@ fn slow_and_reordered_streams_deliver_the_same_bytes() {
             } else {
                 make_cold(&path)
             }
-            let options = LoadOptions { route, chunk_bytes: 512 << 10, ..to_device() };
+            let options = to_device().route(route).chunk_bytes(512 << 10);
             let loaded = windlass::load(&[&path], &options).unwrap();
             assert_is_file(&loaded, &file);
             if route == Route::Staged {
@@ -225,14 +225,12 @@ fn copies_overlap_with_reads() {
         Some(Fault::Delay(Duration::from_millis(2)))
     });
     make_warm(&path);
-    let options = LoadOptions {
-        route: Route::Threads,
-        direct: DirectIo::Never,
-        threads: Some(1),
-        chunk_bytes: 1 << 20,
-        faults: Some(script),
-        ..to_device()
-    };
+    let options = to_device()
+        .route(Route::Threads)
+        .direct(DirectIo::Never)
+        .threads(1)
+        .chunk_bytes(1 << 20)
+        .faults(script);
     assert_is_file(&windlass::load(&[&path], &options).unwrap(), &file);
     stand_in.reset();
     let last_read = last_read.load(std::sync::atomic::Ordering::Relaxed);
@@ -263,7 +261,7 @@ fn slices_of_rows_and_columns_arrive_by_reads_of_their_bytes_or_by_pitched_copie
         make_cold(&path);
         let slice = TensorSlice::new(vec![7..600, columns.clone()]);
         let selection = Selection::all().slice("m", slice);
-        let loaded = windlass::load(&[&path], &LoadOptions { selection, ..staged() }).unwrap();
+        let loaded = windlass::load(&[&path], &staged().selection(selection)).unwrap();
         let part: Vec<u8> = (7..600)
             .flat_map(|r| &whole[r * row + columns.start as usize * 2..r * row + columns.end as usize * 2])
             .copied()
@@ -299,7 +297,7 @@ fn floats_are_converted_on_the_way_and_other_types_are_not() {
         );
         for chunk_bytes in [4096, 4 << 20] {
             make_cold(&path);
-            let options = LoadOptions { dtype: Some(Dtype::F32), chunk_bytes, ..to_device() };
+            let options = to_device().dtype(Dtype::F32).chunk_bytes(chunk_bytes);
             let loaded = windlass::load(&[&path], &options).unwrap();
             let floats = |name: &str| -> Vec<u32> {
                 let tensor = loaded.get(name).unwrap();
@@ -328,13 +326,12 @@ fn floats_are_converted_on_the_way_and_other_types_are_not() {
         }
     }
     for (device, dtype) in [(DeviceId::Cpu, Dtype::F32), (DeviceId::Cuda(0), Dtype::I8)] {
-        let options = LoadOptions { device, dtype: Some(dtype), ..LoadOptions::default() };
+        let options = LoadOptions::default().device(device).dtype(dtype);
         let error = windlass::load(&[&path], &options).unwrap_err();
         assert!(matches!(error, Error::InvalidOption { option: "dtype", .. }), "{error:?}");
     }
     write_model(&path, &[tensor("double", Dtype::F64, &[3])], 0, 1);
-    let error =
-        windlass::load(&[&path], &LoadOptions { dtype: Some(Dtype::Bf16), ..to_device() }).unwrap_err();
+    let error = windlass::load(&[&path], &to_device().dtype(Dtype::Bf16)).unwrap_err();
     assert!(error.to_string().contains("'double'") && error.to_string().contains("F64"), "{error}");
 }
 
@@ -385,11 +382,7 @@ fn several_devices_are_loaded_at_once() {
         for ordinal in [0, 1, 0, 1] {
             let (path, file) = (&path, &file);
             scope.spawn(move || {
-                let options = LoadOptions {
-                    device: DeviceId::Cuda(ordinal),
-                    chunk_bytes: 256 << 10,
-                    ..LoadOptions::default()
-                };
+                let options = LoadOptions::default().device(DeviceId::Cuda(ordinal)).chunk_bytes(256 << 10);
                 let loaded = windlass::load(&[path], &options).unwrap();
                 assert_is_file(&loaded, file);
                 assert!(loaded.tensors().iter().all(|tensor| tensor.device() == DeviceId::Cuda(ordinal)));
@@ -408,8 +401,7 @@ fn tables_of_many_segments_are_part_of_the_budget() {
     let path = directory.path().join("strided.safetensors");
     let file = write_model(&path, &[tensor("m", Dtype::F8E5M2, &[2 << 20, 2])], 0, 5);
     let selection = Selection::all().slice("m", TensorSlice::new(vec![0..2 << 20, 0..1]));
-    let dtype = Some(Dtype::F16);
-    let options = LoadOptions { selection, dtype, chunk_bytes: 256 << 10, ..staged() };
+    let options = staged().selection(selection).dtype(Dtype::F16).chunk_bytes(256 << 10);
     let loaded = windlass::load(&[&path], &options).unwrap();
     let report = loaded.report();
     assert!(report.memory.staging_bytes <= 128 << 20, "{report}");
@@ -427,7 +419,7 @@ fn devices_that_are_not_there_are_errors() {
     let stand_in = Turn::take();
     let directory = disk();
     let (path, _) = mixed_model(directory.path());
-    let options = LoadOptions { device: DeviceId::Cuda(9), ..LoadOptions::default() };
+    let options = LoadOptions::default().device(DeviceId::Cuda(9));
     match windlass::load(&[&path], &options).unwrap_err() {
         Error::DeviceUnavailable { device, why } => {
             assert_eq!(device, "cuda:9");
@@ -436,11 +428,11 @@ fn devices_that_are_not_there_are_errors() {
         other => panic!("{other:?}"),
     }
     for route in [Route::Staged, Route::Gds, Route::GdsCompat] {
-        let on_host = LoadOptions { route, ..LoadOptions::default() };
+        let on_host = LoadOptions::default().route(route);
         let error = windlass::load(&[&path], &on_host).unwrap_err();
         assert!(matches!(error, Error::InvalidOption { option: "route", .. }), "{error:?}");
     }
-    let mapped = LoadOptions { route: Route::Mapped, ..to_device() };
+    let mapped = to_device().route(Route::Mapped);
     assert!(matches!(windlass::load(&[&path], &mapped), Err(Error::InvalidOption { option: "route", .. })));
     assert_eq!(stand_in.leftovers(), []);
 }
@@ -465,7 +457,7 @@ fn the_context_of_others_stays_as_it_was() {
     let small = Selection::all().select("odd");
     // The second is small enough to run on this very thread.
     for selection in [Selection::all(), small] {
-        let loaded = windlass::load(&[&path], &LoadOptions { selection, ..to_device() }).unwrap();
+        let loaded = windlass::load(&[&path], &to_device().selection(selection)).unwrap();
         drop(loaded);
         // SAFETY: as above.
         unsafe { assert_eq!(current(&mut after), 0) };
@@ -482,7 +474,7 @@ fn a_device_without_memory_of_its_own_uses_host_memory_as_it_is() {
     let stand_in = Turn::take();
     let directory = disk();
     let (path, file) = mixed_model(directory.path());
-    let unified = LoadOptions { route: Route::Unified, ..to_device() };
+    let unified = to_device().route(Route::Unified);
     let error = windlass::load(&[&path], &unified).unwrap_err();
     assert!(error.to_string().contains("memory of its own"), "{error}");
     stand_in.set("INTEGRATED=1");
@@ -502,7 +494,7 @@ fn a_device_without_memory_of_its_own_uses_host_memory_as_it_is() {
     let loaded = windlass::load(&[&path], &to_device()).unwrap();
     assert!(!loaded.report().device.as_ref().unwrap().unified);
     assert!(loaded.report().refused.iter().any(|own| own.what == "unified"), "{}", loaded.report());
-    let converted = LoadOptions { dtype: Some(Dtype::F32), ..unified };
+    let converted = unified.dtype(Dtype::F32);
     assert!(matches!(
         windlass::load(&[&path], &converted),
         Err(Error::InvalidOption { option: "route", .. })
@@ -531,7 +523,7 @@ fn memory_of_another_allocator_is_used_and_given_back() {
     };
     // SAFETY: memory of cuda:0 that nobody else knows of, owned by what is given.
     let allocator = unsafe { DeviceAllocator::new(allocate) };
-    let options = LoadOptions { allocator: Some(allocator), layout: Layout::Tensor, ..to_device() };
+    let options = to_device().allocator(allocator).layout(Layout::Tensor);
     let loaded = windlass::load(&[&path], &options).unwrap();
     assert_is_file(&loaded, &file);
     let arenas = loaded.report().memory.arenas as u64;
@@ -540,7 +532,7 @@ fn memory_of_another_allocator_is_used_and_given_back() {
     assert_eq!(lent.load(std::sync::atomic::Ordering::Relaxed), 0);
     // SAFETY: fails before it gives anything.
     let broken = unsafe { DeviceAllocator::new(|_| Err(Error::Cancelled)) };
-    let options = LoadOptions { allocator: Some(broken), ..to_device() };
+    let options = to_device().allocator(broken);
     assert!(matches!(windlass::load(&[&path], &options), Err(Error::Cancelled)));
     assert_eq!(stand_in.leftovers(), []);
 }
@@ -557,7 +549,7 @@ fn a_load_that_is_cancelled_or_dropped_leaves_nothing_on_the_device() {
         for wait in [false, true] {
             make_cold(&path);
             let checkpoint = Checkpoint::open(&[&path]).unwrap();
-            let options = LoadOptions { route, chunk_bytes: 256 << 10, ..to_device() };
+            let options = to_device().route(route).chunk_bytes(256 << 10);
             let mut loading = checkpoint.start(&options).unwrap();
             if wait {
                 drop(loading.next());

@@ -20,7 +20,7 @@ fn memory_that_may_still_be_copied_is_not_freed() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = directory.path().join("m.safetensors");
     write_model(&path, &[tensor("t", Dtype::U8, &[24 << 20])], 0, 3);
-    let options = LoadOptions { device: DeviceId::Cuda(0), route: Route::Staged, ..LoadOptions::default() };
+    let options = LoadOptions::default().device(DeviceId::Cuda(0)).route(Route::Staged);
     // The context may live, and so may the copy: a busy device, a stream that is being captured, an unknown error.
     for code in [46, 900, 999] {
         let before = STAND_IN.count("pinned_bytes");
@@ -46,7 +46,7 @@ fn memory_that_may_still_be_copied_is_not_freed_by_a_reader_which_goes_on_withou
     let stand_in = Turn::take();
     let file = TestFile::new(1 << 20);
     let chunk_bytes = 64 << 10;
-    let options = ReaderOptions { chunk_bytes, memory_budget_bytes: 3 * chunk_bytes, ..Default::default() };
+    let options = ReaderOptions::default().chunk_bytes(chunk_bytes).memory_budget_bytes(3 * chunk_bytes);
     let reader = Reader::new(&options).unwrap();
     let (open, before) = (file.open(), stand_in.count("pinned_bytes"));
     for lost in 1..=3 {

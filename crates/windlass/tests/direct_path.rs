@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 use windlass::{
-    DirectIo, Dtype, Error, LoadOptions, Route,
+    DirectIo, Dtype, Error, Route,
     device::{Device, DirectBuffer, DirectFile},
     route::fault::{Fault, FaultScript},
 };
@@ -31,7 +31,7 @@ fn giving_cufile_up_strands_no_read() {
     }
     let directory = disk();
     let (path, file) = chunky(directory.path());
-    drop(windlass::load(&[&path], &LoadOptions { route: Route::Gds, ..to_device() }).unwrap());
+    drop(windlass::load(&[&path], &to_device().route(Route::Gds)).unwrap());
     for round in 0..10u64 {
         make_cold(&path);
         // One early read fails for good, and its neighbours come short, slowly.
@@ -48,7 +48,7 @@ fn giving_cufile_up_strands_no_read() {
             2 | 5 => Some(Fault::Delay(Duration::from_millis(1))),
             _ => None,
         });
-        let options = LoadOptions { chunk_bytes: 256 << 10, faults: Some(script), ..to_device() };
+        let options = to_device().chunk_bytes(256 << 10).faults(script);
         let loaded = windlass::load(&[&path], &options).unwrap();
         assert_is_file(&loaded, &file);
         let report = loaded.report();
@@ -68,7 +68,7 @@ fn short_files_need_no_direct_path() {
     let short = directory.path().join("a.safetensors");
     let small = write_model(&short, &[tensor("small", Dtype::U8, &[100])], 0, 1);
     let (long, file) = chunky(directory.path());
-    let options = LoadOptions { route: Route::Gds, ..to_device() };
+    let options = to_device().route(Route::Gds);
     let loaded = windlass::load(&[&short, &long], &options).unwrap();
     assert_eq!(*loaded.get("small").unwrap().bytes().unwrap(), *common::expected(&small, "small"));
     assert_eq!(*loaded.get("t7").unwrap().bytes().unwrap(), *common::expected(&file, "t7"));
@@ -90,7 +90,7 @@ fn gds_is_proven_and_every_byte_of_it_is_named() {
     let directory = disk();
     let (path, file) = chunky(directory.path());
     make_cold(&path);
-    let options = LoadOptions { route: Route::Gds, ..to_device() };
+    let options = to_device().route(Route::Gds);
     let loaded = windlass::load(&[&path], &options).unwrap();
     assert_is_file(&loaded, &file);
     let report = loaded.report();
@@ -118,7 +118,7 @@ fn compatibility_mode_cannot_pass_as_gds() {
     }
     let directory = disk();
     let (path, file) = chunky(directory.path());
-    let gds = LoadOptions { route: Route::Gds, ..to_device() };
+    let gds = to_device().route(Route::Gds);
     assert_is_file(&windlass::load(&[&path], &gds).unwrap(), &file);
 
     // It was proven a moment ago. Now every read is counted as one through the host.
@@ -136,7 +136,7 @@ fn compatibility_mode_cannot_pass_as_gds() {
     let report = loaded.report();
     assert!(report.carriers.iter().all(|own| own.route != Route::Gds), "{report}");
     assert!(report.refused.iter().any(|own| own.what == "gds"), "{report}");
-    let compat = LoadOptions { route: Route::GdsCompat, ..to_device() };
+    let compat = to_device().route(Route::GdsCompat);
     let loaded = windlass::load(&[&path], &compat).unwrap();
     assert_is_file(&loaded, &file);
     assert_eq!(loaded.report().device.as_ref().unwrap().proof, None);
@@ -150,7 +150,7 @@ fn reads_that_cufile_fails_are_errors_or_are_made_by_others() {
     }
     let directory = disk();
     let (path, file) = chunky(directory.path());
-    let gds = LoadOptions { route: Route::Gds, ..to_device() };
+    let gds = to_device().route(Route::Gds);
     // Proves the path, so that the faults below hit the load.
     drop(windlass::load(&[&path], &gds).unwrap());
     start_threads_that_stay(&path);
@@ -197,9 +197,9 @@ fn files_that_cufile_does_not_take_are_named_with_the_fix() {
     }
     let directory = disk();
     let (path, file) = chunky(directory.path());
-    drop(windlass::load(&[&path], &LoadOptions { route: Route::Gds, ..to_device() }).unwrap());
+    drop(windlass::load(&[&path], &to_device().route(Route::Gds)).unwrap());
     stand_in.set("CUFILE_REFUSE_FS=1");
-    match windlass::load(&[&path], &LoadOptions { route: Route::Gds, ..to_device() }).unwrap_err() {
+    match windlass::load(&[&path], &to_device().route(Route::Gds)).unwrap_err() {
         Error::RouteUnavailable { route: Route::Gds, path: at, why } => {
             assert_eq!(at.as_ref(), Some(&path));
             assert!(why.reason.contains("5030") && why.fix.contains("/run/udev"), "{why}");

@@ -65,10 +65,10 @@ fn lanes() -> Vec<(LoadOptions, bool)> {
                 continue;
             }
             let options =
-                LoadOptions { route, direct, layout, chunk_bytes: 64 << 10, ..LoadOptions::default() };
+                LoadOptions::default().route(route).direct(direct).layout(layout).chunk_bytes(64 << 10);
             // To a device everything is copied, whatever the layout.
             if layout == Layout::File || only_device {
-                lanes.push((LoadOptions { device, ..options.clone() }, warm));
+                lanes.push((options.clone().device(device), warm));
             }
             if !only_device {
                 lanes.push((options, warm));
@@ -85,7 +85,7 @@ fn start_threads_that_stay() {
     STARTED.call_once(|| {
         let model = model();
         let [_, device] = devices();
-        let options = LoadOptions { device, route: Route::GdsCompat, ..LoadOptions::default() };
+        let options = LoadOptions::default().device(device).route(Route::GdsCompat);
         // Where the file system has no direct reads, there is no cuFile either.
         let _ = windlass::load(&[&model.path], &options);
     });
@@ -104,7 +104,7 @@ fn load_with(
         make_cold(&model.path)
     }
     let before = Footprint::now();
-    let options = LoadOptions { faults: Some(script), ..options.clone() };
+    let options = options.clone().faults(script);
     let outcome = windlass::load(&[&model.path], &options);
     if outcome.is_err() {
         assert_nothing_left(&before);
@@ -139,7 +139,7 @@ fn what_a_short_read_spoils_is_read_again() {
             let is_there = (1 << 20..(1 << 20) + (64 << 10)).contains(&offset);
             is_there.then(|| faults.get(reads.fetch_add(1, Ordering::Relaxed) as usize).cloned())?
         });
-        let options = LoadOptions { route: Route::Threads, chunk_bytes: 64 << 10, ..LoadOptions::default() };
+        let options = LoadOptions::default().route(Route::Threads).chunk_bytes(64 << 10);
         assert_is_file(&load_with(&model, &options, false, script).unwrap(), &model.file);
     }
 }
@@ -302,7 +302,7 @@ fn a_file_rewritten_with_its_modification_time_set_back_is_noticed() {
     file.write_at(b"other bytes", 2 << 20).unwrap();
     file.set_modified(modified).unwrap();
     let selection = windlass::plan::Selection::all().select("odd");
-    let options = LoadOptions { route: Route::Mapped, selection, ..LoadOptions::default() };
+    let options = LoadOptions::default().route(Route::Mapped).selection(selection);
     let error = checkpoint.load(&options).unwrap_err();
     assert!(matches!(error, Error::Changed { .. }), "{error:?}");
 }
@@ -342,7 +342,7 @@ fn a_file_cut_or_grown_between_header_and_load_is_noticed() {
     let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
     fs::OpenOptions::new().write(true).open(&model.path).unwrap().set_len(1 << 20).unwrap();
     let selection = windlass::plan::Selection::all().select("odd");
-    let options = LoadOptions { route: Route::Mapped, selection, ..LoadOptions::default() };
+    let options = LoadOptions::default().route(Route::Mapped).selection(selection);
     assert!(matches!(checkpoint.load(&options), Err(Error::Truncated { .. } | Error::Changed { .. })));
 }
 
@@ -370,7 +370,7 @@ fn cancelled_and_dropped_loads_leave_nothing_behind() {
             make_cold(&model.path)
         }
         let slow = FaultScript::new(|_, _| Some(Fault::Delay(Duration::from_millis(2))));
-        let options = LoadOptions { faults: Some(slow), ..options };
+        let options = options.faults(slow);
         let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
         let mut loading = checkpoint.start(&options).unwrap();
         let first = loading.next().unwrap().unwrap();

@@ -48,8 +48,8 @@ fn a_load_under_way_is_the_parents_and_the_child_loads_by_itself() {
                 None
             })
         };
-        let by_route = LoadOptions { route, chunk_bytes: 64 << 10, ..LoadOptions::default() };
-        let options = LoadOptions { faults: Some(held), ..by_route.clone() };
+        let by_route = LoadOptions::default().route(route).chunk_bytes(64 << 10);
+        let options = by_route.clone().faults(held);
         let mut loading = checkpoint.start(&options).unwrap();
         until("a read begins", || reads.load(Ordering::Relaxed) > 0);
         in_forked_child(|| {

@@ -214,10 +214,7 @@ fn slices_of_quantised_tensors_are_whole_blocks() {
     let slice = |ranges: Vec<_>| {
         let selection = Selection::all().slice("experts", TensorSlice::new(ranges));
         devices().map(|device| {
-            windlass::load(
-                &[&path],
-                &LoadOptions { device, selection: selection.clone(), ..LoadOptions::default() },
-            )
+            windlass::load(&[&path], &LoadOptions::default().device(device).selection(selection.clone()))
         })
     };
     for loaded in slice(vec![3..4]) {
@@ -250,7 +247,7 @@ fn conversions_leave_quantised_tensors_as_they_are() {
     let path = directory.path().join("model.gguf");
     let file = write_gguf(&path, &[("norm", F32, &[64]), ("weight", Q8_0, &[64, 64])]);
     let [_, device] = devices();
-    let options = LoadOptions { device, dtype: Some(Dtype::Bf16), ..LoadOptions::default() };
+    let options = LoadOptions::default().device(device).dtype(Dtype::Bf16);
     let loaded = windlass::load(&[&path], &options).unwrap();
     assert_eq!(loaded.get("norm").unwrap().dtype(), Dtype::Bf16);
     let weight = loaded.get("weight").unwrap();
@@ -270,7 +267,7 @@ fn what_has_no_meaning_in_memory_is_listed_but_not_loaded() {
     let checkpoint = Checkpoint::open(&[&path]).unwrap();
     assert_eq!(checkpoint.catalog().tensors()[0].dtype, Dtype::UnknownGgml(UNKNOWN));
     for route in [Route::Auto, Route::Mapped] {
-        let found = checkpoint.load(&LoadOptions { route, ..LoadOptions::default() }).unwrap_err();
+        let found = checkpoint.load(&LoadOptions::default().route(route)).unwrap_err();
         assert!(
             matches!(&found, Error::Plan(PlanError::UnknownType { id: UNKNOWN, count: 2, .. })),
             "{found:?}"
@@ -278,7 +275,7 @@ fn what_has_no_meaning_in_memory_is_listed_but_not_loaded() {
         let told = found.to_string();
         assert!(told.contains("2 tensors") && told.contains(&path.display().to_string()), "{told}");
     }
-    let known = LoadOptions { selection: Selection::all().exclude("new*"), ..LoadOptions::default() };
+    let known = LoadOptions::default().selection(Selection::all().exclude("new*"));
     assert!(*checkpoint.load(&known).unwrap().get("a").unwrap().bytes().unwrap() == *bytes("a"));
 
     let big = Writer { big_endian: true, ..Writer::default() }.key("name", "big");
@@ -296,7 +293,7 @@ fn what_has_no_meaning_in_memory_is_listed_but_not_loaded() {
         matches!(&found, Error::Plan(PlanError::ByteOrder { tensor, count: 2, .. }) if tensor == "wide"),
         "{found:?}"
     );
-    let single = LoadOptions { selection: Selection::all().select("a"), ..LoadOptions::default() };
+    let single = LoadOptions::default().selection(Selection::all().select("a"));
     assert!(*checkpoint.load(&single).unwrap().get("a").unwrap().bytes().unwrap() == *bytes("a"));
 }
 
@@ -306,13 +303,13 @@ fn a_gguf_inside_another_file_loads_from_its_offset() {
     let (path, tensors) = mixed_gguf(directory.path());
     let embedded = directory.path().join("image.bin");
     fs::write(&embedded, [vec![5; 1003], fs::read(&path).unwrap(), vec![6; 10]].concat()).unwrap();
-    let options = OpenOptions { offset: 1003, ..OpenOptions::default() };
+    let options = OpenOptions::default().offset(1003);
     let checkpoint = Checkpoint::open_with(&[&embedded], &options).unwrap();
     for device in devices() {
-        let options = LoadOptions { device, ..LoadOptions::default() };
+        let options = LoadOptions::default().device(device);
         assert_is_gguf(&checkpoint.load(&options).unwrap(), &tensors);
     }
-    let wrong = OpenOptions { offset: 1002, ..OpenOptions::default() };
+    let wrong = OpenOptions::default().offset(1002);
     let (_, problem) = gguf_problem(Catalog::open_with(&[&embedded], &wrong));
     assert!(matches!(problem, GgufError::NoMagic { offset: 1002, .. }), "{problem:?}");
 }
@@ -339,10 +336,10 @@ fn lenient_files_load_whole_from_unaligned_places() {
     fs::write(&path, writer.finish()).unwrap();
     let (_, problem) = gguf_problem(Catalog::open(&[&path]));
     assert!(matches!(problem, GgufError::Alignment { alignment: 1 }), "{problem:?}");
-    let options = OpenOptions { lenient: true, ..OpenOptions::default() };
+    let options = OpenOptions::default().lenient(true);
     let checkpoint = Checkpoint::open_with(&[&path], &options).unwrap();
     for device in devices() {
-        let loaded = checkpoint.load(&LoadOptions { device, ..LoadOptions::default() }).unwrap();
+        let loaded = checkpoint.load(&LoadOptions::default().device(device)).unwrap();
         for expected in [&first, &second] {
             let tensor = loaded.get(&expected.name).unwrap();
             assert!(*tensor.bytes().unwrap() == *expected.bytes);
@@ -423,6 +420,6 @@ fn manifests_and_warming_know_gguf() {
 fn a_mapped_gguf_is_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let (path, tensors) = mixed_gguf(directory.path());
-    let options = LoadOptions { route: Route::Mapped, ..LoadOptions::default() };
+    let options = LoadOptions::default().route(Route::Mapped);
     assert_is_gguf(&windlass::load(&[&path], &options).unwrap(), &tensors);
 }

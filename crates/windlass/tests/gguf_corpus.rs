@@ -28,7 +28,7 @@ struct Tensor {
 }
 
 fn options(lenient: bool, offset: u64) -> OpenOptions {
-    OpenOptions { lenient, offset }
+    OpenOptions::default().lenient(lenient).offset(offset)
 }
 
 fn corpus() -> Vec<Case> {

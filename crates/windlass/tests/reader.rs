@@ -51,7 +51,7 @@ fn every_route_delivers_every_range_to_every_kind_of_memory() {
     for route in [Route::Auto, Route::Threads, Route::IoUring, Route::Cached] {
         for chunk_bytes in [4096 * 16, 1 << 20] {
             let _warm = prepare(&file, route == Route::Cached);
-            let options = ReaderOptions { route, chunk_bytes, ..Default::default() };
+            let options = ReaderOptions::default().route(route).chunk_bytes(chunk_bytes);
             let Some(reader) = open_reader(&options) else { continue };
             // Every misplacement of the memory against the file that matters.
             let shifts = [0, 1, 511, 4095].map(Kind::Host);
@@ -80,14 +80,12 @@ fn slow_reader(in_flight: usize, gate: &Gate) -> (Reader, Arc<Mutex<Vec<u64>>>) 
         gate.pass();
         None
     });
-    let options = ReaderOptions {
-        route: Route::Threads,
-        direct: DirectIo::Never,
-        in_flight,
-        chunk_bytes: 64 << 10,
-        faults: Some(script),
-        ..Default::default()
-    };
+    let options = ReaderOptions::default()
+        .route(Route::Threads)
+        .direct(DirectIo::Never)
+        .in_flight(in_flight)
+        .chunk_bytes(64 << 10)
+        .faults(script);
     (Reader::new(&options).unwrap(), order)
 }
 
@@ -209,13 +207,8 @@ fn a_batch_that_is_dropped_leaves_the_callers_memory_alone() {
     for route in [Route::Auto, Route::Threads, Route::IoUring] {
         make_cold(&file.path);
         let slow = FaultScript::new(|_, _| Some(Fault::Delay(Duration::from_millis(3))));
-        let options = ReaderOptions {
-            route,
-            in_flight: 4,
-            chunk_bytes: 64 << 10,
-            faults: Some(slow.clone()),
-            ..Default::default()
-        };
+        let options =
+            ReaderOptions::default().route(route).in_flight(4).chunk_bytes(64 << 10).faults(slow.clone());
         let Ok(reader) = Reader::new(&options) else { continue };
         let mut memory = vec![0u8; (4 << 20) + 4096];
         let shift = memory.as_ptr().addr().wrapping_neg() % 4096;
@@ -241,13 +234,8 @@ fn a_reader_that_is_dropped_ends_its_batches() {
     let file = TestFile::new(1 << 20);
     for route in [Route::Threads, Route::IoUring] {
         let slow = FaultScript::new(|_, _| Some(Fault::Delay(Duration::from_millis(2))));
-        let options = ReaderOptions {
-            route,
-            in_flight: 2,
-            chunk_bytes: 4096,
-            faults: Some(slow.clone()),
-            ..Default::default()
-        };
+        let options =
+            ReaderOptions::default().route(route).in_flight(2).chunk_bytes(4096).faults(slow.clone());
         let Ok(reader) = Reader::new(&options) else { continue };
         let kinds = [Kind::Memory, Kind::Host(1), Kind::Sink];
         let mut places = kinds.map(|kind| Place::new(kind, range(0, 1 << 19)));
@@ -319,13 +307,8 @@ fn the_end_of_each_read_is_called_once_however_it_ends() {
     let (file, gate) = (TestFile::new(1 << 20), Gate::default());
     let calls = Arc::new(Mutex::new(vec![Vec::new(); 6]));
     let broken = FaultScript::new(|_, offset| (offset == 3 * BLOCK).then_some(Fault::Errno(libc::EIO)));
-    let options = ReaderOptions {
-        route: Route::Threads,
-        direct: DirectIo::Never,
-        in_flight: 1,
-        faults: Some(broken),
-        ..Default::default()
-    };
+    let options =
+        ReaderOptions::default().route(Route::Threads).direct(DirectIo::Never).in_flight(1).faults(broken);
     let reader = Reader::new(&options).unwrap();
     let open = file.open();
     let noting = |read: usize, request: ReadRequest| {
@@ -373,7 +356,7 @@ fn the_end_of_each_read_is_called_once_however_it_ends() {
 fn functions_of_the_caller_that_panic_or_refuse_fail_their_read_alone() {
     let file = TestFile::new(1 << 20);
     for route in [Route::Threads, Route::IoUring, Route::Auto] {
-        let Ok(reader) = Reader::new(&ReaderOptions { route, in_flight: 1, ..Default::default() }) else {
+        let Ok(reader) = Reader::new(&ReaderOptions::default().route(route).in_flight(1)) else {
             continue;
         };
         let open = file.open();
@@ -435,7 +418,7 @@ fn functions_of_the_caller_are_dropped_before_their_read_has_ended() {
 #[test]
 fn the_next_read_can_be_asked_for_at_the_end_of_one() {
     let file = TestFile::new(1 << 20);
-    let reader = Arc::new(Reader::new(&ReaderOptions { in_flight: 1, ..Default::default() }).unwrap());
+    let reader = Arc::new(Reader::new(&ReaderOptions::default().in_flight(1)).unwrap());
     let (next, place) = (reader.clone(), Arc::new(Mutex::new(None)));
     let (open, slot) = (file.open(), place.clone());
     let first = ReadRequest::new(&file.open(), range(0, 9000), Target::memory()).on_end(move |outcome| {
@@ -454,7 +437,7 @@ fn the_next_read_can_be_asked_for_at_the_end_of_one() {
 #[test]
 fn a_reader_may_be_dropped_by_its_own_thread() {
     let file = TestFile::new(1 << 20);
-    let reader = Arc::new(Reader::new(&ReaderOptions { in_flight: 2, ..Default::default() }).unwrap());
+    let reader = Arc::new(Reader::new(&ReaderOptions::default().in_flight(2)).unwrap());
     let (last, gate, dropped) = (reader.clone(), Gate::default(), Arc::new(AtomicUsize::new(0)));
     let (waiting, done) = (gate.clone(), dropped.clone());
     let request = ReadRequest::new(&file.open(), range(0, 9000), Target::memory()).on_end(move |_| {
@@ -474,7 +457,7 @@ fn many_threads_share_a_reader() {
     let file = TestFile::new(3 << 20);
     for route in [Route::Auto, Route::IoUring] {
         make_cold(&file.path);
-        let options = ReaderOptions { route, in_flight: 3, chunk_bytes: 64 << 10, ..Default::default() };
+        let options = ReaderOptions::default().route(route).in_flight(3).chunk_bytes(64 << 10);
         let Ok(reader) = Reader::new(&options) else { continue };
         thread::scope(|scope| {
             for thread in 0..6u64 {
@@ -506,15 +489,15 @@ fn many_threads_share_a_reader() {
 fn options_that_make_no_sense_are_refused() {
     let defaults = ReaderOptions::default;
     let wrong = [
-        ("route", ReaderOptions { route: Route::Mapped, ..defaults() }),
-        ("route", ReaderOptions { route: Route::Unified, ..defaults() }),
-        ("direct", ReaderOptions { route: Route::Gds, direct: DirectIo::Never, ..defaults() }),
-        ("in_flight", ReaderOptions { in_flight: 0, ..defaults() }),
-        ("in_flight", ReaderOptions { in_flight: 1025, ..defaults() }),
-        ("chunk", ReaderOptions { chunk_bytes: 0, ..defaults() }),
-        ("chunk", ReaderOptions { chunk_bytes: 5000, ..defaults() }),
-        ("chunk", ReaderOptions { chunk_bytes: (1 << 30) + 4096, ..defaults() }),
-        ("memory_budget", ReaderOptions { memory_budget_bytes: 1 << 20, ..defaults() }),
+        ("route", defaults().route(Route::Mapped)),
+        ("route", defaults().route(Route::Unified)),
+        ("direct", defaults().route(Route::Gds).direct(DirectIo::Never)),
+        ("in_flight", defaults().in_flight(0)),
+        ("in_flight", defaults().in_flight(1025)),
+        ("chunk", defaults().chunk_bytes(0)),
+        ("chunk", defaults().chunk_bytes(5000)),
+        ("chunk", defaults().chunk_bytes((1 << 30) + 4096)),
+        ("memory_budget", defaults().memory_budget_bytes(1 << 20)),
     ];
     for (name, options) in wrong {
         match Reader::new(&options) {

@@ -52,7 +52,7 @@ fn a_ring_reads_into_no_memory_of_the_callers() {
         (Route::Threads, DirectIo::Auto),
         (Route::Threads, DirectIo::Never),
     ] {
-        let Some(reader) = open_reader(&ReaderOptions { route, direct, ..Default::default() }) else {
+        let Some(reader) = open_reader(&ReaderOptions::default().route(route).direct(direct)) else {
             continue;
         };
         let mut place = Place::new(Kind::Host(0), whole_blocks);
@@ -495,7 +495,10 @@ fn staging_memory_stays_within_the_budget() {
     // Mappings take this much of address space more, to begin at a huge page.
     let slack = 2 << 20;
     for route in [Route::Auto, Route::IoUring] {
-        let options = ReaderOptions { route, chunk_bytes, memory_budget_bytes, ..Default::default() };
+        let options = ReaderOptions::default()
+            .route(route)
+            .chunk_bytes(chunk_bytes)
+            .memory_budget_bytes(memory_budget_bytes);
         let Ok(reader) = Reader::new(&options) else { continue };
         let mut places = places(&ranges());
         let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
@@ -556,14 +559,12 @@ fn any_read_ends_in_the_bytes_of_the_file_or_in_an_error() {
         let starves = case.faults.iter().any(|fault| matches!(fault, Some(Fault::Short(..4096))));
         let can_fail = starves || case.faults.iter().any(|fault| matches!(fault, Some(Fault::Errno(_))));
         let faults = case.faults.clone();
-        let options = ReaderOptions {
-            route,
-            direct,
-            chunk_bytes: case.chunk_blocks * 4096,
-            in_flight: case.in_flight,
-            faults: Some(FaultScript::new(move |number, _| faults[number as usize % faults.len()].clone())),
-            ..Default::default()
-        };
+        let options = ReaderOptions::default()
+            .route(route)
+            .direct(direct)
+            .chunk_bytes(case.chunk_blocks * 4096)
+            .in_flight(case.in_flight)
+            .faults(FaultScript::new(move |number, _| faults[number as usize % faults.len()].clone()));
         let reader = Reader::new(&options).unwrap();
         let mut places: Vec<Place> = case.reads.iter().map(|&(start, len, kind, shift)| {
             let range = ByteRange::new(start, (start + len).min(LEN)).unwrap();

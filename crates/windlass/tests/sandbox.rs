@@ -55,7 +55,7 @@ fn without_io_uring_threads_serve_and_the_report_says_why() {
     let refusal = report.refused.iter().find(|own| own.what == "io_uring").expect("the refusal is reported");
     assert!(refusal.why.reason.contains("seccomp") && !refusal.why.fix.is_empty(), "{refusal:?}");
 
-    let named = LoadOptions { route: Route::IoUring, ..LoadOptions::default() };
+    let named = LoadOptions::default().route(Route::IoUring);
     match windlass::load(&[&path], &named).unwrap_err() {
         // No file is to blame.
         Error::RouteUnavailable { route: Route::IoUring, path: None, why } => {
@@ -98,7 +98,7 @@ fn loads_without_rings(call: i64, errno: i32, text: &str) {
         assert!(why.fix.contains("seccomp"), "{why:?}");
     };
     says_so(&refusal.why);
-    let named = LoadOptions { route: Route::IoUring, ..LoadOptions::default() };
+    let named = LoadOptions::default().route(Route::IoUring);
     match windlass::load(&[&path], &named).unwrap_err() {
         Error::RouteUnavailable { route: Route::IoUring, why, .. } => says_so(&why),
         other => panic!("{other:?}"),
@@ -114,13 +114,13 @@ fn without_io_uring_readers_of_other_routes_serve() {
     for errno in [libc::EPERM, libc::ENOSYS] {
         forbid(&[libc::SYS_io_uring_setup], errno);
         let threads = fs::read_dir("/proc/self/task").unwrap().count();
-        let error = Reader::new(&ReaderOptions { route: Route::IoUring, ..Default::default() }).unwrap_err();
+        let error = Reader::new(&ReaderOptions::default().route(Route::IoUring)).unwrap_err();
         let text = error.to_string();
         assert!(text.starts_with("route io_uring cannot be used: ") && text.contains("seccomp"), "{text}");
         until("its thread is gone", || fs::read_dir("/proc/self/task").unwrap().count() == threads);
         for route in [Route::Auto, Route::Threads] {
             make_cold(&file.path);
-            let reader = Reader::new(&ReaderOptions { route, ..Default::default() }).unwrap();
+            let reader = Reader::new(&ReaderOptions::default().route(route)).unwrap();
             let mut places =
                 [Kind::Memory, Kind::Host(1), Kind::Sink].map(|kind| Place::new(kind, range(9, 1 << 19)));
             let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
@@ -291,7 +291,7 @@ fn without_threads_a_load_goes_on_with_the_callers() {
     forbid(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN);
     for route in [Route::Auto, Route::Threads, Route::IoUring, Route::Auto] {
         make_cold(&path);
-        let loaded = checkpoint.load(&LoadOptions { route, ..LoadOptions::default() }).unwrap();
+        let loaded = checkpoint.load(&LoadOptions::default().route(route)).unwrap();
         assert_is_file(&loaded, &file);
         let refused = &loaded.report().refused;
         let refusal = refused.iter().find(|own| own.what.contains("threads")).expect("it is reported");
@@ -300,7 +300,7 @@ fn without_threads_a_load_goes_on_with_the_callers() {
             "{refusal:?}"
         );
     }
-    let stream = StreamOptions { order: Order::File, max_in_flight_bytes: Some(7 << 20) };
+    let stream = StreamOptions::default().order(Order::File).max_in_flight_bytes(7 << 20);
     let mut loading = checkpoint.stream(&LoadOptions::default(), &stream).unwrap();
     let names: Vec<_> = loading.by_ref().map(|tensor| tensor.unwrap().name().to_owned()).collect();
     assert_eq!(names, (0..12).map(|n| format!("t{n}")).collect::<Vec<_>>());
@@ -328,7 +328,7 @@ fn a_stack_of_64_kib_is_enough() {
         for route in [Route::Auto, Route::Threads, Route::IoUring] {
             make_cold(&path);
             let checkpoint = Checkpoint::open(&[&path]).unwrap();
-            let mut loaded = checkpoint.load(&LoadOptions { route, ..LoadOptions::default() }).unwrap();
+            let mut loaded = checkpoint.load(&LoadOptions::default().route(route)).unwrap();
             assert_is_file(&loaded, &file);
             checkpoint.verify(&mut loaded, None).unwrap();
         }

@@ -39,7 +39,7 @@ fn save_to(path: &Path, tensors: &[Owned], options: &SaveOptions) -> windlass::R
 }
 
 fn shards_of(max_shard_bytes: u64) -> Sharding {
-    Sharding { max_shard_bytes, ..Sharding::default() }
+    Sharding::default().max_shard_bytes(max_shard_bytes)
 }
 
 fn save_shards(directory: &Path, tensors: &[Owned], max_shard_bytes: u64) -> windlass::Result<SaveReport> {
@@ -107,7 +107,7 @@ fn what_is_saved_loads_back_by_every_route() {
         assert!(catalog.tensors()[0].bytes.start().is_multiple_of(alignment));
         for route in [Route::Auto, Route::IoUring, Route::Threads, Route::Mapped] {
             if route == Route::Mapped || can_read(directory.path(), route, DirectIo::Auto) {
-                let load = LoadOptions { route, ..LoadOptions::default() };
+                let load = LoadOptions::default().route(route);
                 assert_is(&windlass::load(&[&path], &load).unwrap(), &tensors);
             }
         }
@@ -123,7 +123,7 @@ fn tensors_of_a_load_are_saved_from_wherever_they_are() {
     fs::write(&from, &file).unwrap();
     for device in devices() {
         for direct in [DirectIo::Auto, DirectIo::Never] {
-            let load = LoadOptions { device, ..LoadOptions::default() };
+            let load = LoadOptions::default().device(device);
             let loaded = windlass::load(&[&from], &load).unwrap();
             let data: Vec<TensorData<'_>> = loaded.tensors().iter().map(TensorData::from).collect();
             save(&to, &data, None, &options(direct), go_on).unwrap();
@@ -741,7 +741,7 @@ fn a_folder_that_cannot_be_synced_once_names_are_given_is_told_apart() {
 /// Two tensors in two shards, by the name of that single file.
 fn save_as(folder: &Path, file_name: &str, seed: u8) -> Vec<Owned> {
     let tensors = ["a", "b"].map(|name| owned(name, Dtype::U8, &[1000], seed));
-    let sharding = Sharding { file_name: file_name.into(), ..shards_of(1000) };
+    let sharding = shards_of(1000).file_name(file_name);
     save_sharded(folder, &data(&tensors), None, &sharding, &SaveOptions::default(), go_on).unwrap();
     tensors.into()
 }

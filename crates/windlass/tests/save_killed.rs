@@ -102,7 +102,7 @@ fn a_file_is_the_old_or_the_new_one() {
 /// By turns two, three and four shards, and a single file.
 fn save_by_turns(directory: &Path, number: u64) {
     let count = [4, 6, 2, 8][number as usize % 4];
-    let sharding = Sharding { max_shard_bytes: 300_000, ..Sharding::default() };
+    let sharding = Sharding::default().max_shard_bytes(300_000);
     let options = SaveOptions::default();
     save_sharded(directory, &data(&generation(number, count)), None, &sharding, &options, go_on).unwrap();
 }

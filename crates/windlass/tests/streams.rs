@@ -59,7 +59,15 @@ fn lanes() -> Vec<(LoadOptions, bool)> {
         .flat_map(|(device, route, direct, warm)| {
             layouts.map(|layout| {
                 let chunk_bytes = 64 << 10;
-                (LoadOptions { device, route, direct, layout, chunk_bytes, ..LoadOptions::default() }, warm)
+                (
+                    LoadOptions::default()
+                        .device(device)
+                        .route(route)
+                        .direct(direct)
+                        .layout(layout)
+                        .chunk_bytes(chunk_bytes),
+                    warm,
+                )
             })
         })
         .collect()
@@ -71,7 +79,7 @@ fn start_threads_that_stay() {
     STARTED.call_once(|| {
         let model = model();
         let [_, device] = devices();
-        let options = LoadOptions { device, route: Route::GdsCompat, ..LoadOptions::default() };
+        let options = LoadOptions::default().device(device).route(Route::GdsCompat);
         // Where the file system has no direct reads, there is no cuFile either.
         let _ = windlass::load(&[&model.path], &options);
     });
@@ -92,8 +100,8 @@ fn tensors_come_in_order_and_reads_stay_within_the_bound() {
         for bound in [0, 100_000, 2 * largest] {
             prepare(&model, warm);
             let shorts = FaultScript::new(|number, _| (number % 5 == 0).then_some(Fault::Short(5000)));
-            let options = LoadOptions { faults: Some(shorts), ..options.clone() };
-            let stream = StreamOptions { order: Order::File, max_in_flight_bytes: Some(bound) };
+            let options = options.clone().faults(shorts);
+            let stream = StreamOptions::default().order(Order::File).max_in_flight_bytes(bound);
             let mut loading = checkpoint.stream(&options, &stream).unwrap();
             let (mut given, mut taken) = (Vec::new(), 0);
             while let Some(tensor) = loading.next() {
@@ -127,8 +135,8 @@ fn what_was_whole_before_an_error_is_handed_out_first() {
         prepare(&model, warm);
         let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
         let fails = FaultScript::new(move |_, offset| (offset >= middle).then_some(Fault::Errno(libc::EIO)));
-        let options = LoadOptions { faults: Some(fails), ..options };
-        let stream = StreamOptions { order: Order::File, max_in_flight_bytes: Some(200_000) };
+        let options = options.faults(fails);
+        let stream = StreamOptions::default().order(Order::File).max_in_flight_bytes(200_000);
         let mut loading = checkpoint.stream(&options, &stream).unwrap();
         let mut position = 0;
         let error = loop {
@@ -161,7 +169,7 @@ fn a_stream_that_is_left_leaves_nothing() {
     for (options, warm) in lanes {
         prepare(&model, warm);
         let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
-        let stream = StreamOptions { order: Order::Arrival, max_in_flight_bytes: Some(100_000) };
+        let stream = StreamOptions::default().order(Order::Arrival).max_in_flight_bytes(100_000);
         let mut loading = checkpoint.stream(&options, &stream).unwrap();
         drop(loading.next().unwrap().unwrap());
         drop(loading);
@@ -208,7 +216,7 @@ fn a_fill_that_fails_has_filled_what_it_told_of() {
             memory.iter_mut().for_each(|memory| memory.fill(0xA5));
             let fails =
                 FaultScript::new(move |_, offset| (offset >= middle).then_some(Fault::Errno(libc::EIO)));
-            let options = LoadOptions { route, faults: Some(fails), ..LoadOptions::default() };
+            let options = LoadOptions::default().route(route).faults(fails);
             // SAFETY: `memory` is used by nobody else before a target is told, and outlives the load.
             #[allow(unsafe_code)]
             let mut filling = unsafe { checkpoint.fill(&targets, &options, order) }.unwrap();
@@ -281,9 +289,9 @@ fn useless_options() -> Vec<(&'static str, LoadOptions)> {
         set("huge_pages", "reserved"),
         set("numa", "99"),
         set("populate", "true"),
-        ("select", LoadOptions { selection: Selection::all().select("*"), ..defaults() }),
-        ("pool", LoadOptions { pool: Some(windlass::memory::MemoryPool::new(4096).unwrap()), ..defaults() }),
-        ("allocator", LoadOptions { allocator: Some(allocator), ..defaults() }),
+        ("select", defaults().selection(Selection::all().select("*"))),
+        ("pool", defaults().pool(windlass::memory::MemoryPool::new(4096).unwrap())),
+        ("allocator", defaults().allocator(allocator)),
     ]
 }
 
@@ -314,12 +322,7 @@ fn the_first_target_that_failed_is_told() {
         prepare(&model, false);
         let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
         let fails = FaultScript::new(|_, _| Some(Fault::Errno(libc::EIO)));
-        let options = LoadOptions {
-            route: Route::Threads,
-            threads: Some(1),
-            faults: Some(fails),
-            ..LoadOptions::default()
-        };
+        let options = LoadOptions::default().route(Route::Threads).threads(1).faults(fails);
         // SAFETY: `memory` is used by nobody else and outlives the load.
         #[allow(unsafe_code)]
         let mut filling = unsafe { checkpoint.fill(&targets, &options, Order::Arrival) }.unwrap();

@@ -37,7 +37,7 @@ pub(super) fn store_options(
             "eviction" => options.eviction = one_of(&value)?,
             "admission" => options.admission = one_of(&value)?,
             "route" => options.route = one_of(&value)?,
-            "use_direct" => options.direct = direct(&value)?,
+            "direct" => options.direct = direct(&value)?,
             "io_threads" => options.io_threads = Some(value.extract()?),
             "verify" => options.verify = value.extract()?,
             "timeout" => options.timeout = Some(seconds("timeout", value.extract()?).into_python(py)?),

@@ -123,8 +123,8 @@ impl KvCompletion {
 
     /// Bytes that its transfers moved, by the way that they took.
     #[getter]
-    fn carried(&self) -> BTreeMap<&'static str, u64> {
-        self.completion.carried.iter().map(|(carrier, bytes)| (carrier.name(), *bytes)).collect()
+    fn carried(&self) -> BTreeMap<String, u64> {
+        self.completion.carried.iter().map(|(carrier, bytes)| (carrier.to_string(), *bytes)).collect()
     }
 
     /// Bytes that went by way of memory of the store's.

@@ -80,12 +80,12 @@ def allocate(stand_in: StandIn) -> Iterator[Callable[[int, int], DeviceMemory]]:
         memory.free()
 
 
-@pytest.mark.parametrize("use_direct", [False, "prefer"])
+@pytest.mark.parametrize("direct", [False, "prefer"])
 @pytest.mark.parametrize("device", [0, 1])
 def test_blocks_of_a_device(
-    open_store: OpenStore, allocate: Callable[[int, int], DeviceMemory], device: int, use_direct: bool | str
+    open_store: OpenStore, allocate: Callable[[int, int], DeviceMemory], device: int, direct: bool | str
 ) -> None:
-    with open_store(use_direct=use_direct) as store:
+    with open_store(direct=direct) as store:
         blocks = store.namespace(model="test")
         data = bytes(random_bytes(300_000))
         source, target = allocate(device, len(data)), allocate(device, len(data))
@@ -122,12 +122,12 @@ def test_registered_memory_of_a_device(
         assert stored.ok
         assert loaded.ok
         assert target.read() == data
-        assert "gds" not in loaded.carried, "the stand-in's memory does not begin at a multiple of 4096"
+        assert "gds direct" not in loaded.carried, "the stand-in's memory does not begin at a multiple of 4096"
         assert loaded.bounced_bytes == len(data)
         aligned = kv.Addresses([(source.address + 4095) & ~4095], 8192, device="cuda:0")
         stored = blocks.store(["aligned"], aligned).wait(30)
         assert stored.ok
-        assert (stored.carried.get("gds", 0), stored.bounced_bytes) == ((8192, 0) if is_direct else (0, 8192))
+        assert (stored.carried.get("gds direct", 0), stored.bounced_bytes) == ((8192, 0) if is_direct else (0, 8192))
         assert not store.register(bytearray(4096)).is_direct
         del regions
 
@@ -163,7 +163,7 @@ def slow(
     open_store: OpenStore, stand_in: StandIn, allocate: Callable[[int, int], DeviceMemory]
 ) -> Iterator[Callable[[float], kv.Ticket]]:
     """Starts a load that takes about so many seconds."""
-    store = open_store(use_direct=False)
+    store = open_store(direct=False)
     blocks = store.namespace(model="slow")
     assert blocks.store(["a"], [random_bytes(1 << 20)]).wait(30).ok
 
@@ -260,7 +260,7 @@ def test_the_completion_of_a_wait_that_was_given_up_is_not_kept(
     async def ask(ticket: kv.Ticket) -> kv.Completion:
         return await ticket
 
-    with open_store(use_direct=False) as store:
+    with open_store(direct=False) as store:
         blocks = store.namespace(model="slow")
         assert blocks.store(["a"], [random_bytes(1 << 20)]).wait(30).ok
         stand_in.set("COPY_LATENCY_US=300000")
@@ -274,7 +274,7 @@ def test_the_completion_of_a_wait_that_was_given_up_is_not_kept(
 def test_a_store_that_is_closed_ends_what_is_under_way(
     open_store: OpenStore, stand_in: StandIn, allocate: Callable[[int, int], DeviceMemory]
 ) -> None:
-    store = open_store(use_direct=False)
+    store = open_store(direct=False)
     blocks = store.namespace(model="slow")
     blocks.store(["a"], [random_bytes(1 << 20)]).wait(30)
     target = allocate(0, 1 << 20)
@@ -290,7 +290,7 @@ def test_an_event_holds_a_store_back_until_the_memory_is_written(
     open_store: OpenStore, stand_in: StandIn, allocate: Callable[[int, int], DeviceMemory]
 ) -> None:
     library = stand_in.library
-    with open_store(use_direct=False) as store:
+    with open_store(direct=False) as store:
         blocks = store.namespace(model="test")
         data = bytes(random_bytes(1 << 20))
         source = allocate(0, len(data))

@@ -37,7 +37,7 @@ class Store:
         segment_bytes: int | str | None = None,
         min_free: int | str = "1GiB",
         route: Literal["auto", "io_uring", "threads"] = "auto",
-        use_direct: bool | Literal["off", "prefer", "require"] = "prefer",
+        direct: bool | Literal["off", "prefer", "require"] = "prefer",
         io_threads: int | None = None,
         max_in_flight: int | str = "256MiB",
         verify: bool = True,
@@ -63,7 +63,7 @@ class Store:
             segment_bytes: Size of a segment. By default 1 GiB, less for small capacities.
             min_free: What is left free on the file system, whatever the capacity.
             route: How bytes move between host memory and files. A route that is named and cannot be used is an error.
-            use_direct: Whether devices are read and written past the host's memory: ``"prefer"``, where that is proven
+            direct: Whether devices are read and written past the host's memory: ``"prefer"``, where that is proven
                 to work; ``"require"`` or True, else it is an error; ``"off"`` or False, never.
             io_threads: Threads that move bytes. By default one for each CPU, at most 4.
             max_in_flight: Most bytes of transfers under way. Further loads wait. A store is taken whole, and waits too,
@@ -85,7 +85,7 @@ class Store:
             segment_bytes=segment_bytes,
             min_free=min_free,
             route=route,
-            use_direct=use_direct,
+            direct=direct,
             io_threads=io_threads,
             max_in_flight=max_in_flight,
             verify=verify,

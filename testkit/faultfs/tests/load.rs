@@ -40,7 +40,7 @@ fn routes() -> Vec<LoadOptions> {
         (Route::Threads, DirectIo::Always),
         (Route::Threads, DirectIo::Never),
     ]
-    .map(|(route, direct)| LoadOptions { route, direct, ..LoadOptions::default() })
+    .map(|(route, direct)| LoadOptions::default().route(route).direct(direct))
     .to_vec()
 }
 
@@ -127,12 +127,12 @@ fn a_file_system_without_direct_reads_is_read_buffered_or_refused() {
     let Some((mounted, _directory, file)) = mounted() else { return };
     mounted.behave(NAME, Behaviour { refuse_direct: true, ..Behaviour::default() });
     for route in [Route::Auto, Route::Threads] {
-        let loaded = load(&mounted, &LoadOptions { route, ..LoadOptions::default() }).unwrap();
+        let loaded = load(&mounted, &LoadOptions::default().route(route)).unwrap();
         assert_is_file(&loaded, &file);
         let refused = &loaded.report().refused;
         assert!(refused.iter().any(|own| own.why.reason.contains("fuse")), "{refused:?}");
     }
-    let error = load(&mounted, &LoadOptions { route: Route::IoUring, ..LoadOptions::default() }).unwrap_err();
+    let error = load(&mounted, &LoadOptions::default().route(Route::IoUring)).unwrap_err();
     assert!(matches!(&error, Error::RouteUnavailable { route: Route::IoUring, .. }), "{error:?}");
 }
 
@@ -156,7 +156,7 @@ fn a_slow_server_can_be_left_at_any_time() {
 #[test]
 fn rings_are_refused_on_fuse() {
     let Some((mounted, _directory, file)) = mounted() else { return };
-    let error = load(&mounted, &LoadOptions { route: Route::IoUring, ..LoadOptions::default() }).unwrap_err();
+    let error = load(&mounted, &LoadOptions::default().route(Route::IoUring)).unwrap_err();
     assert!(error.to_string().contains("FUSE"), "{error}");
     let loaded = load(&mounted, &LoadOptions::default()).unwrap();
     assert_is_file(&loaded, &file);

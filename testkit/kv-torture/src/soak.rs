@@ -254,7 +254,9 @@ fn faults(seed: u64, one_in: u64) -> Option<FaultScript> {
 
 pub(crate) fn work(arguments: &WorkerArguments) -> anyhow::Result<()> {
     let mut options = options(&arguments.root, arguments.capacity, Durability::Batched);
-    options.faults = faults(arguments.seed, arguments.fault_one_in);
+    if let Some(script) = faults(arguments.seed, arguments.fault_one_in) {
+        options = options.faults(script);
+    }
     let (store, namespace) = open(options)?;
     let until = Instant::now() + Duration::from_secs(arguments.seconds);
     let (mut tally, mut state, mut said) = (Tally::default(), arguments.seed, Instant::now());

@@ -47,7 +47,7 @@ pub(crate) fn options(root: &Path, capacity: u64, durability: Durability) -> Sto
 /// The store of a trial, and its namespace.
 pub(crate) fn open(options: StoreOptions) -> windlass_kv::Result<(Store, Namespace)> {
     let store = Store::open(options)?;
-    let description = NamespaceDescription { model: "torture".into(), ..Default::default() };
+    let description = NamespaceDescription::default().model("torture");
     let namespace = store.namespace(&description, NamespaceOptions::default())?;
     Ok((store, namespace))
 }

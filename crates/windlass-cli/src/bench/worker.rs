@@ -144,15 +144,15 @@ struct Opened {
 impl Opened {
     fn new(job: Job) -> Result<Self, Told> {
         let in_flight = usize::try_from(job.buffer_bytes / job.chunk_bytes.max(1)).unwrap_or(usize::MAX);
-        let reader = Reader::new(&ReaderOptions {
-            route: job.route,
-            direct: job.direct,
-            usrbio: job.usrbio,
-            in_flight: in_flight.min(ReaderOptions::MAX_IN_FLIGHT),
-            chunk_bytes: job.chunk_bytes,
-            memory_budget_bytes: job.buffer_bytes,
-            ..ReaderOptions::default()
-        })?;
+        let reader = Reader::new(
+            &ReaderOptions::default()
+                .route(job.route)
+                .direct(job.direct)
+                .usrbio(job.usrbio)
+                .in_flight(in_flight.min(ReaderOptions::MAX_IN_FLIGHT))
+                .chunk_bytes(job.chunk_bytes)
+                .memory_budget_bytes(job.buffer_bytes),
+        )?;
         let parts = job.parts.iter().map(|part| Ok((ReadFile::open(&part.path)?, part.range())));
         let parts: Vec<_> = parts.collect::<windlass::Result<_>>()?;
         let window_bytes = job.buffer_bytes.saturating_mul(4);

@@ -5,7 +5,7 @@ use bytesize::ByteSize;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use windlass::DeviceId;
-use windlass_kv::{DirectPath, Durability, IoRoute, LayoutKind, NamespaceId};
+use windlass_kv::{DirectPath, Durability, LayoutKind, NamespaceId, Route};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Kv {
@@ -164,13 +164,13 @@ pub(crate) struct Bench {
     pub(super) durability: Durability,
     /// How bytes move: auto, io_uring or threads
     #[arg(long, value_name = "ROUTE", default_value_t)]
-    pub(super) route: IoRoute,
+    pub(super) route: Route,
     /// Where blocks are stored from and loaded to: cpu, or cuda:N for the CUDA device of that number
     #[arg(long, value_name = "DEVICE", default_value_t)]
     pub(super) device: DeviceId,
     /// Whether devices are read and written past the host's memory: prefer (where that is proven to work), require or off
     #[arg(long, value_name = "WHAT", default_value_t)]
-    pub(super) use_direct: DirectPath,
+    pub(super) direct: DirectPath,
     /// Do not compare checksums of blocks that are loaded, but for those that no sync covers
     #[arg(long)]
     pub(super) no_verify: bool,

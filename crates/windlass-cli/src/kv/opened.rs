@@ -108,14 +108,12 @@ mod tests {
 
     #[test]
     fn a_summary_has_what_is_not_empty() {
-        let description = NamespaceDescription {
-            model: "llama@1".into(),
-            block_tokens: 16,
-            tensor_parallel: Some(Rank { rank: 1, size: 2 }),
-            salt: "s".into(),
-            other: [("lora".to_owned(), "x".to_owned())].into(),
-            ..NamespaceDescription::default()
-        };
+        let description = NamespaceDescription::default()
+            .model("llama@1")
+            .block_tokens(16)
+            .tensor_parallel(Rank { rank: 1, size: 2 })
+            .salt("s")
+            .other([("lora".to_owned(), "x".to_owned())].into());
         let description = serde_json::from_str(&description.to_json().unwrap()).unwrap();
         let shown = summary(Some(&description));
         for part in ["llama@1", "block_tokens 16", "tensor_parallel 1 of 2", "salted", "lora x"] {

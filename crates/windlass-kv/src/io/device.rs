@@ -108,7 +108,7 @@ impl DeviceSide {
         len: u64,
     ) -> std::result::Result<DirectBuffer, Unavailable> {
         if self.direct == DirectPath::Off {
-            let reason = "switched off by the option use_direct=off".into();
+            let reason = "switched off by the option direct=off".into();
             return Err(Unavailable { reason, fix: String::new() });
         }
         direct_path_is_plausible()?;

@@ -14,7 +14,7 @@ use super::{
     wake::Wake,
     worker::Worker,
 };
-use crate::{DirectPath, Error, IoRoute, Result, sync::thread_named};
+use crate::{DirectPath, Error, Result, Route, sync::thread_named};
 use std::{
     fs::File,
     io,
@@ -54,7 +54,7 @@ const MAX_REFUSALS: usize = 64;
 pub(crate) struct IoOptions {
     /// The directory below which the files will lie.
     pub(crate) root: PathBuf,
-    pub(crate) route: IoRoute,
+    pub(crate) route: Route,
     /// Whether devices are read from and written to directly.
     pub(crate) direct: DirectPath,
     /// Threads that move bytes; by default as many as the route needs.
@@ -71,7 +71,7 @@ impl IoOptions {
     pub(crate) fn new(root: impl Into<PathBuf>) -> Self {
         Self {
             root: root.into(),
-            route: IoRoute::Auto,
+            route: Route::Auto,
             direct: DirectPath::Prefer,
             threads: None,
             bounce_bytes: DEFAULT_BOUNCE_BYTES,
@@ -84,8 +84,8 @@ impl IoOptions {
 /// How an engine moves bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct IoReport {
-    /// [`IoRoute::IoUring`] or [`IoRoute::Threads`].
-    pub(crate) route: IoRoute,
+    /// [`Route::IoUring`] or [`Route::Threads`].
+    pub(crate) route: Route,
     pub(crate) threads: usize,
     /// Bytes of memory for what is not aligned.
     pub(crate) bounce_bytes: u64,
@@ -185,7 +185,7 @@ pub(crate) struct IoEngine {
     side: Arc<DeviceSide>,
     options: IoOptions,
     /// The one that was chosen.
-    route: IoRoute,
+    route: Route,
     bounce_bytes: u64,
     refusals: Arc<Refusals>,
     process: u32,
@@ -198,21 +198,21 @@ impl IoEngine {
     /// [`Error::RouteUnavailable`] if a route was named that cannot run for files below the root; [`Error::Io`] if there
     /// is no memory, descriptor or thread for it.
     pub(crate) fn start(options: IoOptions) -> Result<Self> {
-        let failed = |doing| {
+        let failed = |operation| {
             let path = options.root.clone();
-            move |source| Error::Io { doing, path, source }
+            move |source| Error::Io { operation, path, source }
         };
         let refusals = Arc::new(Refusals::default());
         let route = match options.route {
-            IoRoute::Threads => IoRoute::Threads,
-            IoRoute::Auto | IoRoute::IoUring => match probe(&options.root).map_err(failed("asking"))? {
-                None => IoRoute::IoUring,
-                Some(why) if options.route == IoRoute::Auto => {
+            Route::Threads => Route::Threads,
+            Route::Auto | Route::IoUring => match probe(&options.root).map_err(failed("asking"))? {
+                None => Route::IoUring,
+                Some(why) if options.route == Route::Auto => {
                     refusals.add("io_uring", &options.root, &why);
-                    IoRoute::Threads
+                    Route::Threads
                 }
                 Some(why) => {
-                    let (route, path) = (IoRoute::IoUring.to_string(), options.root);
+                    let (route, path) = (Route::IoUring.to_string(), options.root);
                     return Err(Error::RouteUnavailable { route, path, why });
                 }
             },
@@ -220,7 +220,7 @@ impl IoEngine {
         let side = Arc::new(DeviceSide::new(options.direct, options.root.clone(), refusals.clone())?);
         let pool = BouncePool::new(options.bounce_bytes, SLOT_BYTES).map_err(failed("getting memory for"))?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let default = if route == IoRoute::IoUring { cores.min(MAX_RINGS) } else { DEFAULT_THREADS };
+        let default = if route == Route::IoUring { cores.min(MAX_RINGS) } else { DEFAULT_THREADS };
         let workers = options.threads.unwrap_or(default).clamp(1, MAX_THREADS);
         let bounce_bytes = pool.len();
         let hosts = Group::start(&options, route, workers, &pool, None, &refusals)?;
@@ -259,7 +259,7 @@ impl IoEngine {
 
     fn start_devices(&self) -> Result<Group> {
         let failed =
-            |source| Error::Io { doing: "getting memory for", path: self.options.root.clone(), source };
+            |source| Error::Io { operation: "getting memory for", path: self.options.root.clone(), source };
         let pool = self.side.pool().map_err(failed)?;
         let workers = self.options.threads.unwrap_or(DEVICE_WORKERS).clamp(1, MAX_THREADS);
         Group::start(&self.options, self.route, workers, &pool, Some(&self.side), &self.refusals)
@@ -328,7 +328,7 @@ struct Group {
 impl Group {
     fn start(
         options: &IoOptions,
-        route: IoRoute,
+        route: Route,
         workers: usize,
         pool: &Arc<BouncePool>,
         side: Option<&Arc<DeviceSide>>,
@@ -357,7 +357,7 @@ impl Group {
             };
             let watcher = thread_named("windlass-kv-event").spawn(watch);
             let failed =
-                |source| Error::Io { doing: "starting a thread for", path: options.root.clone(), source };
+                |source| Error::Io { operation: "starting a thread for", path: options.root.clone(), source };
             group.threads.push(watcher.map_err(failed)?);
         }
         Ok(group)
@@ -366,13 +366,13 @@ impl Group {
     fn start_worker(
         &mut self,
         options: &IoOptions,
-        route: IoRoute,
+        route: Route,
         number: usize,
         pool: &Arc<BouncePool>,
         devices: Option<DeviceLane>,
     ) -> Result<()> {
         let failed =
-            |source| Error::Io { doing: "starting a thread for", path: options.root.clone(), source };
+            |source| Error::Io { operation: "starting a thread for", path: options.root.clone(), source };
         let wake = Arc::new(Wake::new().map_err(failed)?);
         let (shared, pool, own) = (self.shared.clone(), pool.clone(), wake.clone());
         #[cfg(feature = "fault-injection")]
@@ -382,8 +382,8 @@ impl Group {
         let work = move || {
             // A ring belongs to the thread that made it.
             let lane = match route {
-                IoRoute::IoUring => RingLane::new(RING_DEPTH).map(Lane::ring),
-                IoRoute::Auto | IoRoute::Threads => Ok(Lane::blocking()),
+                Route::IoUring => RingLane::new(RING_DEPTH).map(Lane::ring),
+                Route::Auto | Route::Threads => Ok(Lane::blocking()),
             };
             match lane {
                 Ok(lane) => {
@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn nothing_is_left_of_an_engine() {
         let directory = tempfile::tempdir().unwrap();
-        for route in [IoRoute::Auto, IoRoute::Threads] {
+        for route in [Route::Auto, Route::Threads] {
             let engine = IoEngine::start(IoOptions { route, ..IoOptions::new(directory.path()) }).unwrap();
             let shared = Arc::downgrade(&engine.hosts.shared);
             let wakes: Vec<_> = engine.hosts.wakes.iter().map(Arc::downgrade).collect();
@@ -456,7 +456,7 @@ mod tests {
 
     #[test]
     fn a_root_that_is_not_there_is_an_error() {
-        for route in [IoRoute::Auto, IoRoute::IoUring] {
+        for route in [Route::Auto, Route::IoUring] {
             let options = IoOptions { route, ..IoOptions::new("/nonexistent") };
             assert!(matches!(IoEngine::start(options), Err(Error::Io { .. })));
         }

@@ -34,7 +34,7 @@ pub(crate) use opening::{expect_directory, is_unexpected_kind, open_directory, o
 pub(crate) use transfers::Transfers;
 
 use crate::{KeepAlive, Piece};
-use serde::Serialize;
+use serde::{Serialize, Serializer, ser::SerializeStruct};
 use std::{
     fmt, io,
     sync::{
@@ -43,6 +43,7 @@ use std::{
     },
     time::Instant,
 };
+use windlass::route::Access;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,14 +172,13 @@ pub(crate) enum Checksums {
 }
 
 /// How bytes were carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Carrier {
     /// Through a ring, past the page cache.
-    UringDirect,
+    IoUringDirect,
     /// Through a ring and the page cache.
-    UringBuffered,
+    IoUringBuffered,
     /// By a thread, past the page cache.
     ThreadsDirect,
     /// By a thread, through the page cache.
@@ -191,24 +191,45 @@ pub enum Carrier {
 
 impl Carrier {
     pub(crate) const ALL: [Self; 6] = [
-        Self::UringDirect,
-        Self::UringBuffered,
+        Self::IoUringDirect,
+        Self::IoUringBuffered,
         Self::ThreadsDirect,
         Self::ThreadsBuffered,
         Self::Gds,
         Self::GdsCompat,
     ];
 
-    /// The name that reports and metrics use.
-    pub const fn name(self) -> &'static str {
+    /// The route, by the name that options, reports and metrics of every kind use.
+    pub const fn route(self) -> &'static str {
         match self {
-            Self::UringDirect => "uring_direct",
-            Self::UringBuffered => "uring_buffered",
-            Self::ThreadsDirect => "threads_direct",
-            Self::ThreadsBuffered => "threads_buffered",
+            Self::IoUringDirect | Self::IoUringBuffered => "io_uring",
+            Self::ThreadsDirect | Self::ThreadsBuffered => "threads",
             Self::Gds => "gds",
-            Self::GdsCompat => "gds_compat",
+            Self::GdsCompat => "gds-compat",
         }
+    }
+
+    /// Whether the bytes passed through the page cache.
+    pub const fn access(self) -> Access {
+        match self {
+            Self::IoUringDirect | Self::ThreadsDirect | Self::Gds | Self::GdsCompat => Access::Direct,
+            Self::IoUringBuffered | Self::ThreadsBuffered => Access::Buffered,
+        }
+    }
+}
+
+impl fmt::Display for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.route(), self.access())
+    }
+}
+
+impl Serialize for Carrier {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Carrier", 2)?;
+        fields.serialize_field("route", self.route())?;
+        fields.serialize_field("access", &self.access())?;
+        fields.end()
     }
 }
 

@@ -422,8 +422,8 @@ impl Worker {
     fn ended(&mut self, done: Done) {
         let Done { mut op, result } = done;
         let carrier = match (self.lane.is_ring(), op.access) {
-            (true, Access::Direct) => Carrier::UringDirect,
-            (true, Access::Buffered) => Carrier::UringBuffered,
+            (true, Access::Direct) => Carrier::IoUringDirect,
+            (true, Access::Buffered) => Carrier::IoUringBuffered,
             (false, Access::Direct) => Carrier::ThreadsDirect,
             (false, Access::Buffered) => Carrier::ThreadsBuffered,
         };

@@ -68,7 +68,7 @@ fn existing(options: &StoreOptions) -> Result<Option<LayoutKind>> {
     match RealDisk.read_file(&path, PAGE) {
         Ok(bytes) => Ok(Superblock::parse(&bytes).ok().map(|superblock| superblock.layout)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Io { doing: "reading", path, source }),
+        Err(source) => Err(Error::Io { operation: "reading", path, source }),
     }
 }
 

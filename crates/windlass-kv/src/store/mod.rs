@@ -73,7 +73,7 @@ use std::{
 /// let mut options = StoreOptions::new("/mnt/nvme/kv");
 /// options.capacity_bytes = Some(100 << 30);
 /// let store = Store::open(options)?;
-/// let description = NamespaceDescription { model: "llama@1".into(), ..Default::default() };
+/// let description = NamespaceDescription::default().model("llama@1");
 /// let namespace = store.namespace(&description, NamespaceOptions::default())?;
 ///
 /// let block = Arc::new(vec![7_u8; 1 << 20]);

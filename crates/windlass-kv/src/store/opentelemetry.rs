@@ -115,8 +115,11 @@ impl Store {
             .with_callback(move |observer| {
                 for CarrierShare { carrier, read_bytes, written_bytes } in metrics.carriers() {
                     for (direction, bytes) in [("read", read_bytes), ("write", written_bytes)] {
-                        let labels =
-                            [KeyValue::new("carrier", carrier.name()), KeyValue::new("direction", direction)];
+                        let labels = [
+                            KeyValue::new("route", carrier.route()),
+                            KeyValue::new("access", carrier.access().name()),
+                            KeyValue::new("direction", direction),
+                        ];
                         observer.observe(bytes, &labels);
                     }
                 }

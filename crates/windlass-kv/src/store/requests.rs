@@ -44,7 +44,7 @@ impl Requests {
     pub(crate) fn new(metrics: Arc<Metrics>) -> Result<Self> {
         let event =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| Error::Io {
-                doing: "making an event descriptor for",
+                operation: "making an event descriptor for",
                 path: "completions".into(),
                 source: error.into(),
             })?;

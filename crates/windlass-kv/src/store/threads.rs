@@ -52,7 +52,7 @@ impl Thread {
                 run();
                 drop(end);
             })
-            .map_err(|source| Error::Io { doing: "starting the thread", path: name.into(), source })?;
+            .map_err(|source| Error::Io { operation: "starting the thread", path: name.into(), source })?;
         Ok(Self(ended))
     }
 
@@ -136,7 +136,7 @@ impl Inner {
             mem::forget(core.layout.clone());
             if has_lost {
                 let path = core.root.to_path_buf();
-                return Err(Error::Io { doing: "closing", path, source: io::Error::other(LOST) });
+                return Err(Error::Io { operation: "closing", path, source: io::Error::other(LOST) });
             }
             return Err(Error::TimedOut { what: "closing the store", waited_ms: GRACE.as_millis() });
         }

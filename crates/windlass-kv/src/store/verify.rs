@@ -34,7 +34,11 @@ pub(crate) fn block(core: &Arc<Core>, namespace: NamespaceId, key: &Key) -> Resu
         Lookup::Found(found) => found,
         Lookup::Miss | Lookup::Expired => return Ok(None),
         Lookup::Failed(source) => {
-            return Err(Error::Io { doing: "looking for a block in", path: core.root.to_path_buf(), source });
+            return Err(Error::Io {
+                operation: "looking for a block in",
+                path: core.root.to_path_buf(),
+                source,
+            });
         }
     };
     match read(core, namespace, key, &found, Priority::Demand, &[]) {
@@ -47,7 +51,7 @@ pub(crate) fn block(core: &Arc<Core>, namespace: NamespaceId, key: &Key) -> Resu
             Err(Error::DamagedBlock { fingerprint: Fingerprint::of(namespace, key.as_bytes()), reason })
         }
         Seen::Failed(source) => {
-            Err(Error::Io { doing: "reading", path: found.place.file.path().to_owned(), source })
+            Err(Error::Io { operation: "reading", path: found.place.file.path().to_owned(), source })
         }
     }
 }

@@ -6,8 +6,8 @@ use std::{
 };
 use tempfile::TempDir;
 use windlass_kv::{
-    Completion, Durability, IoRoute, Item, KeepAlive, Key, LayoutKind, Namespace, NamespaceDescription,
-    NamespaceOptions, Piece, Request, Status, Store, StoreOptions, Ticket,
+    Completion, Durability, Item, KeepAlive, Key, LayoutKind, Namespace, NamespaceDescription,
+    NamespaceOptions, Piece, Request, Route, Status, Store, StoreOptions, Ticket,
 };
 
 /// Longer than anything takes that is going to happen at all.
@@ -31,7 +31,7 @@ pub(crate) fn each(test: impl Fn(&TempDir, StoreOptions)) {
         test(&root, options);
     };
     for durability in [Durability::None, Durability::Batched, Durability::Sync] {
-        for route in [IoRoute::Auto, IoRoute::Threads] {
+        for route in [Route::Auto, Route::Threads] {
             with(&|options| (options.durability, options.route) = (durability, route));
         }
     }
@@ -39,7 +39,7 @@ pub(crate) fn each(test: impl Fn(&TempDir, StoreOptions)) {
 }
 
 pub(crate) fn model(name: &str) -> NamespaceDescription {
-    NamespaceDescription { model: name.into(), ..Default::default() }
+    NamespaceDescription::default().model(name)
 }
 
 pub(crate) fn namespace(store: &Store) -> Namespace {

@@ -121,7 +121,7 @@ fn has_direct_files(options: &StoreOptions) -> bool {
     options.root = options.root.with_file_name("probe");
     let store = Store::open(options).unwrap();
     put(&namespace(&store), "a", Shape::of(1, 4096));
-    let is_direct = carried(&store, Carrier::UringDirect).1 + carried(&store, Carrier::ThreadsDirect).1 > 0;
+    let is_direct = carried(&store, Carrier::IoUringDirect).1 + carried(&store, Carrier::ThreadsDirect).1 > 0;
     if !is_direct {
         skip(Requirement::Direct, format!("{:?}", store.report().unwrap().refused));
     }

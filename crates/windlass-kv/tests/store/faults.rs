@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 use windlass_kv::{
-    DropReason, EventKind, IoRoute, Status, Store,
+    DropReason, EventKind, Route, Status, Store,
     fault::{Fault, FaultScript, Gate, Operation},
 };
 
@@ -33,13 +33,11 @@ impl Script {
 
 /// A store on each route, with a block in it, and what to make its transfers fail with.
 fn each_route(test: impl Fn(&Store, &Script)) {
-    for route in [IoRoute::Auto, IoRoute::Threads] {
+    for route in [Route::Auto, Route::Threads] {
         let root = tempfile::tempdir().unwrap();
-        let mut options = options(&root);
         let script = Script::default();
         let rules = script.clone();
-        options.route = route;
-        options.faults = Some(FaultScript::new(move |operation| {
+        let options = options(&root).route(route).faults(FaultScript::new(move |operation| {
             rules.0.lock().unwrap().as_ref().and_then(|rule| rule(operation))
         }));
         let store = Store::open(options).unwrap();

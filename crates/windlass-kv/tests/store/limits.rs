@@ -108,7 +108,7 @@ fn blocks_go_when_their_time_is_over() {
     let root = tempfile::tempdir().unwrap();
     let store = Store::open(options(&root)).unwrap();
     let lasting = namespace(&store);
-    let short = NamespaceOptions { ttl: Some(Duration::from_secs(1)), quota_bytes: None };
+    let short = NamespaceOptions::default().ttl(Duration::from_secs(1));
     let fleeting = store.namespace(&model("fleeting"), short).unwrap();
     put(&lasting, "a", SHAPE);
     put(&fleeting, "a", SHAPE);
@@ -128,7 +128,7 @@ fn a_namespace_keeps_to_its_quota() {
     for number in 0..20 {
         put(&others, &format!("other {number}"), SHAPE);
     }
-    let quota = NamespaceOptions { ttl: None, quota_bytes: Some(3 << 20) };
+    let quota = NamespaceOptions::default().quota_bytes(3 << 20);
     let limited = store.namespace(&model("limited"), quota).unwrap();
     for number in 0..50 {
         let status = end(&begin_store(&limited, &format!("block {number}"), SHAPE, [0])).items[0];

@@ -4,7 +4,7 @@ use crate::{
     child::{forbid, is_case},
     common::*,
 };
-use windlass_kv::{Error, IoRoute, Status, Store};
+use windlass_kv::{Error, Route, Status, Store};
 
 const SHAPE: Shape = Shape { shards: 1, len: 30_000, skew: 0, pieces: 1 };
 
@@ -29,7 +29,7 @@ fn serves_without_rings(call: i64, text: &str) {
     let root = tempfile::tempdir().unwrap();
     forbid(&[call], libc::EPERM);
     let mut named = options(&root);
-    named.route = IoRoute::IoUring;
+    named.route = Route::IoUring;
     match Store::open(named) {
         Err(Error::RouteUnavailable { why, .. }) => assert!(why.reason.contains(text), "{why:?}"),
         other => panic!("{other:?}"),
@@ -39,7 +39,7 @@ fn serves_without_rings(call: i64, text: &str) {
     put(&blocks, "a", SHAPE);
     assert_eq!(get_status(&blocks, "a", SHAPE), Status::Ok);
     let report = store.report().unwrap();
-    assert_eq!(report.route, IoRoute::Threads);
+    assert_eq!(report.route, Route::Threads);
     let refusal = report.refused.iter().find(|own| own.what == "io_uring").unwrap();
     assert!(refusal.why.reason.contains(text) && refusal.why.fix.contains(text), "{refusal:?}");
 }

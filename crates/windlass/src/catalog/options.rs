@@ -5,12 +5,20 @@ use crate::{Result, environment};
 
 /// How headers are found and how strictly they are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OpenOptions {
     /// Takes files that break the specification of their format where no harm comes of it: safetensors files with
     /// padding after the last tensor, and GGUF files as [`gguf`](super::gguf) describes.
     pub lenient: bool,
     /// Where the GGUF begins in each file, in bytes: 0 unless it is embedded in something else.
     pub offset: u64,
+}
+
+windlass_io::setters! {
+    OpenOptions {
+        lenient: bool,
+        offset: u64,
+    }
 }
 
 impl OpenOptions {

@@ -226,7 +226,7 @@ impl Header {
     /// let text = br#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
     /// let padded_len = 8 + text.len() as u64 + 4096;
     /// assert!(Header::parse(text, padded_len).is_err());
-    /// let lenient = OpenOptions { lenient: true, ..OpenOptions::default() };
+    /// let lenient = OpenOptions::default().lenient(true);
     /// assert!(Header::parse_with(text, padded_len, &lenient).is_ok());
     /// ```
     ///

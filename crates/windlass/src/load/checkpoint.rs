@@ -25,7 +25,7 @@ const PARALLEL_PROBES: usize = 16;
 /// ```no_run
 /// use windlass::{Checkpoint, LoadOptions, plan::Selection};
 /// let checkpoint = Checkpoint::open(&["models/llama"])?;
-/// let options = LoadOptions { selection: Selection::all().select("*.weight"), ..LoadOptions::default() };
+/// let options = LoadOptions::default().selection(Selection::all().select("*.weight"));
 /// let loaded = checkpoint.load(&options)?;
 /// print!("{}", loaded.report());
 /// # Ok::<(), windlass::Error>(())
@@ -156,7 +156,7 @@ impl Checkpoint {
     /// ```no_run
     /// use windlass::{Checkpoint, LoadOptions, Order, StreamOptions};
     /// let checkpoint = Checkpoint::open(&["models/llama"])?;
-    /// let stream = StreamOptions { order: Order::File, max_in_flight_bytes: Some(1 << 30) };
+    /// let stream = StreamOptions::default().order(Order::File).max_in_flight_bytes(1 << 30);
     /// for tensor in checkpoint.stream(&LoadOptions::default(), &stream)? {
     ///     let tensor = tensor?;
     ///     println!("{}", tensor.name());

@@ -26,6 +26,7 @@ pub enum Order {
 
 /// How a load hands its tensors out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StreamOptions {
     /// In which order.
     pub order: Order,
@@ -33,6 +34,13 @@ pub struct StreamOptions {
     /// last. A tensor that is larger is loaded alone, with no more of its neighbours than the reads at its ends bring.
     /// Reserved huge pages are taken for all tensors at once nevertheless. Default: no bound.
     pub max_in_flight_bytes: Option<u64>,
+}
+
+windlass_io::setters! {
+    StreamOptions {
+        order: Order,
+        max_in_flight_bytes: Option<u64>,
+    }
 }
 
 impl StreamOptions {

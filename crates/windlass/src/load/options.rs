@@ -34,7 +34,14 @@ pub enum NumaPlacement {
 }
 
 /// How to load. The default is right for almost everyone.
+///
+/// ```
+/// use windlass::{LoadOptions, Route};
+/// let mut options = LoadOptions::default().route(Route::Threads).threads(4);
+/// options.memory_budget_bytes = None;
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct LoadOptions {
     /// Where tensors go.
     pub device: DeviceId,
@@ -79,7 +86,34 @@ pub struct LoadOptions {
     pub populate: bool,
     /// Faults to inject into the lanes.
     #[cfg(feature = "fault-injection")]
-    pub faults: Option<FaultScript>,
+    pub(crate) faults: Option<FaultScript>,
+}
+
+windlass_io::setters! {
+    LoadOptions {
+        device: DeviceId,
+        route: Route,
+        direct: DirectIo,
+        usrbio: UsrbioClient,
+        usrbio_directories: Vec<PathBuf>,
+        selection: Selection,
+        dtype: Option<Dtype>,
+        layout: Layout,
+        chunk_bytes: u64,
+        coalesce_gap_bytes: u64,
+        in_flight_bytes: Option<u64>,
+        rings: Option<usize>,
+        threads: Option<usize>,
+        huge_pages: HugePages,
+        numa: NumaPlacement,
+        pool: Option<MemoryPool>,
+        allocator: Option<DeviceAllocator>,
+        memory_budget_bytes: Option<u64>,
+        populate: bool,
+        #[cfg(feature = "fault-injection")]
+        #[doc(hidden)]
+        faults: Option<FaultScript>,
+    }
 }
 
 /// Gives memory of a device, such as that of a framework's own allocator.

@@ -23,7 +23,7 @@ const TOUCH_BYTES: usize = 32 << 20;
 /// ```
 /// use windlass::{LoadOptions, memory::MemoryPool};
 /// let pool = MemoryPool::new(64 << 20)?;
-/// let options = LoadOptions { pool: Some(pool.clone()), ..LoadOptions::default() };
+/// let options = LoadOptions::default().pool(pool.clone());
 /// assert_eq!(pool.free_bytes(), 64 << 20);
 /// # Ok::<(), windlass::Error>(())
 /// ```

@@ -16,6 +16,7 @@ const MAX_CHUNK_BYTES: u64 = 1 << 30;
 
 /// How to read. The default is right for almost everyone.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ReaderOptions {
     /// Which way the bytes take: `auto`, `io_uring`, `threads`, `cached`, `usrbio`, and to a device `staged`, `gds` or
     /// `gds-compat`.
@@ -40,7 +41,23 @@ pub struct ReaderOptions {
     pub huge_pages: bool,
     /// Faults to inject into the reads.
     #[cfg(feature = "fault-injection")]
-    pub faults: Option<FaultScript>,
+    pub(crate) faults: Option<FaultScript>,
+}
+
+windlass_io::setters! {
+    ReaderOptions {
+        route: Route,
+        direct: DirectIo,
+        usrbio: UsrbioClient,
+        usrbio_directories: Vec<PathBuf>,
+        in_flight: usize,
+        chunk_bytes: u64,
+        memory_budget_bytes: u64,
+        huge_pages: bool,
+        #[cfg(feature = "fault-injection")]
+        #[doc(hidden)]
+        faults: Option<FaultScript>,
+    }
 }
 
 impl Default for ReaderOptions {

@@ -198,12 +198,19 @@ pub enum Access {
     Buffered,
 }
 
-impl fmt::Display for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+impl Access {
+    /// The name that reports and metrics use.
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::Direct => "direct",
             Self::Buffered => "buffered",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 

@@ -25,6 +25,15 @@ pub struct SaveOptions {
     pub threads: Option<usize>,
 }
 
+windlass_io::setters! {
+    SaveOptions {
+        direct: DirectIo,
+        sync: bool,
+        alignment: Alignment,
+        threads: Option<usize>,
+    }
+}
+
 impl Default for SaveOptions {
     fn default() -> Self {
         Self { direct: DirectIo::Auto, sync: true, alignment: LEAST_ALIGNMENT, threads: None }
@@ -88,12 +97,20 @@ fn bad_alignment(value: &str) -> Error {
 
 /// How tensors are given out to files.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Sharding {
     /// Most bytes of tensors in one file, unless it holds a single one.
     pub max_shard_bytes: u64,
     /// Name of the file if there is one alone, such as `model.safetensors`: what the names of shards and index are
     /// made of.
     pub file_name: String,
+}
+
+windlass_io::setters! {
+    Sharding {
+        max_shard_bytes: u64,
+        file_name: String,
+    }
 }
 
 impl Default for Sharding {

@@ -222,7 +222,7 @@ pub fn assert_nothing_left(before: &Footprint) {
 pub fn can_read(directory: &Path, route: Route, direct: DirectIo) -> bool {
     let path = directory.join("probe.safetensors");
     write_model(&path, &[tensor("probe", Dtype::U8, &[2 << 20])], 0, 1);
-    let options = windlass::LoadOptions { route, direct, ..windlass::LoadOptions::default() };
+    let options = windlass::LoadOptions::default().route(route).direct(direct);
     match windlass::load(&[&path], &options) {
         Ok(_) => true,
         Err(windlass::Error::RouteUnavailable { why, .. }) => {

@@ -9,11 +9,11 @@ pub fn disk() -> tempfile::TempDir {
 }
 
 pub fn to_device() -> LoadOptions {
-    LoadOptions { device: DeviceId::Cuda(0), ..LoadOptions::default() }
+    LoadOptions::default().device(DeviceId::Cuda(0))
 }
 
 pub fn staged() -> LoadOptions {
-    LoadOptions { route: Route::Staged, ..to_device() }
+    to_device().route(Route::Staged)
 }
 
 /// A file of several chunks, and its bytes.
@@ -26,5 +26,5 @@ pub fn chunky(directory: &Path) -> (PathBuf, Vec<u8>) {
 
 /// cuFile starts threads when it is first used: before anybody counts.
 pub fn start_threads_that_stay(path: &Path) {
-    drop(windlass::load(&[path], &LoadOptions { route: Route::GdsCompat, ..to_device() }).unwrap());
+    drop(windlass::load(&[path], &to_device().route(Route::GdsCompat)).unwrap());
 }

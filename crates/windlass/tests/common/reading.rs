@@ -245,8 +245,7 @@ pub fn assert_all_hold(file: &TestFile, places: &[Place], batch: &Batch) {
 }
 
 pub fn reader(route: Route, direct: DirectIo, faults: FaultScript) -> Reader {
-    let options =
-        ReaderOptions { route, direct, chunk_bytes: 64 << 10, faults: Some(faults), ..Default::default() };
+    let options = ReaderOptions::default().route(route).direct(direct).chunk_bytes(64 << 10).faults(faults);
     Reader::new(&options).unwrap()
 }
 
@@ -260,7 +259,7 @@ pub fn lanes() -> Vec<(Route, DirectIo, bool)> {
     let path = directory.path().join("probe");
     write_file(&path, 1 << 20);
     let can_read = |route, direct| {
-        let Some(reader) = open_reader(&ReaderOptions { route, direct, ..Default::default() }) else {
+        let Some(reader) = open_reader(&ReaderOptions::default().route(route).direct(direct)) else {
             return false;
         };
         let file = ReadFile::open(&path).unwrap();

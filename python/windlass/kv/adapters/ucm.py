@@ -451,7 +451,7 @@ def _options(config: Mapping[str, Any], stores: int) -> dict[str, Any]:
             raise OptionError(
                 f"useDirect is {directs[0]!r}, and use_direct {directs[1]!r}: they are one option, say one of them"
             )
-        options["use_direct"] = directs[0]
+        options["direct"] = directs[0]
     if config.get("timeout_ms"):
         options["timeout"] = int(config["timeout_ms"]) / 1000
     if config.get("posix_capacity_gb"):

@@ -37,7 +37,7 @@ fn a_safetensors_file_arrives_whole_in_every_layout_and_chunk() {
     for way in ways() {
         for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
             for chunk_bytes in [64 << 10, 4 << 20] {
-                let options = LoadOptions { layout, chunk_bytes, ..way.clone() };
+                let options = way.clone().layout(layout).chunk_bytes(chunk_bytes);
                 let loaded = model.load(&options).unwrap();
                 assert_is_file(&loaded, &model.file);
                 assert_all_by_usrbio(&loaded, &options);
@@ -53,7 +53,7 @@ fn a_gguf_file_arrives_whole_in_every_layout() {
     let path = model.fixture.path("mixed.gguf");
     for way in ways() {
         for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
-            let options = LoadOptions { layout, ..way.clone() };
+            let options = way.clone().layout(layout);
             let loaded = windlass::load(&[&path], &options).unwrap();
             assert_is_gguf(&loaded, &tensors);
             assert_all_by_usrbio(&loaded, &options);
@@ -65,9 +65,9 @@ fn a_gguf_file_arrives_whole_in_every_layout() {
 fn blocks_of_4_kib_and_one_read_in_flight_are_enough() {
     let Some(model) = Model::start() else { return };
     for way in ways() {
-        let options = LoadOptions { chunk_bytes: 4096, in_flight_bytes: Some(4096), rings: Some(1), ..way };
+        let options = way.chunk_bytes(4096).in_flight_bytes(4096).rings(1);
         let selection = Selection::all().exclude("large");
-        let loaded = model.load(&LoadOptions { selection, ..options.clone() }).unwrap();
+        let loaded = model.load(&options.clone().selection(selection)).unwrap();
         assert_all_by_usrbio(&loaded, &options);
         for tensor in loaded.tensors() {
             assert!(*tensor.bytes().unwrap() == *expected(&model.file, tensor.name()), "{}", tensor.name());
@@ -90,7 +90,7 @@ fn slices_are_those_parts() {
         for (rows, columns) in [(100..420u64, 0..4096u64), (0..512, 1024..1040), (0..512, 0..4095)] {
             let slice = TensorSlice::new(vec![rows.clone(), columns.clone()]);
             let selection = Selection::all().select("m").slice("m", slice);
-            let loaded = windlass::load(&[&path], &LoadOptions { selection, ..way.clone() }).unwrap();
+            let loaded = windlass::load(&[&path], &way.clone().selection(selection)).unwrap();
             let part: Vec<u8> = rows
                 .flat_map(|row| {
                     let start = row as usize * 8192;
@@ -129,7 +129,7 @@ fn dense_slices_are_moved_together_in_shared_memory_and_copied_into_a_device() {
             let memory = DirectBuffer::new(&Device::open(0).unwrap(), len_bytes + 4096).unwrap();
             let targets = [FillTarget { request, device, address: memory.address() + 7, len_bytes }];
             // Several pieces, which are several rows each.
-            let options = LoadOptions { chunk_bytes: 64 << 10, ..by(Route::Usrbio, client, DeviceId::Cpu) };
+            let options = (by(Route::Usrbio, client, DeviceId::Cpu)).chunk_bytes(64 << 10);
             // SAFETY: the memory outlives the load, and nobody else uses it.
             #[allow(unsafe_code)]
             let mut filling = unsafe { checkpoint.fill(&targets, &options, Order::Arrival) }.unwrap();
@@ -149,8 +149,7 @@ fn floats_are_converted_on_the_device_by_way_of_shared_memory() {
     let Some(model) = Model::start() else { return };
     let [_, device] = crate::common::devices();
     for client in [UsrbioClient::Native, UsrbioClient::Vendor] {
-        let converted =
-            |route| LoadOptions { dtype: Some(Dtype::F32), selection: floats(), ..by(route, client, device) };
+        let converted = |route| (by(route, client, device)).dtype(Dtype::F32).selection(floats());
         let (shared, plain) = (model.load(&converted(Route::Usrbio)), model.load(&converted(Route::Threads)));
         let (shared, plain) = (shared.unwrap(), plain.unwrap());
         for tensor in plain.tensors() {
@@ -198,11 +197,11 @@ fn a_budget_for_memory_makes_do_with_less_of_it() {
     let budget = memory.arena_bytes + (4 << 20);
     assert!(memory.staging_bytes > 4 << 20, "{memory:?}");
     drop(whole);
-    let tight = LoadOptions { memory_budget_bytes: Some(budget), ..options.clone() };
+    let tight = options.clone().memory_budget_bytes(budget);
     let loaded = model.load(&tight).unwrap();
     assert_is_file(&loaded, &model.file);
     assert!(loaded.report().memory.staging_bytes <= 4 << 20, "{:?}", loaded.report().memory);
-    let none = LoadOptions { memory_budget_bytes: Some(budget - (4 << 20)), ..options };
+    let none = options.memory_budget_bytes(budget - (4 << 20));
     let error = model.load(&none).unwrap_err();
     assert!(matches!(error, windlass::Error::MemoryBudget { .. }), "{error:?}");
 }
@@ -212,7 +211,7 @@ fn a_small_load_that_names_the_route_takes_it() {
     let Some(model) = Model::start() else { return };
     for way in ways().into_iter().filter(|way| way.route == Route::Usrbio) {
         let selection = Selection::all().select("small.*").select("scalar");
-        let loaded = model.load(&LoadOptions { selection, ..way.clone() }).unwrap();
+        let loaded = model.load(&way.clone().selection(selection)).unwrap();
         assert_all_by_usrbio(&loaded, &way);
         for tensor in loaded.tensors() {
             assert!(*tensor.bytes().unwrap() == *expected(&model.file, tensor.name()), "{}", tensor.name());
@@ -228,7 +227,7 @@ fn files_on_a_3fs_and_elsewhere_each_go_their_way() {
     let other = write_model(&path, &[tensor("other", Dtype::U8, &[9 << 20])], 0, 4);
     for way in ways().into_iter().filter(|way| way.route != Route::Usrbio) {
         for layout in [Layout::File, Layout::Packed] {
-            let options = LoadOptions { layout, ..way.clone() };
+            let options = way.clone().layout(layout);
             let loaded = windlass::load(&[&path, &model.path], &options).unwrap();
             for tensor in loaded.tensors() {
                 let file = if tensor.name() == "other" { &other } else { &model.file };

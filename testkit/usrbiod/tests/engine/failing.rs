@@ -37,7 +37,7 @@ fn assert_shared_memory_is_gone(before: &BTreeSet<PathBuf>) {
 
 /// Loads in small reads, and checks that nothing is left behind, here and with the daemon.
 fn load(model: &Model, options: &LoadOptions) -> windlass::Result<()> {
-    let options = LoadOptions { chunk_bytes: 64 << 10, ..options.clone() };
+    let options = options.clone().chunk_bytes(64 << 10);
     let before = (footprint(model, &options), shared_memory());
     let outcome = model.load(&options).map(|loaded| assert_is_file(&loaded, &model.file));
     assert_nothing_left(&before.0);
@@ -51,7 +51,7 @@ fn load(model: &Model, options: &LoadOptions) -> windlass::Result<()> {
 /// What this process has, the vendor's library being in use: it keeps a handle of each mount that it has met.
 fn footprint(model: &Model, options: &LoadOptions) -> Footprint {
     if options.usrbio == UsrbioClient::Vendor {
-        let _ = model.load(&LoadOptions { faults: None, ..options.clone() });
+        let _ = model.load(&options.clone().faults(FaultScript::new(|_, _| None)));
     }
     Footprint::now()
 }
@@ -63,7 +63,7 @@ fn short_reads_of_the_daemon_are_continued() {
     model.fixture.daemon.behave(Faults { short_every: 20, ..Faults::default() }).unwrap();
     for way in ways() {
         let before = model.fixture.daemon.transfers().unwrap();
-        load(&model, &LoadOptions { in_flight_bytes: Some(256 << 10), rings: Some(1), ..way }).unwrap();
+        load(&model, &way.in_flight_bytes(256 << 10).rings(1)).unwrap();
         assert!(
             model.fixture.daemon.transfers().unwrap() > before + model.file.len() as u64 / (64 << 10) + 3
         );
@@ -88,7 +88,7 @@ fn short_reads_and_interruptions_of_the_lane_are_gone_on_with() {
         for layout in [Layout::File, Layout::Packed] {
             for fault in [Fault::Short(1), Fault::Short(5000), Fault::Errno(libc::EINTR)] {
                 let script = FaultScript::new(move |number, _| (number % 3 == 0).then(|| fault.clone()));
-                load(&model, &LoadOptions { layout, faults: Some(script), ..way.clone() }).unwrap();
+                load(&model, &way.clone().layout(layout).faults(script)).unwrap();
             }
         }
     }
@@ -114,8 +114,7 @@ fn harmed(model: &mut Model, way: &LoadOptions, harm: impl FnOnce(&mut Model)) -
     model.fixture.daemon.behave(faults).unwrap();
     let before = (footprint(model, way), shared_memory());
     let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
-    let in_flight = Some(256 << 10);
-    let options = LoadOptions { chunk_bytes: 64 << 10, in_flight_bytes: in_flight, ..way.clone() };
+    let options = way.clone().chunk_bytes(64 << 10).in_flight_bytes(256 << 10);
     let mut loading = checkpoint.start(&options).unwrap();
     // The first has no bytes, and is complete at once.
     for _ in 0..3 {
@@ -288,8 +287,7 @@ fn an_error_of_one_ring_ends_those_that_wait_for_others() {
         let script = FaultScript::new(move |number, _| {
             (number > 20 && !first.swap(true, Ordering::Relaxed)).then_some(Fault::Errno(libc::EIO))
         });
-        let in_flight_bytes = Some(1 << 20);
-        let options = LoadOptions { rings: Some(4), in_flight_bytes, faults: Some(script), ..way };
+        let options = way.rings(4).in_flight_bytes(1 << 20).faults(script);
         let error = load(&model, &options).unwrap_err();
         assert_eq!(error.errno(), Some(libc::EIO), "{error:?}");
     }

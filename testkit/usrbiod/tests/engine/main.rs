@@ -62,7 +62,7 @@ fn start_what_stays() {
         let [_, device] = common::devices();
         let disk = common::on_device::disk();
         let (path, _) = common::mixed_model(disk.path());
-        let options = LoadOptions { route: Route::GdsCompat, device, ..LoadOptions::default() };
+        let options = LoadOptions::default().route(Route::GdsCompat).device(device);
         // Where the file system has no direct reads, there is no cuFile either.
         let _ = windlass::load(&[&path], &options);
     });
@@ -71,13 +71,7 @@ fn start_what_stays() {
 fn by(route: Route, client: UsrbioClient, device: DeviceId) -> LoadOptions {
     let directory = library_path().parent().unwrap().to_owned();
     // A directory, so that the native client is chosen only where it is named.
-    LoadOptions {
-        route,
-        usrbio: client,
-        device,
-        usrbio_directories: vec![directory],
-        ..LoadOptions::default()
-    }
+    LoadOptions::default().route(route).usrbio(client).device(device).usrbio_directories(vec![directory])
 }
 
 /// Every way through USRBIO: both clients, to host memory and to a device.

@@ -18,15 +18,13 @@ use windlass::{
 };
 
 pub(crate) fn options(client: UsrbioClient) -> ReaderOptions {
-    ReaderOptions {
-        route: Route::Usrbio,
-        usrbio: client,
-        usrbio_directories: vec![library_path().parent().unwrap().to_owned()],
-        in_flight: 6,
-        chunk_bytes: 64 << 10,
-        memory_budget_bytes: 6 * (64 << 10),
-        ..ReaderOptions::default()
-    }
+    ReaderOptions::default()
+        .route(Route::Usrbio)
+        .usrbio(client)
+        .usrbio_directories(vec![library_path().parent().unwrap().to_owned()])
+        .in_flight(6)
+        .chunk_bytes(64 << 10)
+        .memory_budget_bytes(6 * (64 << 10))
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn auto_says_which_client_reads_and_why_the_other_does_not() {
         return;
     }
     let Some(model) = Model::start() else { return };
-    let without = LoadOptions { usrbio_directories: Vec::new(), ..by(Route::Auto, UsrbioClient::Auto, HOST) };
+    let without = (by(Route::Auto, UsrbioClient::Auto, HOST)).usrbio_directories(Vec::new());
     let loaded = model.load(&without).unwrap();
     let report = loaded.report();
     let refusal = report.refused.iter().find(|own| own.what == "usrbio by the vendor's library").unwrap();
@@ -85,14 +85,13 @@ fn auto_says_which_client_reads_and_why_the_other_does_not() {
     assert!(refusal.why.reason.contains("own client reads"), "{refusal:?}");
     assert!(report.notes.iter().any(|note| note.contains("by the native client")), "{:?}", report.notes);
 
-    let named = LoadOptions { route: Route::Usrbio, usrbio: UsrbioClient::Vendor, ..without };
+    let named = without.route(Route::Usrbio).usrbio(UsrbioClient::Vendor);
     let (at, reason, fix) = unavailable(model.load(&named));
     assert_eq!((at, fix.as_str()), (model.path.clone(), "choose usrbio=native"));
     assert!(reason.contains("HF3FS_LIB_DIR"), "{reason}");
 
     let directory = library_path().parent().unwrap().to_owned();
-    let with =
-        LoadOptions { usrbio_directories: vec![directory], ..by(Route::Auto, UsrbioClient::Auto, HOST) };
+    let with = (by(Route::Auto, UsrbioClient::Auto, HOST)).usrbio_directories(vec![directory]);
     let loaded = model.load(&with).unwrap();
     let report = loaded.report();
     assert!(report.notes.iter().any(|note| note.contains("by the vendor client")), "{:?}", report.notes);
@@ -128,14 +127,14 @@ fn a_daemon_that_gives_other_bytes_than_pread_is_not_trusted() {
 fn what_is_asked_of_auto_may_rule_usrbio_out() {
     let Some(model) = Model::start() else { return };
     let options = by(Route::Auto, UsrbioClient::Native, HOST);
-    let never = LoadOptions { direct: DirectIo::Never, ..options.clone() };
+    let never = options.clone().direct(DirectIo::Never);
     assert!(refused(&model, &never).contains("direct=never"));
-    let named = LoadOptions { route: Route::Usrbio, ..never };
+    let named = never.route(Route::Usrbio);
     let error = model.load(&named).unwrap_err();
     assert!(matches!(error, Error::InvalidOption { option: "direct", .. }), "{error:?}");
 
     let selection = Selection::all().select("small.*");
-    let loaded = model.load(&LoadOptions { selection, ..options }).unwrap();
+    let loaded = model.load(&options.selection(selection)).unwrap();
     let is_small =
         |own: &windlass::Refusal| own.what == "usrbio" && own.why.reason.contains("caller's thread");
     assert!(loaded.report().refused.iter().any(is_small), "{}", loaded.report());

@@ -113,7 +113,7 @@ fn measure<B: Memory>(
     let limit_rate = limit.write()?;
     let root = directory.path().join("store");
     let store = Store::open(options(arguments, combination, &root))?;
-    let description = NamespaceDescription { model: "bench".into(), ..NamespaceDescription::default() };
+    let description = NamespaceDescription::default().model("bench");
     let namespace = store.namespace(&description, NamespaceOptions::default())?;
     let worker = |thread, is_store| Worker::<B>::new(&store, &namespace, combination, thread, is_store);
     let stored = on_threads(combination, |thread| worker(thread, true), || Ok(store.flush(Some(PATIENCE))?))?;
@@ -140,7 +140,7 @@ fn options(arguments: &arguments::Bench, combination: Combination, root: &Path) 
     options.layout = Some(arguments.layout);
     options.durability = arguments.durability;
     options.route = arguments.route;
-    options.direct = arguments.use_direct;
+    options.direct = arguments.direct;
     options.verify = !arguments.no_verify;
     let under_way = u64::from(combination.threads) * u64::from(combination.batch);
     options.max_in_flight_bytes = options.max_in_flight_bytes.max(under_way.saturating_mul(slot));
@@ -213,7 +213,7 @@ impl Moved {
     fn routes(&self) -> String {
         let mut carried: Vec<_> = self.carried.iter().collect();
         carried.sort_by_key(|(_, bytes)| Reverse(**bytes));
-        let names: Vec<_> = carried.iter().map(|(carrier, _)| carrier.name()).collect();
+        let names: Vec<_> = carried.iter().map(|(carrier, _)| carrier.to_string()).collect();
         names.join("+")
     }
 }

@@ -9,7 +9,7 @@ mod stand_in;
 mod device_memory;
 
 use super::*;
-use crate::{DirectPath, IoRoute};
+use crate::{DirectPath, Route};
 use device_memory::{Code, DeviceMemory, in_context};
 use stand_in::{STAND_IN, Turn};
 use std::ffi::c_void;
@@ -20,7 +20,7 @@ fn parts_of(pieces: Vec<Piece>) -> Vec<Part> {
     vec![Part { offset: 4096, pieces, len }]
 }
 
-fn direct(root: &Path, route: IoRoute, direct: DirectPath) -> IoOptions {
+fn direct(root: &Path, route: Route, direct: DirectPath) -> IoOptions {
     IoOptions { direct, ..options(root, route) }
 }
 
@@ -131,7 +131,7 @@ fn an_event_is_waited_for_before_memory_is_read() {
     let stand_in = Turn::take();
     let directory = disk();
     for registered in [false, true] {
-        let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Prefer)).unwrap();
+        let engine = start(direct(directory.path(), Route::Auto, DirectPath::Prefer)).unwrap();
         let file = new_file(directory.path(), if registered { "direct" } else { "staged" });
         let memory = DeviceMemory::of(0, &vec![1; 1 << 20]);
         // SAFETY: the memory outlives the region.
@@ -153,7 +153,7 @@ fn an_event_is_waited_for_before_memory_is_read() {
 fn events_that_are_not_reached_hold_up_nobody_else() {
     let stand_in = Turn::take();
     let directory = disk();
-    let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Off)).unwrap();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
     let file = new_file(directory.path(), "data");
     let content = pattern(1 << 20, 3);
     let memory = DeviceMemory::of(0, &content);
@@ -250,7 +250,7 @@ fn what_is_not_proven_direct_is_staged_or_refused() {
     let directory = disk();
     let content = pattern(1 << 20, 2);
     stand_in.set("CUFILE_THROUGH_HOST=1");
-    let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Prefer)).unwrap();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Prefer)).unwrap();
     let file = new_file(directory.path(), "data");
     let memory = DeviceMemory::of(0, &content);
     // SAFETY: the memory outlives the region.
@@ -269,7 +269,7 @@ fn what_is_not_proven_direct_is_staged_or_refused() {
         ),
         Err(refused) => skip(Requirement::Direct, refused),
     }
-    let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Require)).unwrap();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Require)).unwrap();
     // SAFETY: as above.
     let error = unsafe { engine.register_device(0, memory.address, 1 << 20) }.unwrap_err();
     assert!(matches!(error, crate::Error::RouteUnavailable { .. }), "{error}");
@@ -284,7 +284,7 @@ fn on_the_direct_path(
     content: &[u8],
     check: impl FnOnce(&IoEngine, &DeviceMemory, &Arc<DataFile>),
 ) {
-    let engine = start(direct(root, IoRoute::Auto, way)).unwrap();
+    let engine = start(direct(root, Route::Auto, way)).unwrap();
     let file = new_file(root, way.name());
     if let Err(refused) = file.direct() {
         skip(Requirement::Direct, refused);
@@ -374,7 +374,7 @@ fn faults_of_the_driver_fail_the_transfer_and_leave_nothing() {
     ];
     for (number, fault) in faults.into_iter().enumerate() {
         let memory = DeviceMemory::of(0, &content);
-        let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Off)).unwrap();
+        let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
         let file = new_file(directory.path(), &number.to_string());
         let parts = parts_of(vec![memory.piece(0, memory.len)]);
         stand_in.set(&format!("FAULTS={fault}"));
@@ -397,7 +397,7 @@ fn faults_of_the_driver_fail_the_transfer_and_leave_nothing() {
 fn a_child_of_fork_leaves_registered_memory_alone() {
     let stand_in = Turn::take();
     let directory = disk();
-    let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Prefer)).unwrap();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Prefer)).unwrap();
     let memory = DeviceMemory::of(0, &pattern(1 << 20, 2));
     // SAFETY: the memory outlives the region.
     let region = unsafe { engine.register_device(0, memory.address, 1 << 20) }.unwrap();
@@ -430,7 +430,7 @@ fn memory_in_doubt_is_lost() {
     let stand_in = Turn::take();
     let directory = disk();
     let memory = DeviceMemory::of(0, &pattern(3 << 20, 2));
-    let engine = start(direct(directory.path(), IoRoute::Auto, DirectPath::Off)).unwrap();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
     let file = new_file(directory.path(), "data");
     let parts = parts_of(vec![memory.piece(0, memory.len)]);
     let owner: Arc<dyn std::any::Any + Send + Sync> = Arc::new(());

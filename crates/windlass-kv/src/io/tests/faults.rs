@@ -132,7 +132,10 @@ fn a_file_that_refuses_direct_transfers_goes_through_the_cache_and_the_report_sa
             outcome.result.unwrap();
             assert_eq!(memory.as_slice(), pattern(300_000, 1));
             for (carrier, _) in written.carried.iter().chain(&outcome.carried) {
-                assert!(matches!(carrier, Carrier::UringBuffered | Carrier::ThreadsBuffered), "{carrier:?}");
+                assert!(
+                    matches!(carrier, Carrier::IoUringBuffered | Carrier::ThreadsBuffered),
+                    "{carrier:?}"
+                );
             }
             let refused = engine.report().refused;
             let [refusal] = &refused[..] else { panic!("{refused:?}") };

@@ -17,13 +17,13 @@ use std::{
 /// Long enough for anything that ends at all.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const ROUTES: [crate::IoRoute; 2] = [crate::IoRoute::IoUring, crate::IoRoute::Threads];
+const ROUTES: [crate::Route; 2] = [crate::Route::IoUring, crate::Route::Threads];
 
 fn disk() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
 
-fn options(root: &Path, route: crate::IoRoute) -> IoOptions {
+fn options(root: &Path, route: crate::Route) -> IoOptions {
     IoOptions { route, ..IoOptions::new(root) }
 }
 

@@ -70,7 +70,7 @@ enum Way {
     Buffered,
 }
 
-fn check(route: crate::IoRoute, way: Way, bounce_bytes: u64, shapes: &[PartShape], seed: u64) {
+fn check(route: crate::Route, way: Way, bounce_bytes: u64, shapes: &[PartShape], seed: u64) {
     let directory = disk();
     let Some(engine) = start(IoOptions { bounce_bytes, ..options(directory.path(), route) }) else { return };
     let file = new_file(directory.path(), "data");
@@ -122,7 +122,7 @@ fn check(route: crate::IoRoute, way: Way, bounce_bytes: u64, shapes: &[PartShape
     for outcome in [&written.carried, &read.carried] {
         let is_direct = outcome
             .iter()
-            .all(|(carrier, _)| matches!(carrier, Carrier::UringDirect | Carrier::ThreadsDirect));
+            .all(|(carrier, _)| matches!(carrier, Carrier::IoUringDirect | Carrier::ThreadsDirect));
         assert_eq!(is_direct, file.direct().is_ok(), "{outcome:?}");
         assert!(outcome.iter().map(|(_, bytes)| bytes).sum::<u64>() >= payload, "{outcome:?}");
     }
@@ -223,7 +223,7 @@ fn a_truncated_file_is_said_to_be_short() {
 #[test]
 fn jobs_that_make_no_sense_fail() {
     let directory = disk();
-    let engine = start(options(directory.path(), crate::IoRoute::Auto)).unwrap();
+    let engine = start(options(directory.path(), crate::Route::Auto)).unwrap();
     let file = new_file(directory.path(), "data");
     let mut memory = Memory::new(8192, 0, 0);
     let piece = memory.piece();

@@ -11,7 +11,7 @@ use std::{
 };
 
 /// An engine with one worker, whose first operations hang: `hanging` of them.
-fn stopped(root: &Path, route: crate::IoRoute, hanging: u64) -> Option<(IoEngine, Gate)> {
+fn stopped(root: &Path, route: crate::Route, hanging: u64) -> Option<(IoEngine, Gate)> {
     let gate = Gate::new();
     let script = {
         let gate = gate.clone();
@@ -139,7 +139,7 @@ fn who_waits_does_not_wait_for_a_large_store() {
         let parts = vec![part(4096, &mut memory)];
         let (done, loaded) = outcome();
         engine.submit(vec![job(Direction::Read, &file, parts, done)]);
-        if route == crate::IoRoute::IoUring {
+        if route == crate::Route::IoUring {
             // A ring has room for it beside the store, whose steps all hang.
             loaded.recv_timeout(PATIENCE).unwrap().result.unwrap();
             gate.open();
@@ -157,7 +157,7 @@ fn who_waits_does_not_wait_for_a_large_store() {
 #[test]
 fn what_is_waited_for_goes_first_but_nothing_waits_for_ever() {
     let directory = disk();
-    let Some((engine, gate)) = stopped(directory.path(), crate::IoRoute::Threads, 1) else { return };
+    let Some((engine, gate)) = stopped(directory.path(), crate::Route::Threads, 1) else { return };
     let file = new_file(directory.path(), "data");
     fill(&engine, &gate, &file, 1);
     let (sender, order) = mpsc::channel();
@@ -188,7 +188,7 @@ fn some_threads_are_kept_for_who_waits() {
     let options = IoOptions {
         threads: Some(4),
         faults: Some(script),
-        ..options(directory.path(), crate::IoRoute::Threads)
+        ..options(directory.path(), crate::Route::Threads)
     };
     let engine = start(options).unwrap();
     let file = new_file(directory.path(), "data");

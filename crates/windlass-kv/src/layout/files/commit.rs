@@ -60,7 +60,7 @@ impl Shared {
                         self.index.remove(&blocks[number].claim.block.fingerprint);
                     }
                     results[number] = Err(Error::Io {
-                        doing: "syncing",
+                        operation: "syncing",
                         path: directory.clone(),
                         source: io::Error::other(error.to_string()),
                     });

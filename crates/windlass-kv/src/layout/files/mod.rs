@@ -556,9 +556,9 @@ fn read_superblock(disk: &RealDisk, root: &Path) -> Result<()> {
 }
 
 /// An error of the system's, with what was being done.
-fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
+fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
     let path = path.to_owned();
-    move |source| Error::Io { doing, path, source }
+    move |source| Error::Io { operation, path, source }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -148,8 +148,8 @@ impl Writer {
 /// An error that several callers are told.
 fn again(error: &Error) -> Error {
     match error {
-        Error::Io { doing, path, source } => Error::Io {
-            doing,
+        Error::Io { operation, path, source } => Error::Io {
+            operation,
             path: path.clone(),
             source: match source.raw_os_error() {
                 Some(errno) => std::io::Error::from_raw_os_error(errno),

@@ -539,9 +539,9 @@ fn raise_descriptor_limit() {
 }
 
 /// The error of what was being done to a file.
-fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
-    move |source| Error::Io { doing, path, source }
+    move |source| Error::Io { operation, path, source }
 }
 
 /// Nothing that is done under these locks can panic half-way, unless memory runs out.

@@ -666,7 +666,8 @@ fn metrics_name_what_happened() {
     for line in [
         format!("windlass_kv_hits_total{{namespace=\"{namespace}\"}} 1"),
         "windlass_kv_blocks 1".into(),
-        "windlass_kv_carried_bytes_total{carrier=\"threads_buffered\",direction=\"write\"} 9096".into(),
+        "windlass_kv_carried_bytes_total{route=\"threads\",access=\"buffered\",direction=\"write\"} 9096"
+            .into(),
         "windlass_kv_requests_total{status=\"ok\"} 2".into(),
     ] {
         assert!(metrics.lines().any(|other| other == line), "{line} in:\n{metrics}");
@@ -680,7 +681,7 @@ fn series_are_there_from_the_start_and_counts_are_counters() {
     for line in [
         "windlass_kv_dropped_total{reason=\"no_room\"} 0",
         "windlass_kv_requests_total{status=\"timed_out\"} 0",
-        "windlass_kv_carried_bytes_total{carrier=\"gds\",direction=\"read\"} 0",
+        "windlass_kv_carried_bytes_total{route=\"gds\",access=\"direct\",direction=\"read\"} 0",
         "windlass_kv_request_seconds_count{operation=\"load\",phase=\"queued\"} 0",
         "# TYPE windlass_kv_evicted_blocks counter",
         "windlass_kv_evicted_blocks_total 0",
@@ -761,7 +762,7 @@ fn a_block_whose_place_is_lost_can_be_stored_again_elsewhere() {
     assert_eq!((bench.get("a", 0), bench.layout.free()), (Status::Ok, 2));
     let closed = bench.store.close(LONG).unwrap_err();
     assert!(
-        matches!(closed, Error::Io { doing: "closing", .. }),
+        matches!(closed, Error::Io { operation: "closing", .. }),
         "the lease is kept, and it says why: {closed}"
     );
 }

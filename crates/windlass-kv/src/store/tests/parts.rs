@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "moves bytes between memory and a file")]
 
 use crate::{
-    DropReason, Evicted, Fingerprint, IoRoute, Key, NamespaceId, NamespaceOptions, Result, WriterStats,
+    DropReason, Evicted, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, Route, WriterStats,
     io::{
         Carrier, Checksums, DataFile, DeviceRegion, Direction, Failure, FileAccess, Header, IoReport, Job,
         Outcome, Transfers,
@@ -421,7 +421,7 @@ impl Transfers for OneThread {
 
     fn report(&self) -> IoReport {
         IoReport {
-            route: IoRoute::Threads,
+            route: Route::Threads,
             threads: 1,
             bounce_bytes: 0,
             proofs: Vec::new(),

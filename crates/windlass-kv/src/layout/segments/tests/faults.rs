@@ -190,7 +190,7 @@ fn a_file_system_that_turns_read_only_keeps_what_is_there() {
 fn clocks_that_jump_end_blocks_early_or_late_and_nothing_else() {
     let bench = Bench::new();
     let store = bench.open();
-    let ttl = NamespaceOptions { ttl: Some(Duration::from_secs(60)), quota_bytes: None };
+    let ttl = NamespaceOptions::default().ttl(Duration::from_secs(60));
     bench.put_all(&store, &["stays"]);
     store.open_namespace(NAMESPACE, "{}", ttl).unwrap();
     bench.put_all(&store, &["ends"]);
