@@ -12,6 +12,7 @@ use crate::{
 use bytesize::ByteSize;
 use std::{fmt, io, path::PathBuf};
 use windlass_device::FREE_MEMORY;
+use windlass_io::executor::Reason;
 
 /// Result of windlass's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -300,6 +301,16 @@ impl Error {
 impl From<windlass_io::Error> for Error {
     fn from(error: windlass_io::Error) -> Self {
         Self::of_file(error, |_| None)
+    }
+}
+
+impl From<Reason> for Error {
+    fn from(reason: Reason) -> Self {
+        match reason {
+            Reason::Cancelled | Reason::Closed(_) => Self::Cancelled,
+            Reason::Forked => Self::Forked,
+            reason => Self::Internal(format!("an operation was given up: {reason}")),
+        }
     }
 }
 

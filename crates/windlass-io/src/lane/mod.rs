@@ -43,3 +43,32 @@ pub trait Lane<T> {
         None
     }
 }
+
+/// A lane for threads whose carrier does all of an operation as it begins. What is pushed nevertheless fails.
+#[derive(Debug)]
+pub struct NoLane<T>(Option<T>);
+
+impl<T> Default for NoLane<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T> Lane<T> for NoLane<T> {
+    fn capacity(&self) -> usize {
+        1
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.iter().len()
+    }
+
+    fn push(&mut self, op: T) {
+        self.0 = Some(op);
+    }
+
+    fn submit_and_wait(&mut self, done: &mut Vec<Done<T>>) -> io::Result<()> {
+        done.extend(self.0.take().map(|op| Done { op, result: Err(io::ErrorKind::Unsupported.into()) }));
+        Ok(())
+    }
+}

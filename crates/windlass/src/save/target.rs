@@ -1,14 +1,14 @@
 //! One file that is being written: its plan, its descriptors, and how it may be written.
 #![forbid(unsafe_code)]
 
-use super::{SaveOptions, content::TensorData, plan::PlannedFile, temp::TempFile, write::extents};
+use super::{SaveOptions, content::TensorData, plan::PlannedFile, temp::TempFile};
 use crate::{ByteRange, DirectIo, Error, Result, Route, route::Unavailable};
 use bytesize::ByteSize;
 use std::{
     fs::File,
     io,
     path::{Path, PathBuf},
-    sync::{OnceLock, atomic::AtomicUsize},
+    sync::OnceLock,
 };
 use windlass_io::file::{FileUse, open_direct};
 
@@ -28,8 +28,6 @@ pub(super) struct Target {
     pub(super) refused: Option<Unavailable>,
     /// Set when a direct write was refused although opening was not.
     pub(super) direct_failed: OnceLock<Unavailable>,
-    /// Extents that are still to be written.
-    pub(super) left: AtomicUsize,
 }
 
 impl Target {
@@ -49,8 +47,7 @@ impl Target {
         if let (Some(why), DirectIo::Always) = (&refused, options.direct) {
             return Err(refuse_direct(&path, &why.reason));
         }
-        let left = AtomicUsize::new(extents(plan.len()).count());
-        Ok(Self { plan, temp, path, direct, refused, direct_failed: OnceLock::new(), left })
+        Ok(Self { plan, temp, path, direct, refused, direct_failed: OnceLock::new() })
     }
 
     /// The descriptor for direct writes, as long as these are taken.

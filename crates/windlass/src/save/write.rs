@@ -13,21 +13,38 @@ use super::{
 use crate::{
     Alignment, ByteRange, DirectIo, Error, Refusal, Result,
     memory::{Slot, SlotKind, Slots},
-    parallel,
+    parallel::{self, lock},
     route::Unavailable,
 };
 use std::{
+    convert::Infallible,
     fs::File,
     io::{self, IoSlice},
     iter,
+    marker::PhantomData,
+    mem,
     ops::ControlFlow,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
     time::Instant,
 };
-use windlass_io::file::{is_refusal_of_direct, write_all_at};
+use windlass_io::{
+    executor::{
+        Carrier, Charge, Customer, Flight, Gate, InFlightLimit, Limits, Next, Operation, Patience, QueueId,
+        QueueOptions, Scheduler, Service, Submission,
+    },
+    file::{is_refusal_of_direct, write_all_at},
+    lane::NoLane,
+};
 
 /// Bytes of one write, on a grid of file offsets.
 const EXTENT_BYTES: u64 = 4 << 20;
+
+/// The queue of all that is written.
+const FILES: QueueId = QueueId(0);
 
 /// The writing of all files of a save.
 pub(super) struct Writing<'a> {
@@ -36,11 +53,64 @@ pub(super) struct Writing<'a> {
     options: &'a SaveOptions,
     go_on: &'a (dyn Fn(u64) -> ControlFlow<()> + Sync),
     devices: Devices,
-    /// Once something failed, the rest is not written.
-    stopped: AtomicBool,
     direct_bytes: AtomicU64,
     buffered_bytes: AtomicU64,
     staged_bytes: AtomicU64,
+}
+
+/// What a save has come to. Files are groups: their writes, then their syncs.
+struct Files<'a> {
+    result: Mutex<Result<()>>,
+    targets: PhantomData<&'a Target>,
+}
+
+/// A step in the writing of a file.
+struct Step<'a> {
+    target: &'a Target,
+    /// What is written; `None` stands for the file's sync.
+    extent: Option<ByteRange>,
+}
+
+impl<'a> Customer for Files<'a> {
+    type Operation = Step<'a>;
+    type Group = ();
+    type Event = Infallible;
+    type Error = Error;
+
+    fn ended(&self, (): (), result: Result<()>) {
+        let mut own = lock(&self.result);
+        // What stopped the others is the error to tell of, rather than that they were stopped.
+        if matches!(*own, Ok(()) | Err(Error::Cancelled)) && result.is_err() {
+            *own = result;
+        }
+    }
+}
+
+/// One thread's share of the writing.
+struct Writer<'a> {
+    writing: &'a Writing<'a>,
+    slots: &'a Slots,
+}
+
+impl<'a> Carrier<Files<'a>> for Writer<'a> {
+    fn begin(&mut self, flight: Flight<Files<'a>>) -> Next<Files<'a>> {
+        let Step { target, extent } = flight.content;
+        let result = match extent {
+            Some(extent) => self.writing.write(target, extent, self.slots),
+            None => target.temp.sync().map_err(|source| io_error("sync", &target.path, source)),
+        };
+        let (has_failed, scheduler) = (result.is_err(), flight.ticket().scheduler().clone());
+        flight.end(result);
+        if has_failed {
+            scheduler.close("a write failed");
+        }
+        Next::Ended
+    }
+
+    fn settle(&mut self, flight: Flight<Files<'a>>, _: io::Result<usize>) -> Next<Files<'a>> {
+        flight.end(Err(Error::Internal("a save has no lane".into())));
+        Next::Ended
+    }
 }
 
 impl<'a> Writing<'a> {
@@ -51,14 +121,13 @@ impl<'a> Writing<'a> {
         go_on: &'a (dyn Fn(u64) -> ControlFlow<()> + Sync),
     ) -> Result<Self> {
         let devices = Devices::of(tensors)?;
-        let (stopped, zero) = (AtomicBool::new(false), || AtomicU64::new(0));
+        let zero = || AtomicU64::new(0);
         Ok(Self {
             tensors,
             targets,
             options,
             go_on,
             devices,
-            stopped,
             direct_bytes: zero(),
             buffered_bytes: zero(),
             staged_bytes: zero(),
@@ -68,30 +137,55 @@ impl<'a> Writing<'a> {
     /// Writes everything, and syncs it if asked to. The files have all their bytes then, but not their names.
     pub(super) fn run(self, report: &mut SaveReport) -> Result<Vec<TempFile>> {
         let started = Instant::now();
-        let extents: Vec<(&Target, ByteRange)> = self
-            .targets
-            .iter()
-            .flat_map(|target| extents(target.plan.len()).map(move |extent| (target, extent)))
-            .collect();
-        // Writes wait more than they compute, and a few in flight keep a drive busy.
-        let threads = self.options.threads.unwrap_or_else(|| (2 * parallel::cores()).clamp(4, 16));
-        let threads = threads.min(extents.len());
-        let slots = Slots::new(threads, EXTENT_BYTES as usize, SlotKind::Host)?;
-        let written = parallel::map(&extents, threads, |&(target, extent)| {
-            self.write(target, extent, &slots).inspect_err(|_| self.stopped.store(true, Ordering::Relaxed))
-        });
-        // What stopped the others is the error to tell of, rather than that they were stopped.
-        let mut cancelled = Ok(());
-        for result in written {
-            match result {
-                Err(Error::Cancelled) => cancelled = Err(Error::Cancelled),
-                other => other?,
-            }
-        }
-        cancelled?;
+        self.write_all()?;
         self.tell(report);
         report.write_seconds = started.elapsed().as_secs_f64();
         Ok(self.targets.into_iter().map(|target| target.temp).collect())
+    }
+
+    fn write_all(&self) -> Result<()> {
+        let files = Files { result: Mutex::new(Ok(())), targets: PhantomData };
+        let scheduler = Scheduler::new(files, Limits::NONE, &[QueueOptions::default()]);
+        let mut steps = 0;
+        for target in &self.targets {
+            let operations = self.steps(target);
+            steps += operations.len();
+            let group = Submission { gate: Gate::Stages, ..Submission::new((), operations) };
+            scheduler.submit(group).map_err(|refused| Error::from(refused.reason.clone()))?;
+        }
+        scheduler.seal();
+        // Writes wait more than they compute, and a few in flight keep a drive busy.
+        let threads = self.options.threads.unwrap_or_else(|| (2 * parallel::cores()).clamp(4, 16));
+        let threads = threads.min(steps);
+        let slots = Slots::new(threads, EXTENT_BYTES as usize, SlotKind::Host)?;
+        let serve = || {
+            let service =
+                Service { queues: &[FILES], limit: InFlightLimit::fixed(1), patience: Patience::UntilOver };
+            scheduler.serve(NoLane::default(), &mut Writer { writing: self, slots: &slots }, service);
+        };
+        thread::scope(|scope| {
+            for _ in 1..threads {
+                // As many as the system gives; this one works in any case.
+                if parallel::thread_named("windlass-save").spawn_scoped(scope, serve).is_err() {
+                    break;
+                }
+            }
+            serve();
+        });
+        mem::replace(&mut *lock(&scheduler.customer().result), Ok(()))
+    }
+
+    /// The writes of a file, and its sync if one is asked for.
+    fn steps<'s>(&'s self, target: &'s Target) -> Vec<Operation<Step<'s>>> {
+        let writes = extents(target.plan.len()).map(|extent| (0, Some(extent)));
+        let sync = self.options.sync.then_some((1, None));
+        let steps = writes.chain(sync).map(|(order, extent)| Operation {
+            queue: FILES,
+            charge: Charge::of_bytes(extent.map_or(0, ByteRange::len)),
+            order,
+            content: Step { target, extent },
+        });
+        steps.collect()
     }
 
     fn tell(&self, report: &mut SaveReport) {
@@ -110,7 +204,7 @@ impl<'a> Writing<'a> {
     }
 
     fn write(&self, target: &Target, extent: ByteRange, slots: &Slots) -> Result<()> {
-        if self.stopped.load(Ordering::Relaxed) || (self.go_on)(0).is_break() {
+        if (self.go_on)(0).is_break() {
             return Err(Error::Cancelled);
         }
         let mut slot = None;
@@ -126,9 +220,6 @@ impl<'a> Writing<'a> {
         if !rest.is_empty() {
             self.write_buffered(target, rest, extent, slots, &mut slot)?;
             self.buffered_bytes.fetch_add(rest.len(), Ordering::Relaxed);
-        }
-        if target.left.fetch_sub(1, Ordering::AcqRel) == 1 && self.options.sync {
-            target.temp.sync().map_err(|source| io_error("sync", &target.path, source))?;
         }
         if (self.go_on)(extent.len()).is_break() { Err(Error::Cancelled) } else { Ok(()) }
     }
