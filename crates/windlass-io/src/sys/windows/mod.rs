@@ -1,6 +1,7 @@
 //! Windows: `windows-sys`.
 
 pub mod block_device;
+pub mod files;
 pub mod limits;
 pub mod machine;
 pub mod numa;
