@@ -1,6 +1,8 @@
 //! Files: opening, identity, and transfers at a position.
 #![allow(unsafe_code)]
 
+use super::{code, verbatim};
+pub use crate::sys::common::Space;
 use crate::{
     ByteRange,
     file::{DirectAlignment, FileIdentity, FileSystem, FileSystemKind, FileUse},
@@ -25,17 +27,20 @@ use windows_sys::{
     },
     Win32::{
         Foundation::{
-            ERROR_INVALID_FUNCTION, ERROR_INVALID_PARAMETER, ERROR_NOT_SUPPORTED, ERROR_TOO_MANY_OPEN_FILES,
-            GENERIC_READ, GENERIC_WRITE, INVALID_HANDLE_VALUE,
+            ERROR_INVALID_FUNCTION, ERROR_INVALID_PARAMETER, ERROR_IO_PENDING, ERROR_LOCK_VIOLATION,
+            ERROR_NOT_SUPPORTED, ERROR_TOO_MANY_OPEN_FILES, GENERIC_READ, GENERIC_WRITE,
+            INVALID_HANDLE_VALUE,
         },
         Storage::FileSystem::{
-            DELETE, FILE_BASIC_INFO, FILE_FLAG_DELETE_ON_CLOSE, FILE_FLAG_NO_BUFFERING, FILE_ID_INFO,
-            FILE_INFO_BY_HANDLE_CLASS, FILE_REMOTE_PROTOCOL_INFO, FILE_SHARE_DELETE, FILE_SHARE_READ,
-            FILE_SHARE_WRITE, FILE_STANDARD_INFO, FILE_STORAGE_INFO, FileBasicInfo, FileIdInfo,
-            FileRemoteProtocolInfo, FileStandardInfo, FileStorageInfo, GetFileInformationByHandleEx,
-            GetFinalPathNameByHandleW, GetVolumeInformationByHandleW, ReOpenFile,
+            DELETE, FILE_ALLOCATION_INFO, FILE_BASIC_INFO, FILE_FLAG_DELETE_ON_CLOSE, FILE_FLAG_NO_BUFFERING,
+            FILE_ID_INFO, FILE_INFO_BY_HANDLE_CLASS, FILE_REMOTE_PROTOCOL_INFO, FILE_SHARE_DELETE,
+            FILE_SHARE_READ, FILE_SHARE_WRITE, FILE_STANDARD_INFO, FILE_STORAGE_INFO, FileAllocationInfo,
+            FileBasicInfo, FileIdInfo, FileRemoteProtocolInfo, FileStandardInfo, FileStorageInfo,
+            GetDiskFreeSpaceExW, GetFileInformationByHandleEx, GetFinalPathNameByHandleW,
+            GetVolumeInformationByHandleW, LOCKFILE_EXCLUSIVE_LOCK, LOCKFILE_FAIL_IMMEDIATELY, LockFileEx,
+            ReOpenFile, SetFileInformationByHandle, UnlockFileEx,
         },
-        System::IO::IO_STATUS_BLOCK,
+        System::IO::{IO_STATUS_BLOCK, OVERLAPPED, OVERLAPPED_0, OVERLAPPED_0_0},
     },
 };
 
@@ -225,6 +230,21 @@ fn of_name(name: &str) -> FileSystem {
     }
 }
 
+/// The space of the file system that `path` lies on.
+///
+/// # Errors
+/// The system's.
+pub fn space(path: &Path) -> io::Result<Space> {
+    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+    let folder = verbatim(folder)?;
+    let (mut free_bytes, mut total_bytes) = (0, 0);
+    // SAFETY: the path ends with a zero; it and both numbers outlive the call, which is not asked for a third.
+    let is_told = unsafe {
+        GetDiskFreeSpaceExW(folder.as_ptr(), &raw mut free_bytes, &raw mut total_bytes, ptr::null_mut())
+    };
+    if is_told != 0 { Ok(Space { free_bytes, total_bytes }) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Reads up to as many bytes as fit, from `offset` on.
 ///
 /// # Errors
@@ -258,6 +278,61 @@ pub fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::
 /// Always.
 pub fn read_cached_at(_file: &File, _bytes: &mut [u8], _offset: u64) -> io::Result<usize> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Makes a file `len` bytes long, on blocks that nothing else can take any more where the file system can promise that.
+///
+/// # Errors
+/// The system's.
+pub fn allocate(file: &File, len: u64) -> io::Result<()> {
+    let bytes = i64::try_from(len).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    let allocation = FILE_ALLOCATION_INFO { AllocationSize: bytes };
+    let size = size_of::<FILE_ALLOCATION_INFO>() as u32;
+    // SAFETY: the handle is open during the call, which reads the structure of this class.
+    let is_allocated = unsafe {
+        SetFileInformationByHandle(
+            file.as_raw_handle(),
+            FileAllocationInfo,
+            (&raw const allocation).cast(),
+            size,
+        )
+    };
+    if is_allocated == 0 {
+        let error = io::Error::last_os_error();
+        if !matches!(code(&error), Some(ERROR_INVALID_FUNCTION | ERROR_NOT_SUPPORTED)) {
+            return Err(error);
+        }
+    }
+    file.set_len(len)
+}
+
+/// Locks a file unless another handle has the lock: a byte far behind its end, as the system keeps other handles from
+/// bytes that are locked.
+///
+/// # Errors
+/// [`WouldBlock`](io::ErrorKind::WouldBlock) if another has it; others where it cannot be locked.
+pub fn try_lock(file: &File) -> io::Result<()> {
+    let flags = LOCKFILE_EXCLUSIVE_LOCK | LOCKFILE_FAIL_IMMEDIATELY;
+    let mut place = lock_place();
+    // SAFETY: the handle is open during the call, and the structure outlives it: with this flag it does not wait.
+    if unsafe { LockFileEx(file.as_raw_handle(), flags, 0, 1, 0, &raw mut place) } != 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    let is_taken = matches!(code(&error), Some(ERROR_LOCK_VIOLATION | ERROR_IO_PENDING));
+    Err(if is_taken { io::ErrorKind::WouldBlock.into() } else { error })
+}
+
+/// Unlocks a file. One that was not locked need not be unlocked.
+pub fn unlock(file: &File) {
+    let mut place = lock_place();
+    // SAFETY: the handle is open during the call, which does not wait.
+    unsafe { UnlockFileEx(file.as_raw_handle(), 0, 1, 0, &raw mut place) };
+}
+
+fn lock_place() -> OVERLAPPED {
+    let far = OVERLAPPED_0_0 { Offset: 0, OffsetHigh: i32::MAX.cast_unsigned() };
+    OVERLAPPED { Anonymous: OVERLAPPED_0 { Anonymous: far }, ..Default::default() }
 }
 
 /// Writes the first of the slices, from `offset` on, and says how many bytes of it.
@@ -315,9 +390,4 @@ fn information<T: Information>(file: &File) -> io::Result<T> {
     let is_told =
         unsafe { GetFileInformationByHandleEx(file.as_raw_handle(), T::CLASS, at, size_of::<T>() as u32) };
     if is_told != 0 { Ok(found) } else { Err(io::Error::last_os_error()) }
-}
-
-/// The system's number of an error.
-fn code(error: &io::Error) -> Option<u32> {
-    error.raw_os_error().map(i32::cast_unsigned)
 }
