@@ -3,10 +3,12 @@
 use std::{
     fs::{self, File},
     hint::black_box,
+    io::IoSlice,
     time::{Duration, Instant},
 };
+use windlass_io::file::{FileIdentity, FileUse, open_direct};
 use windlass_io::sys::{
-    limits, machine, numa,
+    files, limits, machine, numa,
     pages::{Pages, page_size},
     threads,
     usage::Usage,
@@ -71,4 +73,60 @@ fn a_thread_runs_on_the_cores_of_a_node() {
     threads::run_on(&cpus);
     let numbers: Vec<_> = machine::kernel_release().split('.').take(2).map(str::parse::<u32>).collect();
     assert!(numbers.iter().all(Result::is_ok) && numbers.len() == 2, "{numbers:?}");
+}
+
+#[test]
+fn files_are_read_and_written_at_positions() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = files::create_nameless(folder.path()).unwrap();
+    let mut text = [IoSlice::new(b"hello"), IoSlice::new(b" world")];
+    let (mut left, mut offset) = (&mut text[..], 3);
+    while !left.is_empty() {
+        let written = files::write_vectored_at(&file, left, offset).unwrap();
+        offset += written as u64;
+        IoSlice::advance_slices(&mut left, written);
+    }
+    let mut bytes = [1; 14];
+    files::read_exact_at(&file, &mut bytes, 0).unwrap();
+    assert_eq!(&bytes, b"\0\0\0hello world");
+    assert_eq!(files::read_at(&file, &mut bytes, 9).unwrap(), 5);
+    assert_eq!(files::read_at(&file, &mut bytes, 14).unwrap(), 0);
+    assert!(files::read_exact_at(&file, &mut bytes, 1).is_err());
+    drop(file);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+}
+
+#[test]
+fn an_open_file_is_known_by_its_identity_and_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, "one").unwrap();
+    let file = files::open_without_waiting(&path).unwrap();
+    let before = FileIdentity::of(&file).unwrap();
+    assert_eq!((before.len(), before.links()), (3, 1));
+    assert_eq!(FileIdentity::of(&files::reopen(&file).unwrap()).unwrap(), before);
+    let name = files::name(&file).unwrap();
+    assert_eq!(fs::canonicalize(name).unwrap(), fs::canonicalize(&path).unwrap());
+    let other = folder.path().join("other");
+    fs::write(&other, "two").unwrap();
+    let other = FileIdentity::of(&File::open(&other).unwrap()).unwrap();
+    assert_eq!(before.change(&other).as_deref(), Some("another file has taken its name"));
+    fs::hard_link(&path, folder.path().join("link")).unwrap();
+    assert_eq!(FileIdentity::of(&file).unwrap().links(), 2);
+}
+
+#[test]
+fn a_file_that_is_opened_past_the_cache_says_so() {
+    let folder = tempfile::tempdir_in(".").unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, vec![7; 8192]).unwrap();
+    let file = File::open(&path).unwrap();
+    assert!(!files::is_direct(&file));
+    match open_direct(&file, FileUse::Read) {
+        Ok(direct) => {
+            assert!(files::is_direct(&direct.file));
+            assert!(direct.offset_alignment.is_power_of_two() && direct.offset_alignment <= 4096);
+        }
+        Err(why) => assert!(!why.to_string().is_empty()),
+    }
 }

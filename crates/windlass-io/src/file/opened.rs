@@ -157,6 +157,7 @@ mod tests {
         File::options().write(true).open(path).unwrap().write_all(&[8; 64]).unwrap();
     }
 
+    #[cfg(unix)]
     #[test]
     fn a_fifo_that_takes_the_place_of_a_file_is_not_waited_for() {
         let directory = tempfile::tempdir().unwrap();
@@ -174,6 +175,7 @@ mod tests {
         assert!(matches!(&error, Error::Changed { change, .. } if change.contains("change time")), "{error}");
     }
 
+    #[cfg(unix)]
     #[test]
     fn new_permissions_look_like_a_rewrite_and_the_error_says_so() {
         let read_only = |path: &Path| {

@@ -22,6 +22,6 @@ mod linux;
 mod windows;
 
 #[cfg(target_os = "linux")]
-pub use linux::{block_device, files, folders, limits, machine, numa, pages, permissions, threads, usage};
+pub use linux::*;
 #[cfg(windows)]
-pub use windows::{block_device, files, folders, limits, machine, numa, pages, permissions, threads, usage};
+pub use windows::*;

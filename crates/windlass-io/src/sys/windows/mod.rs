@@ -1,12 +1,38 @@
 //! Windows: `windows-sys`.
 
 pub mod block_device;
+pub mod files;
+pub mod folders;
 pub mod limits;
 pub mod machine;
 pub mod numa;
 pub mod pages;
+pub mod permissions;
 pub mod threads;
 pub mod usage;
 
+use std::{ffi::OsStr, io, os::windows::ffi::OsStrExt, path::Path};
+
 /// Cores that a processor group has numbers for.
 const CORES_A_GROUP: usize = 64;
+
+/// The system's number of an error.
+fn code(error: &io::Error) -> Option<u32> {
+    error.raw_os_error().map(i32::cast_unsigned)
+}
+
+/// A path as the system takes it at any length: absolute, with the prefix that keeps it as it is, and a zero at its end.
+fn verbatim(path: &Path) -> io::Result<Vec<u16>> {
+    let absolute: Vec<u16> = std::path::absolute(path)?.as_os_str().encode_wide().collect();
+    let units = |text: &str| OsStr::new(text).encode_wide().collect::<Vec<_>>();
+    let (share, device, prefix) = (units(r"\\"), units(r"\\.\"), units(r"\\?\"));
+    let mut verbatim = if absolute.starts_with(&prefix) || absolute.starts_with(&device) {
+        absolute
+    } else if let Some(rest) = absolute.strip_prefix(&share[..]) {
+        [units(r"\\?\UNC\"), rest.to_vec()].concat()
+    } else {
+        [prefix, absolute].concat()
+    };
+    verbatim.push(0);
+    Ok(verbatim)
+}
