@@ -307,9 +307,9 @@ impl From<windlass_io::Error> for Error {
 impl From<Reason> for Error {
     fn from(reason: Reason) -> Self {
         match reason {
-            Reason::Cancelled | Reason::Closed(_) => Self::Cancelled,
+            Reason::Cancelled | Reason::Closed => Self::Cancelled,
             Reason::Forked => Self::Forked,
-            reason => Self::Internal(format!("an operation was given up: {reason}")),
+            reason => Self::Internal(reason.to_string()),
         }
     }
 }

@@ -64,11 +64,14 @@ pub enum Reason {
     /// Its deadline passed before it began.
     #[error("its deadline passed before it began")]
     TimedOut,
-    /// The scheduler was closed.
-    #[error("the scheduler was closed: {0}")]
-    Closed(Arc<str>),
-    /// A lane failed with it: the system may still use its memory.
-    #[error("the lane that carried it failed: {0}")]
+    /// The scheduler was closed before it began.
+    #[error("the scheduler was closed before it began")]
+    Closed,
+    /// A lane failed before it began, and the scheduler was closed.
+    #[error("waiting for operations failed: {0}")]
+    Broken(Arc<str>),
+    /// The lane that carried it failed, or was closed without it: the system may still use its memory.
+    #[error("the lane that carried it was lost: {0}")]
     Lost(Arc<str>),
     /// It was dropped without an end: by a panic, or by mistake.
     #[error("it was dropped before it ended")]

@@ -431,14 +431,14 @@ fn a_scheduler_that_is_closed_at_any_time_ends_every_group() {
         let scheduler = scheduler(3, 2, &[QueueOptions::default(), QueueOptions::default()]);
         let workers = [serve(&scheduler, &[FIRST], 1), serve(&scheduler, &[SECOND, FIRST], 2)];
         let closing = scheduler.clone();
-        let closer = thread::spawn(move || closing.close("the end"));
+        let closer = thread::spawn(move || closing.close(Reason::Closed));
         let model = scheduler.customer();
         let steps: [&[Step]; 3] =
             [&[Step::Carry, Step::HandOver(SECOND), Step::Carry], &[Step::Fail], &[Step::PutBack]];
         for (group, steps) in steps.into_iter().enumerate() {
             let own = submission(model, group, &[(FIRST, steps), (SECOND, &[Step::Carry])]);
             if let Err(refused) = scheduler.submit(own) {
-                assert_eq!(refused.reason, Reason::Closed("the end".into()));
+                assert_eq!(refused.reason, Reason::Closed);
                 drop(refused);
                 model.ended(group, Err(Reason::Cancelled));
             }
@@ -449,7 +449,7 @@ fn a_scheduler_that_is_closed_at_any_time_ends_every_group() {
         }
         for (group, reason) in ends(&scheduler).into_iter().enumerate() {
             match (group, reason) {
-                (_, None | Some(Reason::Closed(_) | Reason::Cancelled)) | (1, Some(Reason::NoMemory)) => {}
+                (_, None | Some(Reason::Closed | Reason::Cancelled)) | (1, Some(Reason::NoMemory)) => {}
                 (group, reason) => panic!("group {group} ended with {reason:?}"),
             }
         }

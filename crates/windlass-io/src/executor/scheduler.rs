@@ -63,7 +63,7 @@ impl<C: Customer> Scheduler<C> {
     /// Takes a group on. Its end is told by [`Customer::ended`], whatever happens; at once if it has no operations.
     ///
     /// # Errors
-    /// [`Reason::Full`], [`Reason::Closed`], [`Reason::Forked`], or [`Reason::Unserved`] if there is no such queue, no
+    /// [`Reason::Full`], [`Reason::Forked`], what it was closed for, or [`Reason::Unserved`] if there is no such queue, no
     /// thread that [watches](Scheduler::watch) events, or no group was to come after [`Scheduler::seal`].
     pub fn submit(&self, submission: Submission<C>) -> Result<GroupId, Box<Refused<C>>> {
         if self.is_foreign() {
@@ -141,15 +141,15 @@ impl<C: Customer> Scheduler<C> {
 
     /// Takes nothing on any more, and removes all operations that have not begun. Threads end once their lanes are
     /// empty, or return nothing. The first reason stands.
-    pub fn close(&self, reason: impl Into<Arc<str>>) {
+    pub fn close(&self, reason: Reason) {
         if self.is_foreign() {
             return;
         }
         let mut state = self.lock();
-        let reason = state.close(reason.into());
+        let reason = state.close(reason);
         let mut removed = Vec::new();
         for id in state.all() {
-            removed.push(state.cancel(id, Reason::Closed(reason.clone())).0);
+            removed.push(state.cancel(id, reason.clone()).0);
         }
         self.watched.notify_all();
         drop(state);

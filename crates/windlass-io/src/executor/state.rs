@@ -119,7 +119,7 @@ pub(super) struct State<C: Customer> {
     pub(super) ends: u64,
     pub(super) is_watched: bool,
     is_sealed: bool,
-    pub(super) closed: Option<Arc<str>>,
+    pub(super) closed: Option<Reason>,
 }
 
 impl<C: Customer> State<C> {
@@ -157,7 +157,7 @@ impl<C: Customer> State<C> {
     /// Why a group cannot be taken on, if so.
     pub(super) fn refusal(&self, submission: &Submission<C>) -> Option<Reason> {
         if let Some(reason) = &self.closed {
-            return Some(Reason::Closed(reason.clone()));
+            return Some(reason.clone());
         }
         let is_served = submission.operations.iter().all(|operation| self.queues.has(operation.queue));
         if self.is_sealed || !is_served || submission.event.is_some() && !self.is_watched {
@@ -452,7 +452,8 @@ impl<C: Customer> State<C> {
         self.wake_if_over();
     }
 
-    pub(super) fn close(&mut self, reason: Arc<str>) -> Arc<str> {
+    /// Wakes all threads. The first reason stands, and is returned.
+    pub(super) fn close(&mut self, reason: Reason) -> Reason {
         let reason = self.closed.get_or_insert(reason).clone();
         while let Some(worker) = self.parked.pop() {
             self.unpark(worker);

@@ -1,7 +1,10 @@
 //! A scheduler with the threads that serve it.
 #![forbid(unsafe_code)]
 
-use super::{customer::Customer, scheduler::Scheduler};
+use super::{
+    customer::{Customer, Reason},
+    scheduler::Scheduler,
+};
 use std::{
     io, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -80,7 +83,7 @@ impl<C: Customer + 'static> Drop for Executor<C> {
             mem::forget(mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner)));
             return;
         }
-        self.scheduler.close("it is no longer used");
+        self.scheduler.close(Reason::Closed);
         self.join();
     }
 }

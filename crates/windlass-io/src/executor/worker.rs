@@ -114,14 +114,14 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
                 self.scheduler.leave(self.number);
             }
             if let Err(error) = waited {
-                let scheduler = self.scheduler.clone();
-                self.lose(&error.to_string());
-                scheduler.close(format!("waiting for operations failed: {error}"));
+                let (scheduler, why) = (self.scheduler.clone(), Arc::from(error.to_string()));
+                self.lose(Arc::clone(&why));
+                scheduler.close(Reason::Broken(why));
                 return Served::Failed(error);
             }
             if done.is_empty() && self.scheduler.is_closed() {
                 // The rest may never come.
-                self.lose("the scheduler was closed");
+                self.lose("the scheduler was closed".into());
                 return Served::Over;
             }
             let (now, mut others) = (Instant::now(), done.len());
@@ -191,12 +191,11 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
     }
 
     /// What the lane has may still be written to, and will not come back.
-    fn lose(self, why: &str) {
+    fn lose(self, why: Arc<str>) {
         let Self { scheduler, number, lane, tickets, .. } = self;
         let _ = panic::catch_unwind(AssertUnwindSafe(|| drop(lane)));
-        let reason: Arc<str> = why.into();
         for InLane { ticket, .. } in tickets.into_iter().flatten() {
-            ticket.lose(Reason::Lost(reason.clone()).into());
+            ticket.lose(Reason::Lost(why.clone()).into());
         }
         scheduler.discharge(number);
     }

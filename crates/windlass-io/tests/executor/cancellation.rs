@@ -202,13 +202,13 @@ fn a_scheduler_that_is_closed_ends_what_has_not_begun_and_waits_for_the_rest() {
     stream.gate = Gate::Below(0);
     submit(&scheduler, stream);
     pace.wait_for_waits(1);
-    scheduler.close("the first reason");
-    scheduler.close("the second reason");
-    let closed = Err(Failure::Reason(Reason::Closed("the first reason".into())));
+    scheduler.close(Reason::Closed);
+    scheduler.close(Reason::Cancelled);
+    let closed = Err(Failure::Reason(Reason::Closed));
     assert_eq!((kit.end_of(1), kit.end_of(2)), (closed.clone(), closed.clone()));
     assert!(!kit.ends().iter().any(|(group, _)| *group == 0), "the lane has an operation of it");
     let refused = scheduler.submit(kit.group(3, FIRST, &[&[]])).unwrap_err();
-    assert_eq!(refused.reason, Reason::Closed("the first reason".into()));
+    assert_eq!(refused.reason, Reason::Closed);
     assert_eq!(refused.submission.operations.len(), 1, "it comes back");
     drop(refused);
     pace.permit(1);
@@ -226,7 +226,7 @@ fn threads_do_not_wait_for_what_may_never_come_once_it_is_closed() {
     let kit = scheduler.customer();
     submit(&scheduler, kit.group(0, FIRST, &[&[Act::Move]]));
     pace.wait_for_waits(1);
-    scheduler.close("over");
+    scheduler.close(Reason::Closed);
     std::task::Waker::from(pace).wake();
     drop(executor);
     assert_eq!(kit.end_of(0), Err(Failure::Reason(Reason::Lost("the scheduler was closed".into()))));
@@ -248,6 +248,6 @@ fn the_last_reference_may_go_in_a_callback() {
     eventually("it is not closed", || scheduler.is_closed());
     assert_eq!(
         scheduler.submit(scheduler.customer().group(0, FIRST, &[])).unwrap_err().reason,
-        Reason::Closed("it is no longer used".into())
+        Reason::Closed
     );
 }

@@ -95,8 +95,8 @@ fn a_lane_that_fails_loses_what_it_has_and_closes_the_scheduler() {
     pace.fail();
     executor.join();
     let Err(Failure::Reason(Reason::Lost(why))) = kit.end_of(0) else { panic!("{:?}", kit.end_of(0)) };
-    let Err(Failure::Reason(Reason::Closed(reason))) = kit.end_of(1) else { panic!("{:?}", kit.end_of(1)) };
-    assert_eq!(*reason, *format!("waiting for operations failed: {why}"));
+    let Err(Failure::Reason(Reason::Broken(reason))) = kit.end_of(1) else { panic!("{:?}", kit.end_of(1)) };
+    assert_eq!(reason, why);
     assert_eq!(scheduler.figures().lost_slots, 1);
 }
 

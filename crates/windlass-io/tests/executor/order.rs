@@ -1,7 +1,7 @@
 //! Which operation is next: priorities, starvation, promotion, room.
 
 use crate::kit::{Act, FIRST, Kit, SECOND, lock, serve_inline, submit, with_priority};
-use windlass_io::executor::{Bound, Charge, Limits, Priority, QueueOptions, Whose};
+use windlass_io::executor::{Bound, Charge, Limits, Priority, QueueOptions, Reason, Whose};
 
 fn one_queue() -> [QueueOptions; 1] {
     [QueueOptions::default()]
@@ -69,7 +69,7 @@ fn what_waits_in_another_queue_is_not_starved_of_room() {
         serve_inline(&scheduler, &[SECOND], 1);
     }
     assert_eq!(kit.end_of(1), Ok(()));
-    scheduler.close("the test is over");
+    scheduler.close(Reason::Closed);
     kit.take_kept().into_iter().for_each(|(_, ticket)| ticket.end(Ok(())));
 }
 
@@ -110,7 +110,7 @@ fn demand_finds_room_that_prefetching_cannot_take() {
     serve_inline(&scheduler, &[FIRST], 1);
     assert_eq!(scheduler.figures().in_flight, 8);
     assert_eq!(lock(&kit.kept).iter().filter(|(group, _)| *group == 2).count(), 2);
-    scheduler.close("the test is over");
+    scheduler.close(Reason::Closed);
     kit.take_kept().into_iter().for_each(|(_, ticket)| ticket.end(Ok(())));
 }
 

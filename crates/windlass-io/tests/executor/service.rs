@@ -187,7 +187,7 @@ fn a_child_of_fork_learns_that_it_is_one() {
         let scheduler = of_child;
         let refused = scheduler.submit(submission).is_err_and(|refused| refused.reason == Reason::Forked);
         scheduler.promote(Whose::Group(group));
-        scheduler.close("in the child");
+        scheduler.close(Reason::Closed);
         let is_idle = scheduler.cancel(Whose::Group(group)) == Default::default()
             && matches!(serve_inline(&scheduler, &[FIRST], 1), Served::Over)
             && scheduler.figures().groups == 0;

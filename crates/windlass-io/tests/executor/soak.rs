@@ -104,11 +104,7 @@ fn round(seed: u64, duration: Duration) {
                     match scheduler.submit(own) {
                         Ok(id) => groups.push(id),
                         Err(why) => {
-                            assert!(
-                                matches!(why.reason, Reason::Full | Reason::Closed(_)),
-                                "{:?}",
-                                why.reason
-                            );
+                            assert!(matches!(why.reason, Reason::Full | Reason::Closed), "{:?}", why.reason);
                             refused.fetch_add(1, Ordering::Relaxed);
                             thread::sleep(Duration::from_micros(200));
                         }
@@ -145,7 +141,7 @@ fn round(seed: u64, duration: Duration) {
         });
     });
     if is_closed_early {
-        scheduler.close("the round is over");
+        scheduler.close(Reason::Closed);
     }
     lock(&kit.reached).extend(0..50);
     let accepted = submitted.into_inner() - refused.into_inner();

@@ -34,7 +34,7 @@ use std::{
 use windlass_io::{
     executor::{
         Carrier, Charge, Customer, Flight, Gate, InFlightLimit, Limits, Next, Operation, Patience, QueueId,
-        QueueOptions, Scheduler, Service, Submission,
+        QueueOptions, Reason, Scheduler, Service, Submission,
     },
     file::{is_refusal_of_direct, write_all_at},
     lane::NoLane,
@@ -102,7 +102,7 @@ impl<'a> Carrier<Files<'a>> for Writer<'a> {
         let (has_failed, scheduler) = (result.is_err(), flight.ticket().scheduler().clone());
         flight.end(result);
         if has_failed {
-            scheduler.close("a write failed");
+            scheduler.close(Reason::Closed);
         }
         Next::Ended
     }
