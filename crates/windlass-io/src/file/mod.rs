@@ -4,7 +4,6 @@ mod direct;
 mod filesystem;
 mod identity;
 mod local;
-mod lock;
 mod opened;
 mod residency;
 mod write;
@@ -15,12 +14,11 @@ pub use direct::{
 pub use filesystem::{FileSystem, FileSystemKind};
 pub use identity::FileIdentity;
 pub use local::LocalFile;
-pub use lock::{try_lock, unlock};
 pub use opened::OpenFile;
 pub use residency::{Probe, Residency};
 pub use write::write_all_at;
 
-pub use crate::sys::files::{read_at, read_cached_at, read_exact_at};
+pub use crate::sys::files::{read_at, read_cached_at, read_exact_at, try_lock, unlock};
 
 /// Whether an error says that the same is worth another try.
 pub fn is_transient(error: &std::io::Error) -> bool {

@@ -11,7 +11,7 @@ use rustix::{
     io::{Errno, ReadWriteFlags},
 };
 use std::{
-    fs::{File, FileType},
+    fs::{File, FileType, TryLockError},
     io::{self, IoSlice, IoSliceMut},
     os::{
         fd::AsRawFd,
@@ -262,6 +262,25 @@ pub fn allocate(file: &File, len: u64) -> io::Result<()> {
 /// The system's.
 pub fn write_vectored_at(file: &File, slices: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
     Ok(rustix::io::pwritev(file, slices, offset)?)
+}
+
+/// Locks a file or folder unless another descriptor has the lock.
+///
+/// # Errors
+/// [`WouldBlock`](io::ErrorKind::WouldBlock) if another has it; others where it cannot be locked.
+pub fn try_lock(file: &File) -> io::Result<()> {
+    loop {
+        match file.try_lock() {
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+            locked => return Ok(locked?),
+        }
+    }
+}
+
+/// Unlocks it. To close it would not do: a process that was forked off meanwhile has the descriptor too, and so the lock.
+pub fn unlock(file: &File) {
+    // What was not locked need not be unlocked.
+    let _ = file.unlock();
 }
 
 /// Asks that reads bring no neighbours of what they read into the page cache.

@@ -67,7 +67,7 @@ impl Permissions {
 
     /// Gives them to a complete file that has no name yet, as far as the system lets the process. Never more than they
     /// are: where the group cannot be given, the group gets what all others have. Notes what a file system refuses.
-    pub fn give(self, file: &File, path: &Path, notes: &mut Vec<String>) {
+    pub fn give(&self, file: &File, path: &Path, notes: &mut Vec<String>) {
         let mut mode = self.mode;
         let (uid, gid) = match (self.owner, file.metadata()) {
             (Some((uid, gid)), Ok(stat)) => (
