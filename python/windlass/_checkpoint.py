@@ -336,8 +336,7 @@ class Checkpoint:
         Args:
             targets: Names of tensors, no patterns, and where to read each: see `Checkpoint.iter_tensors`.
             slices: As in `load_file`.
-            options: As in `load_file`, but for routes: devices are reached through pinned host memory, never by
-                ``gds``.
+            options: As in `load_file`, but for the routes ``unified`` and ``mapped``.
 
         Returns:
             How it was done.

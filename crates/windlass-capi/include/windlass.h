@@ -121,7 +121,7 @@ typedef struct {
 typedef struct {
   // `sizeof(windlass_reader_options)`.
   uint64_t size;
-  // "auto", "io_uring", "threads" or "cached"; NULL is "auto".
+  // "auto", "io_uring", "threads", "cached", "usrbio", "staged", "gds" or "gds-compat"; NULL is "auto".
   const char *route;
   // Most bytes of staging memory, for the host and for each device; 0 for the default.
   uint64_t memory_budget_bytes;

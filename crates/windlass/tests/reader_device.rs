@@ -135,7 +135,7 @@ fn faults_of_the_driver_fail_reads_to_the_device_alone_and_leave_nothing() {
             places.push(Place::new(Kind::Memory, range(3, 500_000)));
             stand_in.set("JITTER_US=200");
             stand_in.set(&format!("FAULTS={fault}"));
-            let reader = reader(Route::Auto, DirectIo::Auto, no_faults());
+            let reader = reader(Route::Staged, DirectIo::Auto, no_faults());
             let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
             let outcome = batch.wait_within(LONG).expect(fault);
             assert!(outcome.is_err() || !is_certain, "{fault}");
@@ -166,7 +166,7 @@ fn faults_of_the_driver_fail_reads_to_the_device_alone_and_leave_nothing() {
     }
     // The next reader starts afresh.
     let mut places = on_device();
-    let reader = reader(Route::Auto, DirectIo::Auto, no_faults());
+    let reader = reader(Route::Staged, DirectIo::Auto, no_faults());
     let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
     batch.wait().unwrap();
     assert_all_hold(&file, &places, &batch);

@@ -1,15 +1,15 @@
 //! Route `mapped`: tensors are views of a private mapping of the file, read when they are first touched.
 #![forbid(unsafe_code)]
 
-use super::{LoadOptions, Loaded, Tensor, TensorMemory};
+use super::{LoadOptions, Loaded, Tensor, TensorMemory, reporting::Planned};
 use crate::{
     Catalog, DeviceId, Error, Result,
     catalog::TensorId,
     memory::{self, Arena, Block},
     parallel,
     plan::{Extent, Layout, Plan, PlanOptions, PlannedTensor, Target, TensorRequest},
-    report::{Carrier, MemoryReport, Report, Retries, TimeReport},
-    route::{Access, DirectIo, Route, SourceFile, Unavailable},
+    report::{Carrier, MemoryReport, Onward, Report, TimeReport},
+    route::{Access, DirectIo, SourceFile, Unavailable},
     sys::usage::Usage,
 };
 use std::{
@@ -31,7 +31,7 @@ pub(super) fn map(
     let requests = options.selection.resolve(catalog)?;
     let plan =
         Plan::new(catalog, &requests, &PlanOptions { layout: Layout::File, ..options.plan_options() })?;
-    refuse_copies(catalog, &plan)?;
+    refuse_copies(catalog, &plan, options)?;
     let mut arenas = vec![None; sources.len()];
     let tensors = views(catalog, sources, &requests, &plan, &mut arenas)?;
     let prepared = started.elapsed();
@@ -47,7 +47,8 @@ pub(super) fn map(
         cpu_seconds: now.cpu.saturating_sub(usage.cpu).as_secs_f64(),
         page_faults: now.page_faults.saturating_sub(usage.page_faults),
     };
-    let report = report(catalog, &plan, options.populate, &tensors, &arenas, time);
+    let planned = Planned { catalog, plan: &plan, options, numa_node: None };
+    let report = report(&planned, &tensors, &arenas, time);
     Ok(Loaded::new(tensors, report))
 }
 
@@ -98,60 +99,43 @@ fn views(
 }
 
 fn report(
-    catalog: &Catalog,
-    plan: &Plan,
-    is_populated: bool,
+    planned: &Planned<'_>,
     tensors: &[Tensor],
     arenas: &[Option<Arc<Arena>>],
     time: TimeReport,
 ) -> Report {
+    let Planned { plan, options, .. } = *planned;
     let tensor_bytes = plan.tensor_bytes();
-    let read_bytes = if is_populated { tensor_bytes } else { 0 };
-    let mut notes = catalog.notes().to_vec();
-    if !is_populated {
-        notes.push("bytes are read when they are first used; the time above leaves that out".into());
+    let mut carrier = Carrier::new(options.route, Access::Buffered, Onward::Stay);
+    carrier.tensor_bytes = tensor_bytes;
+    let mut report = planned.report(None);
+    if options.populate {
+        carrier.read_bytes = tensor_bytes;
+    } else {
+        report.notes.push("bytes are read when they are first used; the time above leaves that out".into());
     }
-    notes.push(
+    report.notes.push(
         "mapped files must not shrink while tensors are in use: touching lost bytes kills the process".into(),
     );
-    let carrier = Carrier {
-        route: Route::Mapped,
-        access: Access::Buffered,
-        via: None,
-        tensor_bytes,
-        read_bytes,
-        reads: 0,
-    };
     let files = arenas.iter().flatten().count();
-    Report {
-        version: env!("CARGO_PKG_VERSION").into(),
-        route: Route::Mapped,
-        files,
-        tensors: tensors.len(),
-        tensor_bytes,
-        read_bytes,
-        staged_bytes: 0,
-        carriers: vec![carrier],
-        refused: Vec::new(),
-        retries: Retries::default(),
-        memory: MemoryReport {
-            layout: Layout::File,
-            arenas: files,
-            arena_bytes: arenas.iter().flatten().map(|arena| arena.len() as u64).sum(),
-            staging_bytes: 0,
-            huge_pages: memory::HugePages::Never,
-            pooled: false,
-            numa_node: None,
-        },
-        device: None,
-        time,
-        verify: None,
-        notes,
-    }
+    (report.files, report.tensors) = (files, tensors.len());
+    report.read_bytes = carrier.read_bytes;
+    report.carriers.push(carrier);
+    report.memory = MemoryReport {
+        layout: Layout::File,
+        arenas: files,
+        arena_bytes: arenas.iter().flatten().map(|arena| arena.len() as u64).sum(),
+        staging_bytes: 0,
+        huge_pages: memory::HugePages::Never,
+        pooled: false,
+        numa_node: None,
+    };
+    report.time = time;
+    report
 }
 
 /// A mapping shows bytes as the file has them: what would have to be moved cannot be served.
-fn refuse_copies(catalog: &Catalog, plan: &Plan) -> Result<()> {
+fn refuse_copies(catalog: &Catalog, plan: &Plan, options: &LoadOptions) -> Result<()> {
     let Some(extent) = plan.extents().iter().find(|extent| extent.target == Target::Staged) else {
         return Ok(());
     };
@@ -163,7 +147,7 @@ fn refuse_copies(catalog: &Catalog, plan: &Plan) -> Result<()> {
     );
     let path = Some(catalog.file(extent.file).path.clone());
     Err(Error::RouteUnavailable {
-        route: Route::Mapped,
+        route: options.route,
         path,
         why: Unavailable::new(reason, "choose another route"),
     })

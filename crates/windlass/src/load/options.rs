@@ -8,7 +8,7 @@ use crate::{
     environment::{self, bytes, count, named},
     memory::{HugePages, LentMemory, MemoryPool},
     plan::{Cast, Destination, Layout, PlanOptions, Selection},
-    route::{DirectIo, Route, UsrbioClient},
+    route::{DirectIo, Route, threefs_client},
 };
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
@@ -50,7 +50,7 @@ pub struct LoadOptions {
     /// Whether reads go past the page cache.
     pub direct: DirectIo,
     /// Who speaks to the daemon of a 3FS.
-    pub usrbio: UsrbioClient,
+    pub usrbio: threefs_client::Client,
     /// Directories that may hold the vendor's library for 3FS, besides those that are known and those that
     /// `HF3FS_LIB_DIR` and `LD_LIBRARY_PATH` name, which are looked at before.
     pub usrbio_directories: Vec<PathBuf>,
@@ -151,7 +151,7 @@ impl Default for LoadOptions {
             device: DeviceId::Cpu,
             route: Route::Auto,
             direct: DirectIo::Auto,
-            usrbio: UsrbioClient::Auto,
+            usrbio: threefs_client::Client::Auto,
             usrbio_directories: Vec::new(),
             selection: Selection::all(),
             dtype: None,

@@ -6,7 +6,7 @@ use crate::route::fault::FaultScript;
 use crate::{
     Alignment, Error, Result,
     device::Device,
-    route::{DirectIo, Route, UsrbioClient, member::Wanted},
+    route::{DirectIo, Route, member::Wanted, threefs_client},
 };
 use bytesize::ByteSize;
 use std::{path::PathBuf, sync::Arc};
@@ -28,7 +28,7 @@ pub struct ReaderOptions {
     /// Whether reads go past the page cache.
     pub direct: DirectIo,
     /// Who speaks to the daemon of a 3FS.
-    pub usrbio: UsrbioClient,
+    pub usrbio: threefs_client::Client,
     /// Directories to look for the vendor's library in, besides the usual ones.
     pub usrbio_directories: Vec<PathBuf>,
     /// Reads at once. Prefetching takes up half of them at most, or the only one.
@@ -65,7 +65,7 @@ impl Default for ReaderOptions {
         Self {
             route: Route::Auto,
             direct: DirectIo::Auto,
-            usrbio: UsrbioClient::Auto,
+            usrbio: threefs_client::Client::Auto,
             usrbio_directories: Vec::new(),
             in_flight: 16,
             chunk_bytes: 2 << 20,

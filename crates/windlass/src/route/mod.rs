@@ -22,6 +22,7 @@ mod ring;
 mod source;
 mod threads;
 mod threefs;
+pub(crate) mod threefs_client;
 mod uring;
 mod usrbio;
 
@@ -34,7 +35,8 @@ pub use ring::open_ring;
 pub(crate) use source::SourceFile;
 pub(crate) use threads::Pread;
 pub(crate) use threefs::OpenMount;
-pub use threefs::{UsrbioClient, mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
+pub use threefs::{mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
+pub use threefs_client::Client as UsrbioClient;
 pub(crate) use uring::UringLane;
 pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 pub use windlass_device::Unavailable;
@@ -110,6 +112,9 @@ impl Route {
             Self::GdsCompat => "gds-compat",
         }
     }
+
+    /// The route of saves: calls that write, on threads.
+    pub(crate) const OF_SAVES: Self = Self::Threads;
 
     /// Whether it leaves the way of each extent to be found out.
     pub(crate) fn chooses(self) -> bool {

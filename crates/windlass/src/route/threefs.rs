@@ -2,14 +2,13 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    SourceFile, Unavailable,
+    SourceFile, Unavailable, UsrbioClient,
     mounts::{self, Wanted},
     usrbio::Files,
 };
 use crate::sys::files;
-use serde::{Deserialize, Serialize};
 use std::{
-    fmt, fs, io,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -18,36 +17,6 @@ use windlass_usrbio::{
     Client, Error, File, Iov, IovOptions, Library, LibrarySearch, Mount, Ring, RingOptions,
     extract_mount_point,
 };
-
-/// Who speaks to the daemon of a 3FS.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum UsrbioClient {
-    /// The vendor's library if there is one that works, else windlass itself.
-    #[default]
-    Auto,
-    /// Windlass itself, which needs no library.
-    Native,
-    /// The vendor's library, `libhf3fs_api_shared.so`.
-    Vendor,
-}
-
-impl UsrbioClient {
-    /// The name that options and messages use.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Native => "native",
-            Self::Vendor => "vendor",
-        }
-    }
-}
-
-impl fmt::Display for UsrbioClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
 
 /// DeepSeek's 3FS, mounted by FUSE.
 const THREEFS: FileSystem = FileSystem { name: "3fs", kind: FileSystemKind::Fuse };

@@ -83,5 +83,5 @@ fn open_for_direct(temp: &TempFile, len: u64, options: &SaveOptions) -> Result<F
 /// The error where direct writes were asked for and are refused.
 pub(super) fn refuse_direct(path: &Path, reason: &str) -> Error {
     let why = Unavailable::new(reason, "set direct to auto or never");
-    Error::RouteUnavailable { route: Route::Threads, path: Some(path.to_owned()), why }
+    Error::RouteUnavailable { route: Route::OF_SAVES, path: Some(path.to_owned()), why }
 }
