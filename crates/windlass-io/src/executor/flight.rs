@@ -25,12 +25,13 @@ pub struct Ticket<C: Customer> {
 }
 
 impl<C: Customer> Flight<C> {
-    pub(super) fn new(scheduler: Arc<Scheduler<C>>, position: Position, content: C::Operation) -> Self {
-        Self { content, ticket: Ticket { scheduler, position, has_ended: false } }
+    /// An operation and the ticket that came with it: the reverse of [`Flight::into_parts`].
+    pub fn new(content: C::Operation, ticket: Ticket<C>) -> Self {
+        Self { content, ticket }
     }
 
-    pub(super) fn joined(content: C::Operation, ticket: Ticket<C>) -> Self {
-        Self { content, ticket }
+    pub(super) fn begun(scheduler: Arc<Scheduler<C>>, position: Position, content: C::Operation) -> Self {
+        Self { content, ticket: Ticket { scheduler, position, has_ended: false } }
     }
 
     /// What ends it, for customers that use its memory after the lane: a device that copies from it.

@@ -271,7 +271,7 @@ impl<C: Customer> Scheduler<C> {
                 Chosen::Begun(Begun { waiting, queue, priority }) => {
                     let (group, index, charge) = (waiting.group, waiting.index, waiting.charge);
                     let position = Position { group, index, queue, priority, charge };
-                    return Some(Flight::new(self.clone(), position, waiting.content));
+                    return Some(Flight::begun(self.clone(), position, waiting.content));
                 }
                 Chosen::Impossible(group) => {
                     let removed = state.fail(group, Reason::NoMemory.into());

@@ -138,7 +138,7 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
                     others,
                     now,
                 );
-                let flight = Flight::joined(content, ticket);
+                let flight = Flight::new(content, ticket);
                 self.follow(|| carrier.settle(flight, result));
             }
         }

@@ -4,7 +4,7 @@
 use super::{
     BatchReport, Priority, ReadFile,
     device::{DeviceLine, DirectRoute},
-    queue::Queue,
+    queue::Reads,
     request::{Counted, OnEnd},
 };
 use crate::{
@@ -20,10 +20,11 @@ use std::{
     panic::{self, AssertUnwindSafe},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
+use windlass_io::executor::{GroupId, Scheduler, Whose};
 
 /// Reads on their way, numbered in the order in which they were submitted.
 ///
@@ -34,7 +35,7 @@ use std::{
 #[derive(Debug)]
 pub struct Batch {
     state: Arc<BatchState>,
-    queue: Arc<Queue>,
+    scheduler: Arc<Scheduler<Reads>>,
 }
 
 /// What a child of `fork` is told of each read.
@@ -72,7 +73,6 @@ pub(super) struct BatchState {
     pub(super) number: u64,
     reads: Box<[ReadState]>,
     route: Route,
-    cancelled: AtomicBool,
     bytes_done: AtomicU64,
     progress: Mutex<Progress>,
     changed: Condvar,
@@ -127,12 +127,10 @@ pub(super) struct ReadState {
     pub(super) packed: Option<Runs>,
     /// Whether it goes by a route whose name is a promise that its end has to check.
     pub(super) is_promised: bool,
-    /// Pieces that have not ended.
-    pub(super) pending: AtomicUsize,
+    /// What the scheduler calls it, once it waits there.
+    pub(super) group: OnceLock<GroupId>,
     /// Whether its file was unchanged when the first piece had come.
     was_unchanged: OnceLock<bool>,
-    /// Whether it was a prefetch that somebody waits for by now.
-    is_urgent: AtomicBool,
     error: OnceLock<Error>,
     block: Mutex<Option<Block>>,
     on_end: Mutex<Option<OnEnd>>,
@@ -157,8 +155,8 @@ struct Figures {
 }
 
 impl Batch {
-    pub(super) fn new(state: Arc<BatchState>, queue: Arc<Queue>) -> Self {
-        Self { state, queue }
+    pub(super) fn new(state: Arc<BatchState>, scheduler: Arc<Scheduler<Reads>>) -> Self {
+        Self { state, scheduler }
     }
 
     /// Number of reads.
@@ -255,10 +253,7 @@ impl Batch {
         if self.is_foreign() {
             return;
         }
-        self.state.cancelled.store(true, Ordering::Relaxed);
-        for piece in self.queue.remove(self.state.number) {
-            piece.end(Err(Error::Cancelled));
-        }
+        self.scheduler.cancel(Whose::Tag(self.state.number));
     }
 
     /// What it has done so far. A child of `fork` learns only what was asked for.
@@ -310,13 +305,14 @@ impl Batch {
             if read.is_none() {
                 lock(&self.state.figures).priority = Priority::Demand;
             }
-            // A lane may have taken a piece and put it back later.
-            for (number, own) in self.state.reads.iter().enumerate() {
-                if read.is_none_or(|read| read == number) {
-                    own.is_urgent.store(true, Ordering::Relaxed);
+            match read {
+                None => self.scheduler.promote(Whose::Tag(self.state.number)),
+                Some(read) => {
+                    if let Some(group) = self.state.reads[read].group.get() {
+                        self.scheduler.promote(Whose::Group(*group));
+                    }
                 }
             }
-            self.queue.promote(self.state.number, read);
         }
     }
 
@@ -368,7 +364,7 @@ impl ReadState {
         fill: Option<Fill>,
         is_owned: bool,
     ) -> Self {
-        let (pending, is_urgent, error) = (AtomicUsize::new(0), AtomicBool::new(false), OnceLock::new());
+        let (group, error) = (OnceLock::new(), OnceLock::new());
         let (block, on_end) = (Mutex::default(), Mutex::new(on_end));
         let (counted, packed, is_promised, was_unchanged) = (None, None, false, OnceLock::new());
         Self {
@@ -380,17 +376,12 @@ impl ReadState {
             counted,
             packed,
             is_promised,
-            pending,
+            group,
             was_unchanged,
-            is_urgent,
             error,
             block,
             on_end,
         }
-    }
-
-    pub(super) fn is_urgent(&self) -> bool {
-        self.is_urgent.load(Ordering::Relaxed)
     }
 
     /// A name for error messages.
@@ -430,7 +421,6 @@ impl BatchState {
             number,
             reads: reads.into(),
             route,
-            cancelled: AtomicBool::new(false),
             bytes_done: AtomicU64::new(0),
             progress: Mutex::new(progress),
             changed: Condvar::new(),
@@ -445,31 +435,19 @@ impl BatchState {
         &self.reads[read]
     }
 
-    /// Why a piece of a read need not be read any more, if so.
-    pub(super) fn is_lost(&self, read: usize) -> bool {
-        self.cancelled.load(Ordering::Relaxed) || self.reads[read].error.get().is_some()
+    /// All bytes of a piece are in their place.
+    pub(super) fn deliver(&self, bytes: u64) {
+        self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// A piece of a read has ended: its lane, the kernel and the device are done with its memory.
-    pub(super) fn end_piece(&self, read: usize, bytes: u64, result: Result<()>) {
+    /// All pieces of a read have ended: their lanes, the kernel and the device are done with their memory.
+    pub(super) fn end(&self, read: usize, result: Result<()>) {
         let state = &self.reads[read];
-        match result {
-            Ok(()) => {
-                self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
-            }
-            // The first error stands.
-            Err(error) => drop(state.error.set(error)),
+        // Not for each piece: the daemon of a network's file system is asked, and takes its time.
+        if let Err(error) = result.and_then(|()| self.check_ended(state)) {
+            let _ = state.error.set(error);
         }
-        // What other lanes wrote of this read comes before its end.
-        if state.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // Not for each piece: the daemon of a network's file system is asked, and takes its time.
-            if state.error.get().is_none()
-                && let Err(error) = self.check_ended(state)
-            {
-                drop(state.error.set(error));
-            }
-            self.end_read(read);
-        }
+        self.end_read(read);
     }
 
     /// Fails if a read whose pieces have all come is worth nothing nevertheless.

@@ -183,11 +183,10 @@ impl DeviceLine {
         Ok(address)
     }
 
-    /// A free slot, on the device if it is for a read past the host. `None` if none is free and `may_wait` does not hold.
-    pub(super) fn slot(&self, is_direct: bool, may_wait: bool) -> Result<Option<Slot>> {
+    /// A free slot, on the device if it is for a read past the host. `None` if none is free.
+    pub(super) fn slot(&self, is_direct: bool) -> Result<Option<Slot>> {
         let slots = self.slots(is_direct)?;
-        let slot = if may_wait { slots.take() } else { slots.try_take() };
-        match slot {
+        match slots.try_take() {
             Some(slot) => slot.pin().map(|()| Some(slot)),
             None if !slots.is_exhausted() => Ok(None),
             None => Err(Error::DeviceUnavailable {

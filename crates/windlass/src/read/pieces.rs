@@ -11,7 +11,7 @@ use crate::{
     Alignment, ByteRange, Error, Result,
     memory::{self, Fill, MemoryRequest, WriteRegion},
 };
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 /// One read's worth of a request.
 #[derive(Debug)]
@@ -20,9 +20,8 @@ pub(super) struct Piece {
     read: usize,
     /// The bytes of the file that it delivers.
     pub(super) wanted: ByteRange,
-    /// Where they go. `None` while they are read, or once that has ended.
+    /// Where they go. `None` while they are read.
     pub(super) place: Option<Place>,
-    has_ended: bool,
 }
 
 /// Where the bytes of a piece go.
@@ -51,49 +50,16 @@ pub(super) struct Cut {
 
 impl Piece {
     pub(super) fn new(batch: &Arc<BatchState>, read: usize, wanted: ByteRange, place: Place) -> Self {
-        batch.read(read).pending.fetch_add(1, Ordering::Relaxed);
-        Self { batch: batch.clone(), read, wanted, place: Some(place), has_ended: false }
+        Self { batch: batch.clone(), read, wanted, place: Some(place) }
     }
 
     pub(super) fn batch(&self) -> &BatchState {
         &self.batch
     }
 
-    pub(super) fn read_index(&self) -> usize {
-        self.read
-    }
-
     /// What it is a piece of.
     pub(super) fn of(&self) -> &ReadState {
         self.batch.read(self.read)
-    }
-
-    pub(super) fn is_of(&self, batch: u64) -> bool {
-        self.batch.number == batch
-    }
-
-    /// Whether its read has failed already or was cancelled.
-    pub(super) fn is_lost(&self) -> bool {
-        self.batch.is_lost(self.read)
-    }
-
-    /// Nobody uses its memory any more.
-    pub(super) fn end(mut self, result: Result<()>) {
-        self.settle(result);
-    }
-
-    fn settle(&mut self, result: Result<()>) {
-        self.place = None;
-        if !std::mem::replace(&mut self.has_ended, true) {
-            self.batch.end_piece(self.read, self.wanted.len(), result);
-        }
-    }
-}
-
-impl Drop for Piece {
-    fn drop(&mut self) {
-        // Else whoever waits for it would wait for ever.
-        self.settle(Err(Error::Internal("a read was given up".into())));
     }
 }
 

@@ -6,7 +6,7 @@ use super::{
     batch::{BatchState, Promise},
     device::DeviceLine,
     pieces::{self, Cut, Piece},
-    queue::Queue,
+    queue::{ReadOf, Reads},
     request,
     worker::Worker,
 };
@@ -31,6 +31,7 @@ use std::{
     },
     thread::{self, JoinHandle},
 };
+use windlass_io::executor::{Reason, Scheduler};
 
 /// Reads byte ranges into memory of the caller's choice, on threads that stay.
 ///
@@ -50,7 +51,7 @@ pub struct Reader {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) options: ReaderOptions,
-    pub(super) queue: Arc<Queue>,
+    pub(super) scheduler: Arc<Scheduler<Reads>>,
     /// What copies from the page cache, if the route looks there.
     pub(super) cached: Option<Arc<dyn Member>>,
     /// The route that threads read by: at once, or once there was a file for it.
@@ -70,11 +71,11 @@ impl Reader {
     /// [`Error::Allocation`]; [`Error::System`] if the system gives no thread. If it gives some, these serve.
     pub fn new(options: &ReaderOptions) -> Result<Self> {
         options.check()?;
-        let queue = Queue::new(options.in_flight);
+        let scheduler = Reads::scheduler(options.in_flight);
         let (cached, main) = open_routes(options, &[])?;
         let (lines, lost) = (Mutex::default(), OnceLock::new());
         let (options, slots) = (options.clone(), OnceLock::new());
-        let shared = Shared { options, queue, cached, main: OnceLock::new(), slots, lost, lines };
+        let shared = Shared { options, scheduler, cached, main: OnceLock::new(), slots, lost, lines };
         let (threads, opening, next_batch) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
         let (shared, process) = (Arc::new(shared), std::process::id());
         let reader = Self { shared, threads, opening, next_batch, process };
@@ -138,22 +139,29 @@ impl Reader {
         let number = self.next_batch.fetch_add(1, Ordering::Relaxed);
         let promises = lines.into_iter().map(Promise::of).collect();
         let state = Arc::new(BatchState::new(number, reads, shared.options.route, priority, promises));
-        let batch = Batch::new(state.clone(), shared.queue.clone());
+        let batch = Batch::new(state.clone(), shared.scheduler.clone());
         for refusal in refused {
             state.note_refusal(refusal);
         }
         for (read, error) in broken {
             state.fail(read, error);
         }
-        let mut waiting = Vec::new();
         for (read, pieces) in cuts {
             if pieces.is_empty() {
                 state.end_empty(read);
                 continue;
             }
-            waiting.extend(pieces.into_iter().map(|(wanted, place)| Piece::new(&state, read, wanted, place)));
+            let pieces = pieces.into_iter().map(|(wanted, place)| Piece::new(&state, read, wanted, place));
+            let of = ReadOf { batch: state.clone(), read };
+            match shared.scheduler.submit(Reads::submission(of, pieces.collect(), priority)) {
+                Ok(group) => _ = state.read(read).group.set(group),
+                Err(refused) => {
+                    let reason = refused.reason.clone();
+                    drop(refused);
+                    state.fail(read, reason.into());
+                }
+            }
         }
-        shared.queue.push(waiting, priority);
         Ok(batch)
     }
 
@@ -369,7 +377,7 @@ impl Drop for Reader {
             std::mem::forget(std::mem::take(threads));
             return;
         }
-        self.shared.queue.close("");
+        self.shared.scheduler.close(Reason::Closed);
         let lines: Vec<_> = lock(&self.shared.lines).drain().map(|(_, line)| line).collect();
         let (devices, readers): (Vec<_>, Vec<_>) = lock(&self.threads)
             .drain(..)

@@ -4,7 +4,7 @@
 use super::{
     batch::ReadState,
     pieces::{Piece, Place},
-    queue::Taken,
+    queue::{PIECES, Reads, Taken, Work},
     reader::Shared,
     request::SinkError,
 };
@@ -24,18 +24,30 @@ use std::{
     panic::{self, AssertUnwindSafe},
     sync::Arc,
 };
-use windlass_io::file::Residency;
+use windlass_io::{
+    executor::{self, Carried, Flight, InFlightLimit, Next, Patience, Service},
+    file::Residency,
+    lane,
+};
 
-/// One thread's work.
+/// What one thread does with pieces.
 pub(super) struct Worker<'a> {
     shared: &'a Shared,
-    /// The lane that it was made for, and those of routes past the host. Dropped before what they read: a lane waits for the
-    /// kernel, and a piece that is dropped has ended.
-    lanes: Vec<RouteLane>,
+    /// The route that its lane was made for.
+    main: Arc<dyn Member>,
     /// Copies from the page cache, for routes that look there first.
     cached: Option<RouteLane>,
-    /// What the lanes read, by the number that its reads carry.
-    reading: Vec<Option<Reading>>,
+}
+
+/// The lanes of a thread: the one that it was made for, and those of routes past the host.
+struct Lanes<'a> {
+    shared: &'a Shared,
+    // Dropped before what they read: a lane waits for the kernel.
+    lanes: Vec<RouteLane>,
+    /// What they read, by the number that its reads carry.
+    reading: Vec<Option<Carried<Work>>>,
+    /// What could not be given to a lane.
+    refused: Vec<lane::Done<Carried<Work>>>,
 }
 
 /// A lane of a route.
@@ -51,14 +63,23 @@ struct Reading {
     /// The bytes that are wanted, or the blocks they lie in.
     range: ByteRange,
     carriers: Vec<Carrier>,
-    /// Which of the lanes reads it.
-    lane: usize,
+    /// What reads it.
+    member: Arc<dyn Member>,
+}
+
+/// The same without the piece, while a lane has it.
+pub(super) struct InLane {
+    /// `None` while a lane of a route has it.
+    op: Option<ReadOp>,
+    range: ByteRange,
+    carriers: Vec<Carrier>,
+    member: Arc<dyn Member>,
 }
 
 /// What became of a piece at the first look.
 enum Begun {
     /// It is to be read.
-    Reading(ReadOp),
+    Reading(Reading, ReadOp),
     /// It has ended already.
     Ended,
     /// No slot is free.
@@ -72,71 +93,105 @@ impl Begun {
     }
 }
 
+impl lane::Lane<Carried<Work>> for Lanes<'_> {
+    fn capacity(&self) -> usize {
+        self.lanes[0].lane.capacity()
+    }
+
+    fn allowed(&self) -> usize {
+        self.lanes[0].lane.allowed()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.lanes.iter().map(|own| own.lane.in_flight()).sum::<usize>() + self.refused.len()
+    }
+
+    fn push(&mut self, mut work: Carried<Work>) {
+        let lane = match &work.content.in_lane {
+            Some(InLane { member, .. }) => self.lane_of(&member.clone()),
+            None => Err(Unavailable::new("nothing was aimed at a piece", "")),
+        };
+        let op = work.content.in_lane.as_mut().and_then(|own| own.op.take());
+        let (Ok(lane), Some(mut op)) = (lane, op) else {
+            let result = Err(io::Error::other("no lane takes the read"));
+            return self.refused.push(lane::Done { op: work, result });
+        };
+        let free = self.reading.iter().position(Option::is_none);
+        let number = free.unwrap_or_else(|| {
+            self.reading.push(None);
+            self.reading.len() - 1
+        });
+        op.extent = number;
+        self.reading[number] = Some(work);
+        self.lanes[lane].lane.push(op);
+    }
+
+    fn submit_and_wait(&mut self, done: &mut Vec<lane::Done<Carried<Work>>>) -> io::Result<()> {
+        done.append(&mut self.refused);
+        let mut ended = Vec::new();
+        for RouteLane { lane, .. } in self.lanes.iter_mut().filter(|own| own.lane.in_flight() > 0) {
+            lane.submit_and_wait(&mut ended)?;
+        }
+        for Done { op, result } in ended {
+            if let Some(mut work) = self.reading.get_mut(op.extent).and_then(Option::take) {
+                if let Some(in_lane) = &mut work.content.in_lane {
+                    in_lane.op = Some(op);
+                }
+                done.push(lane::Done { op: work, result });
+            }
+        }
+        Ok(())
+    }
+}
+impl Lanes<'_> {
+    /// The lane of a member, which is made if it is not there.
+    fn lane_of(&mut self, member: &Arc<dyn Member>) -> std::result::Result<usize, Unavailable> {
+        if let Some(known) = self.lanes.iter().position(|own| Arc::ptr_eq(&own.member, member)) {
+            return Ok(known);
+        }
+        let lane = self.shared.with_faults(member.lane(1)?);
+        self.lanes.push(RouteLane { lane, member: member.clone() });
+        Ok(self.lanes.len() - 1)
+    }
+}
+
+impl executor::Carrier<Reads> for Worker<'_> {
+    fn begin(&mut self, flight: Flight<Reads>) -> Next<Reads> {
+        let (taken, _) = Taken::of(flight);
+        match self.look(taken) {
+            Begun::Reading(reading, op) => reading.carry(op),
+            Begun::Ended => Next::Ended,
+            Begun::NoRoom(taken) => Next::PutBack(taken.into_flight(None)),
+        }
+    }
+
+    fn settle(&mut self, flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
+        let (taken, in_lane) = Taken::of(flight);
+        let Some(InLane { op: Some(op), range, carriers, member }) = in_lane else {
+            taken.end(Err(Error::Internal("a read was lost on its way to a lane".into())));
+            return Next::Ended;
+        };
+        self.follow(Reading { taken, range, carriers, member }, op, result)
+    }
+}
+
 impl<'a> Worker<'a> {
-    /// Drives a lane of `member` until the queue is closed.
+    /// Serves the queue with a lane of `member`, until it is closed.
     pub(super) fn run(shared: &'a Shared, member: Arc<dyn Member>, lane: Box<dyn Lane>) {
-        let reading = (0..lane.capacity()).map(|_| None).collect();
         let cached = shared.cached.clone().and_then(|member| {
             let lane = shared.with_faults(member.lane(1).ok()?);
             Some(RouteLane { lane, member })
         });
-        let lanes = vec![RouteLane { lane: shared.with_faults(lane), member }];
-        Self { shared, lanes, cached, reading }.drive();
-    }
-
-    fn drive(mut self) {
-        let mut done = Vec::new();
-        loop {
-            while self.in_flight() < self.lanes[0].lane.allowed() {
-                let (queue, is_idle) = (&self.shared.queue, self.in_flight() == 0);
-                let next = if is_idle { queue.next() } else { queue.try_next() };
-                let Some(taken) = next else { break };
-                match self.begin(taken, is_idle) {
-                    Begun::Reading(op) => self.push(op),
-                    Begun::Ended => {}
-                    Begun::NoRoom(taken) => {
-                        self.shared.queue.put_back(taken);
-                        // A wait that ends without a slot says that there never will be any: that ends the piece.
-                        if is_idle {
-                            continue;
-                        }
-                        break;
-                    }
-                }
-            }
-            if self.in_flight() == 0 {
-                return;
-            }
-            for RouteLane { lane, .. } in self.lanes.iter_mut().filter(|own| own.lane.in_flight() > 0) {
-                if let Err(error) = lane.submit_and_wait(&mut done) {
-                    // Nothing will serve the queue, so nothing may wait for it. What the lane has, it waits for or leaks.
-                    self.shared.queue.close(format!("waiting for reads failed: {error}"));
-                    return;
-                }
-            }
-            for Done { op, result } in done.drain(..) {
-                if let Some(op) = self.settle(op, result) {
-                    self.push(op);
-                }
-            }
-        }
-    }
-
-    fn in_flight(&self) -> usize {
-        self.lanes.iter().map(|own| own.lane.in_flight()).sum()
-    }
-
-    fn push(&mut self, op: ReadOp) {
-        let lane = self.reading[op.extent].as_ref().map_or(0, |reading| reading.lane);
-        self.lanes[lane].lane.push(op);
+        let limit = InFlightLimit::fixed(lane.capacity());
+        let lanes = vec![RouteLane { lane: shared.with_faults(lane), member: member.clone() }];
+        let lanes = Lanes { shared, lanes, reading: Vec::new(), refused: Vec::new() };
+        let service = Service { queues: &[PIECES], limit, patience: Patience::UntilOver };
+        shared.scheduler.serve(lanes, &mut Self { shared, main: member, cached }, service);
     }
 
     /// Starts with a piece: copies what is cached, if the route does that, or aims a read.
-    fn begin(&mut self, mut taken: Taken, may_wait: bool) -> Begun {
+    fn look(&mut self, mut taken: Taken) -> Begun {
         let piece = &taken.piece;
-        if piece.is_lost() {
-            return Begun::failed(taken, Error::Cancelled);
-        }
         let source = piece.of().file.0.clone();
         if let Some(error) = self.shared.loss(piece) {
             return Begun::failed(taken, error);
@@ -147,17 +202,17 @@ impl<'a> Worker<'a> {
         };
         let mut carriers = Vec::new();
         if self.may_be_cached(piece, &source, access) {
-            (taken, carriers) = match self.copy_cached(taken, &source, may_wait) {
+            (taken, carriers) = match self.copy_cached(taken, &source) {
                 Ok(missed) => missed,
                 Err(begun) => return begun,
             };
         }
         if let Some(cached) = self.cached.as_ref().filter(|own| self.is_named(&own.member)) {
             let error = not_cached(&taken.piece, &source, &cached.member);
-            Reading { taken, range: ByteRange::default(), carriers, lane: 0 }.end(Err(error));
+            taken.end_carried(carriers, 0, Err(error));
             return Begun::Ended;
         }
-        self.aim(taken, carriers, (source, access), may_wait)
+        self.aim(taken, carriers, (source, access))
     }
 
     /// Aims a read at a piece, into its place or a slot.
@@ -166,13 +221,10 @@ impl<'a> Worker<'a> {
         mut taken: Taken,
         carriers: Vec<Carrier>,
         (source, access): (Arc<SourceFile>, Access),
-        may_wait: bool,
     ) -> Begun {
         let wanted = taken.piece.wanted;
         let blocks = blocks_of(wanted, source.len());
-        let direct = self.direct_lane(&taken.piece, blocks);
-        let lane = direct.unwrap_or(0);
-        let member = &self.lanes[lane].member;
+        let member = direct_member(&taken.piece, blocks).unwrap_or_else(|| self.main.clone());
         let access = if member.reads_any_bytes() { Access::Direct } else { access };
         let (is_shared, is_direct) = (member.landing() == Landing::Shared, access == Access::Direct);
         let may_borrow = !is_shared && !member.may_outlive_lane();
@@ -184,11 +236,11 @@ impl<'a> Worker<'a> {
                 (Buffer::InPlace(region), wanted)
             }
             place => {
-                let slot = match self.slot(place.as_ref(), lane, &source, may_wait) {
+                let slot = match self.slot(place.as_ref(), &member, &source) {
                     Ok(slot) => slot,
                     Err(error) => {
                         drop(place);
-                        Reading { taken, range: wanted, carriers, lane }.end(Err(error));
+                        taken.end_carried(carriers, 0, Err(error));
                         return Begun::Ended;
                     }
                 };
@@ -203,31 +255,9 @@ impl<'a> Worker<'a> {
                 (Buffer::Staged { slot: Some(slot), pieces }, range)
             }
         };
-        let reading = Reading { taken, range, carriers, lane };
-        let Some(number) = self.reading.iter().position(Option::is_none) else {
-            drop(buffer);
-            reading.end(Err(Error::Internal("a lane has more reads than it has room for".into())));
-            return Begun::Ended;
-        };
-        let mut op = new_read(number, source, access, buffer);
+        let mut op = new_read(source, access, buffer);
         op.aim(range);
-        self.reading[number] = Some(reading);
-        Begun::Reading(op)
-    }
-
-    /// The lane past the host of a piece that can go there.
-    fn direct_lane(&mut self, piece: &Piece, blocks: ByteRange) -> Option<usize> {
-        let Some(Place::Device { line, is_direct: true, .. }) = &piece.place else { return None };
-        let direct = line.direct().filter(|direct| direct.is_open())?;
-        if direct.member.needs_whole_blocks() && !Alignment::BLOCK.divides(blocks.end()) {
-            return None;
-        }
-        let known = self.lanes.iter().position(|own| Arc::ptr_eq(&own.member, &direct.member));
-        if known.is_none() {
-            let lane = self.shared.with_faults(direct.member.lane(1).ok()?);
-            self.lanes.push(RouteLane { lane, member: direct.member.clone() });
-        }
-        known.or(self.lanes.len().checked_sub(1))
+        Begun::Reading(Reading { taken, range, carriers, member }, op)
     }
 
     /// Whether a piece is read past the page cache.
@@ -251,28 +281,27 @@ impl<'a> Worker<'a> {
         member.route() == self.shared.options.route
     }
 
-    /// A slot for a lane to read a piece into, whose place this is. `None` if none is free.
+    /// A slot for a member to read a piece into, whose place this is. `None` if none is free.
     fn slot(
         &self,
         place: Option<&Place>,
-        lane: usize,
+        member: &Arc<dyn Member>,
         source: &SourceFile,
-        may_wait: bool,
     ) -> Result<Option<Slot>> {
         match place {
-            Some(Place::Device { line, .. }) => line.slot(lane > 0, may_wait),
-            _ => self.host_slot(source, may_wait),
+            Some(Place::Device { line, .. }) => line.slot(!Arc::ptr_eq(member, &self.main)),
+            _ => self.host_slot(source),
         }
     }
 
-    fn host_slot(&self, source: &SourceFile, may_wait: bool) -> Result<Option<Slot>> {
+    fn host_slot(&self, source: &SourceFile) -> Result<Option<Slot>> {
         let slots = self.shared.host_slots();
         let slots = slots.ok_or_else(|| Error::Internal("there are no slots for the host".into()))?;
-        match if may_wait { slots.take() } else { slots.try_take() } {
+        match slots.try_take() {
             None if slots.is_exhausted() => {
                 let reason = "reads that failed may still arrive in any of its memory";
                 let why = Unavailable::new(reason, "make a new reader");
-                let (route, path) = (self.lanes[0].member.route(), Some(source.path().to_owned()));
+                let (route, path) = (self.main.route(), Some(source.path().to_owned()));
                 Err(Error::RouteUnavailable { route, path, why })
             }
             slot => Ok(slot),
@@ -299,7 +328,6 @@ impl<'a> Worker<'a> {
         &mut self,
         mut taken: Taken,
         source: &Arc<SourceFile>,
-        may_wait: bool,
     ) -> std::result::Result<(Taken, Vec<Carrier>), Begun> {
         let wanted = taken.piece.wanted;
         let (is_own, buffer, range) = match taken.piece.place.take() {
@@ -307,7 +335,7 @@ impl<'a> Worker<'a> {
             Some(Place::Own(region)) => (true, Buffer::InPlace(region), blocks_of(wanted, source.len())),
             Some(Place::Borrowed(region)) => (false, Buffer::InPlace(region), wanted),
             place => {
-                let slot = self.slot(place.as_ref(), 0, source, may_wait);
+                let slot = self.slot(place.as_ref(), &self.main, source);
                 taken.piece.place = place;
                 match slot {
                     Ok(Some(slot)) => {
@@ -318,9 +346,9 @@ impl<'a> Worker<'a> {
                 }
             }
         };
-        let mut op = new_read(0, source.clone(), Access::Buffered, buffer);
+        let mut op = new_read(source.clone(), Access::Buffered, buffer);
         op.aim(range);
-        let mut reading = Reading { taken, range, carriers: Vec::new(), lane: 0 };
+        let mut reading = Reading { taken, range, carriers: Vec::new(), member: self.main.clone() };
         let copied = self.cached.as_mut().and_then(|RouteLane { lane, member }| {
             let mut done = Vec::with_capacity(1);
             lane.push(op);
@@ -349,21 +377,19 @@ impl<'a> Worker<'a> {
         Ok((taken, carriers))
     }
 
-    /// What came of a read: `Some` if it must go on, `None` if its piece has ended.
-    fn settle(&mut self, mut op: ReadOp, result: io::Result<usize>) -> Option<ReadOp> {
-        let mut reading = self.reading.get_mut(op.extent)?.take()?;
+    /// What came of a read.
+    fn follow(&mut self, mut reading: Reading, mut op: ReadOp, result: io::Result<usize>) -> Next<Reads> {
         if result.is_ok()
             && let Some(error) = self.shared.loss(&reading.taken.piece)
         {
             // What came cannot be asked about any more.
             drop(op);
             reading.end(Err(error));
-            return None;
+            return Next::Ended;
         }
-        let member = self.lanes[reading.lane].member.clone();
+        let member = reading.member.clone();
         if let Some(why) = member.gives_up(&op, &result) {
-            self.hand_over(reading, op, why);
-            return None;
+            return hand_over(reading, op, why);
         }
         let (route, whole) = (member.route(), reading.range.len());
         let outcome = op.outcome(whole, result, member.reads_any_bytes(), |op, count, filled| {
@@ -375,7 +401,7 @@ impl<'a> Worker<'a> {
             if let Err(error) = check_unchanged(&reading.taken.piece) {
                 drop(op);
                 fail(self.shared, reading, error);
-                return None;
+                return Next::Ended;
             }
         }
         let refuse = |reason: String| {
@@ -387,7 +413,7 @@ impl<'a> Worker<'a> {
         match outcome {
             Outcome::Complete => {
                 complete(self.shared, reading, op);
-                return None;
+                return Next::Ended;
             }
             Outcome::Short => {}
             Outcome::Interrupted => batch.note_interruption(),
@@ -400,7 +426,7 @@ impl<'a> Worker<'a> {
                     let error = self.refused_direct(&op, reason);
                     drop(op);
                     reading.end(Err(error));
-                    return None;
+                    return Next::Ended;
                 }
             }
             Outcome::DirectRefused(error) => {
@@ -409,7 +435,7 @@ impl<'a> Worker<'a> {
                     let error = self.refused_direct(&op, reason);
                     drop(op);
                     reading.end(Err(error));
-                    return None;
+                    return Next::Ended;
                 }
                 let why = refuse(reason);
                 op.source.refuse_direct(why);
@@ -419,30 +445,11 @@ impl<'a> Worker<'a> {
                 let error = read_error(&member, &reading, &op, error);
                 drop(op);
                 fail(self.shared, reading, error);
-                return None;
+                return Next::Ended;
             }
         }
         op.aim(reading.range);
-        let number = op.extent;
-        self.reading[number] = Some(reading);
-        Some(op)
-    }
-
-    /// A route past the host gives up: the piece waits again, for a lane that reads it otherwise.
-    fn hand_over(&self, reading: Reading, op: ReadOp, why: Unavailable) {
-        // Its slot goes back before another is taken.
-        drop(op);
-        let Reading { taken, carriers, lane, .. } = reading;
-        let batch = taken.piece.batch();
-        let what = self.lanes[lane].member.route().to_string();
-        batch.note_refusal(Refusal { what, path: None, why: why.clone() });
-        batch.account(carriers, 0, false);
-        if let Some(Place::Device { line, .. }) = &taken.piece.place
-            && let Some(direct) = line.direct()
-        {
-            direct.give_up(why);
-        }
-        self.shared.queue.put_back(taken);
+        reading.carry(op)
     }
 
     fn refused_direct(&self, op: &ReadOp, reason: String) -> Error {
@@ -452,6 +459,12 @@ impl<'a> Worker<'a> {
 }
 
 impl Reading {
+    /// The lane of its member makes an attempt.
+    fn carry(self, op: ReadOp) -> Next<Reads> {
+        let Self { taken, range, carriers, member } = self;
+        Next::Carry(taken.into_flight(Some(InLane { op: Some(op), range, carriers, member })))
+    }
+
     /// `op` got as far as byte `filled` of what is read, `read` bytes of it by this route.
     fn account(&mut self, op: &mut ReadOp, route: crate::Route, read: usize, filled: u64) {
         let start = self.range.start();
@@ -481,6 +494,33 @@ impl Reading {
     fn end(self, result: Result<()>) {
         self.taken.end_carried(self.carriers, 0, result);
     }
+}
+
+/// A route past the host gives up: the piece waits again, for a lane that reads it otherwise.
+fn hand_over(reading: Reading, op: ReadOp, why: Unavailable) -> Next<Reads> {
+    // Its slot goes back before another is taken.
+    drop(op);
+    let Reading { taken, carriers, member, .. } = reading;
+    let batch = taken.piece.batch();
+    let what = member.route().to_string();
+    batch.note_refusal(Refusal { what, path: None, why: why.clone() });
+    batch.account(carriers, 0, false);
+    if let Some(Place::Device { line, .. }) = &taken.piece.place
+        && let Some(direct) = line.direct()
+    {
+        direct.give_up(why);
+    }
+    let flight = taken.into_flight(None);
+    let charge = flight.ticket().charge();
+    Next::HandOver(flight, PIECES, charge)
+}
+
+/// What reads a piece past the host, if anything does.
+fn direct_member(piece: &Piece, blocks: ByteRange) -> Option<Arc<dyn Member>> {
+    let Some(Place::Device { line, is_direct: true, .. }) = &piece.place else { return None };
+    let direct = line.direct().filter(|direct| direct.is_open())?;
+    let is_cut_short = direct.member.needs_whole_blocks() && !Alignment::BLOCK.divides(blocks.end());
+    (!is_cut_short).then(|| direct.member.clone())
 }
 
 /// All bytes of a piece were read: they go where they belong.
@@ -602,8 +642,8 @@ fn part(slot: &mut Slot, skip: u64, len: u64) -> Result<Cow<'_, [u8]>> {
     bytes.map(Cow::Borrowed).ok_or_else(|| Error::Internal("a piece does not fit its slot".into()))
 }
 
-fn new_read(number: usize, source: Arc<SourceFile>, access: Access, buffer: Buffer) -> ReadOp {
-    ReadOp { extent: number, source, access, buffer, offset: 0, position: 0, len: 0, filled: 0, stalls: 0 }
+fn new_read(source: Arc<SourceFile>, access: Access, buffer: Buffer) -> ReadOp {
+    ReadOp { extent: 0, source, access, buffer, offset: 0, position: 0, len: 0, filled: 0, stalls: 0 }
 }
 
 /// What a read by way of a slot fills in the end, if that is a region; else the place stays the piece's.
