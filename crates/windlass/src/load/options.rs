@@ -94,7 +94,7 @@ windlass_io::setters! {
         device: DeviceId,
         route: Route,
         direct: DirectIo,
-        usrbio: UsrbioClient,
+        usrbio: threefs_client::Client,
         usrbio_directories: Vec<PathBuf>,
         selection: Selection,
         dtype: Option<Dtype>,

@@ -48,7 +48,7 @@ windlass_io::setters! {
     ReaderOptions {
         route: Route,
         direct: DirectIo,
-        usrbio: UsrbioClient,
+        usrbio: threefs_client::Client,
         usrbio_directories: Vec<PathBuf>,
         in_flight: usize,
         chunk_bytes: u64,
