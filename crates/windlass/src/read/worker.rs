@@ -14,7 +14,7 @@ use crate::{
     plan::{self, Runs, Transfer},
     report::{Carrier, Onward, Refusal},
     route::{
-        Access, Buffer, Done, Lane, Outcome, ReadOp, SourceFile, Unavailable,
+        Access, Buffer, Done, Outcome, ReadLane, ReadOp, SourceFile, Unavailable,
         member::{Landing, Member, no_direct_reads},
     },
 };
@@ -40,7 +40,7 @@ pub(super) struct Worker<'a> {
 
 /// A lane of a route.
 struct RouteLane {
-    lane: Box<dyn Lane>,
+    lane: Box<ReadLane>,
     member: Arc<dyn Member>,
 }
 
@@ -74,7 +74,7 @@ impl Begun {
 
 impl<'a> Worker<'a> {
     /// Drives a lane of `member` until the queue is closed.
-    pub(super) fn run(shared: &'a Shared, member: Arc<dyn Member>, lane: Box<dyn Lane>) {
+    pub(super) fn run(shared: &'a Shared, member: Arc<dyn Member>, lane: Box<ReadLane>) {
         let reading = (0..lane.capacity()).map(|_| None).collect();
         let cached = shared.cached.clone().and_then(|member| {
             let lane = shared.with_faults(member.lane(1).ok()?);
@@ -209,7 +209,7 @@ impl<'a> Worker<'a> {
             reading.end(Err(Error::Internal("a lane has more reads than it has room for".into())));
             return Begun::Ended;
         };
-        let mut op = new_read(number, source, access, buffer);
+        let mut op = ReadOp::new(number, source, access, buffer);
         op.aim(range);
         self.reading[number] = Some(reading);
         Begun::Reading(op)
@@ -318,7 +318,7 @@ impl<'a> Worker<'a> {
                 }
             }
         };
-        let mut op = new_read(0, source.clone(), Access::Buffered, buffer);
+        let mut op = ReadOp::new(0, source.clone(), Access::Buffered, buffer);
         op.aim(range);
         let mut reading = Reading { taken, range, carriers: Vec::new(), lane: 0 };
         let copied = self.cached.as_mut().and_then(|RouteLane { lane, member }| {
@@ -334,9 +334,10 @@ impl<'a> Worker<'a> {
         // If it failed, the route that reads from the device will see what is wrong, if anything is.
         let count = result.unwrap_or(0);
         if count > 0 {
-            reading.account(&mut op, route, count, count as u64);
+            op.progress.filled = count as u64;
+            reading.account(&op, route, count, 0);
         }
-        if op.filled == range.len() {
+        if op.progress.filled == range.len() {
             complete(self.shared, reading, op);
             return Err(Begun::Ended);
         }
@@ -366,8 +367,8 @@ impl<'a> Worker<'a> {
             return None;
         }
         let (route, whole) = (member.route(), reading.range.len());
-        let outcome = op.outcome(whole, result, member.reads_any_bytes(), |op, count, filled| {
-            reading.account(op, route, count, filled);
+        let outcome = op.outcome(whole, result, member.reads_any_bytes(), |op, count, before| {
+            reading.account(op, route, count, before);
         });
         let batch = reading.taken.piece.batch();
         if outcome.is_short() {
@@ -452,11 +453,10 @@ impl<'a> Worker<'a> {
 }
 
 impl Reading {
-    /// `op` got as far as byte `filled` of what is read, `read` bytes of it by this route.
-    fn account(&mut self, op: &mut ReadOp, route: crate::Route, read: usize, filled: u64) {
+    /// `op` got further than byte `before` of what is read, by `read` bytes that this route has read.
+    fn account(&mut self, op: &ReadOp, route: crate::Route, read: usize, before: u64) {
         let start = self.range.start();
-        let window = ByteRange::new(start + op.filled, start + filled).unwrap_or_default();
-        op.filled = filled;
+        let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
         let delivered = window.intersection(self.taken.piece.wanted).unwrap_or_default();
         let counted = &self.taken.piece.of().counted;
         let onward = match (&self.taken.piece.place, &op.buffer) {
@@ -602,10 +602,6 @@ fn part(slot: &mut Slot, skip: u64, len: u64) -> Result<Cow<'_, [u8]>> {
     bytes.map(Cow::Borrowed).ok_or_else(|| Error::Internal("a piece does not fit its slot".into()))
 }
 
-fn new_read(number: usize, source: Arc<SourceFile>, access: Access, buffer: Buffer) -> ReadOp {
-    ReadOp { extent: number, source, access, buffer, offset: 0, position: 0, len: 0, filled: 0, stalls: 0 }
-}
-
 /// What a read by way of a slot fills in the end, if that is a region; else the place stays the piece's.
 fn put_aside(piece: &mut Piece, place: Option<Place>) -> Vec<WriteRegion> {
     match place {
@@ -654,7 +650,7 @@ fn read_error(member: &Arc<dyn Member>, reading: &Reading, op: &ReadOp, source: 
     {
         return changed;
     }
-    let range = ByteRange::new(reading.range.start() + op.filled, reading.range.end());
+    let range = ByteRange::new(reading.range.start() + op.progress.filled, reading.range.end());
     Error::Io {
         operation: "read",
         path: op.source.path().to_owned(),
