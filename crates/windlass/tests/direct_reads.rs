@@ -86,7 +86,8 @@ impl OnDisk {
         let memory = DirectBuffer::new(&Device::open(0)?, len + SHIFT)?;
         let told = match customer {
             Customer::Reader => {
-                let options = ReaderOptions { route, chunk_bytes: CHUNK, faults, ..ReaderOptions::default() };
+                let options = ReaderOptions::default().route(route).chunk_bytes(CHUNK);
+                let options = faults.into_iter().fold(options, ReaderOptions::faults);
                 let reader = Reader::new(&options)?;
                 let range = ByteRange::at(data.start as u64, len).unwrap();
                 // SAFETY: within the buffer, which outlives the batch.
@@ -96,7 +97,8 @@ impl OnDisk {
                 wait(batch)?
             }
             Customer::Fill => {
-                let options = LoadOptions { route, chunk_bytes: CHUNK, faults, ..LoadOptions::default() };
+                let options = LoadOptions::default().route(route).chunk_bytes(CHUNK);
+                let options = faults.into_iter().fold(options, LoadOptions::faults);
                 let checkpoint = Checkpoint::open(&[&self.path])?;
                 let requests = Selection::all().resolve(checkpoint.catalog())?;
                 let targets = requests.into_iter().map(|request| {
@@ -314,7 +316,7 @@ fn routes_past_the_host_do_not_lead_to_the_host() {
     let _stand_in = Turn::take();
     let Some(file) = OnDisk::new() else { return };
     for route in [Route::Gds, Route::GdsCompat] {
-        let reader = Reader::new(&ReaderOptions { route, ..ReaderOptions::default() }).unwrap();
+        let reader = Reader::new(&ReaderOptions::default().route(route)).unwrap();
         let open = ReadFile::open(&file.path).unwrap();
         let request = ReadRequest::new(&open, ByteRange::at(0, 4096).unwrap(), Target::memory());
         let batch = reader.submit([request], Priority::Demand).unwrap();
@@ -353,7 +355,7 @@ fn rows_of_a_tensor_are_packed_past_the_host() {
             address: memory.address() + SHIFT,
             len_bytes: rows * width,
         };
-        let options = LoadOptions { route, chunk_bytes: CHUNK, ..LoadOptions::default() };
+        let options = LoadOptions::default().route(route).chunk_bytes(CHUNK);
         let told = fill(&checkpoint, &[target], &options).unwrap();
         assert!(told.bytes_by(|own| own.via.is_none()) > 0, "{}", told.text);
         let mut seen = vec![0; (rows * width + SHIFT) as usize];

@@ -1,7 +1,21 @@
 //! What carries operations: a ring, a pool's thread, a copy from the page cache. One thread owns a lane.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
-use std::{io, task::Waker};
+mod blocking;
+mod cached;
+#[cfg(feature = "fault-injection")]
+pub mod fault;
+mod outcome;
+#[cfg(target_os = "linux")]
+mod ring;
+
+pub use blocking::{BlockingLane, BlockingRead, Pread};
+pub use cached::CachedCopy;
+pub use outcome::{Outcome, Progress};
+#[cfg(target_os = "linux")]
+pub use ring::{UringLane, open_ring};
+
+use std::{fs::File, io, task::Waker};
 
 /// An operation that came back: how many bytes it moved, or why it moved none.
 #[derive(Debug)]
@@ -71,4 +85,29 @@ impl<T> Lane<T> for NoLane<T> {
         done.extend(self.0.take().map(|op| Done { op, result: Err(io::ErrorKind::Unsupported.into()) }));
         Ok(())
     }
+}
+
+/// What the next attempt of an operation reads, and where to.
+#[derive(Debug)]
+pub struct FileRead<'a> {
+    /// The file.
+    pub file: &'a File,
+    /// Offset of the first byte.
+    pub offset: u64,
+    /// The memory that is filled.
+    pub target: &'a mut [u8],
+}
+
+/// An operation that reads a file into host memory that it owns.
+///
+/// # Safety
+/// The file that [`next_read`](Self::next_read) gives stays open, and the memory stays valid and where it is, until the
+/// operation is dropped, also while it is moved. Nothing else reads or writes that memory until then.
+#[allow(unsafe_code)]
+pub unsafe trait ReadsFile {
+    /// What is read next.
+    ///
+    /// # Errors
+    /// Why it cannot be read: the file is not open for it, or the memory is too short.
+    fn next_read(&mut self) -> io::Result<FileRead<'_>>;
 }

@@ -8,7 +8,7 @@ use crate::{
     catalog::OpenFile,
     memory::limits,
     parallel,
-    route::{SourceFile, Unavailable, UringLane},
+    route::{ReadOp, SourceFile, Unavailable, UringLane},
     sys::{block_device, files, machine, numa},
 };
 use bytesize::ByteSize;
@@ -101,7 +101,7 @@ fn kernel() -> Check {
 }
 
 fn io_uring() -> Check {
-    match UringLane::new(8) {
+    match UringLane::<ReadOp>::new(8) {
         Ok(_) => ok("io_uring", "rings can be made"),
         Err(Unavailable { reason, fix }) => {
             slower("io_uring", format!("{reason}; threads serve instead"), fix)

@@ -7,7 +7,9 @@ use crate::{
     memory::Slot,
     parallel::thread_named,
     report::Refusal,
-    route::{Access, Buffer, DirectIo, Done, Lane, Outcome, ReadOp, Unavailable, member::no_direct_reads},
+    route::{
+        Access, Buffer, DirectIo, Done, Outcome, ReadLane, ReadOp, Unavailable, member::no_direct_reads,
+    },
 };
 use std::{io, thread, time::Instant};
 use windlass_io::file::{Residency, is_transient};
@@ -122,7 +124,8 @@ fn settle_cached(
         Err(_) => 0,
     };
     if count as u64 == whole {
-        job.account(&mut op, name, count, whole);
+        op.progress.filled = whole;
+        job.account(&op, name, count, 0);
         return complete(job, op);
     }
     // The cache ends here: the rest is cold. Staged extents start over rather than hold a slot while they wait.
@@ -130,7 +133,8 @@ fn settle_cached(
         Buffer::Staged { slot, .. } | Buffer::SharedStaging { slot, .. } => *slot = None,
         // Direct reads go on at a whole block.
         Buffer::InPlace(_) if count > 0 => {
-            job.account(&mut op, name, count, Alignment::BLOCK.down(count as u64));
+            op.progress.filled = Alignment::BLOCK.down(count as u64);
+            job.account(&op, name, count, 0);
         }
         Buffer::InPlace(_) => {}
     }
@@ -146,7 +150,7 @@ fn hand_over_cold(job: &Job, op: ReadOp, route: usize) -> bool {
             job.fail(error);
             return false;
         }
-        let offset = job.extent(&op).read.start() + op.filled;
+        let offset = job.extent(&op).read.start() + op.progress.filled;
         let tensor = job.tensor_name(&op).map(|tensor| format!(" (tensor '{tensor}')")).unwrap_or_default();
         let reason = format!("the page cache does not hold byte {offset}{tensor}");
         let why = Unavailable::new(reason, "run 'windlass warm' first, or choose route auto");
@@ -163,7 +167,7 @@ fn hand_over_cold(job: &Job, op: ReadOp, route: usize) -> bool {
 
 /// Keeps a lane full until its queue is empty for good or the load is over. Gives the reason if the route gives up, with
 /// reads left for others.
-fn drive(job: &Job, mut lane: Box<dyn Lane>, mut window: Window, route: usize) -> Option<Unavailable> {
+fn drive(job: &Job, mut lane: Box<ReadLane>, mut window: Window, route: usize) -> Option<Unavailable> {
     let own = &job.routes[route];
     let mut done = Vec::new();
     let mut refused = None;
@@ -266,7 +270,7 @@ fn settle(job: &Job, mut op: ReadOp, result: io::Result<usize>, route: &LoadRout
     let whole = job.extent(&op).read.len();
     let (name, any_bytes) = (route.member.route(), route.member.reads_any_bytes());
     let outcome =
-        op.outcome(whole, result, any_bytes, |op, count, filled| job.account(op, name, count, filled));
+        op.outcome(whole, result, any_bytes, |op, count, before| job.account(op, name, count, before));
     if outcome.is_short() {
         job.note_short_read();
         if let Err(error) = job.check_unchanged(&op) {
@@ -338,11 +342,11 @@ fn read_error(job: &Job, op: &ReadOp, source: io::Error, route: &LoadRoute) -> E
         return changed;
     }
     let tensor = job.tensor_name(op);
-    let range = crate::ByteRange::new(extent.read.start() + op.filled, extent.read.end());
+    let range = crate::ByteRange::new(extent.read.start() + op.progress.filled, extent.read.end());
     Error::Io { operation: "read", path: op.source.path().to_owned(), tensor, range, source }
 }
 
-fn with_faults(job: &Job, lane: Box<dyn Lane>) -> Box<dyn Lane> {
+fn with_faults(job: &Job, lane: Box<ReadLane>) -> Box<ReadLane> {
     #[cfg(feature = "fault-injection")]
     if let Some(faults) = &job.faults {
         return faults.wrap(lane);

@@ -241,7 +241,7 @@ impl Job {
     /// The name of the tensor that a read has got to.
     pub(super) fn tensor_name(&self, op: &ReadOp) -> Option<String> {
         let extent = self.extent(op);
-        self.tensor_name_at(extent, extent.read.start() + op.filled)
+        self.tensor_name_at(extent, extent.read.start() + op.progress.filled)
     }
 
     fn tensor_name_at(&self, extent: &Extent, offset: u64) -> Option<String> {
@@ -262,13 +262,12 @@ impl Job {
         })
     }
 
-    /// `op` got as far as byte `filled` of its extent, `read` bytes of it by this carrier.
-    pub(super) fn account(&self, op: &mut ReadOp, route: Route, read: usize, filled: u64) {
+    /// `op` got further than byte `before` of its extent, by `read` bytes that this route has read.
+    pub(super) fn account(&self, op: &ReadOp, route: Route, read: usize, before: u64) {
         let extent = self.extent(op);
-        let window =
-            ByteRange::new(extent.read.start() + op.filled, extent.read.start() + filled).unwrap_or_default();
+        let start = extent.read.start();
+        let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
         let delivered: u64 = self.plan.delivered_bytes(extent, window);
-        op.filled = filled;
         self.tensor_bytes_done.fetch_add(delivered, Ordering::Relaxed);
         let onward = match (&self.sink, &op.buffer) {
             (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. }) if slot.device_address().is_none() => {
@@ -291,15 +290,14 @@ impl Job {
     /// What `route` has brought of `op` is of no use: its read begins again.
     pub(super) fn take_back(&self, op: &mut ReadOp, route: Route) {
         let extent = self.extent(op);
-        let window = ByteRange::at(extent.read.start(), op.filled).unwrap_or_default();
+        let window = ByteRange::at(extent.read.start(), op.progress.filled).unwrap_or_default();
         let delivered = self.plan.delivered_bytes(extent, window);
         self.tensor_bytes_done.fetch_sub(delivered, Ordering::Relaxed);
         let mut carriers = lock(&self.carriers);
         if let Some(own) = carriers.iter_mut().find(|own| own.route == route && own.access == op.access) {
             own.tensor_bytes = own.tensor_bytes.saturating_sub(delivered);
         }
-        op.filled = 0;
-        op.stalls = 0;
+        op.begin_again();
     }
 
     /// All bytes of `op` are there: they become parts of tensors, and tensors that are whole are posted.

@@ -204,7 +204,7 @@ impl<'a> Opening<'a> {
                 other => other,
             };
             let access = access[file].unwrap_or(Access::Direct);
-            reads.push((takers, read(position, extent, &sources[file], access, buffer)));
+            reads.push((takers, ReadOp::new(position, sources[file].clone(), access, buffer)));
         }
         Ok(Assigned { routes, reads, refused })
     }
@@ -346,25 +346,4 @@ pub(super) struct Assigned {
     pub(super) routes: Vec<LoadRoute>,
     pub(super) reads: Vec<(Takers, ReadOp)>,
     pub(super) refused: Vec<Refusal>,
-}
-
-/// The read of the extent at `position`, nothing of which is there yet.
-fn read(
-    position: usize,
-    extent: &Extent,
-    source: &Arc<SourceFile>,
-    access: Access,
-    buffer: Buffer,
-) -> ReadOp {
-    ReadOp {
-        extent: position,
-        source: source.clone(),
-        access,
-        buffer,
-        offset: extent.read.start(),
-        position: 0,
-        len: 0,
-        filled: 0,
-        stalls: 0,
-    }
 }

@@ -16,7 +16,7 @@ use crate::{
     parallel::{lock, thread_named},
     report::Refusal,
     route::{
-        Access, Lane, SourceFile, Unavailable,
+        Access, ReadLane, SourceFile, Unavailable,
         member::{Landing, Member},
         registry::{NotOpened, ROUTES},
     },
@@ -336,7 +336,7 @@ impl Shared {
         Some(Error::Io { operation: "read", path, tensor, range, source: io::Error::other(reason) })
     }
 
-    pub(super) fn with_faults(&self, lane: Box<dyn Lane>) -> Box<dyn Lane> {
+    pub(super) fn with_faults(&self, lane: Box<ReadLane>) -> Box<ReadLane> {
         #[cfg(feature = "fault-injection")]
         if let Some(faults) = &self.options.faults {
             return faults.wrap(lane);

@@ -14,7 +14,7 @@ use crate::{
     plan::{self, Runs, Transfer},
     report::{Carrier, Onward, Refusal},
     route::{
-        Access, Buffer, Done, Lane, Outcome, ReadOp, SourceFile, Unavailable,
+        Access, Buffer, Done, Outcome, ReadLane, ReadOp, SourceFile, Unavailable,
         member::{Landing, Member, no_direct_reads},
     },
 };
@@ -52,7 +52,7 @@ struct Lanes<'a> {
 
 /// A lane of a route.
 struct RouteLane {
-    lane: Box<dyn Lane>,
+    lane: Box<ReadLane>,
     member: Arc<dyn Member>,
 }
 
@@ -177,7 +177,7 @@ impl executor::Carrier<Reads> for Worker<'_> {
 
 impl<'a> Worker<'a> {
     /// Serves the queue with a lane of `member`, until it is closed.
-    pub(super) fn run(shared: &'a Shared, member: Arc<dyn Member>, lane: Box<dyn Lane>) {
+    pub(super) fn run(shared: &'a Shared, member: Arc<dyn Member>, lane: Box<ReadLane>) {
         let cached = shared.cached.clone().and_then(|member| {
             let lane = shared.with_faults(member.lane(1).ok()?);
             Some(RouteLane { lane, member })
@@ -255,7 +255,7 @@ impl<'a> Worker<'a> {
                 (Buffer::Staged { slot: Some(slot), pieces }, range)
             }
         };
-        let mut op = new_read(source, access, buffer);
+        let mut op = ReadOp::new(0, source, access, buffer);
         op.aim(range);
         Begun::Reading(Reading { taken, range, carriers, member }, op)
     }
@@ -346,7 +346,7 @@ impl<'a> Worker<'a> {
                 }
             }
         };
-        let mut op = new_read(source.clone(), Access::Buffered, buffer);
+        let mut op = ReadOp::new(0, source.clone(), Access::Buffered, buffer);
         op.aim(range);
         let mut reading = Reading { taken, range, carriers: Vec::new(), member: self.main.clone() };
         let copied = self.cached.as_mut().and_then(|RouteLane { lane, member }| {
@@ -362,9 +362,10 @@ impl<'a> Worker<'a> {
         // If it failed, the route that reads from the device will see what is wrong, if anything is.
         let count = result.unwrap_or(0);
         if count > 0 {
-            reading.account(&mut op, route, count, count as u64);
+            op.progress.filled = count as u64;
+            reading.account(&op, route, count, 0);
         }
-        if op.filled == range.len() {
+        if op.progress.filled == range.len() {
             complete(self.shared, reading, op);
             return Err(Begun::Ended);
         }
@@ -392,8 +393,8 @@ impl<'a> Worker<'a> {
             return hand_over(reading, op, why);
         }
         let (route, whole) = (member.route(), reading.range.len());
-        let outcome = op.outcome(whole, result, member.reads_any_bytes(), |op, count, filled| {
-            reading.account(op, route, count, filled);
+        let outcome = op.outcome(whole, result, member.reads_any_bytes(), |op, count, before| {
+            reading.account(op, route, count, before);
         });
         let batch = reading.taken.piece.batch();
         if outcome.is_short() {
@@ -465,11 +466,10 @@ impl Reading {
         Next::Carry(taken.into_flight(Some(InLane { op: Some(op), range, carriers, member })))
     }
 
-    /// `op` got as far as byte `filled` of what is read, `read` bytes of it by this route.
-    fn account(&mut self, op: &mut ReadOp, route: crate::Route, read: usize, filled: u64) {
+    /// `op` got further than byte `before` of what is read, by `read` bytes that this route has read.
+    fn account(&mut self, op: &ReadOp, route: crate::Route, read: usize, before: u64) {
         let start = self.range.start();
-        let window = ByteRange::new(start + op.filled, start + filled).unwrap_or_default();
-        op.filled = filled;
+        let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
         let delivered = window.intersection(self.taken.piece.wanted).unwrap_or_default();
         let counted = &self.taken.piece.of().counted;
         let onward = match (&self.taken.piece.place, &op.buffer) {
@@ -642,10 +642,6 @@ fn part(slot: &mut Slot, skip: u64, len: u64) -> Result<Cow<'_, [u8]>> {
     bytes.map(Cow::Borrowed).ok_or_else(|| Error::Internal("a piece does not fit its slot".into()))
 }
 
-fn new_read(source: Arc<SourceFile>, access: Access, buffer: Buffer) -> ReadOp {
-    ReadOp { extent: 0, source, access, buffer, offset: 0, position: 0, len: 0, filled: 0, stalls: 0 }
-}
-
 /// What a read by way of a slot fills in the end, if that is a region; else the place stays the piece's.
 fn put_aside(piece: &mut Piece, place: Option<Place>) -> Vec<WriteRegion> {
     match place {
@@ -694,7 +690,7 @@ fn read_error(member: &Arc<dyn Member>, reading: &Reading, op: &ReadOp, source: 
     {
         return changed;
     }
-    let range = ByteRange::new(reading.range.start() + op.filled, reading.range.end());
+    let range = ByteRange::new(reading.range.start() + op.progress.filled, reading.range.end());
     Error::Io {
         operation: "read",
         path: op.source.path().to_owned(),

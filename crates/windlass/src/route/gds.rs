@@ -323,14 +323,14 @@ pub(crate) fn reads_through_host(device: &Device) -> Option<u64> {
 #[derive(Debug)]
 pub(crate) struct CuFileRead;
 
-impl BlockingRead for CuFileRead {
+impl BlockingRead<ReadOp> for CuFileRead {
     fn read(&self, op: &mut ReadOp) -> io::Result<usize> {
         let file = op.source.cufile().map_err(|why| io::Error::other(why.to_string()))?;
         let no_room = || io::Error::other("a read does not fit its slot");
         let Buffer::Staged { slot: Some(slot), .. } = &op.buffer else { return Err(no_room()) };
-        let fits = op.position.checked_add(op.len).is_some_and(|end| end <= slot.len());
+        let fits = op.progress.position.checked_add(op.progress.len).is_some_and(|end| end <= slot.len());
         let (buffer, start) = slot.direct_buffer().filter(|_| fits).ok_or_else(no_room)?;
-        file.read_at(buffer, start + op.position as u64, op.len, op.offset)
+        file.read_at(buffer, start + op.progress.position as u64, op.progress.len, op.progress.offset)
     }
 }
 

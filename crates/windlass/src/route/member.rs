@@ -1,7 +1,7 @@
 //! What a route says of itself, so that loads and readers use it without knowing it.
 #![forbid(unsafe_code)]
 
-use super::{Access, DirectIo, Lane, ReadOp, Route, SourceFile, Unavailable, UsrbioClient};
+use super::{Access, DirectIo, ReadLane, ReadOp, Route, SourceFile, Unavailable, UsrbioClient};
 use crate::{device::Device, memory::Slots, report::Refusal};
 use std::{fmt, io, path::PathBuf, sync::Arc};
 
@@ -81,7 +81,7 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Why there is none.
-    fn lane(&self, depth: usize) -> Result<Box<dyn Lane>, Unavailable>;
+    fn lane(&self, depth: usize) -> Result<Box<ReadLane>, Unavailable>;
 
     /// How much a load gives it to do at once.
     fn share(&self, demand: &Demand<'_>) -> Share;

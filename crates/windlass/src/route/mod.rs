@@ -8,48 +8,42 @@
 //! `outcome` says what a completion means, once for all backends and for loads and readers.
 
 mod allowance;
-mod blocking;
-mod cached;
-#[cfg(feature = "fault-injection")]
-pub mod fault;
 pub(crate) mod gds;
 pub(crate) mod member;
 mod members;
 mod mounts;
-mod outcome;
 pub(crate) mod registry;
-mod ring;
 mod source;
-mod threads;
 mod threefs;
 pub(crate) mod threefs_client;
-mod uring;
 mod usrbio;
 
-pub(crate) use blocking::{BlockingLane, BlockingRead};
-pub(crate) use cached::CachedCopy;
 pub(crate) use gds::CuFileRead;
 pub use gds::{DirectProof, plausible as direct_path_is_plausible};
-pub(crate) use outcome::Outcome;
-pub use ring::open_ring;
 pub(crate) use source::SourceFile;
-pub(crate) use threads::Pread;
 pub(crate) use threefs::OpenMount;
 pub use threefs::{mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
 pub use threefs_client::Client as UsrbioClient;
-pub(crate) use uring::UringLane;
 pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 pub use windlass_device::Unavailable;
 pub use windlass_io::file::{
     DirectFile as PastCache, FileUse, is_remote, open_direct as open_past_cache, ring_refusal,
 };
+#[cfg(feature = "fault-injection")]
+pub use windlass_io::lane::fault;
+pub use windlass_io::lane::open_ring;
+pub(crate) use windlass_io::lane::{
+    BlockingLane, BlockingRead, CachedCopy, Lane, Outcome, Pread, Progress, UringLane,
+};
 
 use crate::{
+    ByteRange,
     memory::{Slot, WriteRegion},
     report::Refusal,
 };
 use serde::{Deserialize, Serialize};
 use std::{fmt, io, str::FromStr, sync::Arc};
+use windlass_io::lane::{FileRead, ReadsFile};
 
 /// A way for bytes to get from storage to memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -227,16 +221,7 @@ pub(crate) struct ReadOp {
     pub(crate) source: Arc<SourceFile>,
     pub(crate) access: Access,
     pub(crate) buffer: Buffer,
-    /// Offset in the file of the next read.
-    pub(crate) offset: u64,
-    /// Where in the buffer its first byte goes.
-    pub(crate) position: usize,
-    /// Bytes to read. May go past the end of the file: direct reads take whole blocks.
-    pub(crate) len: usize,
-    /// Bytes of the extent that are there, counted from its start.
-    pub(crate) filled: u64,
-    /// Reads in a row that made no progress.
-    pub(crate) stalls: u32,
+    pub(crate) progress: Progress,
 }
 
 /// The memory of a [`ReadOp`].
@@ -251,58 +236,89 @@ pub(crate) enum Buffer {
 }
 
 impl ReadOp {
-    /// The memory that the next read fills.
-    pub(crate) fn target(&mut self) -> io::Result<&mut [u8]> {
-        let bytes = match &mut self.buffer {
-            Buffer::InPlace(region) => region.as_mut_slice(),
-            Buffer::Staged { slot: Some(slot), .. } => slot.as_mut_slice(),
-            Buffer::Staged { slot: None, .. } | Buffer::SharedStaging { .. } => &mut [],
-        };
-        let end = self.position.checked_add(self.len);
-        end.and_then(|end| bytes.get_mut(self.position..end))
-            .ok_or_else(|| io::Error::other("a read does not fit its buffer"))
+    /// A read of an extent, nothing of which is there yet.
+    pub(crate) fn new(extent: usize, source: Arc<SourceFile>, access: Access, buffer: Buffer) -> Self {
+        Self { extent, source, access, buffer, progress: Progress::default() }
     }
 
-    /// Overwrites what a read has brought, but for its first `kept` bytes.
-    #[cfg(feature = "fault-injection")]
+    /// Nothing of it is there any more.
+    pub(crate) fn begin_again(&mut self) {
+        self.progress = Progress::default();
+    }
+
+    /// Points the next attempt at the bytes of `read` that are missing.
+    pub(crate) fn aim(&mut self, read: ByteRange) {
+        self.progress.aim(read, self.access == Access::Direct);
+    }
+
+    /// What came of an attempt to read `whole` bytes, by a route that may read any bytes or whole blocks alone. `account`
+    /// is told how many bytes it brought, and how many were there before.
+    pub(crate) fn outcome(
+        &mut self,
+        whole: u64,
+        result: io::Result<usize>,
+        reads_any_bytes: bool,
+        account: impl FnOnce(&Self, usize, u64),
+    ) -> Outcome {
+        let (before, count) = (self.progress.filled, result.as_ref().map_or(0, |&count| count));
+        let outcome = self.progress.outcome(whole, result, self.access == Access::Direct && !reads_any_bytes);
+        if self.progress.filled > before {
+            account(self, count, before);
+        }
+        outcome
+    }
+}
+
+/// The part of a buffer that an attempt fills.
+fn target(buffer: &mut Buffer, progress: Progress) -> io::Result<&mut [u8]> {
+    let bytes = match buffer {
+        Buffer::InPlace(region) => region.as_mut_slice(),
+        Buffer::Staged { slot: Some(slot), .. } => slot.as_mut_slice(),
+        Buffer::Staged { slot: None, .. } | Buffer::SharedStaging { .. } => &mut [],
+    };
+    let end = progress.position.checked_add(progress.len);
+    end.and_then(|end| bytes.get_mut(progress.position..end))
+        .ok_or_else(|| io::Error::other("a read does not fit its buffer"))
+}
+
+// SAFETY: the operation holds the source, which keeps its files open, and the region or slot that it writes to, which is
+// its alone until it is dropped and does not move with it.
+#[allow(unsafe_code)]
+unsafe impl ReadsFile for ReadOp {
+    fn next_read(&mut self) -> io::Result<FileRead<'_>> {
+        let file = match self.access {
+            Access::Direct => self.source.direct_file()?,
+            Access::Buffered => self.source.buffered_file(),
+        };
+        let target = target(&mut self.buffer, self.progress)?;
+        Ok(FileRead { file, offset: self.progress.offset, target })
+    }
+}
+
+#[cfg(feature = "fault-injection")]
+impl fault::Spoil for ReadOp {
+    fn offset(&self) -> u64 {
+        self.progress.offset
+    }
+
     fn spoil(&mut self, kept: usize, pattern: u8) {
-        let (start, len) = (self.position + kept, self.len.saturating_sub(kept));
+        let Progress { position, len, .. } = self.progress;
+        let (start, len) = (position + kept, len.saturating_sub(kept));
         if let Buffer::SharedStaging { slot: Some(slot), .. } | Buffer::Staged { slot: Some(slot), .. } =
             &mut self.buffer
         {
             // Other memory is overwritten below.
             let _ = slot.copy_from(start, &vec![pattern; len]);
         }
-        if let Ok(target) = self.target() {
+        if let Ok(target) = target(&mut self.buffer, self.progress) {
             target[kept..].fill(pattern);
         }
     }
 }
 
+/// A queue of reads with one owner. They are of 64 KiB and more, so that a call through a table of functions is not worth an
+/// enum.
+pub(crate) type ReadLane = dyn Lane<ReadOp>;
+
 /// A read that ended: how many bytes came, or why none did.
-#[derive(Debug)]
-pub(crate) struct Done {
-    pub(crate) op: ReadOp,
-    pub(crate) result: io::Result<usize>,
-}
-
-/// A queue of reads with one owner. Reads complete in any order. They are of 64 KiB and more, so that a call through a
-/// table of functions is not worth an enum.
-pub(crate) trait Lane {
-    /// Reads that may be in flight at once.
-    fn capacity(&self) -> usize;
-
-    /// Reads that should be in flight now, at most its capacity.
-    fn allowed(&self) -> usize {
-        self.capacity()
-    }
-
-    /// Reads that were pushed and have not come back.
-    fn in_flight(&self) -> usize;
-
-    /// Takes a read on. Only while `in_flight() < capacity()`.
-    fn push(&mut self, op: ReadOp);
-
-    /// Waits until at least one read is done and appends those that are. Returns at once if none is in flight.
-    fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()>;
-}
+pub(crate) type Done = windlass_io::lane::Done<ReadOp>;

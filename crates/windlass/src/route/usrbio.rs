@@ -103,11 +103,18 @@ impl UsrbioLane {
         let file = self.files.get(op.source.inode());
         let file = file.ok_or_else(|| io::Error::other("the file was not opened for USRBIO"))?;
         // Whole blocks go past the end of the file; asking for that would make the client look for the end.
-        let left = usize::try_from(op.source.len().saturating_sub(op.offset)).unwrap_or(usize::MAX);
-        let len = op.len.min(left);
+        let left = usize::try_from(op.source.len().saturating_sub(op.progress.offset)).unwrap_or(usize::MAX);
+        let len = op.progress.len.min(left);
         let slot = op.buffer.slot().and_then(Slot::lend);
         let slot = slot.ok_or_else(|| io::Error::other("a read by USRBIO has no shared memory"))?;
-        Ok(Transfer { file, offset: op.offset, len, slot, slot_offset: op.position, token: token as u64 })
+        Ok(Transfer {
+            file,
+            offset: op.progress.offset,
+            len,
+            slot,
+            slot_offset: op.progress.position,
+            token: token as u64,
+        })
     }
 
     fn offer(&mut self, transfer: Transfer) {
@@ -144,7 +151,7 @@ impl UsrbioLane {
     }
 }
 
-impl Lane for UsrbioLane {
+impl Lane<ReadOp> for UsrbioLane {
     fn capacity(&self) -> usize {
         self.reads.len()
     }

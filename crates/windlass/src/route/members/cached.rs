@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::route::{
-    Access, BlockingLane, CachedCopy, DirectIo, Lane, Route, SourceFile, Unavailable,
+    Access, BlockingLane, CachedCopy, DirectIo, ReadLane, Route, SourceFile, Unavailable,
     member::{Demand, Member, Share, Wanted},
     registry::NotOpened,
 };
@@ -44,7 +44,7 @@ impl Member for Cached {
         }
     }
 
-    fn lane(&self, _: usize) -> Result<Box<dyn Lane>, Unavailable> {
+    fn lane(&self, _: usize) -> Result<Box<ReadLane>, Unavailable> {
         Ok(Box::new(BlockingLane::new(CachedCopy)))
     }
 

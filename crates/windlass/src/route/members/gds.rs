@@ -7,7 +7,7 @@ use crate::{
     memory::{SlotKind, Slots},
     parallel::lock,
     route::{
-        Access, BlockingLane, CuFileRead, DirectIo, Lane, ReadOp, Route, SourceFile, Unavailable, gds,
+        Access, BlockingLane, CuFileRead, DirectIo, ReadLane, ReadOp, Route, SourceFile, Unavailable, gds,
         member::{ALONE, Demand, Landing, Member, Share, Wanted},
         registry::NotOpened,
     },
@@ -112,7 +112,7 @@ impl Member for CuFile {
         found.map(|()| true)
     }
 
-    fn lane(&self, _: usize) -> Result<Box<dyn Lane>, Unavailable> {
+    fn lane(&self, _: usize) -> Result<Box<ReadLane>, Unavailable> {
         Ok(Box::new(BlockingLane::new(CuFileRead)))
     }
 
@@ -160,7 +160,7 @@ impl Member for CuFile {
 
     fn gives_up(&self, op: &ReadOp, result: &io::Result<usize>) -> Option<Unavailable> {
         match result {
-            Err(error) if !self.is_named && (!is_transient(error) || op.is_out_of_patience()) => {
+            Err(error) if !self.is_named && (!is_transient(error) || op.progress.is_out_of_patience()) => {
                 Some(Unavailable::new(error.to_string(), "see 'windlass doctor'"))
             }
             _ => None,

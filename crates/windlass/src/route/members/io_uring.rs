@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::route::{
-    Access, Lane, Route, SourceFile, Unavailable, UringLane,
+    Access, ReadLane, Route, SourceFile, Unavailable, UringLane,
     member::{ALONE, Demand, Landing, Member, Share, Wanted},
     registry::NotOpened,
 };
@@ -43,7 +43,7 @@ impl Member for Rings {
         }
     }
 
-    fn lane(&self, depth: usize) -> Result<Box<dyn Lane>, Unavailable> {
+    fn lane(&self, depth: usize) -> Result<Box<ReadLane>, Unavailable> {
         if self.is_inline && !self.is_named {
             return Err(Unavailable::new(ALONE, ""));
         }

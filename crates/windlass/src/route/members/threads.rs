@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::route::{
-    Access, BlockingLane, Lane, Pread, Route, SourceFile, Unavailable,
+    Access, BlockingLane, Pread, ReadLane, Route, SourceFile, Unavailable,
     member::{Demand, Member, Share, Wanted},
     registry::NotOpened,
 };
@@ -31,7 +31,7 @@ impl Member for Threads {
         Ok(true)
     }
 
-    fn lane(&self, _: usize) -> Result<Box<dyn Lane>, Unavailable> {
+    fn lane(&self, _: usize) -> Result<Box<ReadLane>, Unavailable> {
         Ok(Box::new(BlockingLane::new(Pread)))
     }
 

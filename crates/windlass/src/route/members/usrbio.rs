@@ -8,7 +8,7 @@ use crate::{
     parallel::lock,
     report::Refusal,
     route::{
-        Access, DirectIo, Lane, OpenMount, Route, SourceFile, Unavailable, UsrbioClient, UsrbioFiles,
+        Access, DirectIo, OpenMount, ReadLane, Route, SourceFile, Unavailable, UsrbioClient, UsrbioFiles,
         UsrbioLane, host_rings, is_daemon_lost,
         member::{ALONE, Demand, Landing, Member, Share, Wanted},
         registry::NotOpened,
@@ -94,7 +94,7 @@ impl Member for Usrbio {
         Ok(true)
     }
 
-    fn lane(&self, depth: usize) -> Result<Box<dyn Lane>, Unavailable> {
+    fn lane(&self, depth: usize) -> Result<Box<ReadLane>, Unavailable> {
         let ready = lock(&self.lanes).pop();
         Ok(Box::new(ready.map_or_else(|| self.mount.lane(self.files.clone(), depth), Ok)?))
     }

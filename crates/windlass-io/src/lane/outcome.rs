@@ -1,10 +1,11 @@
 //! What a read that ended asks for next: decided here once, for all backends and for all who read.
 #![forbid(unsafe_code)]
 
-use super::{Access, ReadOp};
-use crate::{Alignment, ByteRange};
+use crate::{
+    Alignment, ByteRange,
+    file::{is_refusal_of_direct, is_transient},
+};
 use std::{io, thread, time::Duration};
-use windlass_io::file::{is_refusal_of_direct, is_transient};
 
 /// Reads in a row without progress before an error is final.
 const MAX_STALLS: u32 = 100;
@@ -15,7 +16,7 @@ const AGAIN_PAUSE: Duration = Duration::from_millis(1);
 
 /// What came of one read.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// All bytes are there.
     Complete,
     /// Some came; read on.
@@ -35,7 +36,7 @@ pub(crate) enum Outcome {
 
 impl Outcome {
     /// Whether fewer bytes came than were asked for, which a file that has changed would explain.
-    pub(crate) fn is_short(&self) -> bool {
+    pub fn is_short(&self) -> bool {
         match self {
             Self::Short | Self::DirectEndsEarly { .. } => true,
             Self::Failed(error) => error.kind() == io::ErrorKind::UnexpectedEof,
@@ -44,14 +45,26 @@ impl Outcome {
     }
 }
 
-impl ReadOp {
-    /// Points the next read at the bytes of `read` that are missing.
-    pub(crate) fn aim(&mut self, read: ByteRange) {
-        let block = match self.access {
-            Access::Direct => Alignment::BLOCK,
-            Access::Buffered => Alignment::BYTE,
-        };
-        // Direct reads begin again at the block that is not whole, and take whole blocks: there is room for them.
+/// How far a read has come, and what its next attempt asks for, once it was [aimed](Self::aim).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Offset in the file of the next attempt.
+    pub offset: u64,
+    /// Where in the buffer its first byte goes.
+    pub position: usize,
+    /// Bytes to read. May go past the end of the file: direct reads take whole blocks.
+    pub len: usize,
+    /// Bytes that are there, counted from the start of the read.
+    pub filled: u64,
+    /// Attempts in a row that made no progress.
+    stalls: u32,
+}
+
+impl Progress {
+    /// Points the next attempt at the bytes of `read` that are missing. It begins and ends at blocks if `takes_blocks`:
+    /// there must be room for them.
+    pub fn aim(&mut self, read: ByteRange, takes_blocks: bool) {
+        let block = if takes_blocks { Alignment::BLOCK } else { Alignment::BYTE };
         let start = block.down(self.filled);
         let len = read.len() - start;
         self.offset = read.start() + start;
@@ -59,16 +72,9 @@ impl ReadOp {
         self.len = block.up(len).unwrap_or(len) as usize;
     }
 
-    /// What came of a read of which `whole` bytes are wanted, by a route that may read any bytes or whole blocks alone.
-    /// `account` is told how many bytes it brought and how many are there then, which it must note in `filled`.
-    pub(crate) fn outcome(
-        &mut self,
-        whole: u64,
-        result: io::Result<usize>,
-        reads_any_bytes: bool,
-        account: impl FnOnce(&mut Self, usize, u64),
-    ) -> Outcome {
-        let is_direct = self.access == Access::Direct && !reads_any_bytes;
+    /// Notes what came of an attempt to read `whole` bytes, of which direct ones bring whole blocks alone, and says what
+    /// that asks for.
+    pub fn outcome(&mut self, whole: u64, result: io::Result<usize>, is_direct: bool) -> Outcome {
         match result {
             Ok(count) => {
                 let reached = (self.position as u64 + count as u64).min(whole);
@@ -77,7 +83,7 @@ impl ReadOp {
                     if is_direct && reached < whole { Alignment::BLOCK.down(reached) } else { reached };
                 if filled > self.filled {
                     self.stalls = 0;
-                    account(self, count, filled);
+                    self.filled = filled;
                 } else {
                     self.stalls += 1;
                 }
@@ -107,8 +113,8 @@ impl ReadOp {
         }
     }
 
-    /// Whether so many reads in a row brought nothing that one more is not worth it.
-    pub(crate) fn is_out_of_patience(&self) -> bool {
+    /// Whether so many attempts in a row brought nothing that one more is not worth it.
+    pub fn is_out_of_patience(&self) -> bool {
         self.stalls >= MAX_STALLS
     }
 }

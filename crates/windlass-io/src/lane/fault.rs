@@ -4,13 +4,14 @@
 //! pattern first, so that code which believes a failed read delivers wrong bytes, not right ones by luck.
 #![forbid(unsafe_code)]
 
-use super::{Done, Lane, ReadOp};
+use super::{Done, Lane};
 use std::{
     io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::Waker,
     time::Duration,
 };
 
@@ -43,7 +44,8 @@ impl FaultScript {
         self.reads.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn wrap(&self, lane: Box<dyn Lane>) -> Box<dyn Lane> {
+    /// Lets a lane fail by this script.
+    pub fn wrap<T: Spoil + 'static>(&self, lane: Box<dyn Lane<T>>) -> Box<dyn Lane<T>> {
         Box::new(FaultyLane { lane, script: self.clone() })
     }
 }
@@ -54,13 +56,22 @@ impl std::fmt::Debug for FaultScript {
     }
 }
 
+/// An operation whose bytes can be overwritten.
+pub trait Spoil {
+    /// Where it begins in its file.
+    fn offset(&self) -> u64;
+
+    /// Overwrites what it has brought, but for the first `kept` bytes.
+    fn spoil(&mut self, kept: usize, pattern: u8);
+}
+
 /// Another lane, with faults.
-struct FaultyLane {
-    lane: Box<dyn Lane>,
+struct FaultyLane<T> {
+    lane: Box<dyn Lane<T>>,
     script: FaultScript,
 }
 
-impl Lane for FaultyLane {
+impl<T: Spoil> Lane<T> for FaultyLane<T> {
     fn capacity(&self) -> usize {
         self.lane.capacity()
     }
@@ -73,16 +84,20 @@ impl Lane for FaultyLane {
         self.lane.in_flight()
     }
 
-    fn push(&mut self, op: ReadOp) {
+    fn push(&mut self, op: T) {
         self.lane.push(op);
     }
 
-    fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+    fn waker(&self) -> Option<Waker> {
+        self.lane.waker()
+    }
+
+    fn submit_and_wait(&mut self, done: &mut Vec<Done<T>>) -> io::Result<()> {
         let before = done.len();
         self.lane.submit_and_wait(done)?;
         for Done { op, result } in &mut done[before..] {
             let number = self.script.reads.fetch_add(1, Ordering::Relaxed);
-            let Some(fault) = (self.script.decide)(number, op.offset) else {
+            let Some(fault) = (self.script.decide)(number, op.offset()) else {
                 continue;
             };
             let (kept, outcome) = match (&fault, &*result) {
