@@ -12,6 +12,7 @@ use std::{
 /// How urgent a batch is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Priority {
     /// Somebody waits for it.
     #[default]

@@ -28,8 +28,10 @@ mod usrbio;
 pub(crate) use blocking::{BlockingLane, BlockingRead};
 pub(crate) use cached::CachedCopy;
 pub(crate) use gds::CuFileRead;
+#[doc(hidden)]
 pub use gds::{DirectProof, plausible as direct_path_is_plausible};
 pub(crate) use outcome::Outcome;
+#[doc(hidden)]
 pub use ring::open_ring;
 pub(crate) use source::SourceFile;
 pub(crate) use threads::Pread;
@@ -38,6 +40,7 @@ pub use threefs::{UsrbioClient, mount_point_of_3fs, mount_points_of_3fs, probe_3
 pub(crate) use uring::UringLane;
 pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 pub use windlass_device::Unavailable;
+#[doc(hidden)]
 pub use windlass_io::file::{
     DirectFile as PastCache, FileUse, is_remote, open_direct as open_past_cache, ring_refusal,
 };
@@ -82,7 +85,7 @@ pub enum Route {
 
 impl Route {
     /// Every route.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: &[Self] = &[
         Self::Auto,
         Self::IoUring,
         Self::Threads,
@@ -167,10 +170,15 @@ impl FromStr for Route {
     type Err = crate::Error;
 
     fn from_str(name: &str) -> crate::Result<Self> {
-        Self::ALL.into_iter().find(|route| route.name() == name).ok_or_else(|| crate::Error::InvalidOption {
-            option: "route",
-            value: name.to_owned(),
-            reason: format!("it is one of {}", Self::ALL.map(Self::name).join(", ")),
+        Self::ALL.iter().copied().find(|route| route.name() == name).ok_or_else(|| {
+            crate::Error::InvalidOption {
+                option: "route",
+                value: name.to_owned(),
+                reason: format!(
+                    "it is one of {}",
+                    Self::ALL.iter().map(|route| route.name()).collect::<Vec<_>>().join(", ")
+                ),
+            }
         })
     }
 }

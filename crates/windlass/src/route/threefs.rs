@@ -22,6 +22,7 @@ use windlass_usrbio::{
 /// Who speaks to the daemon of a 3FS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum UsrbioClient {
     /// The vendor's library if there is one that works, else windlass itself.
     #[default]
