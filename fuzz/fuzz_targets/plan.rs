@@ -80,7 +80,7 @@ fuzz_target!(|input: Input| {
             continue;
         }
         let ranges = tensor.cuts.iter().take(5).map(|&(a, b)| u64::from(a)..u64::from(b)).collect();
-        let request = TensorRequest { tensor: id, slice: TensorSlice::new(ranges) };
+        let request = TensorRequest::new(id, TensorSlice::new(ranges));
         match Plan::new(&catalog, std::slice::from_ref(&request), &options) {
             Ok(_) => requests.push(request),
             Err(PlanError::Slice { .. }) => {}

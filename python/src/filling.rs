@@ -52,7 +52,7 @@ impl Filling {
                 return Err(Error::Internal(format!("tensor '{name}' has no target"))).into_python(py);
             };
             let device = device.parse::<DeviceId>().into_python(py)?;
-            memory.push(FillTarget { request, device, address, len_bytes });
+            memory.push(FillTarget::new(request, device, address, len_bytes));
             owners.push(owner);
             names.push(name);
         }

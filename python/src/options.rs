@@ -132,7 +132,7 @@ fn allocator(allocate: Py<PyAny>) -> DeviceAllocator {
         Python::attach(|py| {
             let (address, stream, owner): (u64, usize, Py<PyAny>) =
                 allocate.call1(py, (bytes,))?.extract(py)?;
-            Ok(LentMemory { address, stream, owner: Box::new(owner) })
+            Ok(LentMemory::new(address, stream, Box::new(owner)))
         })
         .map_err(|error: PyErr| Error::Allocation {
             bytes,

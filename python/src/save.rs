@@ -43,7 +43,7 @@ impl Described {
                 TensorBytes::Device(bytes)
             }
         };
-        Ok(TensorData { name: &self.name, dtype, shape: &self.shape, bytes })
+        Ok(TensorData::new(&self.name, dtype, &self.shape, bytes))
     }
 }
 

@@ -14,7 +14,7 @@ pub(crate) fn run(arguments: &arguments::Doctor) -> Result<(), Failure> {
 
 fn as_text(checks: &[Check]) -> String {
     let mut text = String::new();
-    for Check { name, status, finding, fix } in checks {
+    for Check { name, status, finding, fix, .. } in checks {
         let mark = match status {
             Status::Ok => "ok    ",
             Status::Absent => "absent",

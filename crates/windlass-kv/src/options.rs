@@ -10,6 +10,7 @@ macro_rules! named {
     ($(#[$attribute:meta])* $kind:ident, $option:literal, $default:ident { $($(#[$doc:meta])* $variant:ident = $name:literal,)+ }) => {
         $(#[$attribute])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[non_exhaustive]
         pub enum $kind {
             $($(#[$doc])* #[serde(rename = $name)] $variant,)+
         }

@@ -65,6 +65,7 @@ impl Request {
 
 /// Whom the end of a request is told to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Notify {
     /// Those who ask the ticket.
     #[default]

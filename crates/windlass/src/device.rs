@@ -5,7 +5,12 @@ pub(crate) use windlass_device::{
     cuda::cufile::{Counters, CuFile, is_stand_in},
     table_bytes,
 };
+/// For other crates of windlass: no part of the interface.
+#[doc(hidden)]
 pub use windlass_device::{
-    CopyDirection, CopyError, Device, DeviceId, DeviceInfo, DeviceMemory, DirectBuffer, DirectFile,
-    DriverError, Error, HostCopies, HostCopy, Pinned, device_of, devices, driver_version, search_cufile_in,
+    CopyDirection, CopyError, DeviceMemory, DirectBuffer, DirectFile, HostCopies, HostCopy, Pinned,
+    search_cufile_in,
+};
+pub use windlass_device::{
+    Device, DeviceId, DeviceInfo, DriverError, Error, device_of, devices, driver_version,
 };

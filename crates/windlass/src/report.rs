@@ -52,6 +52,7 @@ pub struct Report {
 
 /// One route's share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Carrier {
     /// The route.
     pub route: Route,
@@ -104,6 +105,7 @@ impl Carrier {
 
 /// A route that was not used for some or all bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Refusal {
     /// What was refused, such as `io_uring` or `direct reads`.
     pub what: String,
@@ -115,6 +117,13 @@ pub struct Refusal {
     pub why: Unavailable,
 }
 
+impl Refusal {
+    /// The refusal of `what`, for one file or for all.
+    pub fn new(what: impl Into<String>, path: Option<PathBuf>, why: Unavailable) -> Self {
+        Self { what: what.into(), path, why }
+    }
+}
+
 /// A path may hold bytes that are no text: a report is for reading, so they are replaced.
 fn as_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
@@ -122,6 +131,7 @@ fn as_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok
 
 /// Reads that had to be repeated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Retries {
     /// Reads that returned fewer bytes than asked.
     pub short: u64,
@@ -131,6 +141,7 @@ pub struct Retries {
 
 /// Memory that a load took.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct MemoryReport {
     /// How tensors share memory.
     pub layout: Layout,
@@ -150,6 +161,7 @@ pub struct MemoryReport {
 
 /// What happened on the device that a load went to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DeviceReport {
     /// The device.
     pub device: DeviceId,
@@ -177,6 +189,7 @@ pub struct DeviceReport {
 
 /// Where the time of a load went, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TimeReport {
     /// Finding the files and reading their headers. Counted in the first load from a checkpoint; 0 in later ones.
     pub open_seconds: f64,

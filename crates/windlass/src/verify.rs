@@ -50,6 +50,7 @@ impl fmt::Display for ManifestEntry {
 
 /// How a verification went.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct VerifyReport {
     /// What the loaded bytes were compared with: `second read` or the path of a manifest.
     pub against: String,

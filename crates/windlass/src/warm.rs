@@ -17,6 +17,7 @@ const MAX_THREADS: usize = 8;
 
 /// What [`Checkpoint::warm`] did.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct WarmReport {
     /// Files.
     pub files: usize,

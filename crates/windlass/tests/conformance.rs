@@ -185,7 +185,7 @@ fn a_save_beside_an_index_that_is_a_fifo_is_refused() {
     let index = directory.path().join("model.safetensors.index.json");
     assert!(std::process::Command::new("mkfifo").arg(&index).status().unwrap().success());
     let bytes = TensorBytes::Host(&[0; 4]);
-    let tensor = TensorData { name: "a", dtype: Dtype::U8, shape: &[4], bytes };
+    let tensor = TensorData::new("a", Dtype::U8, &[4], bytes);
     let go_on = |_| std::ops::ControlFlow::Continue(());
     let (sharding, options) = (Sharding::default(), SaveOptions::default());
     let error = save_sharded(directory.path(), &[tensor], None, &sharding, &options, go_on).unwrap_err();

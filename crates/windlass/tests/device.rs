@@ -519,7 +519,7 @@ fn memory_of_another_allocator_is_used_and_given_back() {
         let buffer = DirectBuffer::new(&device, bytes)?;
         counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let address = buffer.address();
-        Ok(LentMemory { address, stream: 0, owner: Box::new(Lent(buffer, counter.clone())) })
+        Ok(LentMemory::new(address, 0, Box::new(Lent(buffer, counter.clone()))))
     };
     // SAFETY: memory of cuda:0 that nobody else knows of, owned by what is given.
     let allocator = unsafe { DeviceAllocator::new(allocate) };

@@ -104,7 +104,7 @@ impl OnDisk {
                 let targets = requests.into_iter().map(|request| {
                     let bytes = checkpoint.catalog().tensor(request.tensor).bytes;
                     let address = memory.address() + SHIFT + bytes.start() - data.start as u64;
-                    FillTarget { request, device: DeviceId::Cuda(0), address, len_bytes: bytes.len() }
+                    FillTarget::new(request, DeviceId::Cuda(0), address, bytes.len())
                 });
                 fill(&checkpoint, &targets.collect::<Vec<_>>(), &options)?
             }
@@ -349,12 +349,8 @@ fn rows_of_a_tensor_are_packed_past_the_host() {
         let requests = Selection::all().slice("t", slice).resolve(checkpoint.catalog()).unwrap();
         let width = kept.end - kept.start;
         let memory = DirectBuffer::new(&Device::open(0).unwrap(), rows * width + SHIFT).unwrap();
-        let target = FillTarget {
-            request: requests[0].clone(),
-            device: DeviceId::Cuda(0),
-            address: memory.address() + SHIFT,
-            len_bytes: rows * width,
-        };
+        let target =
+            FillTarget::new(requests[0].clone(), DeviceId::Cuda(0), memory.address() + SHIFT, rows * width);
         let options = LoadOptions::default().route(route).chunk_bytes(CHUNK);
         let told = fill(&checkpoint, &[target], &options).unwrap();
         assert!(told.bytes_by(|own| own.via.is_none()) > 0, "{}", told.text);

@@ -186,11 +186,9 @@ fn targets(checkpoint: &Checkpoint) -> (Vec<FillTarget>, Vec<Vec<u8>>) {
         .iter()
         .map(|request| vec![0xA5; checkpoint.catalog().tensor(request.tensor).bytes.len() as usize])
         .collect();
-    let target = |(request, memory): (_, &mut Vec<u8>)| FillTarget {
-        request,
-        device: DeviceId::Cpu,
-        address: memory.as_mut_ptr().expose_provenance() as u64,
-        len_bytes: memory.len() as u64,
+    let target = |(request, memory): (_, &mut Vec<u8>)| {
+        let address = memory.as_mut_ptr().expose_provenance() as u64;
+        FillTarget::new(request, DeviceId::Cpu, address, memory.len() as u64)
     };
     let targets = requests.into_iter().zip(&mut memory).map(target).collect();
     (targets, memory)

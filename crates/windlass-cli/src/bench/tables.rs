@@ -162,7 +162,6 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use windlass::{Carrier, route::Access};
 
     fn of(route: Route) -> Combination {
         let (buffer_bytes, chunk_bytes) = (64 << 20, 8 << 20);
@@ -188,9 +187,11 @@ mod tests {
     fn a_summary_has_the_carriers_of_every_process_and_iteration() {
         let combination = of(Route::Auto);
         let one = |rank, iteration, route, tensor_bytes| {
-            let (access, via) = (Access::Direct, None);
-            let carrier = Carrier { route, access, via, tensor_bytes, read_bytes: tensor_bytes, reads: 1 };
-            let reading = Reading { bytes: tensor_bytes, seconds: 1.0, carriers: vec![carrier] };
+            let carrier = serde_json::json!({
+                "route": route, "access": "direct", "tensor_bytes": tensor_bytes, "read_bytes": tensor_bytes, "reads": 1
+            });
+            let carriers = vec![serde_json::from_value(carrier).unwrap()];
+            let reading = Reading { bytes: tensor_bytes, seconds: 1.0, carriers };
             Measurement::new(combination, rank, iteration, 1, reading, 1.0)
         };
         let measured = [

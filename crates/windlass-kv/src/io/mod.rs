@@ -56,6 +56,7 @@ pub(crate) enum Direction {
 
 /// What goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Priority {
     /// Somebody waits for it: loads.
     Demand,

@@ -25,6 +25,7 @@ use windlass_io::{
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Check {
     /// What was looked at.
     pub name: String,

@@ -49,7 +49,7 @@ struct Facts {
 
 impl GgmlType {
     /// Every block type, in the order of ggml's numbers.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: &[Self] = &[
         Self::Q4_0,
         Self::Q4_1,
         Self::Q5_0,
@@ -161,7 +161,7 @@ impl Dtype {
             return None;
         }
         let plain = PLAIN.into_iter().find(|(number, _)| *number == id).map(|(_, dtype)| dtype);
-        let block = GgmlType::ALL.into_iter().find(|block| block.id() == id).map(Self::Quantized);
+        let block = GgmlType::ALL.iter().copied().find(|block| block.id() == id).map(Self::Quantized);
         Some(plain.or(block).unwrap_or(Self::UnknownGgml(id)))
     }
 
@@ -187,14 +187,14 @@ mod tests {
         for dtype in (0..200).filter_map(Dtype::from_ggml) {
             assert_eq!(dtype.ggml_id().and_then(Dtype::from_ggml), Some(dtype));
         }
-        for block in GgmlType::ALL {
+        for &block in GgmlType::ALL {
             assert_eq!(Dtype::from_ggml(block.id()), Some(Dtype::Quantized(block)));
         }
     }
 
     #[test]
     fn every_row_of_blocks_begins_aligned() {
-        for block in GgmlType::ALL {
+        for &block in GgmlType::ALL {
             let alignment = Dtype::Quantized(block).alignment();
             assert_eq!(block.block_bytes() % alignment, 0, "{}", block.name());
         }

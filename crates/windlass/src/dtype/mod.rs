@@ -74,7 +74,7 @@ pub enum Dtype {
 
 impl Dtype {
     /// Every type that safetensors files have, narrowest first. [`GgmlType::ALL`] are the others.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: &[Self] = &[
         Self::F4,
         Self::F6E2M3,
         Self::F6E3M2,
@@ -174,8 +174,8 @@ impl Dtype {
 
     /// The type of this name.
     fn from_name(name: &str) -> Option<Self> {
-        let blocks = GgmlType::ALL.into_iter().map(Self::Quantized);
-        Self::ALL.into_iter().chain(blocks).find(|dtype| dtype.name() == name).or_else(|| {
+        let blocks = GgmlType::ALL.iter().copied().map(Self::Quantized);
+        Self::ALL.iter().copied().chain(blocks).find(|dtype| dtype.name() == name).or_else(|| {
             let id: u32 = name.strip_prefix(UNKNOWN_PREFIX)?.parse().ok()?;
             Some(Self::UnknownGgml(id)).filter(|dtype| dtype.name() == name)
         })
@@ -271,6 +271,7 @@ impl<'de> Visitor<'de> for DtypeVisitor {
 
 /// Why a shape has no size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SizeError {
     /// The number of elements, or their bits, does not fit 64 bits.
     Overflow,
@@ -288,8 +289,8 @@ mod tests {
 
     #[test]
     fn names_are_those_that_serde_reads_and_writes() {
-        let of_ggml = GgmlType::ALL.into_iter().map(Dtype::Quantized);
-        for dtype in Dtype::ALL.into_iter().chain(of_ggml).chain([Dtype::UnknownGgml(97)]) {
+        let of_ggml = GgmlType::ALL.iter().copied().map(Dtype::Quantized);
+        for dtype in Dtype::ALL.iter().copied().chain(of_ggml).chain([Dtype::UnknownGgml(97)]) {
             let json = serde_json::to_string(&dtype).unwrap();
             assert_eq!(json, format!("\"{dtype}\""));
             assert_eq!(serde_json::from_str::<Dtype>(&json).unwrap(), dtype);
@@ -325,7 +326,7 @@ mod tests {
 
     #[test]
     fn widths_are_those_of_the_reference() {
-        for dtype in Dtype::ALL {
+        for &dtype in Dtype::ALL {
             let reference: safetensors::Dtype =
                 serde_json::from_str(&format!("\"{dtype}\"")).expect("the reference knows every type");
             assert_eq!(dtype.block_bits(), reference.bitsize() as u64, "{dtype}");

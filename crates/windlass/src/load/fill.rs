@@ -22,6 +22,7 @@ use std::{
 
 /// A tensor, or a part of one, and the memory of the caller's that it goes to.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct FillTarget {
     /// What to load.
     pub request: TensorRequest,
@@ -31,6 +32,13 @@ pub struct FillTarget {
     pub address: u64,
     /// Bytes that there are, which must be those of the tensor or part.
     pub len_bytes: u64,
+}
+
+impl FillTarget {
+    /// The `len_bytes` bytes at `address` of `device`, for what `request` names.
+    pub fn new(request: TensorRequest, device: DeviceId, address: u64, len_bytes: u64) -> Self {
+        Self { request, device, address, len_bytes }
+    }
 }
 
 /// A load into memory of the caller's. Dropping it cancels it, and waits until nobody writes to that memory any more.

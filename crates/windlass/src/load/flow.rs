@@ -16,6 +16,7 @@ const PARTS: u64 = 8;
 
 /// The order in which tensors are handed out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Order {
     /// As they become complete.
     #[default]

@@ -66,6 +66,7 @@ pub struct Loading {
 
 /// How far a load has got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Progress {
     /// Bytes of tensors that have arrived.
     pub bytes_done: u64,

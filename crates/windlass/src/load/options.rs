@@ -23,6 +23,7 @@ const MAX_PINNED_CHUNK_BYTES: u64 = 32 << 20;
 /// Which NUMA node arenas come from, as long as it has memory, and lanes run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum NumaPlacement {
     /// Wherever the kernel puts them.
     #[default]
@@ -370,7 +371,7 @@ fn dtype(value: &str) -> Result<Dtype> {
         "float32" | "float" => Some(Dtype::F32),
         "float16" | "half" => Some(Dtype::F16),
         "bfloat16" => Some(Dtype::Bf16),
-        other => Dtype::ALL.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(other)),
+        other => Dtype::ALL.iter().copied().find(|dtype| dtype.name().eq_ignore_ascii_case(other)),
     };
     found.ok_or_else(|| Error::InvalidOption {
         option: "dtype",

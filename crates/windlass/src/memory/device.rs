@@ -42,6 +42,7 @@ impl fmt::Debug for DeviceBacking {
 }
 
 /// Memory of a device that an allocator of the caller's has given.
+#[non_exhaustive]
 pub struct LentMemory {
     /// Address of the first byte, a multiple of 256.
     pub address: u64,
@@ -49,6 +50,13 @@ pub struct LentMemory {
     pub stream: usize,
     /// Gives the memory back when it is dropped.
     pub owner: Box<dyn Any + Send + Sync>,
+}
+
+impl LentMemory {
+    /// The memory at `address`, whose earlier uses are queued on `stream`, and what gives it back.
+    pub fn new(address: u64, stream: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
+        Self { address, stream, owner }
+    }
 }
 
 impl fmt::Debug for LentMemory {

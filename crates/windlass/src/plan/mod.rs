@@ -11,6 +11,7 @@ mod select;
 mod slice;
 mod transfer;
 
+#[doc(hidden)]
 pub use cast::Cast;
 pub use select::{Selection, TensorRequest};
 pub use slice::{SliceError, TensorSlice};
@@ -23,6 +24,7 @@ use crate::{
 use serde::{Deserialize, Serialize};
 pub(crate) use slice::Runs;
 use std::{collections::HashSet, fmt, ops::Range, path::PathBuf};
+#[doc(hidden)]
 pub use windlass_device::Transfer;
 
 /// Reads of one plan, at most: 64 TiB in chunks of the default size.
@@ -48,6 +50,7 @@ pub enum Layout {
 
 /// What a plan may do.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(hidden)]
 pub struct PlanOptions {
     /// How tensors share memory.
     pub layout: Layout,
@@ -65,6 +68,7 @@ pub struct PlanOptions {
 
 /// The kind of memory that a plan delivers to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[doc(hidden)]
 pub enum Destination {
     /// Host memory, which reads can fill directly.
     #[default]
@@ -234,6 +238,7 @@ fn check_number_of_reads(wanted: &[layout::Wanted], options: &PlanOptions) -> Re
 
 /// Which bytes go where.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(hidden)]
 pub struct Plan {
     pub(crate) arenas: Vec<u64>,
     pub(crate) tensors: Vec<PlannedTensor>,
@@ -242,6 +247,7 @@ pub struct Plan {
 
 /// One tensor, or part of one, and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(hidden)]
 pub struct PlannedTensor {
     /// Which tensor.
     pub tensor: TensorId,
@@ -272,6 +278,7 @@ impl PlannedTensor {
 
 /// Bytes of one file that are read together.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(hidden)]
 pub struct Extent {
     /// The file.
     pub file: FileId,
@@ -288,6 +295,7 @@ pub struct Extent {
 
 /// Where the bytes of an extent go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
 pub enum Target {
     /// Straight to their final place: file offset and address agree modulo the block.
     InPlace {
@@ -302,6 +310,7 @@ pub enum Target {
 
 /// A copy from an extent's staging slot to a tensor's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
 pub struct Copy {
     /// The bytes in the file.
     pub source: ByteRange,
@@ -311,6 +320,7 @@ pub struct Copy {
 
 /// The bytes of one tensor that an extent delivers: contiguous in the tensor's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
 pub struct Piece {
     /// Position in [`Plan::tensors`].
     pub tensor: usize,

@@ -126,6 +126,7 @@ impl fmt::Debug for Selection {
 
 /// One tensor, or a part of it, that a plan shall deliver.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TensorRequest {
     /// Which one.
     pub tensor: TensorId,
@@ -134,6 +135,11 @@ pub struct TensorRequest {
 }
 
 impl TensorRequest {
+    /// A part of a tensor.
+    pub fn new(tensor: TensorId, slice: TensorSlice) -> Self {
+        Self { tensor, slice }
+    }
+
     /// All of a tensor.
     pub fn whole(tensor: TensorId) -> Self {
         Self { tensor, slice: TensorSlice::default() }

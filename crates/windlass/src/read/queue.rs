@@ -15,6 +15,7 @@ pub(super) const PIECES: QueueId = QueueId(0);
 /// How urgent a batch is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Priority {
     /// A caller waits for it.
     #[default]

@@ -19,6 +19,7 @@ pub(crate) mod threefs_client;
 mod usrbio;
 
 pub(crate) use gds::CuFileRead;
+#[doc(hidden)]
 pub use gds::{DirectProof, plausible as direct_path_is_plausible};
 pub(crate) use source::SourceFile;
 pub(crate) use threefs::OpenMount;
@@ -26,11 +27,13 @@ pub use threefs::{mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
 pub use threefs_client::Client as UsrbioClient;
 pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 pub use windlass_device::Unavailable;
+#[doc(hidden)]
 pub use windlass_io::file::{
     DirectFile as PastCache, FileUse, is_remote, open_direct as open_past_cache, ring_refusal,
 };
 #[cfg(feature = "fault-injection")]
 pub use windlass_io::lane::fault;
+#[doc(hidden)]
 pub use windlass_io::lane::open_ring;
 pub(crate) use windlass_io::lane::{
     BlockingLane, BlockingRead, CachedCopy, Lane, Outcome, Pread, Progress, UringLane,
@@ -78,7 +81,7 @@ pub enum Route {
 
 impl Route {
     /// Every route.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: &[Self] = &[
         Self::Auto,
         Self::IoUring,
         Self::Threads,
@@ -166,10 +169,15 @@ impl FromStr for Route {
     type Err = crate::Error;
 
     fn from_str(name: &str) -> crate::Result<Self> {
-        Self::ALL.into_iter().find(|route| route.name() == name).ok_or_else(|| crate::Error::InvalidOption {
-            option: "route",
-            value: name.to_owned(),
-            reason: format!("it is one of {}", Self::ALL.map(Self::name).join(", ")),
+        Self::ALL.iter().copied().find(|route| route.name() == name).ok_or_else(|| {
+            crate::Error::InvalidOption {
+                option: "route",
+                value: name.to_owned(),
+                reason: format!(
+                    "it is one of {}",
+                    Self::ALL.iter().map(|route| route.name()).collect::<Vec<_>>().join(", ")
+                ),
+            }
         })
     }
 }

@@ -7,6 +7,7 @@ use std::fmt;
 /// The program that speaks to the daemon of a 3FS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Client {
     /// The vendor's library if there is one that works, else windlass itself.
     #[default]

@@ -9,6 +9,7 @@ use std::{collections::HashSet, marker::PhantomData, sync::Arc};
 
 /// One tensor to save.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct TensorData<'a> {
     /// Unique in the save.
     pub name: &'a str,
@@ -18,6 +19,13 @@ pub struct TensorData<'a> {
     pub shape: &'a [u64],
     /// Its elements in row-major order, little-endian, packed if narrower than a byte.
     pub bytes: TensorBytes<'a>,
+}
+
+impl<'a> TensorData<'a> {
+    /// A tensor of this name, type, shape and content.
+    pub fn new(name: &'a str, dtype: Dtype, shape: &'a [u64], bytes: TensorBytes<'a>) -> Self {
+        Self { name, dtype, shape, bytes }
+    }
 }
 
 /// Where the bytes of a tensor are.

@@ -8,7 +8,7 @@
 //! use windlass::{Dtype, save::{SaveOptions, TensorBytes, TensorData, save}};
 //! use std::ops::ControlFlow;
 //!
-//! let weight = TensorData { name: "weight", dtype: Dtype::F32, shape: &[2], bytes: TensorBytes::Host(&[0; 8]) };
+//! let weight = TensorData::new("weight", Dtype::F32, &[2], TensorBytes::Host(&[0; 8]));
 //! let go_on = |_written| ControlFlow::Continue(());
 //! let report = save("model.safetensors".as_ref(), &[weight], None, &SaveOptions::default(), go_on)?;
 //! print!("{report}");

@@ -38,11 +38,8 @@ pub fn mixed() -> Vec<Owned> {
 pub fn data(tensors: &[Owned]) -> Vec<TensorData<'_>> {
     tensors
         .iter()
-        .map(|tensor| TensorData {
-            name: &tensor.name,
-            dtype: tensor.dtype,
-            shape: &tensor.shape,
-            bytes: TensorBytes::Host(&tensor.bytes),
+        .map(|tensor| {
+            TensorData::new(&tensor.name, tensor.dtype, &tensor.shape, TensorBytes::Host(&tensor.bytes))
         })
         .collect()
 }
