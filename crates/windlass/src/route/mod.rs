@@ -3,10 +3,13 @@
 //! `source` opens files and finds out what each can do; `residency` says what the page cache holds. There is a file for
 //! each backend: `uring` and `usrbio` implement `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking`
 //! makes lanes of that. `allowance` says how much of its memory `usrbio` uses; `threefs` is the mounts that it reads from,
-//! and `mounts` opens each once. `storage` answers programs that move bytes themselves; `ring` sets rings up, also theirs.
+//! and `mounts` opens each once. `absent` stands for both and for rings where the system is not Linux. `storage` answers programs that move bytes themselves; `ring` sets rings up, also theirs.
 //! `member` is what a route says of itself, `members` has a file for each, and `registry` lists them.
 //! `outcome` says what a completion means, once for all backends and for loads and readers.
 
+#[cfg(not(target_os = "linux"))]
+mod absent;
+#[cfg(target_os = "linux")]
 mod allowance;
 mod blocking;
 mod cached;
@@ -15,29 +18,43 @@ pub mod fault;
 pub(crate) mod gds;
 pub(crate) mod member;
 mod members;
+#[cfg(target_os = "linux")]
 mod mounts;
 mod outcome;
 pub(crate) mod registry;
+#[cfg(target_os = "linux")]
 mod ring;
 mod source;
 mod threads;
+#[cfg(target_os = "linux")]
 mod threefs;
 pub(crate) mod threefs_client;
+#[cfg(target_os = "linux")]
 mod uring;
+#[cfg(target_os = "linux")]
 mod usrbio;
 
+#[cfg(not(target_os = "linux"))]
+use absent as threefs;
+#[cfg(not(target_os = "linux"))]
+pub(crate) use absent::{errno, probe_ring};
 pub(crate) use blocking::{BlockingLane, BlockingRead};
 pub(crate) use cached::CachedCopy;
 pub(crate) use gds::CuFileRead;
 pub use gds::{DirectProof, plausible as direct_path_is_plausible};
+#[cfg(target_os = "linux")]
+pub(crate) use members::io_uring::probe_ring;
 pub(crate) use outcome::Outcome;
+#[cfg(target_os = "linux")]
 pub use ring::open_ring;
 pub(crate) use source::SourceFile;
 pub(crate) use threads::Pread;
 pub(crate) use threefs::OpenMount;
 pub use threefs::{mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
 pub use threefs_client::Client as UsrbioClient;
+#[cfg(target_os = "linux")]
 pub(crate) use uring::UringLane;
+#[cfg(target_os = "linux")]
 pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 pub use windlass_device::Unavailable;
 pub use windlass_io::file::{

@@ -31,6 +31,14 @@ pub(in crate::route) fn open(
     Ok((is_named || is_chosen).then(|| Arc::new(Rings { is_named, is_inline }) as Arc<dyn Member>))
 }
 
+/// Whether rings can be made.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn probe_ring() -> Result<(), Unavailable> {
+    UringLane::new(INLINE_DEPTH).map(drop)
+}
+
 impl Member for Rings {
     fn route(&self) -> Route {
         Route::IoUring
