@@ -11,7 +11,7 @@ at=$PWD/target/windows-std
 release=$(rustc -vV | sed -n 's/^release: //p')
 sources=$at/usr/src/rustc-$release/library
 arguments=(clippy --quiet --target "$target")
-for crate in windlass-device windlass-io; do
+for crate in windlass-device windlass-io windlass windlass-capi windlass-cli; do
     arguments+=(--package "$crate")
 done
 

@@ -9,7 +9,6 @@ mod id;
 mod transfer;
 mod unavailable;
 
-#[cfg(target_os = "linux")]
 pub use cuda::cufile::{DirectBuffer, DirectFile, search_cufile_in};
 pub use cuda::{
     Device, DeviceInfo, DriverError,

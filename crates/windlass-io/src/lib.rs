@@ -3,6 +3,9 @@
 //! Internal: other crates of windlass use it, and its interface promises nothing.
 #![deny(missing_docs, unsafe_code)]
 
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("windlass runs on 64-bit systems");
+
 mod error;
 pub mod executor;
 pub mod file;

@@ -11,6 +11,7 @@
 use super::{
     Device,
     cufile_error::{CuFileError, check, explain, outcome},
+    descriptor::{self, StandardInput},
     driver,
     host_copies::{CopyDirection, HostCopies, HostCopy},
     library::{self, functions},
@@ -20,8 +21,8 @@ use crate::{Error, Result, Unavailable};
 use libloading::Library;
 use std::{
     ffi::{CString, OsString, c_char, c_int, c_long, c_uint, c_void},
-    fs, io,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
@@ -138,6 +139,9 @@ impl CuFile {
     }
 
     fn load() -> std::result::Result<Self, Unavailable> {
+        if cfg!(not(target_os = "linux")) {
+            return Err(Unavailable::new("cuFile is a library of Linux", "use route staged"));
+        }
         // Version 1.20 waits for this file for ever.
         if !Path::new("/proc/modules").exists() && !is_stand_in() {
             let reason =
@@ -201,10 +205,10 @@ impl CuFile {
     }
 
     fn open(&mut self) -> std::result::Result<(), CuFileError> {
-        let standard_input = rustix::io::dup(io::stdin().as_fd()).ok();
+        let standard_input = StandardInput::keep();
         // SAFETY: no arguments.
         let opened = check("cuFileDriverOpen", unsafe { (self.functions.open)() });
-        keep_standard_input(standard_input);
+        standard_input.restore();
         opened?;
         // SAFETY: writes the structure, which is that of all versions of CUDA 12 and 13.
         check("cuFileDriverGetProperties", unsafe { (self.functions.properties)(&mut self.properties) })?;
@@ -284,7 +288,7 @@ impl Counters {
 pub struct DirectFile {
     handle: *mut c_void,
     /// Open as long as it is registered.
-    _file: OwnedFd,
+    _file: File,
 }
 
 // SAFETY: cuFile may be called from any thread, with any handle.
@@ -297,16 +301,16 @@ impl DirectFile {
     ///
     /// # Errors
     /// Why cuFile cannot be used, or does not take the file.
-    pub fn register(file: impl AsFd) -> std::result::Result<Self, Unavailable> {
+    pub fn register(file: &File) -> std::result::Result<Self, Unavailable> {
         let cufile = CuFile::get()?;
-        let file = file.as_fd().try_clone_to_owned().map_err(|error| {
+        let file = file.try_clone().map_err(|error| {
             Unavailable::new(format!("no file descriptor is left: {error}"), "raise ulimit -n")
         })?;
         /// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.
         const DESCRIPTOR: c_int = 1;
         let mut description = FileDescription {
             kind: DESCRIPTOR,
-            descriptor: FileHandle { descriptor: file.as_raw_fd() },
+            descriptor: FileHandle { descriptor: descriptor::of(&file) },
             operations: std::ptr::null(),
         };
         let mut handle = std::ptr::null_mut();
@@ -535,19 +539,6 @@ fn open_library() -> std::result::Result<(Library, PathBuf), Unavailable> {
 fn counts_by_path(library: &Library) -> bool {
     // SAFETY: only asks whether the symbol exists.
     unsafe { library.get::<unsafe extern "C" fn()>(b"cuFileGetStatsL3\0").is_ok() }
-}
-
-/// Without nvidia-fs, some versions close descriptor 0 as they open: puts back what was there.
-fn keep_standard_input(before: Option<OwnedFd>) {
-    if let Some(before) = before
-        && rustix::io::fcntl_getfd(io::stdin().as_fd()).is_err()
-    {
-        // SAFETY: descriptor 0 is closed, so nobody owns it; the result is given to nobody and stays open, as
-        // standard input does.
-        let mut standard_input = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(0) };
-        let _ = rustix::io::dup2(&before, &mut standard_input);
-        std::mem::forget(standard_input);
-    }
 }
 
 #[cfg(test)]

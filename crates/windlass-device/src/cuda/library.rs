@@ -56,7 +56,6 @@ pub(super) fn open(name: &OsStr) -> Result<Library, libloading::Error> {
 }
 
 /// Why a library cannot be loaded, in the linker's words.
-#[cfg(target_os = "linux")]
 pub(super) fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -5,10 +5,9 @@
 #![allow(unsafe_code)]
 
 pub mod copies;
-#[cfg(target_os = "linux")]
 pub mod cufile;
-#[cfg(target_os = "linux")]
 mod cufile_error;
+mod descriptor;
 mod driver;
 pub mod host_copies;
 mod kernels;

@@ -5,7 +5,6 @@ use super::opening::open_regular;
 use std::{
     fs::File,
     io,
-    os::fd::AsFd,
     path::{Path, PathBuf},
     sync::OnceLock,
 };
@@ -90,7 +89,7 @@ impl DataFile {
         }
         let register = || {
             let direct = self.direct().map_err(Clone::clone)?;
-            DirectFile::register(direct.file.as_fd())
+            DirectFile::register(&direct.file)
         };
         self.cufile.get_or_init(register).as_ref()
     }

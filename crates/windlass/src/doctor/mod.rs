@@ -2,13 +2,14 @@
 #![forbid(unsafe_code)]
 
 mod cuda;
+#[cfg(target_os = "linux")]
 mod threefs;
 
 use crate::{
     catalog::OpenFile,
     memory::limits,
     parallel,
-    route::{ReadOp, SourceFile, Unavailable, UringLane},
+    route::{SourceFile, Unavailable, probe_ring},
     sys::{block_device, files, machine, numa},
 };
 use bytesize::ByteSize;
@@ -60,15 +61,8 @@ pub enum Status {
 /// }
 /// ```
 pub fn examine<P: AsRef<Path>>(paths: &[P]) -> Vec<Check> {
-    let mut checks = vec![
-        kernel(),
-        io_uring(),
-        transparent_huge_pages(),
-        reserved_huge_pages(),
-        locked_memory(),
-        open_files(),
-        cores(),
-    ];
+    let mut checks = system();
+    checks.push(cores());
     checks.extend(memory_limits());
     checks.push(numa_nodes());
     checks.extend(cuda::checks());
@@ -84,6 +78,21 @@ fn ok(name: &str, finding: impl Into<String>) -> Check {
 
 fn slower(name: &str, finding: impl Into<String>, fix: impl Into<String>) -> Check {
     Check { name: name.into(), status: Status::Slower, finding: finding.into(), fix: fix.into() }
+}
+
+/// What the system offers.
+fn system() -> Vec<Check> {
+    if cfg!(target_os = "linux") {
+        return vec![
+            kernel(),
+            io_uring(),
+            transparent_huge_pages(),
+            reserved_huge_pages(),
+            locked_memory(),
+            open_files(),
+        ];
+    }
+    vec![ok("system", format!("Windows {}", machine::kernel_release())), io_uring()]
 }
 
 fn kernel() -> Check {
@@ -102,8 +111,8 @@ fn kernel() -> Check {
 }
 
 fn io_uring() -> Check {
-    match UringLane::<ReadOp>::new(8) {
-        Ok(_) => ok("io_uring", "rings can be made"),
+    match probe_ring() {
+        Ok(()) => ok("io_uring", "rings can be made"),
         Err(Unavailable { reason, fix }) => {
             slower("io_uring", format!("{reason}; threads serve instead"), fix)
         }
@@ -223,6 +232,7 @@ fn path_checks(path: &Path) -> Vec<Check> {
         Probe::Nowait => ok(&name("page cache"), "its contents are found by sampling (RWF_NOWAIT)"),
         Probe::None(Unavailable { reason, fix }) => slower(&name("page cache"), reason, fix),
     });
+    #[cfg(target_os = "linux")]
     if source.is_on_3fs() {
         checks.extend(threefs::checks(name, &source));
     }

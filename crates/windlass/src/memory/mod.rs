@@ -9,6 +9,7 @@ mod coverage;
 mod device;
 mod pool;
 mod promised;
+mod shared;
 mod slot;
 
 pub use arena::Block;

@@ -1,6 +1,7 @@
 //! Staging slots: the bounded memory through which bytes pass that cannot be read in place.
 #![allow(unsafe_code)]
 
+use super::shared::{Iov, IovSlot};
 use crate::{
     Error, Result,
     device::{Device, DirectBuffer, Pinned, Source},
@@ -16,7 +17,6 @@ use std::{
     time::{Duration, Instant},
 };
 use windlass_io::memory::{Mapping, PageKind};
-use windlass_usrbio::{Iov, IovSlot};
 
 /// A fixed number of slots of equal size. A slot is free, or it is owned by whoever took it.
 #[derive(Debug)]
@@ -26,6 +26,7 @@ pub(crate) struct Slots {
 
 /// What slots are made of.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux has memory shared with a 3FS"))]
 pub(crate) enum SlotKind<'a> {
     /// Host memory.
     Host,
@@ -326,12 +327,14 @@ impl Slot {
 
     /// The memory of a slot that is shared, for a transfer. Until it is [given back](Self::give_back), or for ever if
     /// nobody knows whether the transfer has ended, the slot is nobody's.
+    #[cfg(target_os = "linux")]
     pub(crate) fn lend(&mut self) -> Option<IovSlot> {
         let SlotMemory::Host { backing, .. } = &self.shared.memory else { return None };
         backing.part(self.index)?.take()
     }
 
     /// The transfer is over.
+    #[cfg(target_os = "linux")]
     pub(crate) fn give_back(&mut self, memory: IovSlot) {
         if let SlotMemory::Host { backing, .. } = &self.shared.memory
             && let Some(mut part) = backing.part(self.index)

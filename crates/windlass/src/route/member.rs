@@ -7,6 +7,7 @@ use std::{fmt, io, path::PathBuf, sync::Arc};
 
 /// What a load or a reader asks of routes.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "routes of Linux alone ask for it"))]
 pub(crate) struct Wanted<'a> {
     /// The route of the options.
     pub(crate) route: Route,
@@ -232,6 +233,7 @@ pub(crate) struct ThreadPlan {
 
 /// What a load asks of one route, and the memory that it has for it.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "routes of Linux alone ask for it"))]
 pub(crate) struct Demand<'a> {
     pub(crate) threads: &'a ThreadPlan,
     /// Whether the caller's thread makes all reads.

@@ -3,41 +3,55 @@
 //! `source` opens files and finds out what each can do; `residency` says what the page cache holds. There is a file for
 //! each backend: `uring` and `usrbio` implement `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking`
 //! makes lanes of that. `allowance` says how much of its memory `usrbio` uses; `threefs` is the mounts that it reads from,
-//! and `mounts` opens each once. `storage` answers programs that move bytes themselves; `ring` sets rings up, also theirs.
+//! and `mounts` opens each once. `absent` stands for both and for rings where the system is not Linux. `storage` answers programs that move bytes themselves; `ring` sets rings up, also theirs.
 //! `member` is what a route says of itself, `members` has a file for each, and `registry` lists them.
 //! `outcome` says what a completion means, once for all backends and for loads and readers.
 
+#[cfg(not(target_os = "linux"))]
+mod absent;
+#[cfg(target_os = "linux")]
 mod allowance;
 pub(crate) mod gds;
 pub(crate) mod member;
 mod members;
+#[cfg(target_os = "linux")]
 mod mounts;
 pub(crate) mod registry;
 mod source;
+#[cfg(target_os = "linux")]
 mod threefs;
 pub(crate) mod threefs_client;
+#[cfg(target_os = "linux")]
 mod usrbio;
 
+#[cfg(not(target_os = "linux"))]
+use absent as threefs;
+#[cfg(not(target_os = "linux"))]
+pub(crate) use absent::{errno, probe_ring};
 pub(crate) use gds::CuFileRead;
 #[doc(hidden)]
 pub use gds::{DirectProof, plausible as direct_path_is_plausible};
+#[cfg(target_os = "linux")]
+pub(crate) use members::io_uring::probe_ring;
 pub(crate) use source::SourceFile;
 pub(crate) use threefs::OpenMount;
 pub use threefs::{mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
 pub use threefs_client::Client as UsrbioClient;
+#[cfg(target_os = "linux")]
 pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 pub use windlass_device::Unavailable;
 #[doc(hidden)]
 pub use windlass_io::file::{
     DirectFile as PastCache, FileUse, is_remote, open_direct as open_past_cache, ring_refusal,
 };
+#[cfg(target_os = "linux")]
+pub(crate) use windlass_io::lane::UringLane;
 #[cfg(feature = "fault-injection")]
 pub use windlass_io::lane::fault;
 #[doc(hidden)]
+#[cfg(target_os = "linux")]
 pub use windlass_io::lane::open_ring;
-pub(crate) use windlass_io::lane::{
-    BlockingLane, BlockingRead, CachedCopy, Lane, Outcome, Pread, Progress, UringLane,
-};
+pub(crate) use windlass_io::lane::{BlockingLane, BlockingRead, CachedCopy, Lane, Outcome, Pread, Progress};
 
 use crate::{
     ByteRange,

@@ -1,10 +1,14 @@
 //! Every route that reads, in order of preference. A new one is a file in `members` and a line here.
 #![forbid(unsafe_code)]
 
+#[cfg(not(target_os = "linux"))]
+use super::absent::{io_uring, usrbio};
+#[cfg(target_os = "linux")]
+use super::members::{io_uring, usrbio};
 use super::{
     Route, SourceFile, Unavailable,
     member::{Landing, Member, Wanted},
-    members::{cached, gds, io_uring, threads, usrbio},
+    members::{cached, gds, threads},
 };
 use std::{path::PathBuf, sync::Arc};
 

@@ -33,6 +33,7 @@ impl SourceFile {
     }
 
     /// Keeps a mount of 3FS open as long as this file: the next load finds it so.
+    #[cfg(target_os = "linux")]
     pub(crate) fn keep_mount(&self, mount: &Arc<OpenMount>) {
         let mut kept = self.mount.write().unwrap_or_else(PoisonError::into_inner);
         let before = kept.replace(mount.clone());
@@ -42,6 +43,7 @@ impl SourceFile {
     }
 
     /// Whether it lies on a 3FS, which USRBIO can read.
+    #[cfg(target_os = "linux")]
     pub(crate) fn is_on_3fs(&self) -> bool {
         threefs::is_3fs(self.filesystem())
     }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::route::{
-    Access, ReadLane, Route, SourceFile, Unavailable, UringLane,
+    Access, ReadLane, ReadOp, Route, SourceFile, Unavailable, UringLane,
     member::{ALONE, Demand, Landing, Member, Share, Wanted},
     registry::NotOpened,
 };
@@ -29,6 +29,14 @@ pub(in crate::route) fn open(
     let is_chosen = wanted.route.chooses() && !wanted.copies_on_lanes && !is_past_host;
     let is_inline = wanted.is_inline;
     Ok((is_named || is_chosen).then(|| Arc::new(Rings { is_named, is_inline }) as Arc<dyn Member>))
+}
+
+/// Whether rings can be made.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn probe_ring() -> Result<(), Unavailable> {
+    UringLane::<ReadOp>::new(INLINE_DEPTH).map(drop)
 }
 
 impl Member for Rings {
