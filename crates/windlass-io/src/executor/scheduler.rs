@@ -269,6 +269,9 @@ impl<C: Customer> Scheduler<C> {
             let chosen = if is_held_up { Chosen::Nothing } else { state.begin(serves) };
             match chosen {
                 Chosen::Begun(Begun { waiting, queue, priority }) => {
+                    if let Some(own) = state.worker(worker) {
+                        own.note_begin(ends);
+                    }
                     let (group, index, charge) = (waiting.group, waiting.index, waiting.charge);
                     let position = Position { group, index, queue, priority, charge };
                     return Some(Flight::begun(self.clone(), position, waiting.content));
@@ -309,7 +312,7 @@ impl<C: Customer> Scheduler<C> {
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 state.leave(worker);
                 if let Some(own) = state.worker(worker) {
-                    own.hold_up(None);
+                    own.try_again();
                 }
             } else {
                 state = condvar.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -338,9 +341,8 @@ impl<C: Customer> Scheduler<C> {
         let position = ticket.defuse();
         let mut state = self.lock();
         state.free(&position, false);
-        let ends = state.ends;
         if let Some(own) = held_up.and_then(|worker| state.worker(worker)) {
-            own.hold_up(Some(ends));
+            own.hold_up();
         }
         if let Err((content, reason)) = state.wait_again(&position, to, charge, content) {
             drop(state);

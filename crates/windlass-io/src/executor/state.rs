@@ -67,6 +67,8 @@ pub(super) struct Worker {
     /// Where it sleeps with an empty lane.
     pub(super) condvar: Arc<Condvar>,
     parked: Option<Parked>,
+    /// How many operations had ended when it began its last one.
+    began_at: u64,
     /// It has put an operation back: it is woken only once more operations have ended than these.
     held_up_at: Option<u64>,
 }
@@ -468,7 +470,8 @@ impl<C: Customer> State<C> {
 
     /// Counts a thread among those that serve queues.
     pub(super) fn enlist(&mut self, serves: QueueSet) -> usize {
-        let worker = Worker { serves, condvar: Arc::new(Condvar::new()), parked: None, held_up_at: None };
+        let worker =
+            Worker { serves, condvar: Arc::new(Condvar::new()), parked: None, began_at: 0, held_up_at: None };
         match self.workers.iter().position(Option::is_none) {
             Some(free) => {
                 self.workers[free] = Some(worker);
@@ -559,9 +562,19 @@ impl<C: Customer> State<C> {
 }
 
 impl Worker {
-    /// The thread begins nothing until more operations have ended than these; `None`: it may.
-    pub(super) fn hold_up(&mut self, ends: Option<u64>) {
-        self.held_up_at = ends;
+    /// The thread begins an operation when so many have ended.
+    pub(super) fn note_begin(&mut self, ends: u64) {
+        self.began_at = ends;
+    }
+
+    /// The thread begins nothing until another operation has ended than those that had when it began its last one: what
+    /// that lacked may be free since.
+    pub(super) fn hold_up(&mut self) {
+        self.held_up_at = Some(self.began_at);
+    }
+
+    pub(super) fn try_again(&mut self) {
+        self.held_up_at = None;
     }
 
     pub(super) fn is_held_up(&self, ends: u64) -> bool {

@@ -8,8 +8,12 @@ use std::{
     sync::{Arc, mpsc},
     time::Duration,
 };
-use windlass_io::executor::{
-    Charge, Executor, InFlightLimit, Limits, Patience, QueueOptions, Reason, Served, Service, Whose,
+use windlass_io::{
+    executor::{
+        Carrier, Charge, Executor, Flight, InFlightLimit, Limits, Next, Patience, QueueOptions, Reason,
+        Served, Service, Whose,
+    },
+    lane::NoLane,
 };
 
 /// A cached probe, which hands over to a ring, which a pool may replace.
@@ -137,6 +141,45 @@ fn an_operation_that_was_put_back_waits_for_the_end_of_another() {
     kit.take_kept().into_iter().for_each(|(_, ticket)| ticket.end(Ok(())));
     kit.wait(2);
     assert_eq!(kit.end_of(1), Ok(()));
+}
+
+#[test]
+fn what_becomes_free_while_an_operation_is_put_back_is_not_missed() {
+    struct Late;
+    impl Carrier<Kit> for Late {
+        fn begin(&mut self, flight: Flight<Kit>) -> Next<Kit> {
+            let kit = flight.ticket().scheduler().clone();
+            // It finds no memory, which then becomes free.
+            let kept = lock(&kit.customer().kept).pop();
+            match kept {
+                Some((_, ticket)) if !flight.content.acts.is_empty() => {
+                    ticket.end(Ok(()));
+                    let mut flight = flight;
+                    flight.content.acts.clear();
+                    Next::PutBack(flight)
+                }
+                kept => {
+                    lock(&kit.customer().kept).extend(kept);
+                    flight.end(Ok(()));
+                    Next::Ended
+                }
+            }
+        }
+        fn settle(&mut self, flight: Flight<Kit>, _: std::io::Result<usize>) -> Next<Kit> {
+            Next::Carry(flight)
+        }
+    }
+    let scheduler = Kit::scheduler(Limits::NONE, &queues());
+    let kit = scheduler.customer();
+    submit(&scheduler, kit.group(0, FIRST, &[&[Act::Keep], &[Act::Keep]]));
+    serve_inline(&scheduler, &[FIRST], 1);
+    submit(&scheduler, kit.group(1, FIRST, &[&[Act::Move]]));
+    let service = Service { queues: &[FIRST], limit: InFlightLimit::fixed(1), patience: Patience::None };
+    scheduler.serve(NoLane::default(), &mut Late, service);
+    assert_eq!(kit.end_of(1), Ok(()));
+    let kept = kit.take_kept();
+    assert_eq!(kept.len(), 1, "another operation is in flight all the time");
+    kept.into_iter().for_each(|(_, ticket)| ticket.end(Ok(())));
 }
 
 #[test]

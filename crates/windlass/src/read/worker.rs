@@ -21,6 +21,7 @@ use crate::{
 use std::{
     borrow::Cow,
     io,
+    ops::ControlFlow,
     panic::{self, AssertUnwindSafe},
     sync::Arc,
 };
@@ -203,8 +204,8 @@ impl<'a> Worker<'a> {
         let mut carriers = Vec::new();
         if self.may_be_cached(piece, &source, access) {
             (taken, carriers) = match self.copy_cached(taken, &source) {
-                Ok(missed) => missed,
-                Err(begun) => return begun,
+                ControlFlow::Continue(missed) => missed,
+                ControlFlow::Break(begun) => return begun,
             };
         }
         if let Some(cached) = self.cached.as_ref().filter(|own| self.is_named(&own.member)) {
@@ -328,7 +329,7 @@ impl<'a> Worker<'a> {
         &mut self,
         mut taken: Taken,
         source: &Arc<SourceFile>,
-    ) -> std::result::Result<(Taken, Vec<Carrier>), Begun> {
+    ) -> ControlFlow<Begun, (Taken, Vec<Carrier>)> {
         let wanted = taken.piece.wanted;
         let (is_own, buffer, range) = match taken.piece.place.take() {
             // Memory of the reader's has room for all blocks.
@@ -341,8 +342,8 @@ impl<'a> Worker<'a> {
                     Ok(Some(slot)) => {
                         (false, Buffer::Staged { slot: Some(slot), pieces: Vec::new() }, wanted)
                     }
-                    Ok(None) => return Err(Begun::NoRoom(taken)),
-                    Err(error) => return Err(Begun::failed(taken, error)),
+                    Ok(None) => return ControlFlow::Break(Begun::NoRoom(taken)),
+                    Err(error) => return ControlFlow::Break(Begun::failed(taken, error)),
                 }
             }
         };
@@ -357,7 +358,7 @@ impl<'a> Worker<'a> {
         });
         let Some((Done { mut op, result }, route)) = copied else {
             reading.end(Err(Error::Internal("a copy from the page cache was lost".into())));
-            return Err(Begun::Ended);
+            return ControlFlow::Break(Begun::Ended);
         };
         // If it failed, the route that reads from the device will see what is wrong, if anything is.
         let count = result.unwrap_or(0);
@@ -367,7 +368,7 @@ impl<'a> Worker<'a> {
         }
         if op.progress.filled == range.len() {
             complete(self.shared, reading, op);
-            return Err(Begun::Ended);
+            return ControlFlow::Break(Begun::Ended);
         }
         let Reading { mut taken, mut carriers, .. } = reading;
         // It starts over, so these bytes were read for nothing.
@@ -375,7 +376,7 @@ impl<'a> Worker<'a> {
         if let Buffer::InPlace(region) = op.buffer {
             taken.piece.place = Some(if is_own { Place::Own(region) } else { Place::Borrowed(region) });
         }
-        Ok((taken, carriers))
+        ControlFlow::Continue((taken, carriers))
     }
 
     /// What came of a read.
