@@ -88,9 +88,10 @@ impl Member for Usrbio {
         }
         self.files.add(source, || {
             source.keep_mount(&self.mount);
+            // Asked once: a daemon that hangs does not answer.
+            self.chunk_bytes.fetch_max(source.preferred_bytes(), Ordering::Relaxed);
             self.mount.file(source)
         })?;
-        self.chunk_bytes.fetch_max(source.preferred_bytes(), Ordering::Relaxed);
         Ok(true)
     }
 
