@@ -81,6 +81,12 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// A device failed.
+    #[error(transparent)]
+    Device(#[from] windlass_device::Error),
+    /// A promise that the code makes to itself was broken. Please report it.
+    #[error("internal error, please report it: {0}")]
+    Internal(String),
 }
 
 impl Error {

@@ -1,7 +1,7 @@
 //! Devices: where tensors can live besides host memory, and what fills them.
 
 pub(crate) use windlass_device::{
-    Allocation, CopyQueue, Scratch, Source, Ticket,
+    Allocation, CopyQueue, Scratch,
     cuda::cufile::{Counters, CuFile, is_stand_in},
     table_bytes,
 };

@@ -285,6 +285,8 @@ impl Error {
             }
             Io::System { operation, source } => Self::System { operation, source },
             Io::Allocation { bytes, kind, source } => Self::Allocation { bytes, kind, source },
+            Io::Device(error) => error.into(),
+            Io::Internal(what) => Self::Internal(what),
         }
     }
 

@@ -231,7 +231,7 @@ fn take_slot(job: &Job, op: &mut ReadOp, route: &LoadRoute, may_wait: bool) -> b
             *slot = if may_wait { slots.take() } else { slots.try_take() };
             match slot.as_ref().map(Slot::pin) {
                 Some(Err(error)) => {
-                    job.fail(error);
+                    job.fail(error.into());
                     false
                 }
                 pinned => pinned.is_some(),

@@ -4,24 +4,20 @@
 mod arena;
 mod borrowed;
 pub(crate) mod budget;
-mod copying;
 mod coverage;
 mod device;
 mod pool;
 mod promised;
-mod shared;
-mod slot;
 
 pub use arena::Block;
 pub(crate) use arena::{Arena, Fill, WriteRegion};
 pub(crate) use borrowed::advise_huge_pages;
 pub use budget::limits;
-pub(crate) use copying::Copying;
 pub(crate) use device::{DeviceArena, DeviceFill};
 pub use device::{DeviceBlock, LentMemory};
 pub use pool::MemoryPool;
 pub(crate) use promised::Promise;
-pub(crate) use slot::{Slot, SlotKind, Slots};
+pub(crate) use windlass_io::memory::{Copying, Slot, SlotKind, Slots};
 pub use windlass_io::sys::limits::MemoryLimit;
 
 use crate::{Error, Result, device::Device};

@@ -187,7 +187,10 @@ impl DeviceLine {
     pub(super) fn slot(&self, is_direct: bool) -> Result<Option<Slot>> {
         let slots = self.slots(is_direct)?;
         match slots.try_take() {
-            Some(slot) => slot.pin().map(|()| Some(slot)),
+            Some(slot) => {
+                slot.pin()?;
+                Ok(Some(slot))
+            }
             None if !slots.is_exhausted() => Ok(None),
             None => Err(Error::DeviceUnavailable {
                 device: self.queue.device().name(),
@@ -263,7 +266,7 @@ impl DeviceLine {
                 sent = self.changed.wait(sent).unwrap_or_else(PoisonError::into_inner);
             };
             drop(sent);
-            let result = copying.wait();
+            let result = copying.wait().map_err(Error::from);
             drop(copying);
             if self.in_doubt.swap(false, Ordering::Relaxed) {
                 self.give_one_up(delivery.is_direct);

@@ -560,7 +560,7 @@ fn complete(shared: &Shared, mut reading: Reading, op: ReadOp) {
             let target = region.as_mut_slice().get_mut(..len as usize);
             let target = target.ok_or_else(|| Error::Internal("a region is too short for its bytes".into()));
             target
-                .and_then(|target| slot.copy_to(skip as usize, target))
+                .and_then(|target| Ok(slot.copy_to(skip as usize, target)?))
                 .and_then(|()| piece.of().complete(region))
         }
         (None, Some(Place::Device { line, address, .. })) => {

@@ -17,6 +17,8 @@ mod members;
 #[cfg(target_os = "linux")]
 mod mounts;
 pub(crate) mod registry;
+#[cfg(target_os = "linux")]
+mod shared;
 mod source;
 #[cfg(target_os = "linux")]
 mod threefs;
@@ -33,6 +35,8 @@ pub(crate) use gds::CuFileRead;
 pub use gds::{DirectProof, plausible as direct_path_is_plausible};
 #[cfg(target_os = "linux")]
 pub(crate) use members::io_uring::probe_ring;
+#[cfg(target_os = "linux")]
+use shared::SharedSlots;
 pub(crate) use source::SourceFile;
 pub(crate) use threefs::OpenMount;
 pub use threefs::{mount_point_of_3fs, mount_points_of_3fs, probe_3fs};

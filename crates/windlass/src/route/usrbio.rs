@@ -1,7 +1,7 @@
 //! `usrbio`: reads from a 3FS into memory shared with its daemon, many in flight from one thread.
 #![forbid(unsafe_code)]
 
-use super::{Buffer, Done, Lane, ReadOp, SourceFile, Unavailable, allowance::Allowance};
+use super::{Buffer, Done, Lane, ReadOp, SharedSlots, SourceFile, Unavailable, allowance::Allowance};
 use crate::{
     memory::Slot,
     parallel::{self, lock},
@@ -105,7 +105,7 @@ impl UsrbioLane {
         // Whole blocks go past the end of the file; asking for that would make the client look for the end.
         let left = usize::try_from(op.source.len().saturating_sub(op.progress.offset)).unwrap_or(usize::MAX);
         let len = op.progress.len.min(left);
-        let slot = op.buffer.slot().and_then(Slot::lend);
+        let slot = op.buffer.slot().and_then(|slot| slot.shared_memory::<SharedSlots>()?.lend(slot.index()));
         let slot = slot.ok_or_else(|| io::Error::other("a read by USRBIO has no shared memory"))?;
         Ok(Transfer {
             file,
@@ -131,8 +131,10 @@ impl UsrbioLane {
         let Some((mut op, _)) = self.reads.get_mut(token).and_then(Option::take) else { return };
         self.free.push(token);
         let in_doubt = result.as_ref().is_err_and(Error::leaves_memory_in_doubt);
-        if let (Some(slot), false) = (op.buffer.slot(), in_doubt) {
-            slot.give_back(transfer.slot);
+        if let (Some(slot), false) = (op.buffer.slot(), in_doubt)
+            && let Some(memory) = slot.shared_memory::<SharedSlots>()
+        {
+            memory.give_back(slot.index(), transfer.slot);
         }
         self.ended.push_back(Done { op, result: result.map_err(failed) });
     }

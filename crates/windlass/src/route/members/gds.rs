@@ -155,7 +155,7 @@ impl Member for CuFile {
             }
             error => error,
         })?;
-        Slots::new(count, slot_bytes, SlotKind::Device(&Arc::new(buffer)))
+        Ok(Slots::new(count, slot_bytes, SlotKind::Device(&Arc::new(buffer)))?)
     }
 
     fn gives_up(&self, op: &ReadOp, result: &io::Result<usize>) -> Option<Unavailable> {

@@ -8,8 +8,8 @@ use crate::{
     parallel::lock,
     report::Refusal,
     route::{
-        Access, DirectIo, OpenMount, ReadLane, Route, SourceFile, Unavailable, UsrbioClient, UsrbioFiles,
-        UsrbioLane, host_rings, is_daemon_lost,
+        Access, DirectIo, OpenMount, ReadLane, Route, SharedSlots, SourceFile, Unavailable, UsrbioClient,
+        UsrbioFiles, UsrbioLane, host_rings, is_daemon_lost,
         member::{ALONE, Demand, Landing, Member, Share, Wanted},
         registry::NotOpened,
     },
@@ -22,6 +22,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
+use windlass_io::memory::SharedMemory;
 
 /// Bytes in flight: more of them, and copies find them no longer in the processor's cache.
 const IN_FLIGHT_BYTES: u64 = 32 << 20;
@@ -156,7 +157,10 @@ impl Member for Usrbio {
         let slot_bytes = slot_bytes.next_multiple_of(sys::pages::page_size());
         let memory = self.mount.memory(count.saturating_mul(slot_bytes), numa_node);
         let memory = memory.map_err(|why| self.unavailable(why))?;
-        Slots::new(count, slot_bytes, SlotKind::Shared { iov: &memory, device })
+        let memory = SharedSlots::new(memory, count, slot_bytes)
+            .ok_or_else(|| Error::Internal("shared memory is too short for its slots".into()))?;
+        let memory: Arc<dyn SharedMemory> = Arc::new(memory);
+        Ok(Slots::new(count, slot_bytes, SlotKind::Shared { memory: &memory, device })?)
     }
 
     fn chunk_bytes(&self) -> Option<u64> {

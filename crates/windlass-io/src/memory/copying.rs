@@ -1,7 +1,6 @@
 //! Memory that a device still copies from or to.
 #![allow(unsafe_code)]
 
-use crate::{Result, device::Ticket};
 use std::{
     mem::ManuallyDrop,
     sync::{
@@ -9,10 +8,11 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
+use windlass_device::Ticket;
 
 /// What copies that were queued work on. It goes once they are done; if nobody can know that, it never goes.
 #[derive(Debug)]
-pub(crate) struct Copying<T> {
+pub struct Copying<T> {
     ticket: Ticket,
     in_doubt: Arc<AtomicBool>,
     /// Only dropped once the copies are done: until then the device uses it.
@@ -21,18 +21,21 @@ pub(crate) struct Copying<T> {
 
 impl<T> Copying<T> {
     /// Keeps `memory` until the work behind `ticket` is done. If nobody can know whether it is, `in_doubt` will say so.
-    pub(crate) fn new(ticket: Ticket, memory: T, in_doubt: Arc<AtomicBool>) -> Self {
+    pub fn new(ticket: Ticket, memory: T, in_doubt: Arc<AtomicBool>) -> Self {
         Self { ticket, in_doubt, memory: ManuallyDrop::new(memory) }
     }
 
     /// Whether the copies are done, or failed.
-    pub(crate) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         self.ticket.is_over()
     }
 
     /// Waits for the copies, and says whether they went well.
-    pub(crate) fn wait(&self) -> Result<()> {
-        Ok(self.ticket.wait()?)
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn wait(&self) -> windlass_device::Result<()> {
+        self.ticket.wait()
     }
 }
 

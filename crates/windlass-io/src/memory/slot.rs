@@ -1,13 +1,11 @@
 //! Staging slots: the bounded memory through which bytes pass that cannot be read in place.
 #![allow(unsafe_code)]
 
-use super::shared::{Iov, IovSlot};
-use crate::{
-    Error, Result,
-    device::{Device, DirectBuffer, Pinned, Source},
-    sys,
-};
+use super::{Mapping, PageKind};
+use crate::{Error, Result, sys};
 use std::{
+    any::Any,
+    fmt,
     ptr::NonNull,
     slice,
     sync::{
@@ -16,18 +14,17 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use windlass_io::memory::{Mapping, PageKind};
+use windlass_device::{Device, DirectBuffer, Pinned, Source};
 
 /// A fixed number of slots of equal size. A slot is free, or it is owned by whoever took it.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub struct Slots {
     shared: Arc<Shared>,
 }
 
 /// What slots are made of.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux has memory shared with a 3FS"))]
-pub(crate) enum SlotKind<'a> {
+pub enum SlotKind<'a> {
     /// Host memory.
     Host,
     /// Host memory that is pinned for a device, slot by slot as they are first used: pinning takes a quarter of a
@@ -35,14 +32,39 @@ pub(crate) enum SlotKind<'a> {
     Pinned(&'a Arc<Device>, Option<u32>),
     /// Memory of a device that cuFile reads into, of at least as many bytes as all slots.
     Device(&'a Arc<DirectBuffer>),
-    /// Host memory that the daemon of a 3FS writes to, of at least as many bytes as all slots and nobody else's. Pinned
-    /// as they are first used, if a device copies from them.
+    /// Host memory that another process writes to. Pinned as they are first used, if a device copies from them.
     Shared {
-        /// The memory.
-        iov: &'a Arc<Iov>,
+        /// The memory: as many slots as are made, of the same length.
+        memory: &'a Arc<dyn SharedMemory>,
         /// The device.
         device: Option<&'a Arc<Device>>,
     },
+}
+
+/// Host memory in slots of one length that another process writes to, so that its bytes are copied in and out.
+///
+/// # Safety
+/// The address of an offset up to [`len`](Self::len) is valid for as long as this lives, and so are the bytes before it.
+pub unsafe trait SharedMemory: Any + fmt::Debug + Send + Sync {
+    /// Length in bytes of all slots.
+    fn len(&self) -> usize;
+
+    /// Whether there is no byte.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Address of byte `offset`, at most [`len`](Self::len).
+    fn address(&self, offset: usize) -> NonNull<u8>;
+
+    /// Copies bytes of a slot out, from `offset` on. `false` if they are not in it, or it is lent.
+    fn copy_to(&self, slot: usize, offset: usize, bytes: &mut [u8]) -> bool;
+
+    /// Overwrites bytes of a slot, from `offset` on. `false` if they are not in it, or it is lent.
+    fn copy_from(&self, slot: usize, offset: usize, bytes: &[u8]) -> bool;
+
+    /// Whether a slot is lent to the other process and has not come back.
+    fn is_lent(&self, slot: usize) -> bool;
 }
 
 #[derive(Debug)]
@@ -71,8 +93,7 @@ enum SlotMemory {
 #[derive(Debug)]
 enum Backing {
     Own(Mapping),
-    /// Shared with another process: its parts, but for those that were lent, and the whole.
-    Shared(Box<[Mutex<Option<IovSlot>>]>, Arc<Iov>),
+    Shared(Arc<dyn SharedMemory>),
 }
 
 #[derive(Debug)]
@@ -85,7 +106,10 @@ struct Free {
 
 impl Slots {
     /// `count` slots of `slot_bytes` each, block-aligned; somewhat longer if whole pages have to be pinned.
-    pub(crate) fn new(count: usize, slot_bytes: usize, kind: SlotKind<'_>) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::Allocation`]; [`Error::Internal`] if shared memory is too short.
+    pub fn new(count: usize, slot_bytes: usize, kind: SlotKind<'_>) -> Result<Self> {
         let slot_bytes = match kind {
             // Slots are pinned one by one, and pages may be longer than blocks.
             SlotKind::Pinned(..) => slot_bytes.next_multiple_of(sys::pages::page_size()),
@@ -93,7 +117,7 @@ impl Slots {
         };
         let bytes = count.saturating_mul(slot_bytes);
         let memory = match kind {
-            SlotKind::Shared { iov, device } => Self::shared_memory(iov, count, slot_bytes, device)?,
+            SlotKind::Shared { memory, device } => Self::shared_memory(memory, count, slot_bytes, device)?,
             SlotKind::Device(buffer) => SlotMemory::Device(buffer.clone()),
             SlotKind::Host => Self::host_memory(bytes, None, None)?,
             SlotKind::Pinned(device, node) => Self::host_memory(bytes, Some((device, count)), node)?,
@@ -122,36 +146,31 @@ impl Slots {
     }
 
     fn shared_memory(
-        iov: &Arc<Iov>,
+        memory: &Arc<dyn SharedMemory>,
         count: usize,
         slot_bytes: usize,
         device: Option<&Arc<Device>>,
     ) -> Result<SlotMemory> {
-        let part = |index: usize| {
-            // Where a slot lies is computed from its number.
-            let part = iov.cut(slot_bytes).filter(|part| part.offset() == index * slot_bytes);
-            part.map(|part| Mutex::new(Some(part)))
-        };
-        let parts: Option<_> = (0..count).map(part).collect();
-        let parts =
-            parts.ok_or_else(|| Error::Internal("shared memory is too short for its slots".into()))?;
+        if memory.len() < count.saturating_mul(slot_bytes) {
+            return Err(Error::Internal("shared memory is too short for its slots".into()));
+        }
         let pins = if device.is_some() { count } else { 0 };
         Ok(SlotMemory::Host {
             pins: (0..pins).map(|_| OnceLock::new()).collect(),
             device: device.cloned(),
-            backing: Backing::Shared(parts, iov.clone()),
+            backing: Backing::Shared(memory.clone()),
         })
     }
 
     /// A free slot, if there is one now.
-    pub(crate) fn try_take(&self) -> Option<Slot> {
+    pub fn try_take(&self) -> Option<Slot> {
         let index = self.shared.free().slots.pop()?;
         Some(Slot { shared: self.shared.clone(), index })
     }
 
     /// A free slot. Waits for one; whoever waits must not hold slots itself. `None` once [`Slots::close`] was
     /// called.
-    pub(crate) fn take(&self) -> Option<Slot> {
+    pub fn take(&self) -> Option<Slot> {
         let mut waiting: Option<Instant> = None;
         let mut free = self.shared.free();
         loop {
@@ -172,7 +191,7 @@ impl Slots {
 
     /// Pins slots that nobody has used yet, one after the other, until `count` are or the load is over. Best effort: whoever takes a slot
     /// that cannot be pinned is told why.
-    pub(crate) fn pin_ahead(&self, count: usize, is_over: impl Fn() -> bool) {
+    pub fn pin_ahead(&self, count: usize, is_over: impl Fn() -> bool) {
         let SlotMemory::Host { pins, device: Some(_), .. } = &self.shared.memory else { return };
         while !is_over() && pins.iter().filter(|pin| pin.get().is_some()).count() < count {
             let slot = {
@@ -191,23 +210,23 @@ impl Slots {
     }
 
     /// Nobody waits for a slot any more.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.shared.free().closed = true;
         self.shared.returned.notify_all();
     }
 
     /// A slot was forgotten, for somebody may still use its memory. With the last one, nobody may wait for slots any more.
-    pub(crate) fn give_one_up(&self) {
+    pub fn give_one_up(&self) {
         self.shared.lose_one();
     }
 
     /// Whether all slots were given up.
-    pub(crate) fn is_exhausted(&self) -> bool {
+    pub fn is_exhausted(&self) -> bool {
         self.shared.free().lost == self.shared.count
     }
 
     /// Bytes of all slots, if they are host memory.
-    pub(crate) fn host_bytes(&self) -> u64 {
+    pub fn host_bytes(&self) -> u64 {
         match &self.shared.memory {
             SlotMemory::Host { backing, .. } => backing.len() as u64,
             SlotMemory::Device(_) => 0,
@@ -215,7 +234,7 @@ impl Slots {
     }
 
     /// Bytes of all slots, if they are memory of a device.
-    pub(crate) fn device_bytes(&self) -> u64 {
+    pub fn device_bytes(&self) -> u64 {
         match &self.shared.memory {
             SlotMemory::Host { .. } => 0,
             SlotMemory::Device(buffer) => buffer.len(),
@@ -223,12 +242,12 @@ impl Slots {
     }
 
     /// How many there are.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.shared.count
     }
 
     /// How long threads have waited for slots.
-    pub(crate) fn waited(&self) -> Duration {
+    pub fn waited(&self) -> Duration {
         Duration::from_nanos(self.shared.waited.load(Ordering::Relaxed))
     }
 }
@@ -237,7 +256,7 @@ impl Backing {
     fn len(&self) -> usize {
         match self {
             Self::Own(mapping) => mapping.len(),
-            Self::Shared(_, iov) => iov.len(),
+            Self::Shared(memory) => memory.len(),
         }
     }
 
@@ -245,19 +264,10 @@ impl Backing {
     fn pointer(&self, offset: usize) -> NonNull<u8> {
         match self {
             Self::Own(mapping) => mapping.pointer(offset),
-            Self::Shared(_, iov) => {
-                assert!(offset <= iov.len(), "offset {offset} of shared memory of {} bytes", iov.len());
-                // SAFETY: inside the memory or one past its end, checked above.
-                unsafe { iov.base().add(offset) }
+            Self::Shared(memory) => {
+                assert!(offset <= memory.len(), "offset {offset} of shared memory of {} bytes", memory.len());
+                memory.address(offset)
             }
-        }
-    }
-
-    /// The part of shared memory that is slot `index`, unless it was lent.
-    fn part(&self, index: usize) -> Option<MutexGuard<'_, Option<IovSlot>>> {
-        match self {
-            Self::Own(_) => None,
-            Self::Shared(parts, _) => Some(parts[index].lock().unwrap_or_else(PoisonError::into_inner)),
         }
     }
 }
@@ -278,7 +288,7 @@ impl Shared {
 
 /// One slot, owned. Goes back when dropped.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub struct Slot {
     shared: Arc<Shared>,
     index: usize,
 }
@@ -286,7 +296,7 @@ pub(crate) struct Slot {
 impl Slot {
     /// The slot's bytes, if the host can reach them and no other process can; else none. They hold what its last user
     /// left.
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
         let Shared { memory: SlotMemory::Host { backing: Backing::Own(mapping), .. }, slot_bytes, .. } =
             &*self.shared
         else {
@@ -298,61 +308,52 @@ impl Slot {
     }
 
     /// Copies bytes of host memory out, from `offset` on.
-    pub(crate) fn copy_to(&mut self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if they are not in the slot.
+    pub fn copy_to(&mut self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let len = bytes.len();
-        let outside = || Error::Internal(format!("{len} bytes at {offset} are not in a slot"));
-        if let SlotMemory::Host { backing: backing @ Backing::Shared(..), .. } = &self.shared.memory {
-            let part = backing.part(self.index);
-            let copied = part.as_ref().and_then(|part| part.as_ref()?.copy_to(offset, bytes).ok());
-            return copied.ok_or_else(outside);
-        }
-        let end = offset.checked_add(len);
-        let source = end.and_then(|end| self.as_mut_slice().get(offset..end));
-        source.map(|source| bytes.copy_from_slice(source)).ok_or_else(outside)
+        let is_copied = match self.shared_backing() {
+            Some(memory) => memory.copy_to(self.index, offset, bytes),
+            None => {
+                let end = offset.checked_add(len);
+                let source = end.and_then(|end| self.as_mut_slice().get(offset..end));
+                source.map(|source| bytes.copy_from_slice(source)).is_some()
+            }
+        };
+        self.check_inside(is_copied, offset, len)
     }
 
     /// Overwrites bytes of memory that is shared, from `offset` on.
-    pub(crate) fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
-        let copied = match &self.shared.memory {
-            SlotMemory::Host { backing: backing @ Backing::Shared(..), .. } => {
-                let mut part = backing.part(self.index);
-                let part = part.as_mut().and_then(|part| part.as_mut());
-                part.and_then(|part| part.copy_from(offset, bytes).ok())
-            }
-            _ => None,
-        };
-        let outside = || Error::Internal(format!("{} bytes at {offset} are not in a slot", bytes.len()));
-        copied.ok_or_else(outside)
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if they are not in the slot, or it is not shared.
+    pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let is_copied =
+            self.shared_backing().is_some_and(|memory| memory.copy_from(self.index, offset, bytes));
+        self.check_inside(is_copied, offset, bytes.len())
     }
 
-    /// The memory of a slot that is shared, for a transfer. Until it is [given back](Self::give_back), or for ever if
-    /// nobody knows whether the transfer has ended, the slot is nobody's.
-    #[cfg(target_os = "linux")]
-    pub(crate) fn lend(&mut self) -> Option<IovSlot> {
-        let SlotMemory::Host { backing, .. } = &self.shared.memory else { return None };
-        backing.part(self.index)?.take()
+    fn check_inside(&self, is_copied: bool, offset: usize, len: usize) -> Result<()> {
+        let outside = || Error::Internal(format!("{len} bytes at {offset} are not in a slot"));
+        is_copied.then_some(()).ok_or_else(outside)
     }
 
-    /// The transfer is over.
-    #[cfg(target_os = "linux")]
-    pub(crate) fn give_back(&mut self, memory: IovSlot) {
-        if let SlotMemory::Host { backing, .. } = &self.shared.memory
-            && let Some(mut part) = backing.part(self.index)
-        {
-            *part = Some(memory);
-        }
-    }
-
-    /// Whether its memory was lent and has not come back.
-    fn is_lost(&self) -> bool {
+    fn shared_backing(&self) -> Option<&Arc<dyn SharedMemory>> {
         match &self.shared.memory {
-            SlotMemory::Host { backing, .. } => backing.part(self.index).is_some_and(|part| part.is_none()),
-            SlotMemory::Device(_) => false,
+            SlotMemory::Host { backing: Backing::Shared(memory), .. } => Some(memory),
+            SlotMemory::Host { .. } | SlotMemory::Device(_) => None,
         }
+    }
+
+    /// The memory that it shares with another process, if that is memory of type `M`.
+    pub fn shared_memory<M: SharedMemory>(&self) -> Option<&M> {
+        let memory: &dyn Any = &**self.shared_backing()?;
+        memory.downcast_ref()
     }
 
     /// Where its bytes are, for copies to a device.
-    pub(crate) fn source(&self) -> Source {
+    pub fn source(&self) -> Source {
         let start = self.index * self.shared.slot_bytes;
         match &self.shared.memory {
             SlotMemory::Host { backing, .. } => Source::Host(backing.pointer(start).as_ptr()),
@@ -361,22 +362,27 @@ impl Slot {
     }
 
     /// Its number among the slots.
-    pub(crate) fn index(&self) -> usize {
+    pub fn index(&self) -> usize {
         self.index
     }
 
     /// Whether its memory is shared with another process.
-    pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.shared.memory, SlotMemory::Host { backing: Backing::Shared(..), .. })
+    pub fn is_shared(&self) -> bool {
+        self.shared_backing().is_some()
     }
 
     /// Length in bytes.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.shared.slot_bytes
     }
 
+    /// Whether it has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Address of its first byte, if that is memory of a device.
-    pub(crate) fn device_address(&self) -> Option<u64> {
+    pub fn device_address(&self) -> Option<u64> {
         match self.source() {
             Source::Host(_) => None,
             Source::Device(address) => Some(address),
@@ -384,7 +390,7 @@ impl Slot {
     }
 
     /// The buffer of a device that it is a part of, and where it begins there.
-    pub(crate) fn direct_buffer(&self) -> Option<(&DirectBuffer, u64)> {
+    pub fn direct_buffer(&self) -> Option<(&DirectBuffer, u64)> {
         match &self.shared.memory {
             SlotMemory::Host { .. } => None,
             SlotMemory::Device(buffer) => Some((buffer, (self.index * self.shared.slot_bytes) as u64)),
@@ -392,7 +398,10 @@ impl Slot {
     }
 
     /// Pins the slot, if its kind is pinned and this is its first use.
-    pub(crate) fn pin(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn pin(&self) -> Result<()> {
         let Shared { memory: SlotMemory::Host { pins, device: Some(device), backing }, slot_bytes, .. } =
             &*self.shared
         else {
@@ -412,41 +421,10 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         // What another process may still write to is never used again.
-        if self.is_lost() {
+        if self.shared_backing().is_some_and(|memory| memory.is_lent(self.index)) {
             return self.shared.lose_one();
         }
         self.shared.free().slots.push(self.index);
         self.shared.returned.notify_one();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A page that a read or a device fills must not become a copy when the process forks.
-    #[test]
-    fn children_of_fork_do_not_get_slots() {
-        let slots = Slots::new(2, 4096, SlotKind::Host).unwrap();
-        let mut slot = slots.try_take().unwrap();
-        slot.as_mut_slice().fill(7);
-        let page = slot.as_mut_slice().as_mut_ptr().cast();
-        let is_mapped = || {
-            let mut is_resident = 0u8;
-            // SAFETY: asks about one page, and writes one byte. Fails if the page is not mapped.
-            unsafe { libc::mincore(page, 4096, &raw mut is_resident) == 0 }
-        };
-        assert!(is_mapped());
-        // SAFETY: the child makes one system call and leaves.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let is_there = is_mapped();
-            // SAFETY: ends the child without running what belongs to the parent.
-            unsafe { libc::_exit(i32::from(is_there)) };
-        }
-        let mut status = -1;
-        // SAFETY: a child of this test, and a place for its status.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0, "the child has the slots");
     }
 }
