@@ -39,7 +39,7 @@ fn put(namespace: &Namespace, key: &[u8], shards: &[&[u8]], ttl: Option<Duration
     let items = (0..).zip(shards).map(|(shard, bytes)| {
         let mut buffer = Buffer::zeroed(bytes.len());
         buffer.copy_from_slice(bytes);
-        BufferItem { key: Key::new(key).unwrap(), shard, buffer }
+        BufferItem::new(Key::new(key).unwrap(), shard, buffer)
     });
     let mut options = TransferOptions::default();
     (options.shards, options.ttl) = (shards.len() as u32, ttl);
@@ -48,11 +48,9 @@ fn put(namespace: &Namespace, key: &[u8], shards: &[&[u8]], ttl: Option<Duration
 }
 
 fn get(namespace: &Namespace, key: &[u8], lens: &[usize]) -> Option<Vec<Vec<u8>>> {
-    let items = (0..).zip(lens).map(|(shard, len)| BufferItem {
-        key: Key::new(key).unwrap(),
-        shard,
-        buffer: Buffer::zeroed(*len),
-    });
+    let items = (0..)
+        .zip(lens)
+        .map(|(shard, len)| BufferItem::new(Key::new(key).unwrap(), shard, Buffer::zeroed(*len)));
     let transfer = namespace.load_buffers(items.collect(), &TransferOptions::default()).unwrap();
     let (completion, buffers) = transfer.wait(None).unwrap();
     completion.is_ok().then(|| buffers.iter().map(|buffer| buffer.to_vec()).collect())

@@ -87,7 +87,7 @@ fn each(
                     let memory = &memory[place];
                     let aligned = memory[memory.as_ptr().align_offset(4096)..].as_ptr();
                     let pieces = vec![Piece::host(aligned, len)];
-                    let items = vec![Item { key: Key::new(&key(number))?, shard: 0, pieces }];
+                    let items = vec![Item::new(Key::new(&key(number))?, 0, pieces)];
                     tickets[place] = Some(begin(Request::new(items, KeepAlive::new(memory.clone())))?);
                 }
                 tickets.iter_mut().try_for_each(finish)

@@ -76,6 +76,7 @@ impl sealed::Piecewise for Buffer {
 
 /// A shard of a block and its memory.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct BufferItem<B = Buffer> {
     /// The block.
     pub key: Key,
@@ -83,6 +84,13 @@ pub struct BufferItem<B = Buffer> {
     pub shard: u32,
     /// Its bytes, or the place for them: as long as the shard.
     pub buffer: B,
+}
+
+impl<B> BufferItem<B> {
+    /// A shard of a block, and its memory.
+    pub fn new(key: Key, shard: u32, buffer: B) -> Self {
+        Self { key, shard, buffer }
+    }
 }
 
 /// Buffers that are being loaded or stored.

@@ -7,6 +7,7 @@ use windlass::DeviceId;
 
 /// A piece of the caller's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Piece {
     /// Address of its first byte, in host memory or in that of the device.
     pub address: u64,
@@ -17,6 +18,11 @@ pub struct Piece {
 }
 
 impl Piece {
+    /// The `len` bytes at `address` of `device`.
+    pub fn new(device: DeviceId, address: u64, len: u64) -> Self {
+        Self { address, len, device }
+    }
+
     /// A piece of host memory.
     pub fn host(address: *const u8, len: usize) -> Self {
         Self { address: address.expose_provenance() as u64, len: len as u64, device: DeviceId::Cpu }
@@ -26,6 +32,7 @@ impl Piece {
 /// A shard of a block, and the memory that it is loaded to or stored from: pieces in the order of the shard's bytes
 /// (scatter/gather), so that paged layouts move without a copy.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Item {
     /// The block.
     pub key: Key,
@@ -36,6 +43,11 @@ pub struct Item {
 }
 
 impl Item {
+    /// A shard of a block, and its memory.
+    pub fn new(key: Key, shard: u32, pieces: Vec<Piece>) -> Self {
+        Self { key, shard, pieces }
+    }
+
     /// Bytes of the shard.
     pub fn len_bytes(&self) -> u64 {
         self.pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.len))

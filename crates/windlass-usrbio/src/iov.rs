@@ -6,6 +6,7 @@ use crate::{
     copy::copy,
     key::Key,
     mount::{Inner, Registered},
+    setters::setters,
     shm::SharedMemory,
     vendor,
 };
@@ -21,6 +22,7 @@ use uuid::Uuid;
 
 /// What a buffer is to be like.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct IovOptions {
     /// How many bytes.
     pub len: usize,
@@ -29,6 +31,14 @@ pub struct IovOptions {
     /// The daemon registers blocks of this length with InfiniBand, one by one. No transfer may straddle two. 0 is the
     /// whole buffer, and right but for very large ones.
     pub block_bytes: usize,
+}
+
+setters! {
+    IovOptions {
+        len: usize,
+        numa_node: u32 => Some,
+        block_bytes: usize,
+    }
 }
 
 /// A buffer shared with the daemon.

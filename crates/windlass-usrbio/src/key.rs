@@ -23,7 +23,7 @@ pub struct RingKey {
     /// Positive: batches of exactly so many. Zero: all there is. Negative: at most so many.
     pub io_depth: i32,
     /// Which of the daemon's queues.
-    pub priority: Priority,
+    pub priority: RingPriority,
     /// Milliseconds that a batch may wait to fill.
     pub timeout_ms: u32,
     /// Bits of the protocol.
@@ -42,7 +42,7 @@ pub enum Direction {
 
 /// Which of the daemon's queues a ring is served from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Priority {
+pub enum RingPriority {
     /// Before all others.
     High,
     /// Like most.
@@ -52,7 +52,7 @@ pub enum Priority {
     Low,
 }
 
-impl Priority {
+impl RingPriority {
     /// The link in [`IOVS`](crate::proto::IOVS) that names the semaphore by which the daemon learns of submissions.
     #[must_use]
     pub fn submit_link(self) -> &'static str {
@@ -77,9 +77,9 @@ impl fmt::Display for Key {
         };
         write!(f, ".{direction}{}", ring.io_depth)?;
         match ring.priority {
-            Priority::High => f.write_str(".ph")?,
-            Priority::Normal => {}
-            Priority::Low => f.write_str(".pl")?,
+            RingPriority::High => f.write_str(".ph")?,
+            RingPriority::Normal => {}
+            RingPriority::Low => f.write_str(".pl")?,
         }
         if ring.timeout_ms != 0 {
             write!(f, ".t{}", ring.timeout_ms)?;
@@ -113,16 +113,16 @@ impl FromStr for Key {
                     *ring = Some(RingKey {
                         direction,
                         io_depth,
-                        priority: Priority::Normal,
+                        priority: RingPriority::Normal,
                         timeout_ms: 0,
                         flags: 0,
                     });
                 }
                 ("p", Some(ring)) => {
                     ring.priority = match value {
-                        "h" => Priority::High,
-                        "n" => Priority::Normal,
-                        "l" => Priority::Low,
+                        "h" => RingPriority::High,
+                        "n" => RingPriority::Normal,
+                        "l" => RingPriority::Low,
                         _ => return Err(NotAKey),
                     }
                 }
@@ -146,7 +146,7 @@ mod tests {
     const ID: &str = "6e0b1a1c-53d5-4d8e-9a8e-0a1b2c3d4e5f";
 
     fn ring(direction: Direction, io_depth: i32) -> RingKey {
-        RingKey { direction, io_depth, priority: Priority::Normal, timeout_ms: 0, flags: 0 }
+        RingKey { direction, io_depth, priority: RingPriority::Normal, timeout_ms: 0, flags: 0 }
     }
 
     #[test]
@@ -162,7 +162,7 @@ mod tests {
                     id,
                     block_bytes: 0,
                     ring: Some(RingKey {
-                        priority: Priority::High,
+                        priority: RingPriority::High,
                         timeout_ms: 7,
                         flags: 2,
                         ..ring(Direction::Read, 16)

@@ -27,9 +27,9 @@
 //! let len = file.len_now()?;
 //! // Four slots of 8 MiB; the buffer can be pinned for a device by its address.
 //! const SLOT: usize = 8 << 20;
-//! let iov = mount.create_iov(&IovOptions { len: 4 * SLOT, ..IovOptions::default() })?;
+//! let iov = mount.create_iov(&IovOptions::default().len(4 * SLOT))?;
 //! let mut slots = iov.slots(SLOT);
-//! let mut ring = mount.create_ring(&RingOptions { depth: 4, ..RingOptions::default() })?;
+//! let mut ring = mount.create_ring(&RingOptions::default().depth(4))?;
 //! let (mut offset, mut completions) = (0, Vec::new());
 //! while offset < len || ring.in_flight() > 0 {
 //!     while offset < len
@@ -79,6 +79,7 @@ mod protocol_tests;
 mod registration;
 mod ring;
 mod semaphore;
+mod setters;
 mod shm;
 mod vendor;
 mod worker;
@@ -87,7 +88,7 @@ pub use choose::{Chosen, Preference, choose, probe};
 pub use error::{Error, Result};
 pub use file::{File, is_3fs, protocol_version};
 pub use iov::{Iov, IovOptions, IovSlot};
-pub use key::{Direction, Key, NotAKey, Priority, RingKey};
+pub use key::{Direction, Key, NotAKey, RingKey, RingPriority};
 pub use mount::{Client, Mount};
 pub use mountinfo::{extract_mount_point, mount_points};
 pub use ring::{Completion, Refused, Ring, RingOptions, Transfer};

@@ -4,7 +4,7 @@
 //! transfers goes on waiting, as long as it likes.
 #![forbid(unsafe_code)]
 
-use crate::{Error, Priority, proto, worker::Worker};
+use crate::{Error, RingPriority, proto, worker::Worker};
 use std::{
     collections::BTreeSet,
     fs, io,
@@ -142,7 +142,7 @@ impl Shared {
 /// Asks the daemon of `mount`.
 pub(crate) fn look(mount: &Path, submit_target: &Path, keys: BTreeSet<String>) -> Verdict {
     let directory = mount.join(proto::IOVS);
-    match fs::read_link(directory.join(Priority::default().submit_link())) {
+    match fs::read_link(directory.join(RingPriority::default().submit_link())) {
         Ok(target) if target == submit_target => {}
         Ok(_) => return Verdict::Restarted,
         Err(error) => return Verdict::Dead(death(&error)),

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    Error, File, Iov, IovOptions, Priority, Result, Ring, RingOptions,
+    Error, File, Iov, IovOptions, Result, Ring, RingOptions, RingPriority,
     control::Control,
     key::Key,
     liveness::{Watch, look},
@@ -63,7 +63,7 @@ impl Mount {
 
     pub(crate) fn open_at(point: PathBuf, client: Client, trust: Trust) -> Result<Self> {
         let control = Control::start(&point, REGISTRATION_LIMIT)?;
-        let submit_target = submit_target(&control, &point, Priority::default())?;
+        let submit_target = submit_target(&control, &point, RingPriority::default())?;
         let watch = Watch::start(&point, &submit_target)?;
         let pid = std::process::id();
         let files = Mutex::default();
@@ -157,7 +157,7 @@ impl Mount {
 }
 
 /// Where the daemon's semaphore for submissions is.
-fn submit_target(control: &Control, point: &Path, priority: Priority) -> Result<PathBuf> {
+fn submit_target(control: &Control, point: &Path, priority: RingPriority) -> Result<PathBuf> {
     let link = point.join(proto::IOVS).join(priority.submit_link());
     control.run("reading submit-ios", move || {
         fs::read_link(&link).map_err(|error| Error::system("find the daemon's semaphore", &link, error))
@@ -209,7 +209,7 @@ impl Inner {
     }
 
     /// Where the daemon's semaphore for submissions of this priority is.
-    pub(crate) fn submit_target(&self, priority: Priority) -> Result<PathBuf> {
+    pub(crate) fn submit_target(&self, priority: RingPriority) -> Result<PathBuf> {
         submit_target(&self.control, &self.point, priority)
     }
 

@@ -5,10 +5,11 @@ use crate::{
     Client, Error, File, IovSlot, Result,
     driver::{Driver, Prepare, Prepared, RawCompletion},
     error::hint,
-    key::{Direction, Priority, RingKey},
+    key::{Direction, RingKey, RingPriority},
     mount::Inner,
     native::NativeRing,
     proto::MAX_ENTRIES,
+    setters::setters,
     vendor::VendorRing,
 };
 use std::{
@@ -30,13 +31,14 @@ const ENTRIES_PER_TRANSFER: usize = 4;
 
 /// What a ring is to be like.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RingOptions {
     /// How many transfers may be in flight.
     pub depth: usize,
     /// Reads or writes.
     pub direction: Direction,
     /// Which of the daemon's queues.
-    pub priority: Priority,
+    pub priority: RingPriority,
     /// How many transfers the daemon puts in a batch at most. The completions of a batch come together, at its end, so 1
     /// is best for transfers of a MiB and more.
     pub batch: usize,
@@ -46,12 +48,23 @@ pub struct RingOptions {
     pub farewell: Duration,
 }
 
+setters! {
+    RingOptions {
+        depth: usize,
+        direction: Direction,
+        priority: RingPriority,
+        batch: usize,
+        stall_limit: Duration,
+        farewell: Duration,
+    }
+}
+
 impl Default for RingOptions {
     fn default() -> Self {
         Self {
             depth: 16,
             direction: Direction::Read,
-            priority: Priority::Normal,
+            priority: RingPriority::Normal,
             batch: 1,
             stall_limit: Duration::from_secs(60),
             farewell: Duration::from_secs(1),

@@ -71,14 +71,13 @@ impl KvAddresses {
     pub(super) fn blocks(&self) -> impl Iterator<Item = Vec<Piece>> {
         let columns = self.addresses.columns.unwrap_or(1).max(1);
         self.addresses.values.chunks_exact(columns).enumerate().map(move |(row, addresses)| {
-            let piece = |(column, &address): (usize, &u64)| Piece {
-                address,
-                len: match &self.sizes {
+            let piece = |(column, &address): (usize, &u64)| {
+                let len = match &self.sizes {
                     Sizes::All(len) => *len,
                     Sizes::Columns(lens) => lens[column],
                     Sizes::Each(lens) => lens[row * columns + column],
-                },
-                device: self.device,
+                };
+                Piece::new(self.device, address, len)
             };
             addresses.iter().enumerate().map(piece).collect()
         })

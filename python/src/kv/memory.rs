@@ -95,14 +95,13 @@ impl Finder<'_> {
                 (piece, owner)
             } else if is_buffer(object) {
                 let (address, len, owner) = bytes_of(object, self.access)?;
-                (Piece { address, len, device: DeviceId::Cpu }, owner)
+                (Piece::new(DeviceId::Cpu, address, len), owner)
             } else if let Ok(tensor) = object.cast::<Tensor>() {
                 if self.access == Access::Write {
                     return Err(PyBufferError::new_err("a tensor of windlass's own is read-only"));
                 }
                 let tensor = &tensor.get().tensor;
-                let piece =
-                    Piece { address: tensor.address(), len: tensor.len_bytes(), device: tensor.device() };
+                let piece = Piece::new(tensor.device(), tensor.address(), tensor.len_bytes());
                 (piece, object.clone().unbind())
             } else if let Some(interface) = object.getattr_opt("__cuda_array_interface__")? {
                 (self.cuda_array(object, &interface)?, object.clone().unbind())
@@ -145,7 +144,7 @@ impl Finder<'_> {
             return Err(PyTypeError::new_err("it does not say by __dlpack_device__ on which device it is"));
         };
         let (_, ordinal): (i64, u32) = device.call0()?.extract()?;
-        Ok(Piece { address, len, device: DeviceId::Cuda(ordinal) })
+        Ok(Piece::new(DeviceId::Cuda(ordinal), address, len))
     }
 }
 
@@ -170,7 +169,7 @@ fn torch_memory(tensor: &Bound<'_, PyAny>) -> PyResult<(Piece, Py<PyAny>)> {
     };
     let len = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
     let address = if len == 0 { 0 } else { tensor.call_method0(intern!(py, "data_ptr"))?.extract()? };
-    Ok((Piece { address, len, device }, owner.unbind()))
+    Ok((Piece::new(device, address, len), owner.unbind()))
 }
 
 fn torch_tensor(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {

@@ -176,9 +176,11 @@ fn request(
     let mut memory = Memory::of(buffers, keys.len(), access)?;
     let event = event(py, wait_event, &mut memory)?;
     let (pieces, keep) = memory.into_parts();
-    let items = keys.iter().zip(pieces).enumerate().map(|(number, (key, pieces))| {
-        Ok(Item { key: Key::new(key.as_ref())?, shard: shards.of(number), pieces })
-    });
+    let items = keys
+        .iter()
+        .zip(pieces)
+        .enumerate()
+        .map(|(number, (key, pieces))| Ok(Item::new(Key::new(key.as_ref())?, shards.of(number), pieces)));
     let items = items.collect::<windlass_kv::Result<_>>().into_python(py)?;
     let mut request = Request::new(items, keep);
     request.wait_event = event;

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use windlass_usrbio::{
-    Direction, Priority, RingKey,
+    Direction, RingKey, RingPriority,
     parts::{
         RingClient,
         abi::{Cqe, Ior, Iov},
@@ -71,9 +71,9 @@ unsafe fn create_any(
     };
     let direction = if for_read { Direction::Read } else { Direction::Write };
     let priority = match priority {
-        ..0 => Priority::High,
-        0 => Priority::Normal,
-        1.. => Priority::Low,
+        ..0 => RingPriority::High,
+        0 => RingPriority::Normal,
+        1.. => RingPriority::Low,
     };
     let key = RingKey { direction, io_depth, priority, timeout_ms, flags };
     create(ior, mount, entries, key, numa).err().unwrap_or(0)

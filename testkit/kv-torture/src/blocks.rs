@@ -57,10 +57,8 @@ impl Shape {
             })
             .collect();
         let key = Key::new(name(number).as_bytes())?;
-        let items = (0..).zip(&memory).map(|(shard, bytes)| Item {
-            key: key.clone(),
-            shard,
-            pieces: vec![Piece::host(bytes.as_ptr(), bytes.len())],
+        let items = (0..).zip(&memory).map(|(shard, bytes)| {
+            Item::new(key.clone(), shard, vec![Piece::host(bytes.as_ptr(), bytes.len())])
         });
         let mut request = Request::new(items.collect(), KeepAlive::new(Arc::new(memory.clone())));
         request.shards = shards;

@@ -23,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 use windlass_usrbio::{
-    Direction, Priority,
+    Direction, RingPriority,
     proto::{IoArgs, Sqe},
 };
 
@@ -36,7 +36,7 @@ const FORBID_READ_HOLES: u64 = 2;
 const SLOW_FACTOR: u32 = 10;
 
 /// In the order of their semaphores.
-const PRIORITIES: [Priority; 3] = [Priority::High, Priority::Normal, Priority::Low];
+const PRIORITIES: [RingPriority; 3] = [RingPriority::High, RingPriority::Normal, RingPriority::Low];
 
 /// Everything but the file system.
 pub(crate) struct Engine {

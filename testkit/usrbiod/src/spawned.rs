@@ -13,7 +13,7 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Mutex, PoisonError},
 };
-use windlass_usrbio::{Priority, proto};
+use windlass_usrbio::{RingPriority, proto};
 
 /// A daemon in a process of its own. Killed and unmounted when dropped.
 pub struct Spawned {
@@ -151,7 +151,7 @@ impl Spawned {
 
     fn note_semaphores(&self) {
         let links = self.mount_point.join(proto::IOVS);
-        let targets = [Priority::High, Priority::Normal, Priority::Low]
+        let targets = [RingPriority::High, RingPriority::Normal, RingPriority::Low]
             .map(|priority| fs::read_link(links.join(priority.submit_link())));
         let mut semaphores = self.semaphores.lock().unwrap_or_else(PoisonError::into_inner);
         semaphores.extend(targets.into_iter().flatten());

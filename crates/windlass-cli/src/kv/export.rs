@@ -93,7 +93,7 @@ fn exported<W: Write>(
     for (shard, described) in (0..).zip(&info.shards) {
         let len =
             usize::try_from(described.len).map_err(|_| Failure::told("a shard does not fit memory", 7))?;
-        items.push(BufferItem { key: key.clone(), shard, buffer: Buffer::zeroed(len) });
+        items.push(BufferItem::new(key.clone(), shard, Buffer::zeroed(len)));
     }
     let (completion, buffers) = namespace.load_buffers(items, &TransferOptions::default())?.wait(None)?;
     match completion.items.iter().find(|status| !status.is_ok()) {

@@ -122,7 +122,7 @@ impl Import {
         let items = (0..).zip(shards).map(|(shard, bytes)| {
             let mut buffer = Buffer::zeroed(bytes.len());
             buffer.copy_from_slice(&bytes);
-            BufferItem { key: key.clone(), shard, buffer }
+            BufferItem::new(key.clone(), shard, buffer)
         });
         let mut options = TransferOptions::default();
         options.shards = u32::try_from(block.shards.len()).unwrap_or(u32::MAX);

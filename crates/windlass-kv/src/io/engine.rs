@@ -26,10 +26,8 @@ use std::{
     },
     thread::{self, JoinHandle},
 };
-use windlass::{
-    DeviceId, Refusal,
-    route::{Unavailable, ring_refusal},
-};
+use windlass::{DeviceId, Refusal, route::Unavailable};
+use windlass_io::file::ring_refusal;
 
 /// Memory of our own for bytes that are not aligned.
 pub(crate) const DEFAULT_BOUNCE_BYTES: u64 = 64 << 20;

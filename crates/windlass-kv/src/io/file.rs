@@ -10,8 +10,9 @@ use std::{
 };
 use windlass::{
     device::DirectFile,
-    route::{Access, FileUse, PastCache, Unavailable, open_past_cache},
+    route::{Access, Unavailable},
 };
+use windlass_io::file::{self, FileUse, open_direct};
 
 /// Whether a file is only read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,7 @@ pub(crate) struct DataFile {
     path: PathBuf,
     buffered: File,
     /// The same file, opened past the page cache, or why that is refused.
-    direct: Result<PastCache, Unavailable>,
+    direct: Result<file::DirectFile, Unavailable>,
     /// Set when a direct transfer was refused although opening was not.
     direct_failed: OnceLock<Unavailable>,
     /// The file as cuFile knows it, for both directions, once it was asked for.
@@ -48,7 +49,7 @@ impl DataFile {
     }
 
     fn of(path: &Path, buffered: File, file_use: FileUse) -> Self {
-        let direct = open_past_cache(&buffered, file_use);
+        let direct = open_direct(&buffered, file_use);
         Self {
             path: path.to_owned(),
             buffered,
@@ -75,7 +76,7 @@ impl DataFile {
     }
 
     /// The file past the page cache, or why there is no such way.
-    pub(crate) fn direct(&self) -> Result<&PastCache, &Unavailable> {
+    pub(crate) fn direct(&self) -> Result<&file::DirectFile, &Unavailable> {
         match self.direct_failed.get() {
             Some(why) => Err(why),
             None => self.direct.as_ref(),

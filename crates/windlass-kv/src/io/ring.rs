@@ -12,7 +12,8 @@ use std::{
     os::fd::{AsRawFd, RawFd},
     time::Duration,
 };
-use windlass::route::{Unavailable, open_ring};
+use windlass::route::Unavailable;
+use windlass_io::lane::open_ring;
 
 /// What completions of the wait for a [`Wake`] carry.
 const WAKE: u64 = u64::MAX;

@@ -79,7 +79,7 @@ use std::{
 /// let block = Arc::new(vec![7_u8; 1 << 20]);
 /// let item = |memory: &Arc<Vec<u8>>| -> windlass_kv::Result<Item> {
 ///     let pieces = vec![Piece::host(memory.as_ptr(), memory.len())];
-///     Ok(Item { key: Key::new(b"tokens 0..16")?, shard: 0, pieces })
+///     Ok(Item::new(Key::new(b"tokens 0..16")?, 0, pieces))
 /// };
 /// // SAFETY: the request keeps the memory, and nobody writes to it.
 /// let ticket = unsafe { namespace.store(Request::new(vec![item(&block)?], KeepAlive::new(block.clone())))? };

@@ -133,9 +133,8 @@ pub(crate) fn begin_store(
     let memory: Vec<_> =
         shards.iter().map(|shard| Memory::of(&bytes_of(name, *shard, shape.len), shape.skew)).collect();
     let items = shards.iter().zip(&memory);
-    let items = items
-        .map(|(shard, memory)| Item { key: key(name), shard: *shard, pieces: memory.pieces(shape.pieces) })
-        .collect();
+    let items =
+        items.map(|(shard, memory)| Item::new(key(name), *shard, memory.pieces(shape.pieces))).collect();
     let mut request = Request::new(items, KeepAlive::new(Arc::new(memory)));
     request.shards = shape.shards;
     // SAFETY: the request keeps the memory, and nobody writes to it.
@@ -160,9 +159,8 @@ pub(crate) fn begin_load(
     let shards: Vec<u32> = shards.into_iter().collect();
     let memory: Vec<_> = shards.iter().map(|_| Memory::new(shape.len, shape.skew)).collect();
     let items = shards.iter().zip(&memory);
-    let items = items
-        .map(|(shard, memory)| Item { key: key(name), shard: *shard, pieces: memory.pieces(shape.pieces) })
-        .collect();
+    let items =
+        items.map(|(shard, memory)| Item::new(key(name), *shard, memory.pieces(shape.pieces))).collect();
     let mut request = Request::new(items, KeepAlive::new(Arc::new(memory.clone())));
     change(&mut request);
     // SAFETY: the request keeps the memory, and it is looked at once the ticket is released.

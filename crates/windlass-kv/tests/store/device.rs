@@ -76,7 +76,7 @@ impl Rows {
 
     fn request(&self, name: &str) -> Request {
         let items = (0..self.shape.shards)
-            .map(|shard| Item { key: key(name), shard, pieces: self.pieces(shard as usize) })
+            .map(|shard| Item::new(key(name), shard, self.pieces(shard as usize)))
             .collect();
         let mut request = Request::new(items, KeepAlive::new(Arc::clone(&self.memory) as _));
         request.shards = self.shape.shards;
@@ -322,7 +322,7 @@ fn buffers_of_a_device_are_lent_and_given_back() {
     let blocks = namespace(&store);
     let names = ["a", "b", "c"];
     let items = |buffers: Vec<DeviceBuffer>| -> Vec<_> {
-        let item = |(name, buffer): (&&str, _)| BufferItem { key: key(name), shard: 0, buffer };
+        let item = |(name, buffer): (&&str, _)| BufferItem::new(key(name), 0, buffer);
         names.iter().zip(buffers).map(item).collect()
     };
     let mut buffers = DeviceBuffer::allocate(1, LEN, names.len()).unwrap();

@@ -69,7 +69,7 @@ impl DeviceMemory {
     pub fn piece(&self, start: usize, len: usize) -> Piece {
         assert!(start + len <= self.len);
         let device = DeviceId::Cuda(self.device.info().ordinal);
-        Piece { address: self.address + start as u64, len: len as u64, device }
+        Piece::new(device, self.address + start as u64, len as u64)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Where the vendor's library may lie.
 #![forbid(unsafe_code)]
 
+use crate::setters::setters;
 use std::{
     env,
     ffi::OsStr,
@@ -15,11 +16,19 @@ const WELL_KNOWN: [&str; 3] =
 /// Where to look for the vendor's library, in this order: the file named here, `HF3FS_LIB_DIR`, `LD_LIBRARY_PATH`, the
 /// directories named here, wherever the dynamic linker looks, and where the vendor's guides put it.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct LibrarySearch {
     /// The library itself. Nothing else is looked at.
     pub library: Option<PathBuf>,
     /// Directories that the caller knows of, such as those beside the Python package `hf3fs_py_usrbio`.
     pub directories: Vec<PathBuf>,
+}
+
+setters! {
+    LibrarySearch {
+        library: PathBuf => Some,
+        directories: Vec<PathBuf>,
+    }
 }
 
 /// One place, and whether the dynamic linker has to say if the library is there.

@@ -6,7 +6,7 @@ use super::{
     abi::{self, Cqe},
 };
 use crate::{
-    Direction, Error, Priority, Result,
+    Direction, Error, Result, RingPriority,
     driver::{Driver, Prepare, Prepared, RawCompletion},
     key::RingKey,
     mount::Inner,
@@ -46,9 +46,9 @@ impl VendorRing {
         let point = library.mount_point(&mount.point)?;
         let for_read = ring.direction == Direction::Read;
         let priority = match ring.priority {
-            Priority::High => -1,
-            Priority::Normal => 0,
-            Priority::Low => 1,
+            RingPriority::High => -1,
+            RingPriority::Normal => 0,
+            RingPriority::Low => 1,
         };
         let count =
             i32::try_from(entries).map_err(|_| Error::Invalid(format!("{entries} entries are too many")))?;

@@ -193,7 +193,7 @@ fn check(plan: &Plan, catalog: &Catalog, file: &[u8], requests: &[TensorRequest]
 }
 
 fn dtype() -> impl Strategy<Value = Dtype> {
-    prop::sample::select(&Dtype::ALL[..])
+    prop::sample::select(Dtype::ALL)
 }
 
 prop_compose! {
@@ -209,7 +209,7 @@ prop_compose! {
 
 prop_compose! {
     fn tensor_of_gguf()(
-        block in prop::sample::select(&GgmlType::ALL[..]),
+        block in prop::sample::select(GgmlType::ALL),
         shape in prop::collection::vec(0..4u64, 1..4),
         is_plain in prop::bool::weighted(0.2),
     ) -> (Dtype, Vec<u64>) {

@@ -2,7 +2,7 @@
 //! take that path, without which they are `gds-compat`.
 #![forbid(unsafe_code)]
 
-use super::{BlockingRead, Buffer, FileUse, ReadOp, SourceFile, Unavailable, open_past_cache};
+use super::{BlockingRead, Buffer, ReadOp, SourceFile, Unavailable};
 use crate::{
     Alignment, Error,
     device::{Counters, CuFile, Device, DirectBuffer, DirectFile, is_stand_in},
@@ -20,7 +20,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use windlass_io::file;
+use windlass_io::file::{self, FileUse, open_direct};
 
 /// Bytes of the read that proves the path.
 const PROBE_BYTES: u64 = 1 << 20;
@@ -187,7 +187,7 @@ impl DirectProof {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let cufile = open_with_direct_path()?;
         let scratch = Scratch::new(directory)?;
-        let plain = open_past_cache(&scratch.file, FileUse::ReadWrite)?.file;
+        let plain = open_direct(&scratch.file, FileUse::ReadWrite)?.file;
         let file = DirectFile::register(&plain)?;
         let written = trial_write(cufile, device, &file, &plain, PROBE_BYTES)?.proof()?;
         let read = trial_read(cufile, device, &file, &plain, PROBE_BYTES)?.proof()?;

@@ -45,16 +45,11 @@ pub use threefs_client::Client as UsrbioClient;
 pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 pub use windlass_device::Unavailable;
 #[doc(hidden)]
-pub use windlass_io::file::{
-    DirectFile as PastCache, FileUse, is_remote, open_direct as open_past_cache, ring_refusal,
-};
+pub use windlass_io::file::is_remote;
 #[cfg(target_os = "linux")]
 pub(crate) use windlass_io::lane::UringLane;
 #[cfg(feature = "fault-injection")]
 pub use windlass_io::lane::fault;
-#[doc(hidden)]
-#[cfg(target_os = "linux")]
-pub use windlass_io::lane::open_ring;
 pub(crate) use windlass_io::lane::{BlockingLane, BlockingRead, CachedCopy, Lane, Outcome, Pread, Progress};
 
 use crate::{

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 use windlass_usrbio::{
-    Chosen, Client, Error, LibrarySearch, Mount, Preference, Priority, choose, extract_mount_point, proto,
+    Chosen, Client, Error, LibrarySearch, Mount, Preference, RingPriority, choose, extract_mount_point, proto,
 };
 
 /// How long opening a mount may take: both clients may have to be tried, and each has its own limits.
@@ -126,7 +126,7 @@ impl Known {
     /// Opens the mount of `path`, with a probe unless its daemon and client have had one.
     fn open(&self, path: &Path, wanted: Wanted) -> Result<Arc<OpenMount>, Error> {
         let point = extract_mount_point(path)?;
-        let daemon = fs::read_link(point.join(proto::IOVS).join(Priority::default().submit_link())).ok();
+        let daemon = fs::read_link(point.join(proto::IOVS).join(RingPriority::default().submit_link())).ok();
         let proven = {
             let state = lock(&self.state);
             let fits = |own: &&Proven| own.wanted == wanted && Some(&own.daemon) == daemon.as_ref();
@@ -135,7 +135,7 @@ impl Known {
         let (mount, reason) = match proven {
             Some((client, reason)) => (Mount::open(path, client)?, reason),
             None => {
-                let search = LibrarySearch { library: None, directories: wanted.directories.clone() };
+                let search = LibrarySearch::default().directories(wanted.directories.clone());
                 let preference = match wanted.client {
                     UsrbioClient::Auto => Preference::Auto,
                     UsrbioClient::Native => Preference::Native,

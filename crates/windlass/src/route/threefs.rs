@@ -134,7 +134,8 @@ impl OpenMount {
     /// # Errors
     /// Why there is none.
     pub(crate) fn memory(&self, len: usize, numa_node: Option<u32>) -> Result<Arc<Iov>, Unavailable> {
-        let options = IovOptions { len, numa_node, ..IovOptions::default() };
+        let mut options = IovOptions::default().len(len);
+        options.numa_node = numa_node;
         self.mount.create_iov(&options).map_err(|error| unavailable(&error))
     }
 
@@ -144,7 +145,7 @@ impl OpenMount {
     /// Why there is none.
     pub(crate) fn lane(&self, files: Arc<Files>, depth: usize) -> Result<super::UsrbioLane, Unavailable> {
         let ring = |mount: &Mount| -> Result<Ring, Error> {
-            mount.create_ring(&RingOptions { depth, ..RingOptions::default() })
+            mount.create_ring(&RingOptions::default().depth(depth))
         };
         let ring = ring(&self.mount).map_err(|error| unavailable(&error))?;
         Ok(super::UsrbioLane::new(ring, files, depth))
@@ -177,7 +178,7 @@ pub fn probe_3fs(path: &Path, client: UsrbioClient, directories: &[PathBuf]) -> 
     let probe = || {
         let client = match client {
             UsrbioClient::Vendor => {
-                let search = LibrarySearch { library: None, directories: directories.to_vec() };
+                let search = LibrarySearch::default().directories(directories.to_vec());
                 Client::Vendor(Library::find(&search)?)
             }
             UsrbioClient::Auto | UsrbioClient::Native => Client::Native,
@@ -185,7 +186,7 @@ pub fn probe_3fs(path: &Path, client: UsrbioClient, directories: &[PathBuf]) -> 
         let mount = Mount::open(&point, client)?;
         mount.check()?;
         let len = crate::sys::pages::page_size();
-        mount.create_iov(&IovOptions { len, ..IovOptions::default() }).map(drop)
+        mount.create_iov(&IovOptions::default().len(len)).map(drop)
     };
     probe().map_err(|error| refused(path, &error))
 }

@@ -44,13 +44,13 @@ fn read(path: &Path, expected: &Path, client: &OsString, again: bool) -> Result<
     let client = match client.to_str() {
         Some("native") => Client::Native,
         _ => {
-            let library = Some(client.into());
-            Client::Vendor(Library::find(&LibrarySearch { library, ..LibrarySearch::default() })?)
+            let search = LibrarySearch::default().library(client.into());
+            Client::Vendor(Library::find(&search)?)
         }
     };
     let mount = Mount::open(path, client)?;
-    let iov = mount.create_iov(&IovOptions { len: DEPTH * SLOT_BYTES, ..IovOptions::default() })?;
-    let mut ring = mount.create_ring(&RingOptions { depth: DEPTH, ..RingOptions::default() })?;
+    let iov = mount.create_iov(&IovOptions::default().len(DEPTH * SLOT_BYTES))?;
+    let mut ring = mount.create_ring(&RingOptions::default().depth(DEPTH))?;
     let mut slots = iov.slots(SLOT_BYTES);
     let file = mount.open_file(path)?;
     let expected = File::open(expected).ok();

@@ -10,7 +10,7 @@ fn a_library_that_works_is_preferred_and_the_native_client_needs_none() {
     let path = fixture.write("file", 100_000);
     let chosen = choose(&path, Preference::Auto, &search()).unwrap();
     assert_eq!(chosen.mount.client().name(), "vendor");
-    let nowhere = LibrarySearch { library: Some("/nowhere/lib.so".into()), ..LibrarySearch::default() };
+    let nowhere = LibrarySearch::default().library("/nowhere/lib.so".into());
     let chosen = choose(&path, Preference::Auto, &nowhere).unwrap();
     assert_eq!(chosen.mount.client().name(), "native");
     assert!(chosen.reason.contains("/nowhere/lib.so"), "{}", chosen.reason);
@@ -22,7 +22,7 @@ fn a_library_that_works_is_preferred_and_the_native_client_needs_none() {
 #[test]
 fn a_file_that_is_no_library_is_unusable() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let search = LibrarySearch { library: Some(file.path().into()), ..LibrarySearch::default() };
+    let search = LibrarySearch::default().library(file.path().into());
     let error = Library::find(&search).unwrap_err();
     assert!(matches!(&error, Error::LibraryUnusable { library, .. } if library == file.path()), "{error}");
 }
@@ -30,7 +30,7 @@ fn a_file_that_is_no_library_is_unusable() {
 #[test]
 fn a_library_is_found_in_a_directory_and_loaded_once() {
     let directories = vec!["/nowhere".into(), library_path().parent().unwrap().to_owned()];
-    let search = LibrarySearch { library: None, directories };
+    let search = LibrarySearch::default().directories(directories);
     let library = Library::find(&search).unwrap();
     assert!(std::sync::Arc::ptr_eq(&library, &Library::find(&search).unwrap()));
 }

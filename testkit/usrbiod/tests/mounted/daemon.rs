@@ -50,7 +50,7 @@ fn a_daemon_that_is_killed_is_dead_within_a_second() {
         let again = fails_within(Duration::from_secs(1), || session.ring.submit());
         assert!(matches!(again, Error::DaemonDead { .. }), "{again}");
         assert!(matches!(session.mount.check(), Err(Error::DaemonDead { .. })));
-        let options = IovOptions { len: 4096, ..IovOptions::default() };
+        let options = IovOptions::default().len(4096);
         let error = fails_within(Duration::from_secs(1), || session.mount.create_iov(&options));
         assert!(matches!(error, Error::DaemonDead { .. }), "{error}");
         let error = fails_within(Duration::from_secs(1), || session.mount.open_file(&fixture.path("other")));
@@ -97,7 +97,7 @@ fn a_daemon_that_hangs_altogether_is_given_up_in_time() {
     let Some(fixture) = Fixture::start() else { return };
     for client in clients() {
         let limit = Duration::from_millis(500);
-        let options = RingOptions { stall_limit: limit, ..RingOptions::default() };
+        let options = RingOptions::default().stall_limit(limit);
         let mut session = reading(&fixture, client, &options);
         fixture.daemon.pause().unwrap();
         let error = fails_within(Duration::from_secs(2), || session.drain());
@@ -216,7 +216,7 @@ fn what_is_dropped_is_deregistered() {
 fn a_ring_that_is_dropped_with_reads_in_flight_waits_for_them_but_not_for_ever() {
     let Some(fixture) = Fixture::start() else { return };
     for client in clients() {
-        let options = RingOptions { farewell: Duration::from_millis(100), ..RingOptions::default() };
+        let options = RingOptions::default().farewell(Duration::from_millis(100));
         let session = reading(&fixture, client, &options);
         let mount = session.mount.clone();
         drop(session);

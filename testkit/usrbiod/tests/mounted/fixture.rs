@@ -95,7 +95,7 @@ pub(crate) fn library_path() -> PathBuf {
 }
 
 pub(crate) fn search() -> LibrarySearch {
-    LibrarySearch { library: Some(library_path()), ..LibrarySearch::default() }
+    LibrarySearch::default().library(library_path())
 }
 
 pub(crate) fn clients() -> [Client; 2] {
@@ -111,11 +111,11 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(mount: Mount, slots: usize, slot_bytes: usize) -> Self {
-        Self::with(mount, slots, slot_bytes, &RingOptions { depth: slots, ..RingOptions::default() })
+        Self::with(mount, slots, slot_bytes, &RingOptions::default().depth(slots))
     }
 
     pub(crate) fn with(mount: Mount, slots: usize, slot_bytes: usize, options: &RingOptions) -> Self {
-        let iov = mount.create_iov(&IovOptions { len: slots * slot_bytes, ..IovOptions::default() }).unwrap();
+        let iov = mount.create_iov(&IovOptions::default().len(slots * slot_bytes)).unwrap();
         let ring = mount.create_ring(options).unwrap();
         Self { mount, ring, slots: iov.slots(slot_bytes) }
     }

@@ -3,7 +3,7 @@
 use crate::fixture::{Fixture, Session, clients, pattern};
 use std::{fs::File, os::unix::fs::FileExt, time::Duration};
 use usrbiod::Faults;
-use windlass_usrbio::{Error, Priority, Refused, RingOptions};
+use windlass_usrbio::{Error, Refused, RingOptions, RingPriority};
 
 const MIB: usize = 1 << 20;
 
@@ -39,7 +39,7 @@ fn reads_that_end_out_of_order_land_in_their_own_slots() {
     {
         fixture.daemon.behave(faults).unwrap();
         for batch in [1, 3] {
-            let options = RingOptions { depth: 8, batch, ..RingOptions::default() };
+            let options = RingOptions::default().depth(8).batch(batch);
             let mut session = Session::with(fixture.mount(client.clone()), 8, 9973, &options);
             let ranges =
                 (0..400u64).map(|n| (n * 12_007 % (5 * MIB as u64 - 9973), 1 + (n as usize * 97) % 9973));
@@ -170,8 +170,8 @@ fn rings_of_each_priority_are_served() {
     let Some(fixture) = Fixture::start() else { return };
     let path = fixture.write("file", 100_000);
     for client in clients() {
-        for priority in [Priority::High, Priority::Normal, Priority::Low] {
-            let options = RingOptions { depth: 2, priority, ..RingOptions::default() };
+        for priority in [RingPriority::High, RingPriority::Normal, RingPriority::Low] {
+            let options = RingOptions::default().depth(2).priority(priority);
             let mut session = Session::with(fixture.mount(client.clone()), 2, 10_000, &options);
             session.compare(&path, &fixture.behind("file"), (0..9u64).map(|n| (n * 10_000, 10_000)));
         }
@@ -185,7 +185,7 @@ fn a_ring_takes_as_many_reads_as_it_is_deep_and_gives_the_next_one_back() {
     fixture.daemon.behave(Faults { stall: true, ..Faults::default() }).unwrap();
     for client in clients() {
         let mount = fixture.mount(client);
-        let options = RingOptions { depth: 2, ..RingOptions::default() };
+        let options = RingOptions::default().depth(2);
         let mut session = Session::with(mount, 3, 100, &options);
         let file = session.mount.open_file(&path).unwrap();
         session.push(&file, 0, 100).unwrap();

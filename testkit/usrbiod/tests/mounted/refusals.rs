@@ -17,7 +17,7 @@ fn a_read_only_mount_cannot_be_registered_with() {
             matches!(&error, Error::ReadOnlyMount { mount } if mount == fixture.daemon.mount_point()),
             "{error}"
         );
-        let error = mount.create_iov(&IovOptions { len: 4096, ..IovOptions::default() }).unwrap_err();
+        let error = mount.create_iov(&IovOptions::default().len(4096)).unwrap_err();
         assert!(matches!(error, Error::ReadOnlyMount { .. }), "{error}");
     }
 }
@@ -101,7 +101,7 @@ fn reads_that_leave_their_slot_or_straddle_blocks_are_refused() {
     let path = fixture.write("file", 10_000);
     for client in clients() {
         let mount = fixture.mount(client);
-        let options = IovOptions { len: 8192, block_bytes: 4096, ..IovOptions::default() };
+        let options = IovOptions::default().len(8192).block_bytes(4096);
         let mut slots = mount.create_iov(&options).unwrap().slots(8192);
         let mut session = Session::new(mount, 1, 100);
         let file = session.mount.open_file(&path).unwrap();
@@ -122,13 +122,12 @@ fn impossible_rings_and_buffers_are_refused() {
     for client in clients() {
         let mount = fixture.mount(client);
         for (depth, batch) in [(0, 1), (1 << 20, 1), (1, 0), (1, 1000)] {
-            let error =
-                mount.create_ring(&RingOptions { depth, batch, ..RingOptions::default() }).unwrap_err();
+            let error = mount.create_ring(&RingOptions::default().depth(depth).batch(batch)).unwrap_err();
             assert!(matches!(error, Error::Invalid(_)), "{error}");
         }
         for (len, block_bytes) in [(0, 0), (10, 11)] {
             let error =
-                mount.create_iov(&IovOptions { len, block_bytes, ..IovOptions::default() }).unwrap_err();
+                mount.create_iov(&IovOptions::default().len(len).block_bytes(block_bytes)).unwrap_err();
             assert!(matches!(error, Error::Invalid(_)), "{error}");
         }
     }

@@ -8,7 +8,7 @@ fn what_is_written_is_in_the_file() {
     let Some(fixture) = Fixture::start() else { return };
     for client in clients() {
         let path = fixture.write("file", 100);
-        let options = RingOptions { depth: 4, direction: Direction::Write, ..RingOptions::default() };
+        let options = RingOptions::default().depth(4).direction(Direction::Write);
         let mut session = Session::with(fixture.mount(client), 4, 10_000, &options);
         let file = session.mount.open_file_for_writing(&path).unwrap();
         for n in 0..4 {
@@ -28,7 +28,7 @@ fn a_file_that_is_open_for_reading_is_not_written() {
     let Some(fixture) = Fixture::start() else { return };
     let path = fixture.write("file", 100);
     for client in clients() {
-        let options = RingOptions { depth: 1, direction: Direction::Write, ..RingOptions::default() };
+        let options = RingOptions::default().depth(1).direction(Direction::Write);
         let mut session = Session::with(fixture.mount(client), 1, 100, &options);
         let file = session.mount.open_file(&path).unwrap();
         let Err(Refused::Failed(_, Error::Invalid(reason))) = session.push(&file, 0, 100) else {

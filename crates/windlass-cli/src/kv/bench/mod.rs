@@ -274,7 +274,7 @@ impl<B: Memory> Worker<B> {
                 if self.is_store {
                     buffer.mark(*number);
                 }
-                items.push(BufferItem { key: Key::new(&number.to_le_bytes())?, shard: 0, buffer });
+                items.push(BufferItem::new(Key::new(&number.to_le_bytes())?, 0, buffer));
             }
             let transfer = if self.is_store {
                 self.namespace.store_buffers(items, &options)?
