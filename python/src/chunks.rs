@@ -328,8 +328,8 @@ fn requests(
             // else uses meanwhile. The batch is waited for, or dropped, which waits, before the call returns.
             unsafe { Target::host(start) }
         }
-        // SAFETY: as above; CUDA says that the address is memory of that device.
-        (Some(_), DeviceId::Cuda(_)) => unsafe { Target::device(device, address + position) },
+        // SAFETY: as above; the driver says that the address is memory of that device.
+        (Some(_), device) if !device.is_host() => unsafe { Target::device(device, address + position) },
         _ => Target::discard(),
     };
     let part = |position: u64| {

@@ -7,12 +7,9 @@ use pyo3::{ffi, prelude::*};
 use std::{ffi::CStr, ffi::c_void};
 use windlass::{DeviceId, Dtype, TensorMemory};
 
-/// DLPack's name of a device: `kDLCPU` is 1, `kDLCUDA` 2.
+/// DLPack's name of the tensor's device, such as 1 and 0 for host memory.
 pub(crate) fn device(tensor: &windlass::Tensor) -> (i32, i32) {
-    match tensor.device() {
-        DeviceId::Cpu => (1, 0),
-        DeviceId::Cuda(ordinal) => (2, i32::try_from(ordinal).unwrap_or(i32::MAX)),
-    }
+    tensor.device().dlpack()
 }
 
 const VERSIONED: &CStr = c"dltensor_versioned";

@@ -28,7 +28,7 @@ impl Described {
     fn data(&self) -> windlass::Result<TensorData<'_>> {
         let dtype: Dtype = serde_json::from_value(self.dtype.as_str().into())
             .map_err(|_| Error::Internal(format!("'{}' is not the name of a type", self.dtype)))?;
-        let bytes = match self.device.parse()? {
+        let bytes = match self.device.parse::<DeviceId>()? {
             DeviceId::Cpu if self.nbytes == 0 => TensorBytes::Host(&[]),
             DeviceId::Cpu => {
                 let start = std::ptr::with_exposed_provenance::<u8>(self.address);
@@ -36,8 +36,8 @@ impl Described {
                 // by the addresses and lengths that their frameworks give.
                 TensorBytes::Host(unsafe { slice::from_raw_parts(start, self.nbytes) })
             }
-            DeviceId::Cuda(ordinal) => {
-                let device = Device::open(ordinal)?;
+            device => {
+                let device = Device::open(device)?;
                 // SAFETY: as above; frameworks number devices as the driver does.
                 let bytes = unsafe { DeviceBytes::new(device, self.address as u64, self.nbytes as u64) };
                 TensorBytes::Device(bytes)

@@ -1,9 +1,9 @@
 //! What can go wrong with a device.
 #![forbid(unsafe_code)]
 
-use crate::{DriverError, Unavailable};
+use crate::Unavailable;
 use bytesize::ByteSize;
-use std::io;
+use std::{fmt, io};
 
 /// Result of operations on devices.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -76,9 +76,37 @@ impl Error {
     /// Whether work of the device may still be in flight although waiting for it ended with this error.
     pub fn leaves_doubt(&self) -> bool {
         match self {
-            Self::Device { source, .. } => !source.ends_context(),
+            Self::Device { source, .. } => !source.ends_work,
             // In a child of fork the memory is a copy.
             _ => false,
         }
     }
 }
+
+/// A call of a device's driver that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DriverError {
+    /// The function.
+    pub function: &'static str,
+    /// What it returned, such as a `CUresult`.
+    pub code: i32,
+    /// Name of that code.
+    pub name: String,
+    /// The driver's description of it.
+    pub description: String,
+    /// Whether all work that was in flight has ended, as the device does nothing more.
+    pub(crate) ends_work: bool,
+}
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} returned {}", self.function, self.name)?;
+        if !self.description.is_empty() && self.description != self.name {
+            write!(f, " ({})", self.description)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for DriverError {}

@@ -1,33 +1,108 @@
-//! Names of devices.
+//! Names of devices, and the registry of their kinds.
 #![forbid(unsafe_code)]
 
-use crate::{Error, Result};
+#[cfg(feature = "toy-device")]
+use crate::toy;
+use crate::{Error, Result, backend::Kind, cuda};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// Where a load puts tensors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub enum DeviceId {
-    /// Host memory.
-    #[default]
-    Cpu,
+/// Declares [`DeviceId`] with a variant for each kind.
+macro_rules! kinds {
+    ($($(#[doc = $doc:literal])* $(#[cfg($cfg:meta)])* $variant:ident = $name:literal, $kind:expr;)*) => {
+        /// Where a load puts tensors.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(into = "String", try_from = "String")]
+        #[non_exhaustive]
+        pub enum DeviceId {
+            /// Host memory.
+            #[default]
+            Cpu,
+            $($(#[doc = $doc])* $(#[cfg($cfg)])* $variant(u32),)*
+        }
+
+        impl DeviceId {
+            /// The device's kind and its number; `None` for host memory.
+            fn parts(self) -> Option<(&'static Registered, u32)> {
+                match self {
+                    Self::Cpu => None,
+                    $($(#[cfg($cfg)])* Self::$variant(ordinal) => {
+                        const KIND: &Registered =
+                            &Registered { name: $name, id: DeviceId::$variant, kind: &$kind };
+                        Some((KIND, ordinal))
+                    })*
+                }
+            }
+        }
+
+        /// Every kind, the one that is looked for first at the beginning.
+        const KINDS: &[fn(u32) -> DeviceId] = &[$($(#[cfg($cfg)])* DeviceId::$variant,)*];
+    };
+}
+
+// A kind of devices is added here, and by a module.
+kinds! {
     /// The memory of the CUDA device of this number, as the driver counts the visible ones.
-    Cuda(u32),
+    Cuda = "cuda", cuda::Cuda;
+    /// The memory of a device that plays one in host memory. For tests only.
+    #[cfg(feature = "toy-device")]
+    Toy = "toy", toy::Toy;
+}
+
+/// A kind under its name.
+struct Registered {
+    name: &'static str,
+    id: fn(u32) -> DeviceId,
+    kind: &'static dyn Kind,
+}
+
+/// Every kind, and how its devices are named.
+pub(crate) fn kinds() -> impl Iterator<Item = (&'static dyn Kind, fn(u32) -> DeviceId)> {
+    registered().map(|registered| (registered.kind, registered.id))
+}
+
+fn registered() -> impl Iterator<Item = &'static Registered> {
+    KINDS.iter().filter_map(|id| id(0).parts()).map(|(registered, _)| registered)
+}
+
+impl DeviceId {
+    /// The first device of the kind that is looked for first.
+    pub fn default_device() -> Self {
+        KINDS[0](0)
+    }
+
+    /// Whether it is host memory.
+    pub fn is_host(self) -> bool {
+        self == Self::Cpu
+    }
+
+    /// The device as DLPack names it: `DLDeviceType`, and the number.
+    pub fn dlpack(self) -> (i32, i32) {
+        /// `kDLCPU`.
+        const HOST: (i32, i32) = (1, 0);
+        self.parts().map_or(HOST, |(registered, ordinal)| {
+            (registered.kind.dlpack_type(), i32::try_from(ordinal).unwrap_or(i32::MAX))
+        })
+    }
+
+    /// The kind, and the number among its devices; `None` for host memory.
+    pub(crate) fn kind(self) -> Option<(&'static dyn Kind, u32)> {
+        self.parts().map(|(registered, ordinal)| (registered.kind, ordinal))
+    }
 }
 
 impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu => f.pad("cpu"),
-            Self::Cuda(ordinal) => f.pad(&format!("cuda:{ordinal}")),
+        match self.parts() {
+            None => f.pad("cpu"),
+            Some((registered, ordinal)) => f.pad(&format!("{}:{ordinal}", registered.name)),
         }
     }
 }
 
 impl From<DeviceId> for String {
-    fn from(target: DeviceId) -> Self {
-        target.to_string()
+    fn from(id: DeviceId) -> Self {
+        id.to_string()
     }
 }
 
@@ -43,20 +118,27 @@ impl FromStr for DeviceId {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        match text.split_once(':') {
-            None if text == "cpu" => return Ok(Self::Cpu),
-            None if text == "cuda" => return Ok(Self::Cuda(0)),
-            Some(("cuda", ordinal)) if ordinal.bytes().all(|byte| byte.is_ascii_digit()) => {
-                if let Ok(ordinal) = ordinal.parse() {
-                    return Ok(Self::Cuda(ordinal));
-                }
-            }
-            _ => {}
+        if text == "cpu" {
+            return Ok(Self::Cpu);
         }
-        Err(Error::InvalidDevice {
-            value: text.to_owned(),
-            reason: "it is cpu, cuda, or cuda:N for the device of that number".into(),
-        })
+        let (name, ordinal) = text.split_once(':').unwrap_or((text, "0"));
+        let id = registered().find(|registered| registered.name == name).map(|registered| registered.id);
+        let is_number = ordinal.bytes().all(|byte| byte.is_ascii_digit());
+        match (id, ordinal.parse()) {
+            (Some(id), Ok(ordinal)) if is_number => Ok(id(ordinal)),
+            _ => {
+                let names: Vec<&str> = registered().map(|registered| registered.name).collect();
+                let numbered: Vec<String> = names.iter().map(|name| format!("{name}:N")).collect();
+                Err(Error::InvalidDevice {
+                    value: text.to_owned(),
+                    reason: format!(
+                        "it is cpu, {}, or {} for the device of that number",
+                        names.join(", "),
+                        numbered.join(", ")
+                    ),
+                })
+            }
+        }
     }
 }
 
@@ -75,6 +157,16 @@ mod tests {
         assert_eq!("cuda".parse::<DeviceId>().unwrap(), DeviceId::Cuda(0));
         for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda:99999999999", "cpu:0", "CUDA"] {
             assert!(text.parse::<DeviceId>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn each_kind_has_a_name_and_is_found_by_it() {
+        for registered in registered() {
+            let id = (registered.id)(3);
+            assert_eq!(id.to_string(), format!("{}:3", registered.name));
+            assert_eq!(id.to_string().parse::<DeviceId>().unwrap(), id);
+            assert!(!id.is_host() && id.dlpack().1 == 3 && id.dlpack().0 != 1);
         }
     }
 }

@@ -1,23 +1,32 @@
 //! Devices that windlass moves bytes to and from, behind one interface. This crate knows no file and no tensor.
 //!
 //! Internal: other crates of windlass use it, and its interface promises nothing.
+//!
+//! A [`DeviceId`] names a device, [`Device::open`] opens it. [`DeviceMemory`] and [`Pinned`] are memory, and a
+//! [`CopyStream`] moves bytes between them. `backend` is what a kind of devices implements, `id` the registry of kinds,
+//! and each kind has a module: [`cuda`] with its library for direct reads of files, and a toy for tests.
 #![deny(missing_docs, unsafe_code)]
 
+mod backend;
 pub mod cuda;
+mod device;
+mod direct;
 mod error;
 mod id;
+mod memory;
+mod stream;
+#[cfg(feature = "toy-device")]
+pub mod toy;
 mod transfer;
 mod unavailable;
 
-pub use cuda::cufile::{DirectBuffer, DirectFile, search_cufile_in};
-pub use cuda::{
-    Device, DeviceInfo, DriverError,
-    copies::{CopyQueue, Scratch, Source, Ticket, table_bytes},
-    device_of, devices, driver_version,
-    host_copies::{CopyDirection, CopyError, HostCopies, HostCopy},
-    memory::{Allocation, DeviceMemory, Pinned},
-};
-pub use error::{Error, FREE_MEMORY, Result};
+pub use backend::Address;
+pub use cuda::cufile::{Counters, DirectFile, search_cufile_in};
+pub use device::{Device, DeviceInfo, device_of, devices};
+pub use direct::DirectBuffer;
+pub use error::{DriverError, Error, FREE_MEMORY, Result};
 pub use id::DeviceId;
+pub use memory::{DeviceMemory, Pinned};
+pub use stream::{CopyDirection, CopyError, CopyStream, HostCopy, Scratch, Ticket};
 pub use transfer::{Conversion, Element, Transfer};
 pub use unavailable::Unavailable;

@@ -5,7 +5,7 @@ use crate::{Buffer, Piece, Region, Result, Store, buffer::sealed::Piecewise};
 use std::sync::Arc;
 use windlass::{
     DeviceId, Error,
-    device::{CopyDirection, Device, DeviceMemory, HostCopies, HostCopy, Pinned},
+    device::{CopyDirection, CopyStream, Device, DeviceMemory, HostCopy, Pinned},
 };
 
 /// What direct transfers want the addresses of memory to be multiples of.
@@ -21,12 +21,12 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Allocates `count` buffers of `len` bytes each on the device `ordinal`. What they hold is arbitrary.
+    /// Allocates `count` buffers of `len` bytes each on the device `id`. What they hold is arbitrary.
     ///
     /// # Errors
     /// [`Error::Engine`](crate::Error::Engine) if the device cannot be used, or has too little memory.
-    pub fn allocate(ordinal: u32, len: usize, count: usize) -> Result<Vec<Self>> {
-        let device = Device::open(ordinal)?;
+    pub fn allocate(id: DeviceId, len: usize, count: usize) -> Result<Vec<Self>> {
+        let device = Device::open(id)?;
         let too_much = || {
             let (free, _) = device.memory().unwrap_or_default();
             Error::MemoryBudget {
@@ -70,7 +70,7 @@ impl DeviceBuffer {
             return Ok(staging);
         }
         let device = self.memory.device();
-        let copies = HostCopies::new(device)?;
+        let copies = CopyStream::new(device)?;
         let host = staging.as_mut_ptr();
         // SAFETY: the staging is dropped after it, or never.
         let pinned = unsafe { Pinned::new(device, host, len)? };
@@ -95,7 +95,7 @@ impl DeviceBuffer {
 
 impl Piecewise for DeviceBuffer {
     fn piece(&mut self) -> Piece {
-        let device = DeviceId::Cuda(self.memory.device().info().ordinal);
+        let device = self.memory.device().id();
         Piece { address: self.address, len: self.len as u64, device }
     }
 }
@@ -114,10 +114,10 @@ impl Store {
             let start = together.iter().map(|own| own.address).min().unwrap_or(first.address);
             let end = together.iter().map(|own| own.address + own.len as u64).max().unwrap_or(start);
             let len = (end - start).next_multiple_of(ALIGNMENT);
-            let ordinal = first.memory.device().info().ordinal;
+            let id = first.memory.device().id();
             // SAFETY: memory of one allocation of this device, which the region keeps: the end of its last buffer, rounded up,
             // is in it.
-            let region = unsafe { self.register_device(ordinal, start, len)? };
+            let region = unsafe { self.register_device(id, start, len)? };
             regions.push(region.keeping(Arc::clone(&first.memory)));
         }
         Ok(regions)

@@ -1,16 +1,12 @@
 //! Devices: where tensors can live besides host memory, and what fills them.
 
-pub(crate) use windlass_device::{
-    Allocation, CopyQueue, Scratch,
-    cuda::cufile::{Counters, CuFile, is_stand_in},
-    table_bytes,
-};
 /// For other crates of windlass: no part of the interface.
 #[doc(hidden)]
 pub use windlass_device::{
-    CopyDirection, CopyError, DeviceMemory, DirectBuffer, DirectFile, HostCopies, HostCopy, Pinned,
+    CopyDirection, CopyError, CopyStream, DeviceMemory, DirectBuffer, DirectFile, HostCopy, Pinned,
     search_cufile_in,
 };
+pub(crate) use windlass_device::{Counters, Scratch, cuda::cufile::is_stand_in};
 pub use windlass_device::{
-    Device, DeviceId, DeviceInfo, DriverError, Error, device_of, devices, driver_version,
+    Device, DeviceId, DeviceInfo, DriverError, Error, cuda::driver_version, device_of, devices,
 };

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{
-    assert_is_file, assert_is_gguf, can_read, devices, expected, in_memory, make_cold, make_warm, mixed_gguf,
-    mixed_model, tensor, write_model,
+    all_devices, assert_is_file, assert_is_gguf, can_read, devices, expected, in_memory, make_cold,
+    make_warm, mixed_gguf, mixed_model, tensor, write_model,
 };
 use std::{fs, path::Path};
 use windlass::{
@@ -118,7 +118,7 @@ fn every_route_delivers(directory: &Path, path: &Path, assert_is_whole: impl Fn(
 fn a_warm_file_is_copied_from_the_cache_and_a_cold_one_is_not_cached() {
     let directory = disk();
     let (path, file) = mixed_model(directory.path());
-    for device in devices() {
+    for device in all_devices() {
         make_cold(&path);
         let cold = windlass::load(&[&path], &LoadOptions::default().device(device)).unwrap();
         assert_is_file(&cold, &file);
@@ -210,7 +210,7 @@ fn a_half_cached_file_takes_each_half_by_its_own_route() {
     let file =
         write_model(&path, &[tensor("a", Dtype::U8, &[16 << 20]), tensor("b", Dtype::U8, &[16 << 20])], 0, 1);
     for (device, layout) in
-        devices().into_iter().flat_map(|device| [(device, Layout::File), (device, Layout::Packed)])
+        all_devices().flat_map(|device| [(device, Layout::File), (device, Layout::Packed)])
     {
         let mut reports = String::new();
         // The system may drop what it has cached at any time: one try in ten has to show it.
@@ -235,7 +235,7 @@ fn the_route_cached_fails_on_a_cold_file_and_names_the_tensor() {
     let directory = disk();
     let (path, _) = mixed_model(directory.path());
     make_cold(&path);
-    for device in devices() {
+    for device in all_devices() {
         let options = LoadOptions::default().route(Route::Cached).device(device);
         match windlass::load(&[&path], &options).unwrap_err() {
             Error::RouteUnavailable { route: Route::Cached, path: at, why } => {
@@ -251,7 +251,7 @@ fn the_route_cached_fails_on_a_cold_file_and_names_the_tensor() {
 fn memory_file_systems_are_copied_and_direct_reads_refused() {
     let Some(directory) = in_memory() else { return };
     let (path, file) = mixed_model(directory.path());
-    for device in devices() {
+    for device in all_devices() {
         let loaded = windlass::load(&[&path], &LoadOptions::default().device(device)).unwrap();
         assert_is_file(&loaded, &file);
         let refused = &loaded.report().refused;
@@ -436,7 +436,7 @@ fn selections_choose_and_unknown_names_are_errors() {
 fn tensors_arrive_one_by_one_and_the_progress_adds_up() {
     let directory = disk();
     let (path, file) = mixed_model(directory.path());
-    for device in devices() {
+    for device in all_devices() {
         make_cold(&path);
         let checkpoint = Checkpoint::open(&[&path]).unwrap();
         let options = LoadOptions::default().chunk_bytes(4096).device(device);
@@ -508,7 +508,7 @@ fn sharded_checkpoints_load_by_index_directory_glob_and_list() {
     }
     let index = directory.path().join("model.safetensors.index.json");
     let check = |paths: &[&Path]| {
-        for device in devices() {
+        for device in all_devices() {
             let loaded = windlass::load(paths, &LoadOptions::default().device(device)).unwrap();
             assert_eq!(loaded.tensors().len(), 3);
             for (name, file) in &files {
@@ -544,7 +544,7 @@ fn small_loads_report_why_no_ring_was_used() {
     let path = directory.path().join("small.safetensors");
     let file = write_model(&path, &[tensor("a", Dtype::U8, &[900_000])], 0, 1);
     make_cold(&path);
-    for device in devices() {
+    for device in all_devices() {
         let loaded = windlass::load(&[&path], &LoadOptions::default().device(device)).unwrap();
         assert_is_file(&loaded, &file);
         assert!(loaded.report().refused.iter().any(|own| own.what == "io_uring"), "{}", loaded.report());

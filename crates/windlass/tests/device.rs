@@ -506,7 +506,7 @@ fn memory_of_another_allocator_is_used_and_given_back() {
     let stand_in = Turn::take();
     let directory = disk();
     let (path, file) = mixed_model(directory.path());
-    let device = Device::open(0).unwrap();
+    let device = Device::open(DeviceId::Cuda(0)).unwrap();
     let lent = Arc::new(AtomicU64::new(0));
     let counter = lent.clone();
     struct Lent(#[allow(dead_code)] DirectBuffer, Arc<AtomicU64>);

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 use windlass::{
-    DirectIo, Dtype, Error, Route,
+    DeviceId, DirectIo, Dtype, Error, Route,
     device::{Device, DirectBuffer, DirectFile},
     route::fault::{Fault, FaultScript},
 };
@@ -231,7 +231,7 @@ fn direct_files_are_read_and_written() {
         let mut options = fs::OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap()
     };
-    let device = Device::open(0).unwrap();
+    let device = Device::open(DeviceId::Cuda(0)).unwrap();
     let file = DirectFile::register(&open()).unwrap();
     let buffer = DirectBuffer::new(&device, 64 << 10).unwrap();
     assert_eq!(buffer.address() % 4096, 0);

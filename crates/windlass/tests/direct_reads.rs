@@ -83,7 +83,7 @@ impl OnDisk {
     fn read_by(&self, customer: Customer, route: Route, faults: Option<FaultScript>) -> Result<Told, Error> {
         let data = self.data();
         let len = data.len() as u64;
-        let memory = DirectBuffer::new(&Device::open(0)?, len + SHIFT)?;
+        let memory = DirectBuffer::new(&Device::open(DeviceId::Cuda(0))?, len + SHIFT)?;
         let told = match customer {
             Customer::Reader => {
                 let options = ReaderOptions::default().route(route).chunk_bytes(CHUNK);
@@ -348,7 +348,8 @@ fn rows_of_a_tensor_are_packed_past_the_host() {
         let slice = TensorSlice::new(vec![0..rows, kept.clone()]);
         let requests = Selection::all().slice("t", slice).resolve(checkpoint.catalog()).unwrap();
         let width = kept.end - kept.start;
-        let memory = DirectBuffer::new(&Device::open(0).unwrap(), rows * width + SHIFT).unwrap();
+        let memory =
+            DirectBuffer::new(&Device::open(DeviceId::Cuda(0)).unwrap(), rows * width + SHIFT).unwrap();
         let target =
             FillTarget::new(requests[0].clone(), DeviceId::Cuda(0), memory.address() + SHIFT, rows * width);
         let options = LoadOptions::default().route(route).chunk_bytes(CHUNK);

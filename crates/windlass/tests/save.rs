@@ -4,9 +4,9 @@
 mod common;
 
 use common::{
-    can_read,
+    all_devices, can_read,
     child::{forbid, in_child},
-    devices, expected, in_memory,
+    expected, in_memory,
     saving::{Owned, assert_is, data, go_on, mixed, names, owned, reference},
 };
 use requirements::{Requirement, skip};
@@ -121,7 +121,7 @@ fn tensors_of_a_load_are_saved_from_wherever_they_are() {
     let file = reference(&tensors);
     let [from, to] = ["from", "to"].map(|name| directory.path().join(name));
     fs::write(&from, &file).unwrap();
-    for device in devices() {
+    for device in all_devices() {
         for direct in [DirectIo::Auto, DirectIo::Never] {
             let load = LoadOptions::default().device(device);
             let loaded = windlass::load(&[&from], &load).unwrap();

@@ -23,7 +23,7 @@ pub(super) struct Memory {
     pub(super) items: Vec<Vec<Piece>>,
     owners: Vec<Py<PyAny>>,
     /// Devices of torch's that have tensors of it: work on them may be under way.
-    torch_devices: BTreeSet<u32>,
+    torch_devices: BTreeSet<i32>,
 }
 
 /// What keeps memory of Python's. An I/O thread that lets it go never waits for the interpreter: `Py` leaves the
@@ -62,7 +62,7 @@ impl Memory {
     }
 
     /// Devices whose streams torch may still have work on, for this memory.
-    pub(super) fn torch_devices(&self) -> &BTreeSet<u32> {
+    pub(super) fn torch_devices(&self) -> &BTreeSet<i32> {
         &self.torch_devices
     }
 
@@ -89,8 +89,8 @@ impl Finder<'_> {
         let (piece, owner) =
             if self.torch.as_ref().is_some_and(|class| object.is_instance(class).unwrap_or(false)) {
                 let (piece, owner) = torch_memory(object)?;
-                if let DeviceId::Cuda(ordinal) = piece.device {
-                    memory.torch_devices.insert(ordinal);
+                if !piece.device.is_host() {
+                    memory.torch_devices.insert(piece.device.dlpack().1);
                 }
                 (piece, owner)
             } else if is_buffer(object) {

@@ -253,12 +253,12 @@ fn event(py: Python<'_>, given: Option<&Bound<'_, PyAny>>, memory: &mut Memory) 
         memory.keep_also(event.clone().unbind());
         return Ok(Some(handle));
     }
-    let devices: Vec<u32> = memory.torch_devices().iter().copied().collect();
+    let devices: Vec<i32> = memory.torch_devices().iter().copied().collect();
     if devices.is_empty() {
         return Ok(None);
     }
     let cuda = py.import("torch")?.getattr("cuda")?;
-    let stream_of = |device: u32| cuda.call_method1("current_stream", (device,));
+    let stream_of = |device: i32| cuda.call_method1("current_stream", (device,));
     if let [device] = devices[..] {
         let event = stream_of(device)?.call_method0("record_event")?;
         let handle = event.getattr(intern!(py, "cuda_event"))?.extract()?;

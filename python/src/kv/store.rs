@@ -72,9 +72,9 @@ impl KvStore {
                         unsafe { store.register_host(start, len) }
                     })
                 }
-                DeviceId::Cuda(ordinal) => {
+                device => {
                     // SAFETY: as above.
-                    py.detach(|| unsafe { store.register_device(ordinal, piece.address, piece.len) })
+                    py.detach(|| unsafe { store.register_device(device, piece.address, piece.len) })
                 }
             };
             regions.push(region.into_python(py)?);

@@ -9,26 +9,21 @@
 #![allow(unsafe_code)]
 
 use super::{
-    Device,
+    CudaDevice,
     cufile_error::{CuFileError, check, explain, outcome},
     descriptor::{self, StandardInput},
     driver,
-    host_copies::{CopyDirection, HostCopies, HostCopy},
     library::{self, functions},
-    memory::Allocation,
 };
-use crate::{Error, Result, Unavailable};
+use crate::{CopyDirection, Error, Result, Unavailable, backend::Direct};
 use libloading::Library;
 use std::{
     ffi::{CString, OsString, c_char, c_int, c_long, c_uint, c_void},
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Mutex, OnceLock, PoisonError},
 };
-
-/// Alignment of buffers: that of direct reads.
-const BLOCK_BYTES: u64 = 4096;
 
 /// `CUfileError_t`.
 #[repr(C)]
@@ -120,7 +115,7 @@ impl CuFile {
     }
 
     /// Whether it says that there is a direct path for some file systems. No proof: see `route::gds`.
-    pub fn has_direct_path(&self) -> bool {
+    fn has_direct_path(&self) -> bool {
         /// `CU_FILE_P2P_SUPPORTED`.
         const P2P_SUPPORTED: c_uint = 4;
         let Properties { nvfs_major, nvfs_minor, feature_flags, .. } = self.properties;
@@ -227,12 +222,12 @@ impl CuFile {
 
     /// How many reads into a device went each way since the library was opened, by whoever uses it in this process;
     /// `None` if this version does not count.
-    pub fn counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
+    fn counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
         Counters::of_reads(&self.statistics()?, uuid)
     }
 
     /// As [`CuFile::counters`], of writes from a device.
-    pub fn write_counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
+    fn write_counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
         Counters::of_writes(&self.statistics()?, uuid)
     }
 
@@ -319,55 +314,6 @@ impl DirectFile {
         check("cuFileHandleRegister", status).map_err(CuFileError::into_unavailable)?;
         Ok(Self { handle, _file: file })
     }
-
-    /// Reads from the file into a device's memory: `len` bytes from `file_offset` to `buffer_offset` of `buffer`.
-    /// Returns how many came; fewer at the end of the file.
-    ///
-    /// # Errors
-    /// The file's or cuFile's error.
-    pub fn read_at(
-        &self,
-        buffer: &DirectBuffer,
-        buffer_offset: u64,
-        len: usize,
-        file_offset: u64,
-    ) -> io::Result<usize> {
-        self.transfer(buffer, buffer_offset, len, file_offset, |functions| functions.read)
-    }
-
-    /// Writes from a device's memory to the file: `len` bytes from `buffer_offset` of `buffer` to `file_offset`.
-    /// Returns how many were written.
-    ///
-    /// # Errors
-    /// The file's or cuFile's error.
-    pub fn write_at(
-        &self,
-        buffer: &DirectBuffer,
-        buffer_offset: u64,
-        len: usize,
-        file_offset: u64,
-    ) -> io::Result<usize> {
-        self.transfer(buffer, buffer_offset, len, file_offset, |functions| functions.write)
-    }
-
-    fn transfer(
-        &self,
-        buffer: &DirectBuffer,
-        buffer_offset: u64,
-        len: usize,
-        file_offset: u64,
-        function: fn(&Functions) -> unsafe extern "C" fn(*mut c_void, u64, usize, i64, i64) -> isize,
-    ) -> io::Result<usize> {
-        let cufile = CuFile::get().map_err(|why| io::Error::other(why.to_string()))?;
-        let (file_offset, buffer_offset) = buffer.check(file_offset, buffer_offset, len)?;
-        let _entered = buffer.device().enter().map_err(io::Error::other)?;
-        // SAFETY: both are registered, and the range lies inside the buffer.
-        let result = unsafe {
-            function(&cufile.functions)(self.handle, buffer.address(), len, file_offset, buffer_offset)
-        };
-        // For results of -1 the system's own error is set.
-        outcome(result, io::Error::last_os_error)
-    }
 }
 
 impl Drop for DirectFile {
@@ -379,119 +325,61 @@ impl Drop for DirectFile {
     }
 }
 
-/// Memory of a device that cuFile reads into and writes from.
-#[derive(Debug)]
-pub struct DirectBuffer {
-    device: Arc<Device>,
-    address: u64,
-    len: u64,
-    /// What it lies in; `None` if that is somebody else's.
-    _memory: Option<Allocation>,
-}
-
-impl DirectBuffer {
-    /// `len` bytes on a device, registered.
-    ///
-    /// # Errors
-    /// [`Error::Device`], [`Error::OutOfMemory`]; [`Error::DeviceUnavailable`] if cuFile does not take the memory.
-    pub fn new(device: &Arc<Device>, len: u64) -> Result<Self> {
-        // Before anything is allocated.
-        CuFile::get().map_err(|why| Error::DeviceUnavailable { device: device.name(), why })?;
-        // Memory of a stream-ordered pool cannot be registered.
-        let memory = Allocation::plain(device, len.saturating_add(BLOCK_BYTES))?;
-        // The driver promises less than a block's alignment.
-        let address = memory.address().checked_next_multiple_of(BLOCK_BYTES).unwrap_or(memory.address());
-        Self::register(device, address, len, Some(memory))
+impl Direct for CudaDevice {
+    fn check(&self) -> std::result::Result<(), Unavailable> {
+        if CuFile::get()?.has_direct_path() {
+            return Ok(());
+        }
+        let reason = "cuFile runs in compatibility mode: it has neither nvidia-fs nor P2PDMA, and copies through host memory";
+        Err(Unavailable::new(reason, "load the module nvidia-fs, or set P2PDMA up: docs/gpu.md says how"))
     }
 
-    /// Memory that somebody else has allocated, registered.
-    ///
-    /// # Errors
-    /// As [`DirectBuffer::new`].
-    ///
-    /// # Safety
-    /// It must be memory of this device, and stay allocated until the result is dropped.
-    pub unsafe fn of_callers(device: &Arc<Device>, address: u64, len: u64) -> Result<Self> {
-        Self::register(device, address, len, None)
-    }
-
-    fn register(device: &Arc<Device>, address: u64, len: u64, memory: Option<Allocation>) -> Result<Self> {
-        let unavailable = |why| Error::DeviceUnavailable { device: device.name(), why };
+    unsafe fn register(&self, address: u64, len: u64) -> Result<()> {
+        let unavailable = |why| Error::DeviceUnavailable { device: self.info.id.to_string(), why };
         let cufile = CuFile::get().map_err(unavailable)?;
         // cuFile keeps streams and buffers of its own in each context that it meets, and goes on using them.
-        device.keep_context()?;
-        let _entered = device.enter()?;
+        self.keep_context()?;
+        let _entered = self.enter()?;
         let bytes = usize::try_from(len).unwrap_or(usize::MAX);
         // SAFETY: the memory is the device's and stays until it is deregistered.
         let status = unsafe { (cufile.functions.register_buffer)(address, bytes, 0) };
-        check("cuFileBufRegister", status).map_err(|error| unavailable(error.into_unavailable()))?;
-        Ok(Self { device: device.clone(), address, len, _memory: memory })
+        check("cuFileBufRegister", status).map_err(|error| unavailable(error.into_unavailable()))
     }
 
-    /// Address of the first byte, a multiple of 4096 unless it is somebody else's.
-    pub fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// Length in bytes.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Whether it has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The device.
-    pub fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-
-    /// A copy of its first bytes in host memory.
-    ///
-    /// # Errors
-    /// [`Error::Device`].
-    pub fn read_back(&self, into: &mut [u8]) -> Result<()> {
-        if into.len() as u64 > self.len() {
-            return Err(Error::Internal(format!("{} bytes of a buffer of {}", into.len(), self.len())));
-        }
-        super::copies::CopyQueue::new(self.device())?.read_back(self.address(), into)
-    }
-
-    /// Copies bytes of the host to its beginning.
-    ///
-    /// # Errors
-    /// [`Error::Device`].
-    pub fn write(&self, bytes: &[u8]) -> Result<()> {
-        if bytes.len() as u64 > self.len() {
-            return Err(Error::Internal(format!("{} bytes for a buffer of {}", bytes.len(), self.len())));
-        }
-        let copy =
-            HostCopy { host: bytes.as_ptr().expose_provenance(), device: self.address(), len: bytes.len() };
-        let copies = HostCopies::new(self.device())?;
-        // SAFETY: both sides are as long as the copy, and outlive it: the driver reads memory that is not pinned
-        // before the call that queues the copy returns, so that also a failed wait leaves nothing that reads it.
-        let copied = unsafe { copies.run(CopyDirection::ToDevice, &[copy], None) };
-        copied.map_err(|failed| failed.error)
-    }
-
-    /// Offsets as cuFile takes them, if the range lies inside the buffer.
-    fn check(&self, file_offset: u64, buffer_offset: u64, len: usize) -> io::Result<(i64, i64)> {
-        let inside = buffer_offset.checked_add(len as u64).is_some_and(|end| end <= self.len());
-        match (i64::try_from(file_offset), i64::try_from(buffer_offset)) {
-            (Ok(file_offset), Ok(buffer_offset)) if inside => Ok((file_offset, buffer_offset)),
-            _ => Err(io::Error::other("a request does not fit its buffer")),
+    unsafe fn deregister(&self, address: u64) {
+        if let (Ok(cufile), Ok(_entered)) = (CuFile::get(), self.enter()) {
+            // SAFETY: registered once, deregistered once; no request is in flight.
+            unsafe { (cufile.functions.deregister_buffer)(address) };
         }
     }
-}
 
-impl Drop for DirectBuffer {
-    fn drop(&mut self) {
-        if let (Ok(cufile), Ok(_entered)) = (CuFile::get(), self.device().enter()) {
-            // SAFETY: registered once, deregistered once; requests hold the buffer.
-            unsafe { (cufile.functions.deregister_buffer)(self.address()) };
-        }
+    unsafe fn transfer(
+        &self,
+        direction: CopyDirection,
+        file: &DirectFile,
+        file_offset: i64,
+        address: u64,
+        offset: i64,
+        len: usize,
+    ) -> io::Result<usize> {
+        let cufile = CuFile::get().map_err(|why| io::Error::other(why.to_string()))?;
+        let _entered = self.enter().map_err(io::Error::other)?;
+        let function = match direction {
+            CopyDirection::ToDevice => cufile.functions.read,
+            CopyDirection::ToHost => cufile.functions.write,
+        };
+        // SAFETY: both are registered, and the range lies inside the memory.
+        let result = unsafe { function(file.handle, address, len, file_offset, offset) };
+        // For results of -1 the system's own error is set.
+        outcome(result, io::Error::last_os_error)
+    }
+
+    fn reads(&self) -> Option<Counters> {
+        CuFile::get().ok()?.counters(&self.uuid)
+    }
+
+    fn writes(&self) -> Option<Counters> {
+        CuFile::get().ok()?.write_counters(&self.uuid)
     }
 }
 

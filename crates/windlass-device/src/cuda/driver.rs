@@ -6,11 +6,10 @@
 #![allow(unsafe_code)]
 
 use super::library::{self, functions};
-use crate::Unavailable;
+use crate::{DriverError, Unavailable};
 use libloading::Library;
 use std::{
     ffi::{CStr, OsString, c_char, c_int, c_uint, c_void},
-    fmt,
     sync::OnceLock,
 };
 
@@ -199,27 +198,7 @@ impl Driver {
         };
         let name = text(self.functions.error_name).unwrap_or_else(|| format!("error {code}"));
         let description = text(self.functions.error_text).unwrap_or_default();
-        Err(DriverError { function, code, name, description })
-    }
-}
-
-/// A call of the CUDA driver that failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DriverError {
-    /// The function.
-    pub function: &'static str,
-    /// What it returned (`CUresult`).
-    pub code: i32,
-    /// Name of that code.
-    pub name: String,
-    /// The driver's description of it.
-    pub description: String,
-}
-
-impl DriverError {
-    /// Whether the device does nothing more in this context: whatever was under way has ended.
-    pub fn ends_context(&self) -> bool {
-        ends_context(self.code)
+        Err(DriverError { function, code, name, description, ends_work: ends_context(code) })
     }
 }
 
@@ -231,18 +210,6 @@ pub(super) fn ends_context(code: ResultCode) -> bool {
     // From CUDA_ERROR_ECC_UNCORRECTABLE to CUDA_ERROR_LAUNCH_FAILED.
     matches!(code, 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719)
 }
-
-impl fmt::Display for DriverError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} returned {}", self.function, self.name)?;
-        if !self.description.is_empty() && self.description != self.name {
-            write!(f, " ({})", self.description)?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for DriverError {}
 
 /// CUDA's version number in its usual form.
 pub(super) fn version_text(version: i32) -> String {

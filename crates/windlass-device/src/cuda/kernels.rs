@@ -3,11 +3,14 @@
 #![allow(unsafe_code)]
 
 use super::{
-    Device,
-    copies::Stream,
+    CudaDevice,
     driver::{Driver, Handle},
+    stream::CudaStream,
 };
-use crate::{Conversion, Error, Result};
+use crate::{
+    Conversion, Error, Result,
+    backend::{Kernel, Segment},
+};
 use std::{
     collections::BTreeMap,
     ffi::{CString, c_void},
@@ -25,46 +28,6 @@ const MAX_BLOCKS: u64 = 1024;
 /// Segments of one launch, which CUDA limits.
 const MAX_SEGMENTS: usize = 65_535;
 
-/// What a kernel works on: `Segment` of `kernels.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Segment {
-    pub(super) source: u64,
-    pub(super) destination: u64,
-    /// Bytes of copies, elements of conversions.
-    pub(super) count: u64,
-}
-
-/// What is done to a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kernel {
-    Copy,
-    Convert(Conversion),
-}
-
-impl Kernel {
-    fn all() -> impl Iterator<Item = Self> {
-        std::iter::once(Self::Copy).chain(Conversion::all().map(Self::Convert))
-    }
-
-    fn symbol(self) -> String {
-        match self {
-            Self::Copy => "windlass_copy".to_owned(),
-            Self::Convert(conversion) => {
-                format!("windlass_cast_{}_{}", conversion.from().name(), conversion.to().name())
-            }
-        }
-    }
-
-    /// Bytes of a segment's source.
-    pub(super) fn source_len(self, segment: &Segment) -> u64 {
-        match self {
-            Self::Copy => segment.count,
-            Self::Convert(conversion) => segment.count * conversion.from().bytes(),
-        }
-    }
-}
-
 /// The module with the kernels, loaded into a device's context.
 pub(super) struct Kernels {
     module: Handle,
@@ -72,15 +35,15 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    fn load(device: &Device) -> Result<Self> {
+    fn load(device: &CudaDevice) -> Result<Self> {
         let functions = &device.driver.functions;
         let mut kernels = Self { module: ptr::null_mut(), functions: BTreeMap::new() };
         // SAFETY: writes one handle; the text ends with a zero; the caller has made the context current.
         let code = unsafe { (functions.module_load)(&mut kernels.module, PTX.as_ptr().cast::<c_void>()) };
         device.check("loading kernels", "cuModuleLoadData", code)?;
-        for kernel in Kernel::all() {
+        for kernel in all_kernels() {
             let mut function = ptr::null_mut();
-            let found = CString::new(kernel.symbol()).map_err(|error| Error::Internal(error.to_string()));
+            let found = CString::new(symbol(kernel)).map_err(|error| Error::Internal(error.to_string()));
             let found = found.and_then(|symbol| {
                 // SAFETY: writes one handle; the module is loaded.
                 let code =
@@ -109,15 +72,15 @@ impl Kernels {
     /// be current.
     pub(super) unsafe fn launch(
         &self,
-        device: &Device,
-        stream: &Stream,
+        device: &CudaDevice,
+        stream: &CudaStream,
         kernel: Kernel,
         table: u64,
         segments: usize,
         longest: u64,
     ) -> Result<()> {
         let Some(&function) = self.functions.get(&kernel) else {
-            return Err(Error::Internal(format!("there is no kernel {}", kernel.symbol())));
+            return Err(Error::Internal(format!("there is no kernel {}", symbol(kernel))));
         };
         let a_block = u64::from(BLOCK_THREADS) * ELEMENTS_A_THREAD;
         let blocks = longest.div_ceil(a_block).clamp(1, MAX_BLOCKS) as u32;
@@ -147,7 +110,7 @@ impl Kernels {
     }
 }
 
-impl Device {
+impl CudaDevice {
     /// The kernels, loaded at the first call. The caller has made the context current.
     pub(super) fn kernels(&self) -> Result<&Kernels> {
         // One thread compiles, the others wait for it.
@@ -157,5 +120,19 @@ impl Device {
         }
         let _ = self.kernels.set(Kernels::load(self)?);
         self.kernels.get().ok_or_else(|| Error::Internal("the kernels are gone".into()))
+    }
+}
+
+/// The kernels of the module.
+fn all_kernels() -> impl Iterator<Item = Kernel> {
+    std::iter::once(Kernel::Copy).chain(Conversion::all().map(Kernel::Convert))
+}
+
+fn symbol(kernel: Kernel) -> String {
+    match kernel {
+        Kernel::Copy => "windlass_copy".to_owned(),
+        Kernel::Convert(conversion) => {
+            format!("windlass_cast_{}_{}", conversion.from().name(), conversion.to().name())
+        }
     }
 }

@@ -1,64 +1,37 @@
 //! CUDA devices through the driver: the only place that knows its types.
 //!
-//! `library` finds libraries, `driver` is the table of functions; this file has devices and their contexts; `memory` what they own; `copies` the
-//! queue that fills them, `host_copies` one for both ways; `kernels` what runs on them; `cufile` the library that reads into them past the host.
+//! `library` finds libraries, `driver` is the table of functions; this file has devices, their contexts and memory;
+//! `stream` is what fills them, `kernels` what runs on them; `cufile` the library that reads into them past the host.
 #![allow(unsafe_code)]
 
-pub mod copies;
 pub mod cufile;
 mod cufile_error;
 mod descriptor;
 mod driver;
-pub mod host_copies;
 mod kernels;
 mod library;
-pub mod memory;
+mod stream;
 
-pub use driver::DriverError;
-
-use crate::{DeviceId, Error, Result, Unavailable};
-use driver::{Attribute, DeviceHandle, Driver, Handle};
-use serde::{Deserialize, Serialize};
-use std::{
-    collections::{BTreeSet, HashMap},
-    ffi::{CStr, c_char, c_int, c_uint},
-    marker::PhantomData,
-    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+use crate::backend::Direct;
+use crate::{
+    DeviceId, DeviceInfo, DriverError, Error, Result, Unavailable,
+    backend::{Backend, Kind, Stream},
 };
-
-/// What a device is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct DeviceInfo {
-    /// Its number among the visible devices.
-    pub ordinal: u32,
-    /// Its name.
-    pub name: String,
-    /// Bytes of its memory.
-    pub memory_bytes: u64,
-    /// Its place on the PCI bus, such as `0000:3b:00.0`.
-    pub pci: String,
-    /// Its UUID, in hex.
-    pub uuid: String,
-    /// Its locally unique identifier, which other APIs of Windows name it by.
-    pub luid: Option<[u8; 8]>,
-    /// The NUMA node that it hangs off, if the system says.
-    pub numa_node: Option<u32>,
-    /// Its compute capability.
-    pub compute_capability: (u32, u32),
-    /// Whether it shares the host's memory rather than having its own.
-    pub is_integrated: bool,
-    /// Whether it reads host memory that nobody pinned.
-    pub reads_pageable_memory: bool,
-    /// Whether it allocates in the order of a stream.
-    pub has_memory_pools: bool,
-    /// Whether other devices can read and write its memory.
-    pub has_gpudirect_rdma: bool,
-}
+use cufile::CuFile;
+use driver::{Attribute, DeviceHandle, Driver, Handle};
+use std::{
+    collections::BTreeSet,
+    ffi::{CStr, c_char, c_int, c_uint, c_void},
+    fmt, io,
+    marker::PhantomData,
+    ptr,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+use stream::CudaStream;
 
 /// A CUDA device with its primary context, which frameworks use too. The context is retained as long as a value of
 /// this type lives, and never made current beyond a call.
-pub struct Device {
+pub(crate) struct CudaDevice {
     driver: &'static Driver,
     handle: DeviceHandle,
     context: Handle,
@@ -70,9 +43,9 @@ pub struct Device {
 }
 
 // SAFETY: the driver's functions may be called from any thread; the handles are not changed after they were made.
-unsafe impl Send for Device {}
+unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
-unsafe impl Sync for Device {}
+unsafe impl Sync for CudaDevice {}
 
 /// The CUDA version that the driver serves, such as `12.8`.
 ///
@@ -82,73 +55,15 @@ pub fn driver_version() -> std::result::Result<String, Unavailable> {
     Driver::get().map(|driver| driver::version_text(driver.version))
 }
 
-/// The devices that CUDA shows to this process.
-///
-/// ```
-/// match windlass_device::devices() {
-///     Ok(devices) => println!("{} devices", devices.len()),
-///     Err(why) => println!("no CUDA: {why}"),
-/// }
-/// ```
-///
-/// # Errors
-/// Why CUDA cannot be used here.
-pub fn devices() -> std::result::Result<Vec<DeviceInfo>, Unavailable> {
-    let driver = Driver::get()?;
-    let failed = |error: DriverError| Unavailable::new(error.to_string(), "check that nvidia-smi works");
-    (0..count(driver).map_err(failed)?)
-        .map(|ordinal| describe(driver, ordinal, handle(driver, ordinal)?))
-        .collect::<std::result::Result<_, DriverError>>()
-        .map_err(failed)
-}
+/// The kind.
+pub(crate) struct Cuda;
 
-/// The device whose memory an address is in; [`DeviceId::Cpu`] for all that CUDA does not know, or knows as memory of
-/// the host.
-pub fn device_of(address: u64) -> DeviceId {
-    // Without a driver there is no memory of devices.
-    let Ok(driver) = Driver::get() else { return DeviceId::Cpu };
-    let (mut memory_type, mut ordinal): (c_uint, c_int) = (0, 0);
-    // SAFETY: writes one integer. Any address may be asked about.
-    let code = unsafe {
-        (driver.functions.pointer_attribute)(
-            (&raw mut memory_type).cast(),
-            driver::POINTER_MEMORY_TYPE,
-            address,
-        )
-    };
-    if code != driver::SUCCESS || memory_type != driver::MEMORY_DEVICE {
-        return DeviceId::Cpu;
-    }
-    // SAFETY: writes one integer.
-    let code = unsafe {
-        (driver.functions.pointer_attribute)(
-            (&raw mut ordinal).cast(),
-            driver::POINTER_DEVICE_ORDINAL,
-            address,
-        )
-    };
-    match u32::try_from(ordinal) {
-        Ok(ordinal) if code == driver::SUCCESS => DeviceId::Cuda(ordinal),
-        _ => DeviceId::Cpu,
-    }
-}
-
-impl Device {
-    /// The device of this number, its primary context retained.
-    ///
-    /// # Errors
-    /// [`Error::DeviceUnavailable`] if there is no driver or no such device; [`Error::Device`] if it does not start.
-    pub fn open(ordinal: u32) -> Result<Arc<Self>> {
-        static OPEN: Mutex<Option<HashMap<u32, Weak<Device>>>> = Mutex::new(None);
-        let unavailable = |why| Error::DeviceUnavailable { device: format!("cuda:{ordinal}"), why };
+impl Kind for Cuda {
+    fn open(&self, ordinal: u32) -> Result<Arc<dyn Backend>> {
+        let id = DeviceId::Cuda(ordinal);
+        let unavailable = |why| Error::DeviceUnavailable { device: id.to_string(), why };
         let driver = Driver::get().map_err(unavailable)?;
-        // Kept consistent by every statement, so a panic elsewhere does not spoil it.
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = open.get_or_insert_default();
-        if let Some(device) = open.get(&ordinal).and_then(Weak::upgrade) {
-            return Ok(device);
-        }
-        let device = Arc::new(Self::start(driver, ordinal).map_err(|problem| match problem {
+        let device = CudaDevice::start(driver, ordinal).map_err(|problem| match problem {
             Problem::Absent(count) => unavailable(Unavailable::new(
                 match count {
                     0 => "the CUDA driver shows no device".to_owned(),
@@ -158,11 +73,54 @@ impl Device {
                 "choose another device, or check CUDA_VISIBLE_DEVICES",
             )),
             Problem::Driver(error) => device_error(ordinal, "starting the device", error),
-        })?);
-        open.insert(ordinal, Arc::downgrade(&device));
-        Ok(device)
+        })?;
+        Ok(Arc::new(device))
     }
 
+    fn devices(&self) -> std::result::Result<Vec<DeviceInfo>, Unavailable> {
+        let driver = Driver::get()?;
+        let failed = |error: DriverError| Unavailable::new(error.to_string(), "check that nvidia-smi works");
+        (0..count(driver).map_err(failed)?)
+            .map(|ordinal| describe(driver, ordinal, handle(driver, ordinal)?))
+            .collect::<std::result::Result<_, DriverError>>()
+            .map_err(failed)
+    }
+
+    fn owner_of(&self, address: u64) -> Option<u32> {
+        // Without a driver there is no memory of devices.
+        let driver = Driver::get().ok()?;
+        let (mut memory_type, mut ordinal): (c_uint, c_int) = (0, 0);
+        // SAFETY: writes one integer. Any address may be asked about.
+        let code = unsafe {
+            (driver.functions.pointer_attribute)(
+                (&raw mut memory_type).cast(),
+                driver::POINTER_MEMORY_TYPE,
+                address,
+            )
+        };
+        // Memory of the host may be known to CUDA too.
+        if code != driver::SUCCESS || memory_type != driver::MEMORY_DEVICE {
+            return None;
+        }
+        // SAFETY: writes one integer.
+        let code = unsafe {
+            (driver.functions.pointer_attribute)(
+                (&raw mut ordinal).cast(),
+                driver::POINTER_DEVICE_ORDINAL,
+                address,
+            )
+        };
+        u32::try_from(ordinal).ok().filter(|_| code == driver::SUCCESS)
+    }
+
+    fn dlpack_type(&self) -> i32 {
+        /// `kDLCUDA`.
+        const CUDA: i32 = 2;
+        CUDA
+    }
+}
+
+impl CudaDevice {
     fn start(driver: &'static Driver, ordinal: u32) -> std::result::Result<Self, Problem> {
         let count = count(driver)?;
         if ordinal >= count {
@@ -171,58 +129,11 @@ impl Device {
         let handle = handle(driver, ordinal)?;
         let info = describe(driver, ordinal, handle)?;
         let uuid = uuid(driver, handle)?;
-        let mut context = std::ptr::null_mut();
+        let mut context = ptr::null_mut();
         // SAFETY: writes one handle. No flags are set: they would be those of frameworks too.
         let code = unsafe { (driver.functions.primary_context_retain)(&mut context, handle) };
         driver.check("cuDevicePrimaryCtxRetain", code)?;
         Ok(Self { driver, handle, context, info, uuid, kernels: OnceLock::new(), loading: Mutex::new(()) })
-    }
-
-    /// What it is.
-    pub fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    /// Its name in options, reports and messages.
-    pub fn name(&self) -> String {
-        format!("cuda:{}", self.info.ordinal)
-    }
-
-    /// Its UUID, as cuFile's statistics name it.
-    pub fn uuid(&self) -> &[u8; 16] {
-        &self.uuid
-    }
-
-    /// Bytes of its memory that nobody has, and that it has in all.
-    ///
-    /// # Errors
-    /// [`Error::Device`].
-    pub fn memory(&self) -> Result<(u64, u64)> {
-        let _entered = self.enter()?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: writes two numbers; the context is current.
-        let code = unsafe { (self.driver.functions.memory_info)(&mut free, &mut total) };
-        self.check("asking for its memory", "cuMemGetInfo", code)?;
-        Ok((free as u64, total as u64))
-    }
-
-    /// The error of an operation that needs more of its memory than there is.
-    pub fn too_little_memory(&self, needed: u64, available: u64) -> Error {
-        Error::OutOfMemory { device: self.name(), needed, available }
-    }
-
-    /// Whether tensors in host memory are the device's as they are: it has no memory of its own to copy them to.
-    pub fn shares_host_memory(&self) -> bool {
-        self.info.is_integrated && self.info.reads_pageable_memory
-    }
-
-    /// Waits for all work on the device, whoever's. `false` if nobody knows whether it has ended.
-    pub fn wait_for_all(&self) -> bool {
-        // A child of fork has a copy of what the device works on.
-        let Ok(_entered) = self.enter() else { return true };
-        // SAFETY: the context is current.
-        let code = unsafe { (self.driver.functions.context_synchronize)() };
-        code == driver::SUCCESS || driver::ends_context(code)
     }
 
     /// Retains the context to the end of the process.
@@ -232,7 +143,7 @@ impl Device {
         if kept.contains(&self.info.ordinal) {
             return Ok(());
         }
-        let mut context = std::ptr::null_mut();
+        let mut context = ptr::null_mut();
         // SAFETY: writes one handle, that of this device's context.
         let code = unsafe { (self.driver.functions.primary_context_retain)(&mut context, self.handle) };
         self.check("keeping its context", "cuDevicePrimaryCtxRetain", code)?;
@@ -251,13 +162,126 @@ impl Device {
         Ok(Entered { driver: self.driver, _this_thread: PhantomData })
     }
 
+    /// Allocates memory by a function of the driver.
+    fn allocate_by(
+        &self,
+        function: &'static str,
+        len: u64,
+        allocate: impl FnOnce(&mut driver::DevicePointer, usize) -> driver::ResultCode,
+    ) -> Result<u64> {
+        let _entered = self.enter()?;
+        let mut address = 0;
+        let code = allocate(&mut address, usize::try_from(len.max(1)).unwrap_or(usize::MAX));
+        if code == driver::OUT_OF_MEMORY {
+            let (available, _) = self.memory().unwrap_or_default();
+            return Err(Error::OutOfMemory { device: self.info.id.to_string(), needed: len, available });
+        }
+        self.check("allocating memory", function, code)?;
+        Ok(address)
+    }
+
+    /// Frees memory by a function of the driver.
+    fn free_by(&self, len: u64, free: impl FnOnce() -> driver::ResultCode) {
+        // A child of fork has nothing to free.
+        let Ok(_entered) = self.enter() else { return };
+        // A tensor may be dropped, by a garbage collector say, while another thread captures a graph.
+        let mut mode = driver::CAPTURE_RELAXED;
+        let exchange_mode = self.driver.functions.exchange_capture_mode;
+        if let Some(exchange) = exchange_mode {
+            // SAFETY: swaps this thread's mode with that in `mode`.
+            unsafe { exchange(&mut mode) };
+        }
+        let code = free();
+        if let Some(exchange) = exchange_mode {
+            // SAFETY: as above.
+            unsafe { exchange(&mut mode) };
+        }
+        if code != driver::SUCCESS && !driver::ends_context(code) {
+            tracing::warn!(bytes = len, code, "memory of a device could not be freed");
+        }
+    }
+
     fn check(&self, operation: &'static str, function: &'static str, code: driver::ResultCode) -> Result<()> {
         let checked = self.driver.check(function, code);
         checked.map_err(|error| device_error(self.info.ordinal, operation, error))
     }
 }
 
-impl Drop for Device {
+impl Backend for CudaDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> Result<(u64, u64)> {
+        let _entered = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two numbers; the context is current.
+        let code = unsafe { (self.driver.functions.memory_info)(&mut free, &mut total) };
+        self.check("asking for its memory", "cuMemGetInfo", code)?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Other devices, processes and network cards can be given it, which they cannot memory of a stream-ordered pool.
+    fn allocate(&self, len: u64) -> Result<u64> {
+        self.allocate_by("cuMemAlloc", len, |address, bytes| {
+            // SAFETY: writes one address; the context is current.
+            unsafe { (self.driver.functions.allocate)(address, bytes) }
+        })
+    }
+
+    unsafe fn free(&self, address: u64, len: u64) {
+        // SAFETY: allocated in this context and freed once. The call waits for work that uses it.
+        self.free_by(len, || unsafe { (self.driver.functions.free)(address) });
+    }
+
+    unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()> {
+        let _entered = self.enter()?;
+        let flags = driver::HOST_REGISTER_PORTABLE;
+        // SAFETY: the caller keeps the memory mapped; pinning changes none of its bytes.
+        let code = unsafe { (self.driver.functions.host_register)(memory.cast(), len, flags) };
+        if code == driver::OUT_OF_MEMORY {
+            let source = io::Error::from(io::ErrorKind::OutOfMemory);
+            return Err(Error::Allocation { bytes: len as u64, kind: "pinned memory", source });
+        }
+        self.check("pinning host memory", "cuMemHostRegister", code)
+    }
+
+    unsafe fn unpin(&self, memory: *mut u8) {
+        if let Ok(_entered) = self.enter() {
+            // SAFETY: the caller has pinned it, and unpins it once.
+            unsafe { (self.driver.functions.host_unregister)(memory.cast()) };
+        }
+    }
+
+    fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {
+        Ok(Arc::new(CudaStream::new(self)?))
+    }
+
+    fn wait_for_all(&self) -> bool {
+        // A child of fork has a copy of what the device works on.
+        let Ok(_entered) = self.enter() else { return true };
+        // SAFETY: the context is current.
+        let code = unsafe { (self.driver.functions.context_synchronize)() };
+        code == driver::SUCCESS || driver::ends_context(code)
+    }
+
+    unsafe fn is_event_reached(&self, event: u64) -> Result<bool> {
+        let _entered = self.enter()?;
+        let event = ptr::with_exposed_provenance_mut::<c_void>(event as usize);
+        // SAFETY: the caller's event lives.
+        let code = unsafe { (self.driver.functions.event_query)(event) };
+        if code == driver::NOT_READY {
+            return Ok(false);
+        }
+        self.check("asking after an event", "cuEventQuery", code).map(|()| true)
+    }
+
+    fn direct(&self) -> std::result::Result<&dyn Direct, Unavailable> {
+        CuFile::get().map(|_| self as &dyn Direct)
+    }
+}
+
+impl Drop for CudaDevice {
     fn drop(&mut self) {
         // A child of fork has no context to release.
         if !self.driver.is_usable() {
@@ -273,9 +297,9 @@ impl Drop for Device {
     }
 }
 
-impl std::fmt::Debug for Device {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Device").field("info", &self.info).finish_non_exhaustive()
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDevice").field("info", &self.info).finish_non_exhaustive()
     }
 }
 
@@ -288,7 +312,7 @@ struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        let mut popped = std::ptr::null_mut();
+        let mut popped = ptr::null_mut();
         // SAFETY: pushed by `enter` on this thread, and guards are dropped in the opposite order.
         unsafe { (self.driver.functions.context_pop)(&mut popped) };
     }
@@ -308,7 +332,7 @@ impl From<DriverError> for Problem {
 }
 
 fn device_error(ordinal: u32, operation: &'static str, source: DriverError) -> Error {
-    Error::Device { device: format!("cuda:{ordinal}"), operation, source }
+    Error::Device { device: DeviceId::Cuda(ordinal).to_string(), operation, source }
 }
 
 fn count(driver: &Driver) -> std::result::Result<u32, DriverError> {
@@ -361,6 +385,7 @@ fn describe(
         (code == driver::SUCCESS).then_some(luid)
     });
     Ok(DeviceInfo {
+        id: DeviceId::Cuda(ordinal),
         ordinal,
         name,
         memory_bytes: memory as u64,
@@ -373,6 +398,7 @@ fn describe(
         reads_pageable_memory: attribute(Attribute::PageableMemoryAccess) != 0,
         has_memory_pools: attribute(Attribute::MemoryPools) != 0,
         has_gpudirect_rdma: attribute(Attribute::GpuDirectRdma) != 0,
+        has_kernels: true,
     })
 }
 

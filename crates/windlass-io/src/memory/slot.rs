@@ -14,7 +14,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use windlass_device::{Device, DirectBuffer, Pinned, Source};
+use windlass_device::{Address, Device, DirectBuffer, Pinned};
 
 /// A fixed number of slots of equal size. A slot is free, or it is owned by whoever took it.
 #[derive(Debug)]
@@ -353,11 +353,11 @@ impl Slot {
     }
 
     /// Where its bytes are, for copies to a device.
-    pub fn source(&self) -> Source {
+    pub fn source(&self) -> Address {
         let start = self.index * self.shared.slot_bytes;
         match &self.shared.memory {
-            SlotMemory::Host { backing, .. } => Source::Host(backing.pointer(start).as_ptr()),
-            SlotMemory::Device(buffer) => Source::Device(buffer.address() + start as u64),
+            SlotMemory::Host { backing, .. } => Address::Host(backing.pointer(start).as_ptr()),
+            SlotMemory::Device(buffer) => Address::Device(buffer.address() + start as u64),
         }
     }
 
@@ -384,8 +384,8 @@ impl Slot {
     /// Address of its first byte, if that is memory of a device.
     pub fn device_address(&self) -> Option<u64> {
         match self.source() {
-            Source::Host(_) => None,
-            Source::Device(address) => Some(address),
+            Address::Host(_) => None,
+            Address::Device(address) => Some(address),
         }
     }
 

@@ -18,7 +18,7 @@ use std::{
 };
 use windlass::{
     DeviceId,
-    device::{self, CopyDirection, CopyError, Device, DirectBuffer, HostCopies, HostCopy, Pinned},
+    device::{self, CopyDirection, CopyError, CopyStream, Device, DirectBuffer, HostCopy, Pinned},
     route::{DirectProof, Unavailable, direct_path_is_plausible},
 };
 
@@ -46,11 +46,11 @@ struct State {
     /// Memory that devices move directly.
     regions: Vec<Arc<DirectBuffer>>,
     /// What shows, for each device, that they do.
-    proofs: HashMap<u32, Arc<DirectProof>>,
+    proofs: HashMap<DeviceId, Arc<DirectProof>>,
     /// Devices that nobody knows the copies of: their contexts are usually gone.
-    in_doubt: HashSet<u32>,
+    in_doubt: HashSet<DeviceId>,
     /// Devices whose events were asked after.
-    devices: HashMap<u32, Arc<Device>>,
+    devices: HashMap<DeviceId, Arc<Device>>,
 }
 
 impl DeviceSide {
@@ -83,8 +83,8 @@ impl DeviceSide {
     ///
     /// # Safety
     /// It must be memory of this device, and stay allocated until the result is dropped.
-    pub(super) unsafe fn register(self: &Arc<Self>, ordinal: u32, address: u64, len: u64) -> Result<Region> {
-        let device = Device::open(ordinal)?;
+    pub(super) unsafe fn register(self: &Arc<Self>, id: DeviceId, address: u64, len: u64) -> Result<Region> {
+        let device = Device::open(id)?;
         // SAFETY: passed on.
         let buffer = unsafe { self.register_directly(&device, address, len) };
         let buffer = match buffer {
@@ -112,11 +112,11 @@ impl DeviceSide {
             return Err(Unavailable { reason, fix: String::new() });
         }
         direct_path_is_plausible()?;
-        let ordinal = device.info().ordinal;
-        if !self.lock().proofs.contains_key(&ordinal) {
+        let id = device.id();
+        if !self.lock().proofs.contains_key(&id) {
             let proof = Arc::new(DirectProof::find(device, &self.root)?);
             tracing::info!(device = device.name(), proof = proof.text(), "the direct path is proven");
-            self.lock().proofs.insert(ordinal, proof);
+            self.lock().proofs.insert(id, proof);
         }
         // SAFETY: passed on.
         let buffer = unsafe { DirectBuffer::of_callers(device, address, len) };
@@ -128,9 +128,9 @@ impl DeviceSide {
     }
 
     /// The region that has all these bytes.
-    fn region_of(&self, ordinal: u32, address: u64, len: u64) -> Option<Arc<DirectBuffer>> {
+    fn region_of(&self, id: DeviceId, address: u64, len: u64) -> Option<Arc<DirectBuffer>> {
         let has = |region: &&Arc<DirectBuffer>| {
-            region.device().info().ordinal == ordinal
+            region.device().id() == id
                 && region.address() <= address
                 && address.checked_add(len).is_some_and(|end| end <= region.address() + region.len())
         };
@@ -164,9 +164,7 @@ impl DeviceSide {
             });
         }
         for piece in job.parts.iter().flat_map(|part| &part.pieces) {
-            if let DeviceId::Cuda(ordinal) = piece.device
-                && self.region_of(ordinal, piece.address, piece.len).is_none()
-            {
+            if !piece.device.is_host() && self.region_of(piece.device, piece.address, piece.len).is_none() {
                 return Err(Unavailable {
                     reason: "memory of a device was not registered, or the direct path was given up".into(),
                     fix: "register it with the store (register_device)".into(),
@@ -184,19 +182,19 @@ impl DeviceSide {
     /// # Safety
     /// It must be a live event.
     pub(super) unsafe fn is_reached(&self, event: AwaitedEvent) -> windlass::Result<bool> {
-        let device = self.device(event.ordinal)?;
+        let device = self.device(event.id)?;
         // SAFETY: passed on.
         Ok(unsafe { device.is_event_reached(event.handle)? })
     }
 
     /// A device, which stays open: it is asked after often.
-    fn device(&self, ordinal: u32) -> windlass::Result<Arc<Device>> {
-        let open = self.lock().devices.get(&ordinal).cloned();
+    fn device(&self, id: DeviceId) -> windlass::Result<Arc<Device>> {
+        let open = self.lock().devices.get(&id).cloned();
         if let Some(device) = open {
             return Ok(device);
         }
-        let device = Device::open(ordinal)?;
-        self.lock().devices.insert(ordinal, device.clone());
+        let device = Device::open(id)?;
+        self.lock().devices.insert(id, device.clone());
         Ok(device)
     }
 
@@ -235,11 +233,7 @@ impl DeviceSide {
 
     /// What shows that devices move bytes directly.
     pub(super) fn proofs(&self) -> Vec<String> {
-        self.lock()
-            .proofs
-            .iter()
-            .map(|(ordinal, proof)| format!("cuda:{ordinal}: {}", proof.text()))
-            .collect()
+        self.lock().proofs.iter().map(|(id, proof)| format!("{id}: {}", proof.text())).collect()
     }
 
     /// Pins the memory that bytes pass through, once for all devices.
@@ -304,7 +298,7 @@ impl Drop for Region {
 pub(super) struct DeviceLane {
     side: Arc<DeviceSide>,
     pool: Arc<BouncePool>,
-    queues: HashMap<u32, HostCopies>,
+    queues: HashMap<DeviceId, CopyStream>,
 }
 
 impl DeviceLane {
@@ -334,14 +328,14 @@ impl DeviceLane {
             Direction::Read => CopyDirection::ToDevice,
             Direction::Write => CopyDirection::ToHost,
         };
-        for (ordinal, copies) in copies(step, lease) {
+        for (id, copies) in copies(step, lease) {
             let sure = |error| CopyError { error, is_in_doubt: false };
-            let queue = self.queue(ordinal).map_err(sure)?;
+            let queue = self.queue(id).map_err(sure)?;
             // SAFETY: the caller vouches for the pieces; the lease is pinned memory, and ours.
             if let Err(failed) = unsafe { queue.run(direction, &copies, None) } {
                 if failed.is_in_doubt {
                     // Else each further copy would lose memory, until none is left for other devices.
-                    self.side.lock().in_doubt.insert(ordinal);
+                    self.side.lock().in_doubt.insert(id);
                     // The memory stays pinned, and mapped.
                     mem::forget(self.side.clone());
                 }
@@ -351,20 +345,20 @@ impl DeviceLane {
         Ok(())
     }
 
-    fn queue(&mut self, ordinal: u32) -> Result<&HostCopies, device::Error> {
-        if self.side.lock().in_doubt.contains(&ordinal) {
+    fn queue(&mut self, id: DeviceId) -> Result<&CopyStream, device::Error> {
+        if self.side.lock().in_doubt.contains(&id) {
             let why = Unavailable {
                 reason: "nobody knows what became of earlier copies".into(),
                 fix: "open the store in a new process".into(),
             };
-            return Err(device::Error::DeviceUnavailable { device: format!("cuda:{ordinal}"), why });
+            return Err(device::Error::DeviceUnavailable { device: id.to_string(), why });
         }
-        if !self.queues.contains_key(&ordinal) {
-            let device = Device::open(ordinal)?;
+        if !self.queues.contains_key(&id) {
+            let device = Device::open(id)?;
             self.side.pin(&device, &self.pool)?;
-            self.queues.insert(ordinal, HostCopies::new(&device)?);
+            self.queues.insert(id, CopyStream::new(&device)?);
         }
-        self.queues.get(&ordinal).ok_or_else(|| device::Error::Internal("a queue is gone".into()))
+        self.queues.get(&id).ok_or_else(|| device::Error::Internal("a queue is gone".into()))
     }
 
     /// Has cuFile move a step, and says how many bytes that was.
@@ -382,7 +376,7 @@ impl DeviceLane {
         for piece in pieces(step) {
             let region = self
                 .side
-                .region_of(piece.ordinal, piece.address, piece.len)
+                .region_of(piece.id, piece.address, piece.len)
                 .ok_or_else(|| failed(&"memory is not registered any more"))?;
             let end = offset + piece.len;
             let mut at = piece.address - region.address();
@@ -422,7 +416,7 @@ pub(super) fn failure(error: &Error) -> Failure {
 /// Memory of a device in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct DevicePiece {
-    ordinal: u32,
+    id: DeviceId,
     address: u64,
     len: u64,
 }
@@ -431,29 +425,29 @@ struct DevicePiece {
 fn pieces(step: &Step) -> Vec<DevicePiece> {
     let mut pieces: Vec<DevicePiece> = Vec::new();
     for span in &step.spans {
-        let Content::Payload { address, device: DeviceId::Cuda(ordinal), .. } = span.content else {
+        let Content::Payload { address, device: id, .. } = span.content else { continue };
+        if id.is_host() {
             continue;
-        };
+        }
         match pieces.last_mut() {
-            Some(last) if last.ordinal == ordinal && last.address + last.len == address => {
-                last.len += span.len
-            }
-            _ => pieces.push(DevicePiece { ordinal, address, len: span.len }),
+            Some(last) if last.id == id && last.address + last.len == address => last.len += span.len,
+            _ => pieces.push(DevicePiece { id, address, len: span.len }),
         }
     }
     pieces
 }
 
 /// The copies that a step needs, by device, in the order of the file; neighbours together.
-fn copies(step: &Step, lease: &Lease) -> Vec<(u32, Vec<HostCopy>)> {
-    let mut all: Vec<(u32, Vec<HostCopy>)> = Vec::new();
+fn copies(step: &Step, lease: &Lease) -> Vec<(DeviceId, Vec<HostCopy>)> {
+    let mut all: Vec<(DeviceId, Vec<HostCopy>)> = Vec::new();
     for span in &step.spans {
-        let Content::Payload { mut address, device: DeviceId::Cuda(ordinal), .. } = span.content else {
+        let Content::Payload { mut address, device: id, .. } = span.content else { continue };
+        if id.is_host() {
             continue;
-        };
+        }
         let Place::Bounced(at) = span.place else { continue };
-        let place = all.iter().position(|(own, _)| *own == ordinal).unwrap_or_else(|| {
-            all.push((ordinal, Vec::new()));
+        let place = all.iter().position(|(own, _)| *own == id).unwrap_or_else(|| {
+            all.push((id, Vec::new()));
             all.len() - 1
         });
         let copies = &mut all[place].1;

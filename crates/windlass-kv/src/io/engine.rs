@@ -283,9 +283,9 @@ impl IoEngine {
     ///
     /// # Safety
     /// It must be memory of this device, and stay allocated until the result is dropped.
-    pub(crate) unsafe fn register_device(&self, ordinal: u32, address: u64, len: u64) -> Result<Region> {
+    pub(crate) unsafe fn register_device(&self, id: DeviceId, address: u64, len: u64) -> Result<Region> {
         // SAFETY: passed on.
-        unsafe { self.side.register(ordinal, address, len) }
+        unsafe { self.side.register(id, address, len) }
     }
 
     /// How bytes are moved.

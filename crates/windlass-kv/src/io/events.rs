@@ -24,7 +24,7 @@ pub(super) struct AwaitedEvent {
     /// As the driver knows it.
     pub(super) handle: u64,
     /// The device that is asked.
-    pub(super) ordinal: u32,
+    pub(super) id: DeviceId,
 }
 
 impl AwaitedEvent {
@@ -32,11 +32,8 @@ impl AwaitedEvent {
     pub(super) fn of(job: &Job) -> Option<Self> {
         let handle = job.wait_event?;
         let devices = job.parts.iter().flat_map(|part| &part.pieces).map(|piece| piece.device);
-        let ordinals = devices.filter_map(|device| match device {
-            DeviceId::Cuda(ordinal) => Some(ordinal),
-            DeviceId::Cpu => None,
-        });
-        Some(Self { handle, ordinal: ordinals.min().unwrap_or(0) })
+        let id = devices.filter(|device| !device.is_host()).min().unwrap_or(DeviceId::default_device());
+        Some(Self { handle, id })
     }
 }
 
@@ -245,7 +242,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 line.watch(&queue, |event| {
-                    assert_eq!(event, AwaitedEvent { handle: 7, ordinal: 0 });
+                    assert_eq!(event, AwaitedEvent { handle: 7, id: DeviceId::default_device() });
                     asked.fetch_add(1, Ordering::SeqCst);
                     Ok(is_reached.load(Ordering::SeqCst))
                 });

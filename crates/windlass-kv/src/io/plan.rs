@@ -341,8 +341,8 @@ impl Wanted<'_> {
     fn before_in_place(&self, offset: u64, piece: &crate::Piece) -> u64 {
         let memory = match (piece.device, self.devices) {
             (DeviceId::Cpu, _) => self.grid.memory,
-            (DeviceId::Cuda(_), DevicePieces::Direct) => BLOCK_LEN,
-            (DeviceId::Cuda(_), DevicePieces::Staged) => return piece.len,
+            (_, DevicePieces::Direct) => BLOCK_LEN,
+            (_, DevicePieces::Staged) => return piece.len,
         };
         let skipped = offset.next_multiple_of(self.unit()) - offset;
         let is_aligned = piece.address.checked_add(skipped).is_some_and(|address| address % memory == 0);
@@ -450,7 +450,7 @@ mod tests {
                             if span.place == Place::InPlace {
                                 let (memory, unit) = match device {
                                     DeviceId::Cpu => (grid.memory, grid.offset),
-                                    DeviceId::Cuda(_) => (BLOCK_LEN, BLOCK_LEN),
+                                    _ => (BLOCK_LEN, BLOCK_LEN),
                                 };
                                 prop_assert!(address % memory == 0 && offset % unit == 0 && span.len % unit == 0);
                                 prop_assert_eq!(step.is_devices, device != DeviceId::Cpu);

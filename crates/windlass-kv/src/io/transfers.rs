@@ -3,6 +3,7 @@
 
 use super::{DeviceRegion, IoEngine, IoReport, Job};
 use crate::Result;
+use windlass::DeviceId;
 
 /// Moves bytes: the engine, or in tests what takes its place.
 pub(crate) trait Transfers: Send + Sync {
@@ -19,7 +20,7 @@ pub(crate) trait Transfers: Send + Sync {
     ///
     /// # Safety
     /// It must be memory of this device, and stay allocated until the result is dropped.
-    unsafe fn register_device(&self, ordinal: u32, address: u64, len: u64) -> Result<DeviceRegion>;
+    unsafe fn register_device(&self, id: DeviceId, address: u64, len: u64) -> Result<DeviceRegion>;
 }
 
 impl Transfers for IoEngine {
@@ -35,8 +36,8 @@ impl Transfers for IoEngine {
         Self::report(self)
     }
 
-    unsafe fn register_device(&self, ordinal: u32, address: u64, len: u64) -> Result<DeviceRegion> {
+    unsafe fn register_device(&self, id: DeviceId, address: u64, len: u64) -> Result<DeviceRegion> {
         // SAFETY: passed on.
-        unsafe { Self::register_device(self, ordinal, address, len) }
+        unsafe { Self::register_device(self, id, address, len) }
     }
 }

@@ -4,7 +4,7 @@
 use super::Store;
 use crate::{Result, io::DeviceRegion};
 use std::sync::Arc;
-use windlass::device::DeviceMemory;
+use windlass::{DeviceId, device::DeviceMemory};
 
 /// Memory that was registered. It is known as long as this lives.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl Store {
         Ok(Region { device: None, _memory: None })
     }
 
-    /// Makes memory of the CUDA device `ordinal` known, so that storage can be read to it and written from it directly.
+    /// Makes memory of the device `id` known, so that storage can be read to it and written from it directly.
     /// Without, bytes go by way of pinned host memory, or are refused where
     /// [`DirectPath::Require`](crate::DirectPath::Require) was asked for.
     ///
@@ -53,12 +53,12 @@ impl Store {
     /// [`Error::RouteUnavailable`](crate::Error::RouteUnavailable) if the direct path is required and cannot be had;
     /// [`Error::Engine`](crate::Error::Engine) if the device cannot be used at all;
     /// [`Error::Closed`](crate::Error::Closed).
-    pub unsafe fn register_device(&self, ordinal: u32, address: u64, len: u64) -> Result<Region> {
+    pub unsafe fn register_device(&self, id: DeviceId, address: u64, len: u64) -> Result<Region> {
         let core = self.core();
         core.check_open()?;
         let transfers = core.transfers().ok_or_else(|| core.closed())?;
         // SAFETY: passed on.
-        let region = unsafe { transfers.register_device(ordinal, address, len)? };
+        let region = unsafe { transfers.register_device(id, address, len)? };
         Ok(Region { device: Some(region), _memory: None })
     }
 }

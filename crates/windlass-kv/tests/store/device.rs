@@ -16,7 +16,7 @@ use device_memory::DeviceMemory;
 use requirements::{Requirement, skip};
 use stand_in::Turn;
 use std::sync::Arc;
-use windlass::device::CopyDirection;
+use windlass::{DeviceId, device::CopyDirection};
 use windlass_kv::{
     BufferItem, Carrier, DeviceBuffer, DirectPath, Durability, Item, KeepAlive, LayoutKind, Namespace, Piece,
     Region, Request, Status, Store, StoreOptions, Ticket, TransferOptions,
@@ -36,7 +36,9 @@ impl Rows {
     fn new(store: &Store, shape: Shape, is_registered: bool) -> Self {
         let memory = Arc::new(DeviceMemory::of(1, &vec![0xEE; shape.shards as usize * Self::stride(shape)]));
         // SAFETY: the memory outlives the region.
-        let register = || unsafe { store.register_device(1, memory.address, memory.len as u64) }.unwrap();
+        let register = || {
+            unsafe { store.register_device(DeviceId::Cuda(1), memory.address, memory.len as u64) }.unwrap()
+        };
         Self { region: is_registered.then(register), memory, shape }
     }
 
@@ -224,7 +226,7 @@ fn a_device_that_goes_through_the_host_is_said_to() {
     let store = Store::open(options).unwrap();
     let memory = DeviceMemory::of(1, &[0; PAGE]);
     // SAFETY: the memory outlives the region.
-    let error = unsafe { store.register_device(1, memory.address, PAGE as u64) }.unwrap_err();
+    let error = unsafe { store.register_device(DeviceId::Cuda(1), memory.address, PAGE as u64) }.unwrap_err();
     assert!(matches!(error, windlass_kv::Error::RouteUnavailable { .. }), "{error}");
 }
 
@@ -325,7 +327,7 @@ fn buffers_of_a_device_are_lent_and_given_back() {
         let item = |(name, buffer): (&&str, _)| BufferItem::new(key(name), 0, buffer);
         names.iter().zip(buffers).map(item).collect()
     };
-    let mut buffers = DeviceBuffer::allocate(1, LEN, names.len()).unwrap();
+    let mut buffers = DeviceBuffer::allocate(DeviceId::Cuda(1), LEN, names.len()).unwrap();
     let regions = store.register_buffers(&buffers).unwrap();
     assert!(regions.len() == 1 && regions.iter().all(Region::is_direct));
     drop(regions);

@@ -4,7 +4,7 @@ use super::{Piece, stand_in::STAND_IN};
 use std::{ffi::c_void, sync::Arc};
 use windlass::{
     DeviceId,
-    device::{CopyDirection, Device, HostCopies, HostCopy},
+    device::{CopyDirection, CopyStream, Device, HostCopy},
 };
 
 /// What calls of the driver give back.
@@ -39,7 +39,7 @@ pub fn in_context<T>(ordinal: u32, call: impl FnOnce() -> T) -> T {
 
 impl DeviceMemory {
     pub fn new(ordinal: u32, len: usize) -> Self {
-        let device = Device::open(ordinal).unwrap();
+        let device = Device::open(DeviceId::Cuda(ordinal)).unwrap();
         let allocate: unsafe extern "C" fn(*mut u64, usize) -> Code = STAND_IN.function("cuMemAlloc_v2");
         let mut allocated = 0;
         // SAFETY: of this signature in the driver.
@@ -61,7 +61,7 @@ impl DeviceMemory {
 
     pub fn copy(&self, direction: CopyDirection, host: usize) {
         let copy = HostCopy { host, device: self.address, len: self.len };
-        let copies = HostCopies::new(&self.device).unwrap();
+        let copies = CopyStream::new(&self.device).unwrap();
         // SAFETY: both sides live until this returns.
         unsafe { copies.run(direction, &[copy], None) }.unwrap();
     }

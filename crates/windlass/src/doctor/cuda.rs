@@ -3,12 +3,13 @@
 
 use super::{Check, Status, ok, slower};
 use crate::{
-    device::{CuFile, Device, DeviceInfo, devices, driver_version},
+    device::{Device, DeviceInfo, devices, driver_version},
     route::{SourceFile, Unavailable, gds},
     sys::numa,
 };
 use bytesize::ByteSize;
 use std::{fs, path::Path};
+use windlass_device::cuda::cufile::CuFile;
 
 /// The machine's part.
 pub(super) fn checks() -> Vec<Check> {
@@ -45,7 +46,7 @@ fn absent(name: &str, finding: impl Into<String>, fix: impl Into<String>) -> Che
 fn device_checks(info: &DeviceInfo) -> Vec<Check> {
     let device = format!("cuda:{}", info.ordinal);
     let (major, minor) = info.compute_capability;
-    let memory = match Device::open(info.ordinal).and_then(|device| device.memory()) {
+    let memory = match Device::open(info.id).and_then(|device| device.memory()) {
         Ok((free, total)) => format!("{} of {} free", ByteSize(free), ByteSize(total)),
         Err(error) => {
             return vec![slower(&device, format!("{}: {error}", info.name), "check that nvidia-smi works")];
@@ -163,7 +164,7 @@ fn prove(info: &DeviceInfo, source: &SourceFile) -> Result<String, Unavailable> 
     if let Some(why) = source.direct_refusal() {
         return Err(why.clone());
     }
-    let device = Device::open(info.ordinal).map_err(|error| Unavailable::new(error.to_string(), ""))?;
+    let device = Device::open(info.id).map_err(|error| Unavailable::new(error.to_string(), ""))?;
     gds::prove(&device, source)
 }
 

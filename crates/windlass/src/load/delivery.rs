@@ -4,7 +4,7 @@
 use super::{DeviceAllocator, LoadOptions, job::Job};
 use crate::{
     Alignment, ByteRange, Error, Result,
-    device::{Allocation, CopyQueue, Scratch, table_bytes},
+    device::{CopyStream, Device, DeviceMemory, Scratch},
     memory::{Copying, DeviceArena, DeviceBlock, DeviceFill, Slot, SlotKind, Slots},
     parallel::lock,
     plan::{Plan, Target, Transfer},
@@ -23,7 +23,7 @@ use std::{
 /// those that the first `extents` go to.
 pub(super) fn allocate(
     plan: &Plan,
-    queue: &CopyQueue,
+    queue: &CopyStream,
     options: &LoadOptions,
     (extents, most_bytes): (usize, u64),
 ) -> Result<Vec<Arc<DeviceArena>>> {
@@ -47,7 +47,7 @@ fn arenas_of(plan: &Plan, extents: usize) -> usize {
 
 fn allocate_some(
     plan: &Plan,
-    queue: &CopyQueue,
+    queue: &CopyStream,
     lent: Option<&DeviceAllocator>,
     range: Range<usize>,
 ) -> Result<Vec<Arc<DeviceArena>>> {
@@ -76,7 +76,7 @@ pub(super) struct Delivery {
     /// For each extent, how many arenas it and those before it go to. Empty if all arenas were there from the start.
     arenas_of: Box<[usize]>,
     scratch: Option<ScratchMemory>,
-    queue: CopyQueue,
+    queue: CopyStream,
     /// Whether the thread that ends a read also waits for its copies.
     is_inline: bool,
     /// Whether copies may be under way that nobody can wait for.
@@ -98,7 +98,7 @@ struct Queued {
 struct ScratchMemory {
     /// A table for each slot, then the bytes of each slot in host memory again. Slots of the load's own come first, then
     /// shared ones, then those on the device.
-    allocation: Allocation,
+    allocation: DeviceMemory,
     table_bytes: u64,
     data_bytes: u64,
     host_slots: usize,
@@ -128,13 +128,14 @@ pub(super) struct SlotCounts {
 }
 
 impl Needs {
-    pub(super) fn of(plan: &Plan, slot_bytes: u64) -> Self {
-        let tables = plan.extents().iter().map(|extent| {
-            let transfers = plan.transfers(extent);
-            if CopyQueue::may_need_kernels(&transfers) { table_bytes(transfers.len()) } else { 0 }
-        });
-        let table_bytes = tables.max().unwrap_or(0).next_multiple_of(Alignment::BLOCK.bytes());
-        Self { slot_bytes, table_bytes }
+    /// # Errors
+    /// [`Error::DeviceUnavailable`] if the device cannot do what the plan wants.
+    pub(super) fn of(plan: &Plan, device: &Device, slot_bytes: u64) -> Result<Self> {
+        let mut table_bytes = 0;
+        for extent in plan.extents() {
+            table_bytes = device.table_bytes(&plan.transfers(extent))?.max(table_bytes);
+        }
+        Ok(Self { slot_bytes, table_bytes: table_bytes.next_multiple_of(Alignment::BLOCK.bytes()) })
     }
 
     /// How many slots `bytes` of memory are enough for; at least one.
@@ -146,7 +147,7 @@ impl Needs {
 impl Delivery {
     /// Lays the arenas of `plan` out on the device of `queue`. Extents come in as many slots as `counts` says.
     pub(super) fn new(
-        queue: CopyQueue,
+        queue: CopyStream,
         plan: &Plan,
         arenas: Vec<Arc<DeviceArena>>,
         allocator: Option<DeviceAllocator>,
@@ -253,7 +254,7 @@ impl Delivery {
     pub(super) fn send(&self, job: &Job, extent: usize, slot: Slot) -> Result<()> {
         let transfers = job.plan.transfers(&job.plan.extents()[extent]);
         let mut table = match &self.scratch {
-            Some(scratch) if CopyQueue::may_need_kernels(&transfers) => Some(scratch.take_table()?),
+            Some(scratch) if self.queue.device().table_bytes(&transfers)? > 0 => Some(scratch.take_table()?),
             _ => None,
         };
         let scratch = match (&self.scratch, &mut table) {
@@ -345,7 +346,7 @@ impl Drop for Delivery {
 
 impl ScratchMemory {
     fn new(
-        queue: &CopyQueue,
+        queue: &CopyStream,
         SlotCounts { host: host_slots, shared: shared_slots, device: device_slots }: SlotCounts,
         &Needs { slot_bytes, table_bytes }: &Needs,
     ) -> Result<Self> {

@@ -15,7 +15,7 @@ use crate::{
     sys::usage::Usage,
 };
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -156,11 +156,7 @@ impl Checkpoint {
 
     fn check_disjoint(&self, targets: &[FillTarget]) -> Result<()> {
         let mut places: Vec<_> = targets.iter().filter(|target| target.len_bytes > 0).collect();
-        let device = |device| match device {
-            DeviceId::Cpu => None,
-            DeviceId::Cuda(ordinal) => Some(ordinal),
-        };
-        let key = |target: &&FillTarget| (device(target.device), target.address);
+        let key = |target: &&FillTarget| (target.device, target.address);
         places.sort_unstable_by_key(key);
         for pair in places.windows(2) {
             let [first, second] = pair else { continue };
@@ -294,15 +290,8 @@ impl Drop for Filling {
 
 /// The devices of the targets, ready to be written to: queued work of the caller's may still use them.
 fn devices_of(targets: &[FillTarget]) -> Result<Vec<Arc<Device>>> {
-    let mut ordinals: Vec<u32> = Vec::new();
-    for target in targets {
-        if let DeviceId::Cuda(ordinal) = target.device
-            && !ordinals.contains(&ordinal)
-        {
-            ordinals.push(ordinal);
-        }
-    }
-    let devices: Vec<_> = ordinals.into_iter().map(Device::open).collect::<Result<_, _>>()?;
+    let ids: BTreeSet<_> = targets.iter().map(|target| target.device).filter(|id| !id.is_host()).collect();
+    let devices: Vec<_> = ids.into_iter().map(Device::open).collect::<Result<_, _>>()?;
     for device in &devices {
         if !device.wait_for_all() {
             return Err(Error::Internal(format!("{} did not end its work", device.name())));

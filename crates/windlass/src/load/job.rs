@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     ByteRange, Catalog, DeviceId, Error, Result,
-    device::{CopyQueue, Device},
+    device::{CopyStream, Device},
     memory::{self, Arena, Block, DeviceBlock, Fill, MemoryRequest, Promise, SlotKind, Slots, WriteRegion},
     parallel::lock,
     plan::{Extent, Plan, Target},
@@ -95,10 +95,10 @@ impl MemoryPlan<'_> {
         if self.device.is_some() { 0 } else { self.memory.fresh_bytes(arena_bytes) }
     }
 
-    fn needs(&self, plan: &Plan) -> Needs {
+    fn needs(&self, plan: &Plan) -> Result<Needs> {
         match self.device {
-            None => Needs { slot_bytes: self.slot_bytes, table_bytes: 0 },
-            Some(_) => Needs::of(plan, self.slot_bytes),
+            None => Ok(Needs { slot_bytes: self.slot_bytes, table_bytes: 0 }),
+            Some(device) => Needs::of(plan, device, self.slot_bytes),
         }
     }
 
@@ -141,7 +141,7 @@ impl MemoryPlan<'_> {
             opening.open_others(plan, room)?;
             return Ok((Sink::Host(fills), buffers));
         };
-        let queue = CopyQueue::new(device)?;
+        let queue = CopyStream::new(device)?;
         // Before what routes need on the device, which a route that chooses can do without.
         let arenas = delivery::allocate(plan, &queue, options, (self.admitted, self.most_bytes))?;
         opening.open_others(plan, room)?;
@@ -179,7 +179,7 @@ impl Job {
         options: &LoadOptions,
         place: &MemoryPlan<'_>,
     ) -> Result<Self> {
-        let needs = place.needs(&plan);
+        let needs = place.needs(&plan)?;
         let room = Room {
             threads: place.threads,
             numa_node: place.memory.numa_node,

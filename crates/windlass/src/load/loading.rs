@@ -115,7 +115,7 @@ impl Start<'_> {
         }
         let device = match options.device {
             DeviceId::Cpu => None,
-            DeviceId::Cuda(ordinal) => Some(Device::open(ordinal)?),
+            device => Some(Device::open(device)?),
         };
         if let (Some(device), true) = (&device, options.route.is_unified())
             && !device.shares_host_memory()

@@ -301,11 +301,11 @@ impl LoadOptions {
                     "it leads to a device, and the target is cpu; name one, such as device=cuda".into(),
                 );
             }
-            (DeviceId::Cuda(_), Route::Unified) if self.dtype.is_some() || self.allocator.is_some() => {
+            (_, Route::Unified) if self.dtype.is_some() || self.allocator.is_some() => {
                 let reason = "it copies nothing, so it converts nothing and needs no other memory";
                 return refuse("route", &self.route, reason.into());
             }
-            (DeviceId::Cuda(_), Route::Mapped) => {
+            (device, Route::Mapped) if !device.is_host() => {
                 let reason = format!("a mapping is host memory, and the target is {}", self.device);
                 return refuse("route", &self.route, reason);
             }
@@ -319,7 +319,7 @@ impl LoadOptions {
             return refuse("direct", &"never", format!("route {} reads past the page cache", self.route));
         }
         match (self.device, &self.pool, &self.allocator) {
-            (DeviceId::Cuda(_), Some(_), _) => {
+            (device, Some(_), _) if !device.is_host() => {
                 refuse("pool", &"a pool", format!("it is host memory, and the target is {}", self.device))
             }
             (DeviceId::Cpu, _, Some(_)) => refuse(
@@ -335,7 +335,7 @@ impl LoadOptions {
         PlanOptions {
             destination: match self.device {
                 DeviceId::Cpu => Destination::Host,
-                DeviceId::Cuda(_) => Destination::Device { dtype: self.dtype },
+                _ => Destination::Device { dtype: self.dtype },
             },
             layout: self.layout,
             chunk_bytes: self.chunk_bytes,

@@ -3,7 +3,7 @@
 
 use super::{LoadOptions, job::Job, routes::LoadRoute};
 use crate::{
-    Catalog, DeviceId, Report,
+    Catalog, Report,
     device::Device,
     memory::{HugePages, Slots},
     plan::Plan,
@@ -49,7 +49,7 @@ impl Planned<'_> {
                 numa_node: numa_node.filter(|_| options.pool.is_none()),
             },
             device: device.map(|device| DeviceReport {
-                device: DeviceId::Cuda(device.info().ordinal),
+                device: device.id(),
                 name: device.info().name.clone(),
                 pci: device.info().pci.clone(),
                 unified: is_unified,

@@ -5,7 +5,7 @@
 use super::coverage::Coverage;
 use crate::{
     ByteRange, Error, Result,
-    device::{Allocation, CopyQueue, Device},
+    device::{CopyStream, Device, DeviceMemory},
     parallel::lock,
 };
 use std::{
@@ -24,7 +24,7 @@ pub(crate) struct DeviceArena {
 }
 
 enum DeviceBacking {
-    Own(Allocation),
+    Own(DeviceMemory),
     /// Memory of someone else's, kept as long as its owner lives.
     Lent {
         device: Arc<Device>,
@@ -66,11 +66,11 @@ impl fmt::Debug for LentMemory {
 }
 
 impl DeviceArena {
-    pub(crate) fn allocate(queue: &CopyQueue, len: u64) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { memory: DeviceBacking::Own(queue.allocate(len)?) }))
+    pub(crate) fn allocate(queue: &CopyStream, len: u64) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { memory: DeviceBacking::Own(DeviceMemory::new(queue.device(), len)?) }))
     }
 
-    pub(crate) fn lent(queue: &CopyQueue, memory: LentMemory) -> Arc<Self> {
+    pub(crate) fn lent(queue: &CopyStream, memory: LentMemory) -> Arc<Self> {
         Arc::new(Self { memory: DeviceBacking::Lent { device: queue.device().clone(), memory } })
     }
 
@@ -167,7 +167,7 @@ impl DeviceBlock {
         let len = usize::try_from(self.len()).map_err(|_| Error::Internal("a block is too long".into()))?;
         let mut bytes = vec![0; len];
         if len > 0 {
-            CopyQueue::new(self.device())?.read_back(self.address(), &mut bytes)?;
+            CopyStream::new(self.device())?.read_back(self.address(), &mut bytes)?;
         }
         Ok(bytes)
     }

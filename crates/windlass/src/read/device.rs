@@ -3,8 +3,8 @@
 
 use super::{options::ReaderOptions, queue::Taken};
 use crate::{
-    Error, Result,
-    device::{Allocation, CopyQueue, Device},
+    DeviceId, Error, Result,
+    device::{CopyStream, Device, DeviceMemory},
     memory::{Copying, Slot, SlotKind, Slots},
     parallel::lock,
     plan::Transfer,
@@ -36,10 +36,10 @@ pub(super) struct DeviceLine {
     /// The route past the host, or why there is none if there might be.
     direct: std::result::Result<Option<DirectRoute>, (Route, NotOpened)>,
     /// Memory of one chunk that reads for measurements overwrite, once there was one.
-    scratch: Mutex<Option<Allocation>>,
+    scratch: Mutex<Option<DeviceMemory>>,
     chunk_bytes: u64,
     slot_count: usize,
-    queue: CopyQueue,
+    queue: CopyStream,
     /// Whether nobody knows if the copy that was waited for last has ended, so that its slot was given up.
     in_doubt: Arc<AtomicBool>,
 }
@@ -127,11 +127,11 @@ fn slot_count(options: &ReaderOptions) -> usize {
 impl DeviceLine {
     /// `main` has the memory that reads land in, if that is its own.
     pub(super) fn new(
-        ordinal: u32,
+        device: DeviceId,
         options: &ReaderOptions,
         main: Option<&Arc<dyn Member>>,
     ) -> Result<Arc<Self>> {
-        let device = Device::open(ordinal)?;
+        let device = Device::open(device)?;
         let (count, slot_bytes) = (slot_count(options), options.chunk_bytes as usize);
         let node = device.info().numa_node;
         let slots = match main.filter(|main| main.landing() == Landing::Shared) {
@@ -147,7 +147,7 @@ impl DeviceLine {
             slot_count: count,
             scratch: Mutex::default(),
             chunk_bytes: options.chunk_bytes,
-            queue: CopyQueue::new(&device)?,
+            queue: CopyStream::new(&device)?,
             in_doubt: Arc::default(),
         }))
     }
@@ -177,7 +177,7 @@ impl DeviceLine {
         if let Some(allocation) = &*scratch {
             return Ok(allocation.address());
         }
-        let allocation = self.queue.allocate(self.chunk_bytes)?;
+        let allocation = DeviceMemory::new(self.queue.device(), self.chunk_bytes)?;
         let address = allocation.address();
         *scratch = Some(allocation);
         Ok(address)
@@ -230,7 +230,7 @@ impl DeviceLine {
         let is_direct = slot.device_address().is_some();
         let delivery = Delivery { taken, carriers, is_direct };
         // Few enough at a time that no kernel is needed for them.
-        let queued = transfers.chunks(CopyQueue::MAX_COPIES).try_for_each(|transfers| {
+        let queued = transfers.chunks(CopyStream::MAX_COPIES).try_for_each(|transfers| {
             // SAFETY: the slot is full and goes into `Copying`, which frees it when the copies are done. The piece ends
             // only then, and until it does the memory at `address` is this read's alone (`Target::device`).
             unsafe { self.queue.transfer(slot.source(), transfers, &[address], None) }.map(drop)

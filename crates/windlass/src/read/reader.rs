@@ -60,7 +60,7 @@ pub(super) struct Shared {
     slots: OnceLock<Slots>,
     /// Why nothing comes any more.
     lost: OnceLock<String>,
-    lines: Mutex<HashMap<u32, Arc<DeviceLine>>>,
+    lines: Mutex<HashMap<DeviceId, Arc<DeviceLine>>>,
 }
 
 impl Reader {
@@ -196,21 +196,21 @@ impl Reader {
     }
 
     fn line(&self, device: DeviceId) -> Result<Arc<DeviceLine>> {
-        let DeviceId::Cuda(ordinal) = device else {
+        if device.is_host() {
             return Err(Error::InvalidOption {
                 option: "device",
                 value: device.to_string(),
                 reason: "it has no addresses of its own: give a pointer of the host".into(),
             });
-        };
+        }
         let mut lines = lock(&self.shared.lines);
-        if let Some(line) = lines.get(&ordinal) {
+        if let Some(line) = lines.get(&device) {
             return Ok(line.clone());
         }
-        let line = DeviceLine::new(ordinal, &self.shared.options, self.shared.main.get())?;
+        let line = DeviceLine::new(device, &self.shared.options, self.shared.main.get())?;
         let serving = line.clone();
         self.spawn("windlass-device", move |_| serving.serve())?;
-        lines.insert(ordinal, line.clone());
+        lines.insert(device, line.clone());
         Ok(line)
     }
 

@@ -5,7 +5,7 @@
 use super::{BlockingRead, Buffer, ReadOp, SourceFile, Unavailable};
 use crate::{
     Alignment, Error,
-    device::{Counters, CuFile, Device, DirectBuffer, DirectFile, is_stand_in},
+    device::{Counters, Device, DeviceId, DirectBuffer, DirectFile, is_stand_in},
     memory::{SlotKind, Slots},
     sys::folders,
 };
@@ -69,13 +69,13 @@ pub(crate) fn p2pdma() -> Result<(), Unavailable> {
 /// # Errors
 /// Why there is no proof.
 pub(crate) fn prove(device: &Arc<Device>, source: &SourceFile) -> Result<String, Unavailable> {
-    type Known = HashMap<(u64, u32), Verdict>;
+    type Known = HashMap<(u64, DeviceId), Verdict>;
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
     // Kept consistent by every statement, so a panic elsewhere does not spoil it. Held while probing: the counters
     // below are the process's.
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let known = known.get_or_insert_default();
-    let key = (source.device(), device.info().ordinal);
+    let key = (source.device(), device.id());
     let verdict = match known.get(&key) {
         Some(verdict) => verdict.clone(),
         None => probe(device, source).unwrap_or_else(Verdict::Unknown),
@@ -89,14 +89,14 @@ pub(crate) fn prove(device: &Arc<Device>, source: &SourceFile) -> Result<String,
 
 /// Reads a little by cuFile, compares the bytes with a plain read, and asks the counters which way they came.
 fn probe(device: &Arc<Device>, source: &SourceFile) -> Result<Verdict, Unavailable> {
-    let cufile = open_with_direct_path()?;
+    device.check_direct()?;
     let file = source.cufile()?;
     let len = Alignment::BLOCK.down(source.len().min(PROBE_BYTES));
     if len == 0 {
         return Err(Unavailable::new("the file is shorter than a block, which takes no direct read", ""));
     }
     let plain = source.direct_file().map_err(|error| failed("a trial read cannot be checked", &error))?;
-    trial_read(cufile, device, file, plain, len)
+    trial_read(device, file, plain, len)
 }
 
 fn failed(what: &str, error: &dyn fmt::Display) -> Unavailable {
@@ -108,7 +108,6 @@ fn failed(what: &str, error: &dyn fmt::Display) -> Unavailable {
 
 /// Reads the first `len` bytes of a file by cuFile and plainly.
 fn trial_read(
-    cufile: &CuFile,
     device: &Arc<Device>,
     file: &DirectFile,
     plain: &File,
@@ -116,10 +115,10 @@ fn trial_read(
 ) -> Result<Verdict, Unavailable> {
     let buffer =
         DirectBuffer::new(device, len).map_err(|error| failed("no buffer for a trial read", &error))?;
-    let before = cufile.counters(device.uuid());
+    let before = device.direct_reads();
     let count =
         file.read_at(&buffer, 0, len as usize, 0).map_err(|error| failed("a trial read failed", &error))?;
-    let after = cufile.counters(device.uuid());
+    let after = device.direct_reads();
     let unchecked = |error: &dyn fmt::Display| failed("a trial read cannot be checked", error);
     let mut bytes = vec![0; len as usize];
     buffer.read_back(&mut bytes).map_err(|error| unchecked(&error))?;
@@ -135,7 +134,6 @@ fn trial_read(
 
 /// Writes the first `len` bytes of a file by cuFile, and reads them plainly.
 fn trial_write(
-    cufile: &CuFile,
     device: &Arc<Device>,
     file: &DirectFile,
     plain: &File,
@@ -145,9 +143,9 @@ fn trial_write(
     let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8 ^ (at >> 12) as u8).collect();
     let buffer = DirectBuffer::new(device, len).map_err(|error| failed(&error))?;
     buffer.write(&bytes).map_err(|error| failed(&error))?;
-    let before = cufile.write_counters(device.uuid());
+    let before = device.direct_writes();
     let count = file.write_at(&buffer, 0, len as usize, 0).map_err(|error| failed(&error))?;
-    let after = cufile.write_counters(device.uuid());
+    let after = device.direct_writes();
     let written = read_plainly(plain, len).map_err(|error| failed(&error))?;
     if count != len as usize || written != bytes {
         let reason = format!("a trial write wrote {count} of {len} bytes, or others than it was given");
@@ -185,12 +183,12 @@ impl DirectProof {
         // One at a time: the counters are the process's.
         static TURN: Mutex<()> = Mutex::new(());
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let cufile = open_with_direct_path()?;
+        device.check_direct()?;
         let scratch = Scratch::new(directory)?;
         let plain = open_direct(&scratch.file, FileUse::ReadWrite)?.file;
         let file = DirectFile::register(&plain)?;
-        let written = trial_write(cufile, device, &file, &plain, PROBE_BYTES)?.proof()?;
-        let read = trial_read(cufile, device, &file, &plain, PROBE_BYTES)?.proof()?;
+        let written = trial_write(device, &file, &plain, PROBE_BYTES)?.proof()?;
+        let read = trial_read(device, &file, &plain, PROBE_BYTES)?.proof()?;
         let through_host = count_through_host(device).ok_or_else(counters_stopped)?;
         Ok(Self { device: device.clone(), text: format!("{written}; {read}"), through_host })
     }
@@ -225,23 +223,12 @@ impl DirectProof {
 }
 
 fn count_through_host(device: &Device) -> Option<(u64, u64)> {
-    let cufile = CuFile::get().ok()?;
-    let (reads, writes) = (cufile.counters(device.uuid())?, cufile.write_counters(device.uuid())?);
+    let (reads, writes) = (device.direct_reads()?, device.direct_writes()?);
     Some((reads.posix, writes.posix))
 }
 
 fn counters_stopped() -> Unavailable {
     Unavailable::new("cuFile's counters were stopped or set back meanwhile", "")
-}
-
-/// cuFile, if it says that there is a direct path for some file systems.
-fn open_with_direct_path() -> Result<&'static CuFile, Unavailable> {
-    let cufile = CuFile::get()?;
-    if cufile.has_direct_path() {
-        return Ok(cufile);
-    }
-    let reason = "cuFile runs in compatibility mode: it has neither nvidia-fs nor P2PDMA, and copies through host memory";
-    Err(Unavailable::new(reason, "load the module nvidia-fs, or set P2PDMA up: docs/gpu.md says how"))
 }
 
 /// A file that is gone when this is dropped.
@@ -316,7 +303,7 @@ impl Verdict {
 
 /// How many reads into a device have gone through host memory, if cuFile counts them.
 pub(crate) fn reads_through_host(device: &Device) -> Option<u64> {
-    CuFile::get().ok()?.counters(device.uuid()).map(|counters| counters.posix)
+    device.direct_reads().map(|counters| counters.posix)
 }
 
 /// `cuFileRead` into slots on a device.

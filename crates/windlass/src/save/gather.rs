@@ -5,13 +5,13 @@ use super::{
     content::{TensorBytes, TensorData},
     plan::{Piece, PlannedFile},
 };
-use crate::{ByteRange, Error, Result, device::CopyQueue};
+use crate::{ByteRange, DeviceId, Error, Result, device::CopyStream};
 use std::collections::BTreeMap;
 
 /// Queues of copies from the devices that tensors are on.
 #[derive(Debug)]
 pub(super) struct Devices {
-    queues: BTreeMap<u32, CopyQueue>,
+    queues: BTreeMap<DeviceId, CopyStream>,
 }
 
 impl Devices {
@@ -20,13 +20,13 @@ impl Devices {
         let mut queues = BTreeMap::new();
         for tensor in tensors {
             let TensorBytes::Device(bytes) = &tensor.bytes else { continue };
-            let ordinal = bytes.device.info().ordinal;
-            if tensor.bytes.is_empty() || queues.contains_key(&ordinal) {
+            let device = bytes.device.id();
+            if tensor.bytes.is_empty() || queues.contains_key(&device) {
                 continue;
             }
             // What failed in there shows when the bytes are copied.
             bytes.device.wait_for_all();
-            queues.insert(ordinal, CopyQueue::new(&bytes.device)?);
+            queues.insert(device, CopyStream::new(&bytes.device)?);
         }
         Ok(Self { queues })
     }
@@ -52,7 +52,7 @@ impl Devices {
                 Piece::Tensor(tensor, part) => match &tensors[tensor].bytes {
                     TensorBytes::Host(bytes) => place.copy_from_slice(host_part(bytes, part)?),
                     TensorBytes::Device(bytes) => {
-                        let queue = self.queues.get(&bytes.device.info().ordinal).ok_or_else(misfit)?;
+                        let queue = self.queues.get(&bytes.device.id()).ok_or_else(misfit)?;
                         queue.read_back(bytes.address + part.start(), place)?;
                     }
                 },

@@ -204,6 +204,11 @@ pub fn devices() -> [DeviceId; 2] {
     [DeviceId::Cpu, DeviceId::Cuda(0)]
 }
 
+/// As [`devices`], with a device that only copies.
+pub fn all_devices() -> impl Iterator<Item = DeviceId> {
+    devices().into_iter().chain([DeviceId::Toy(0)])
+}
+
 /// Fails unless this process comes to have no more than it had `before`. A thread that was joined may still be listed for a
 /// moment: now, and also when it was counted before.
 pub fn assert_nothing_left(before: &Footprint) {

@@ -147,7 +147,10 @@ impl Place {
             }
             Kind::Device(start) => {
                 LazyLock::force(&STAND_IN);
-                let buffer = DirectBuffer::new(&Device::open(0).unwrap(), (len + start + GUARD_BYTES) as u64);
+                let buffer = DirectBuffer::new(
+                    &Device::open(DeviceId::Cuda(0)).unwrap(),
+                    (len + start + GUARD_BYTES) as u64,
+                );
                 Memory::Device { buffer: buffer.unwrap(), start }
             }
         };

@@ -126,7 +126,8 @@ fn dense_slices_are_moved_together_in_shared_memory_and_copied_into_a_device() {
                 .copied()
                 .collect();
             let len_bytes = part.len() as u64;
-            let memory = DirectBuffer::new(&Device::open(0).unwrap(), len_bytes + 4096).unwrap();
+            let memory =
+                DirectBuffer::new(&Device::open(DeviceId::Cuda(0)).unwrap(), len_bytes + 4096).unwrap();
             let targets = [FillTarget::new(request, device, memory.address() + 7, len_bytes)];
             // Several pieces, which are several rows each.
             let options = (by(Route::Usrbio, client, DeviceId::Cpu)).chunk_bytes(64 << 10);

@@ -127,7 +127,7 @@ fn memory_that_late_bytes_may_reach_is_not_used_again() {
     for client in [UsrbioClient::Native, UsrbioClient::Vendor] {
         for to_device in [false, true] {
             let reader = Reader::new(&options(client)).unwrap();
-            let memory = DirectBuffer::new(&Device::open(0).unwrap(), 4096).unwrap();
+            let memory = DirectBuffer::new(&Device::open(DeviceId::Cuda(0)).unwrap(), 4096).unwrap();
             let read = || {
                 let target = match to_device {
                     // SAFETY: the memory outlives the batch, and nobody else uses it.

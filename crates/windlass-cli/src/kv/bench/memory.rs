@@ -1,6 +1,7 @@
 //! Memory that blocks are stored from and loaded to: of the host, or of a device.
 
 use crate::failure::Failure;
+use windlass::DeviceId;
 use windlass_kv::{Buffer, DeviceBuffer, Lend, Region, Store};
 
 /// Bytes of a buffer on a device that are compared after the last load.
@@ -11,7 +12,7 @@ pub(super) trait Memory: Lend + Sized {
     /// Allocates buffers, and makes them known to the store.
     fn allocate(
         store: &Store,
-        ordinal: u32,
+        id: DeviceId,
         len: usize,
         count: usize,
     ) -> Result<(Vec<Self>, Vec<Region>), Failure>;
@@ -32,7 +33,7 @@ pub(super) trait Memory: Lend + Sized {
 impl Memory for Buffer {
     fn allocate(
         _store: &Store,
-        _ordinal: u32,
+        _id: DeviceId,
         len: usize,
         count: usize,
     ) -> Result<(Vec<Self>, Vec<Region>), Failure> {
@@ -62,11 +63,11 @@ impl Memory for Buffer {
 impl Memory for DeviceBuffer {
     fn allocate(
         store: &Store,
-        ordinal: u32,
+        id: DeviceId,
         len: usize,
         count: usize,
     ) -> Result<(Vec<Self>, Vec<Region>), Failure> {
-        let buffers = Self::allocate(ordinal, len, count)?;
+        let buffers = Self::allocate(id, len, count)?;
         let regions = store.register_buffers(&buffers)?;
         Ok((buffers, regions))
     }

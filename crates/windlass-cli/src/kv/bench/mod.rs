@@ -53,7 +53,7 @@ pub(super) fn run(arguments: &arguments::Bench) -> Result<(), Failure> {
         for iteration in 0..arguments.iterations {
             match arguments.device {
                 DeviceId::Cpu => measure::<Buffer>(arguments, combination, iteration, &mut found)?,
-                DeviceId::Cuda(_) => measure::<DeviceBuffer>(arguments, combination, iteration, &mut found)?,
+                _ => measure::<DeviceBuffer>(arguments, combination, iteration, &mut found)?,
             }
         }
     }
@@ -241,11 +241,7 @@ impl<B: Memory> Worker<B> {
         let len = usize::try_from(combination.block_bytes)
             .map_err(|_| Failure::told("a block does not fit memory", 7))?;
         let batch = combination.batch as usize;
-        let ordinal = match combination.device {
-            DeviceId::Cuda(ordinal) => ordinal,
-            DeviceId::Cpu => 0,
-        };
-        let (mut buffers, regions) = B::allocate(store, ordinal, len, batch)?;
+        let (mut buffers, regions) = B::allocate(store, combination.device, len, batch)?;
         let seed = |position: usize| thread << 32 | position as u64;
         let contents: Vec<_> = (0..batch).map(|position| content(seed(position), len)).collect();
         if is_store {

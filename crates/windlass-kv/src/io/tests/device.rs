@@ -13,7 +13,7 @@ use crate::{DirectPath, Route};
 use device_memory::{Code, DeviceMemory, in_context};
 use stand_in::{STAND_IN, Turn};
 use std::ffi::c_void;
-use windlass::device::CopyDirection;
+use windlass::{DeviceId, device::CopyDirection};
 
 fn parts_of(pieces: Vec<Piece>) -> Vec<Part> {
     let len = pieces.iter().map(|piece| piece.len).sum();
@@ -135,8 +135,8 @@ fn an_event_is_waited_for_before_memory_is_read() {
         let file = new_file(directory.path(), if registered { "direct" } else { "staged" });
         let memory = DeviceMemory::of(0, &vec![1; 1 << 20]);
         // SAFETY: the memory outlives the region.
-        let region =
-            registered.then(|| unsafe { engine.register_device(0, memory.address, 1 << 20) }.unwrap());
+        let region = registered
+            .then(|| unsafe { engine.register_device(DeviceId::Cuda(0), memory.address, 1 << 20) }.unwrap());
         let content = pattern(1 << 20, 3);
         let event = Event::after(&memory, &content, Duration::from_millis(100));
         let parts = parts_of(vec![memory.piece(0, 1 << 20)]);
@@ -200,7 +200,8 @@ fn registered_memory_goes_past_the_host() {
         let content = pattern(12 << 20, 9);
         let memory = DeviceMemory::of(1, &content);
         // SAFETY: the memory outlives the region.
-        let region = unsafe { engine.register_device(1, memory.address, memory.len as u64) }.unwrap();
+        let region =
+            unsafe { engine.register_device(DeviceId::Cuda(1), memory.address, memory.len as u64) }.unwrap();
         assert!(region.is_direct());
         assert!(engine.report().proofs[0].starts_with("cuda:1: cuFile counted a trial write"));
         let sizes = [10 << 20, 5000, 100];
@@ -254,7 +255,7 @@ fn what_is_not_proven_direct_is_staged_or_refused() {
     let file = new_file(directory.path(), "data");
     let memory = DeviceMemory::of(0, &content);
     // SAFETY: the memory outlives the region.
-    let region = unsafe { engine.register_device(0, memory.address, 1 << 20) }.unwrap();
+    let region = unsafe { engine.register_device(DeviceId::Cuda(0), memory.address, 1 << 20) }.unwrap();
     assert!(!region.is_direct());
     let parts = parts_of(vec![memory.piece(0, 1 << 20)]);
     let written = run(&engine, |done| job(Direction::Write, &file, parts.clone(), done));
@@ -271,7 +272,7 @@ fn what_is_not_proven_direct_is_staged_or_refused() {
     }
     let engine = start(direct(directory.path(), Route::Auto, DirectPath::Require)).unwrap();
     // SAFETY: as above.
-    let error = unsafe { engine.register_device(0, memory.address, 1 << 20) }.unwrap_err();
+    let error = unsafe { engine.register_device(DeviceId::Cuda(0), memory.address, 1 << 20) }.unwrap_err();
     assert!(matches!(error, crate::Error::RouteUnavailable { .. }), "{error}");
     let outcome = run(&engine, |done| job(Direction::Write, &file, parts, done));
     assert!(matches!(outcome.result, Err(Failure::Io(_))), "memory that is not registered: {outcome:?}");
@@ -292,7 +293,8 @@ fn on_the_direct_path(
     }
     let memory = DeviceMemory::of(0, content);
     // SAFETY: the memory outlives the region.
-    let region = unsafe { engine.register_device(0, memory.address, memory.len as u64) }.unwrap();
+    let region =
+        unsafe { engine.register_device(DeviceId::Cuda(0), memory.address, memory.len as u64) }.unwrap();
     let parts = parts_of(vec![memory.piece(0, memory.len)]);
     run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
     memory.copy(CopyDirection::ToDevice, vec![0u8; content.len()].as_ptr().expose_provenance());
@@ -400,7 +402,7 @@ fn a_child_of_fork_leaves_registered_memory_alone() {
     let engine = start(direct(directory.path(), Route::Auto, DirectPath::Prefer)).unwrap();
     let memory = DeviceMemory::of(0, &pattern(1 << 20, 2));
     // SAFETY: the memory outlives the region.
-    let region = unsafe { engine.register_device(0, memory.address, 1 << 20) }.unwrap();
+    let region = unsafe { engine.register_device(DeviceId::Cuda(0), memory.address, 1 << 20) }.unwrap();
     let is_direct = region.is_direct();
     let held = region.hold();
     // SAFETY: the child touches no lock, and leaves by `_exit`.

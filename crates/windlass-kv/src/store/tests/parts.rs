@@ -429,7 +429,7 @@ impl Transfers for OneThread {
         }
     }
 
-    unsafe fn register_device(&self, _: u32, _: u64, _: u64) -> Result<DeviceRegion> {
+    unsafe fn register_device(&self, _: windlass::DeviceId, _: u64, _: u64) -> Result<DeviceRegion> {
         Err(crate::Error::Internal("there are no devices here".into()))
     }
 }

@@ -1,0 +1,235 @@
+//! What a kind of device implements: the interface below [`Device`](crate::Device) and
+//! [`CopyStream`](crate::CopyStream), which are all that other crates see.
+#![allow(unsafe_code)]
+
+use crate::{Conversion, DeviceInfo, Error, Result, Unavailable};
+use crate::{CopyDirection, DirectFile, cuda::cufile::Counters};
+use std::{fmt, sync::Arc};
+
+/// A kind of devices, such as those of one vendor.
+pub(crate) trait Kind: Sync {
+    /// Opens the device of this number.
+    ///
+    /// # Errors
+    /// [`Error::DeviceUnavailable`] if there is no such device; [`Error::Device`] if it does not start.
+    fn open(&self, ordinal: u32) -> Result<Arc<dyn Backend>>;
+
+    /// Describes the devices that this process sees.
+    ///
+    /// # Errors
+    /// Why the kind cannot be used here.
+    fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable>;
+
+    /// The number of the device whose memory an address is in.
+    fn owner_of(&self, address: u64) -> Option<u32>;
+
+    /// The kind in DLPack (`DLDeviceType`).
+    fn dlpack_type(&self) -> i32;
+}
+
+/// One device.
+pub(crate) trait Backend: fmt::Debug + Send + Sync {
+    /// What it is, and what it can do.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Bytes of its memory that are free, and that it has in all.
+    fn memory(&self) -> Result<(u64, u64)>;
+
+    /// Allocates `len` bytes, aligned to 256, and returns the address of the first.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Device`].
+    fn allocate(&self, len: u64) -> Result<u64>;
+
+    /// Frees memory after all work of the device that may use it.
+    ///
+    /// # Safety
+    /// `allocate` has returned the address, and it is freed once.
+    unsafe fn free(&self, address: u64, len: u64);
+
+    /// Pins host memory, faulting it in.
+    ///
+    /// # Errors
+    /// [`Error::Allocation`] if the system lets no more be pinned; [`Error::Device`].
+    ///
+    /// # Safety
+    /// The memory must stay mapped until it is unpinned.
+    unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()>;
+
+    /// Unpins host memory.
+    ///
+    /// # Safety
+    /// `pin` was called with this address, and it is unpinned once.
+    unsafe fn unpin(&self, memory: *mut u8);
+
+    /// Makes a stream, whose work is in no order with that of others.
+    fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>>;
+
+    /// Waits for all work on the device. `false` if it is not known whether the work has ended.
+    fn wait_for_all(&self) -> bool;
+
+    /// Whether an event of the caller's is reached.
+    ///
+    /// # Safety
+    /// It must be a live event of this kind of devices.
+    unsafe fn is_event_reached(&self, event: u64) -> Result<bool>;
+
+    /// Reads and writes of files past the host's memory.
+    ///
+    /// # Errors
+    /// Why there are none.
+    fn direct(&self) -> Result<&dyn Direct, Unavailable> {
+        Err(Unavailable::new("devices of this kind have no direct path to files", "use route staged"))
+    }
+}
+
+/// Work of a device, done in the order in which it is queued. Dropping it does not cancel work that is in flight.
+pub(crate) trait Stream: fmt::Debug + Send + Sync {
+    /// Queues work. A copy from or to host memory that is not pinned is done when this returns.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; then some of the work may have been queued.
+    ///
+    /// # Safety
+    /// What the work names must stay allocated until the work is done, and must not be used in a way that copies forbid.
+    /// Events must live.
+    unsafe fn queue(&self, work: &[Work]) -> Result<()>;
+
+    /// Makes later work wait for what is queued so far on a stream of the caller's; 0 is the default stream.
+    ///
+    /// # Safety
+    /// It must be a live stream of the device.
+    unsafe fn wait_for(&self, stream: usize) -> Result<()>;
+
+    /// An event behind everything queued so far.
+    fn mark(&self) -> Result<Box<dyn Event>>;
+
+    /// Waits for everything queued so far.
+    fn synchronize(&self) -> Result<()>;
+
+    /// Allocates memory in the order of the stream; `None` if the device cannot.
+    fn allocate(&self, _len: u64) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
+    /// Frees memory after the work that is queued so far.
+    ///
+    /// # Safety
+    /// `allocate` of this stream has returned the address, and it is freed once.
+    unsafe fn free(&self, _address: u64, _len: u64) {}
+}
+
+/// A place in a stream.
+pub(crate) trait Event: fmt::Debug + Send {
+    /// Waits until the work before it is done.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; [`Error::leaves_doubt`] says whether the work may still be in flight.
+    fn wait(&self) -> Result<()>;
+
+    /// Whether the work is done, or failed.
+    fn is_over(&self) -> bool;
+}
+
+/// Reads and writes between files and the memory of a device, past the host's.
+pub(crate) trait Direct {
+    /// Fails if all of it would go through host memory after all.
+    fn check(&self) -> Result<(), Unavailable>;
+
+    /// Registers memory of the device.
+    ///
+    /// # Safety
+    /// The memory must stay allocated until it is deregistered.
+    unsafe fn register(&self, address: u64, len: u64) -> Result<()>;
+
+    /// Deregisters memory.
+    ///
+    /// # Safety
+    /// It is registered, and no request is in flight.
+    unsafe fn deregister(&self, address: u64);
+
+    /// Moves bytes between a file and registered memory, and returns how many.
+    ///
+    /// # Safety
+    /// The memory at `address` is registered, and has `len` bytes from `offset` on.
+    unsafe fn transfer(
+        &self,
+        direction: CopyDirection,
+        file: &DirectFile,
+        file_offset: i64,
+        address: u64,
+        offset: i64,
+        len: usize,
+    ) -> std::io::Result<usize>;
+
+    /// Counts reads into the device by path, if the library counts them.
+    fn reads(&self) -> Option<Counters>;
+
+    /// Counts writes from the device by path, if the library counts them.
+    fn writes(&self) -> Option<Counters>;
+}
+
+/// A place in memory.
+#[derive(Clone, Copy, Debug)]
+pub enum Address {
+    /// In host memory.
+    Host(*mut u8),
+    /// In the device's own memory.
+    Device(u64),
+}
+
+impl Address {
+    /// The place `offset` bytes further.
+    pub(crate) fn at(self, offset: u64) -> Self {
+        match self {
+            Self::Host(start) => Self::Host(start.wrapping_add(offset as usize)),
+            Self::Device(start) => Self::Device(start + offset),
+        }
+    }
+}
+
+/// One step of a stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Work {
+    /// Waits for an event of the caller's.
+    WaitForEvent(u64),
+    /// Copies bytes in a row.
+    Copy { from: Address, to: Address, len: u64 },
+    /// Copies `height` rows of `width` bytes.
+    CopyRows { from: Address, from_pitch: u64, to: Address, to_pitch: u64, width: u64, height: u64 },
+    /// Runs a kernel over a table of [`Segment`]s in the device's memory, the longest of them `longest`.
+    Run { kernel: Kernel, table: u64, segments: usize, longest: u64 },
+}
+
+/// What a kernel does to each segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kernel {
+    Copy,
+    Convert(Conversion),
+}
+
+impl Kernel {
+    /// Bytes of a segment's source.
+    pub(crate) fn source_len(self, segment: &Segment) -> u64 {
+        match self {
+            Self::Copy => segment.count,
+            Self::Convert(conversion) => segment.count * conversion.from().bytes(),
+        }
+    }
+}
+
+/// What a kernel works on: `Segment` of `kernels.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) source: u64,
+    pub(crate) destination: u64,
+    /// Bytes of copies, elements of conversions.
+    pub(crate) count: u64,
+}
+
+/// The error of a device whose kind has no kernels, and cannot convert.
+pub(crate) fn no_conversions(device: String) -> Error {
+    let why = Unavailable::new("it converts no elements", "load without dtype, and convert afterwards");
+    Error::DeviceUnavailable { device, why }
+}

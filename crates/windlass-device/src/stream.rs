@@ -1,0 +1,383 @@
+//! A queue of copies between the host and one device, and what tells when they are done.
+#![allow(unsafe_code)]
+
+use crate::{
+    Device, DeviceMemory, Error, Result, Transfer,
+    backend::{Address, Event, Kernel, Segment, Stream, Work, no_conversions},
+};
+use std::{ptr, sync::Arc};
+
+/// Pieces of this length are not short.
+const LONG_PIECE_BYTES: u64 = 64 << 10;
+/// So many pieces of one length at one distance are copied as rows of one matrix.
+const FEWEST_ROWS: usize = 4;
+/// The longest distance of rows that drivers take.
+const MAX_PITCH: usize = i32::MAX as usize;
+
+/// Copies between the host and one device, done in the order in which they are queued, and in no order with other
+/// streams.
+#[derive(Debug)]
+pub struct CopyStream {
+    stream: Arc<dyn Stream>,
+    device: Arc<Device>,
+}
+
+/// Tells when the work that was queued before it is done.
+#[derive(Debug)]
+pub struct Ticket(Box<dyn Event>);
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyDirection {
+    /// From the device to the host.
+    ToHost,
+    /// From the host to the device.
+    ToDevice,
+}
+
+/// Bytes in a row, on both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostCopy {
+    /// Address in host memory.
+    pub host: usize,
+    /// Address in the memory of the device.
+    pub device: u64,
+    /// How many bytes.
+    pub len: usize,
+}
+
+/// Why copies failed.
+#[derive(Debug)]
+pub struct CopyError {
+    /// What went wrong.
+    pub error: Error,
+    /// Whether they may be in flight all the same. Then the memory must never be used or freed again.
+    pub is_in_doubt: bool,
+}
+
+/// Memory beside a slot, for what kernels need.
+#[derive(Debug)]
+pub struct Scratch<'a> {
+    /// On the device, as long as the slot; not used if the slot itself is on the device.
+    pub data: u64,
+    /// On the device, for the table of segments.
+    pub table: u64,
+    /// Pinned, for the same table.
+    pub host_table: &'a mut [u8],
+}
+
+impl CopyStream {
+    /// More short pieces than this of one slot go by a kernel: a copy takes microseconds, however short.
+    pub const MAX_COPIES: usize = 16;
+
+    /// A stream of this device.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn new(device: &Arc<Device>) -> Result<Self> {
+        Ok(Self { stream: device.backend().clone().stream()?, device: device.clone() })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Memory for the work of this stream alone.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Device`].
+    pub fn allocate_scratch(&self, len: u64) -> Result<DeviceMemory> {
+        DeviceMemory::ordered(&self.device, len, &self.stream)
+    }
+
+    /// Makes later copies wait for what others have queued on `stream` so far: a handle of the same device, 0 for the
+    /// default stream.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    ///
+    /// # Safety
+    /// `stream` must be a live stream of the device.
+    pub unsafe fn wait_for(&self, stream: usize) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe { self.stream.wait_for(stream) }
+    }
+
+    /// Makes copies, and waits for their end; `after` is an event of the device's, such as a `CUevent`, that must be
+    /// reached before the first begins.
+    ///
+    /// # Errors
+    /// [`CopyError`], which says whether copies may be in flight still.
+    ///
+    /// # Safety
+    /// The host's bytes must be pinned, the device's allocated on this device; neither may be freed, nor used by others
+    /// in a way that copies forbid, until this returns. `after` must be a live event.
+    pub unsafe fn run(
+        &self,
+        direction: CopyDirection,
+        copies: &[HostCopy],
+        after: Option<u64>,
+    ) -> Result<(), CopyError> {
+        let mut work: Vec<Work> = after.map(Work::WaitForEvent).into_iter().collect();
+        let mut left = copies;
+        while let Some(first) = left.first() {
+            let rows = rows(left);
+            let count = if rows.count < FEWEST_ROWS { 1 } else { rows.count };
+            work.push(host_copy(direction, first, count, rows.pitch));
+            left = &left[count..];
+        }
+        // SAFETY: passed on.
+        let queued = unsafe { self.stream.queue(&work) };
+        // What was queued before an error goes on.
+        let waited = self.mark().and_then(|ticket| ticket.wait()).or_else(|_| self.synchronize());
+        let is_in_doubt = waited.as_ref().is_err_and(Error::leaves_doubt);
+        queued.and(waited).map_err(|error| CopyError { error, is_in_doubt })
+    }
+
+    /// Queues the transfers of one slot. `addresses` are those of the arenas; `scratch` is needed where
+    /// [`Device::table_bytes`] says so. Returns how many copies and kernels that made.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; then some of it may have been queued.
+    ///
+    /// # Safety
+    /// Until the work that this queues is done, which a later [`CopyStream::mark`] tells, or
+    /// [`CopyStream::synchronize`]: the slot's bytes must stay as they are; slot, scratch and arenas must stay
+    /// allocated; and others must not use the scratch and the places of the transfers. The transfers must lie inside
+    /// slot and arenas.
+    pub unsafe fn transfer(
+        &self,
+        slot: Address,
+        transfers: &[Transfer],
+        addresses: &[u64],
+        scratch: Option<Scratch<'_>>,
+    ) -> Result<u64> {
+        let has_kernels = self.device.info().has_kernels;
+        let by_kernel = has_kernels && has_many_short(transfers);
+        let mut work = Vec::with_capacity(transfers.len());
+        let mut segments: Vec<(Kernel, Segment)> = Vec::new();
+        for transfer in transfers {
+            match *transfer {
+                Transfer::Linear { source, arena, destination, len } => {
+                    let destination = addresses[arena] + destination;
+                    if by_kernel && len < LONG_PIECE_BYTES {
+                        segments.push((Kernel::Copy, Segment { source, destination, count: len }));
+                    } else {
+                        work.push(Work::Copy {
+                            from: slot.at(source),
+                            to: Address::Device(destination),
+                            len,
+                        });
+                    }
+                }
+                Transfer::Pitched { source, pitch, arena, destination, width, height } => {
+                    work.push(Work::CopyRows {
+                        from: slot.at(source),
+                        from_pitch: pitch,
+                        to: Address::Device(addresses[arena] + destination),
+                        to_pitch: width,
+                        width,
+                        height,
+                    });
+                }
+                Transfer::Converted { conversion, source, arena, destination, elements } => {
+                    let destination = addresses[arena] + destination;
+                    let segment = Segment { source, destination, count: elements };
+                    segments.push((Kernel::Convert(conversion), segment));
+                }
+            }
+        }
+        if !segments.is_empty() {
+            if !has_kernels {
+                return Err(no_conversions(self.device.name()));
+            }
+            let no_scratch = || Error::Internal("a plan with conversions has no scratch memory".into());
+            run_kernels(slot, &mut segments, scratch.ok_or_else(no_scratch)?, &mut work)?;
+        }
+        // SAFETY: passed on.
+        unsafe { self.stream.queue(&work)? };
+        Ok(work.len() as u64)
+    }
+
+    /// A ticket for everything queued so far.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn mark(&self) -> Result<Ticket> {
+        self.stream.mark().map(Ticket)
+    }
+
+    /// Copies bytes of the device, from `address` on, to the host, and waits for them.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn read_back(&self, address: u64, into: &mut [u8]) -> Result<()> {
+        let (to, len) = (Address::Host(into.as_mut_ptr()), into.len() as u64);
+        // SAFETY: `into` is writable, and outlives the copy, which is waited for, also if the wait fails: it is not
+        // pinned, so that the copy is done when `queue` returns.
+        unsafe { self.stream.queue(&[Work::Copy { from: Address::Device(address), to, len }])? };
+        self.synchronize()
+    }
+
+    /// Waits for everything queued so far.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn synchronize(&self) -> Result<()> {
+        self.stream.synchronize()
+    }
+}
+
+impl Ticket {
+    /// Waits until the work is done.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; unless it ends the context, the work may still be in flight.
+    pub fn wait(&self) -> Result<()> {
+        self.0.wait()
+    }
+
+    /// Whether the work is done, or failed.
+    pub fn is_over(&self) -> bool {
+        self.0.is_over()
+    }
+}
+
+/// Whether there are more short pieces than are worth a copy each.
+pub(crate) fn has_many_short(transfers: &[Transfer]) -> bool {
+    let is_short =
+        |transfer: &&Transfer| matches!(transfer, Transfer::Linear { len, .. } if *len < LONG_PIECE_BYTES);
+    transfers.iter().filter(is_short).count() > CopyStream::MAX_COPIES
+}
+
+/// Bytes that the table of so many transfers takes.
+pub(crate) fn table_bytes(transfers: usize) -> u64 {
+    (transfers * size_of::<Segment>()) as u64
+}
+
+/// The work of kernels over `segments`: their bytes and their table go to the device first.
+fn run_kernels(
+    slot: Address,
+    segments: &mut [(Kernel, Segment)],
+    scratch: Scratch<'_>,
+    work: &mut Vec<Work>,
+) -> Result<()> {
+    segments.sort_by_key(|(_, segment)| segment.source);
+    let data = match slot {
+        Address::Device(start) => start,
+        Address::Host(_) => {
+            copy_clusters(slot, segments, scratch.data, work);
+            scratch.data
+        }
+    };
+    // Segments of one launch share its number of blocks, so long and short ones go apart.
+    let group = |(kernel, segment): &(Kernel, Segment)| (*kernel, segment.count >= LONG_PIECE_BYTES);
+    segments.sort_by_key(|entry| (group(entry), entry.1.source));
+    let len = table_bytes(segments.len());
+    let Some(table) = scratch.host_table.get_mut(..len as usize) else {
+        return Err(Error::Internal(format!("{} segments do not fit their table", segments.len())));
+    };
+    for (row, (_, segment)) in table.chunks_exact_mut(size_of::<Segment>()).zip(segments.iter()) {
+        let numbers = [data + segment.source, segment.destination, segment.count];
+        for (place, number) in row.chunks_exact_mut(8).zip(numbers) {
+            place.copy_from_slice(&number.to_ne_bytes());
+        }
+    }
+    let from = Address::Host(table.as_mut_ptr());
+    work.push(Work::Copy { from, to: Address::Device(scratch.table), len });
+    let mut table = scratch.table;
+    for launch in segments.chunk_by(|a, b| group(a) == group(b)) {
+        let longest = launch.iter().map(|(_, segment)| segment.count).max().unwrap_or(0);
+        work.push(Work::Run { kernel: launch[0].0, table, segments: launch.len(), longest });
+        table += table_bytes(launch.len());
+    }
+    Ok(())
+}
+
+/// Copies what segments need to the same places of the scratch, and little else: in one piece where they lie near each
+/// other. They ascend.
+fn copy_clusters(slot: Address, segments: &[(Kernel, Segment)], scratch: u64, work: &mut Vec<Work>) {
+    let mut clusters: Vec<(u64, u64)> = Vec::new();
+    for (kernel, segment) in segments {
+        let (start, end) = (segment.source, segment.source + kernel.source_len(segment));
+        match clusters.last_mut() {
+            Some((_, last)) if start <= *last + LONG_PIECE_BYTES => *last = end.max(*last),
+            _ => clusters.push((start, end)),
+        }
+    }
+    work.extend(clusters.into_iter().map(|(start, end)| Work::Copy {
+        from: slot.at(start),
+        to: Address::Device(scratch + start),
+        len: end - start,
+    }));
+}
+
+/// A copy of `count` pieces from `first` on, which are rows if there are several.
+fn host_copy(direction: CopyDirection, first: &HostCopy, count: usize, pitch: usize) -> Work {
+    let host = (Address::Host(ptr::with_exposed_provenance_mut(first.host)), first.len as u64);
+    let device = (Address::Device(first.device), pitch as u64);
+    let ((from, from_pitch), (to, to_pitch)) = match direction {
+        CopyDirection::ToHost => (device, host),
+        CopyDirection::ToDevice => (host, device),
+    };
+    let (width, height) = (first.len as u64, count as u64);
+    match count {
+        1 => Work::Copy { from, to, len: width },
+        _ => Work::CopyRows { from, from_pitch, to, to_pitch, width, height },
+    }
+}
+
+/// The first of several copies, as rows: of one length, side by side on the host, at one distance on the device.
+#[derive(Debug, PartialEq, Eq)]
+struct Rows {
+    count: usize,
+    pitch: usize,
+}
+
+fn rows(copies: &[HostCopy]) -> Rows {
+    let [first, second, ..] = copies else { return Rows { count: copies.len(), pitch: 0 } };
+    let Some(pitch) = second.device.checked_sub(first.device).and_then(|pitch| usize::try_from(pitch).ok())
+    else {
+        return Rows { count: 1, pitch: 0 };
+    };
+    if pitch < first.len || pitch > MAX_PITCH {
+        return Rows { count: 1, pitch: 0 };
+    }
+    let follows = |pair: &&[HostCopy]| {
+        pair[1].len == first.len
+            && pair[0].host + first.len == pair[1].host
+            && pair[0].device + pitch as u64 == pair[1].device
+    };
+    Rows { count: 1 + copies.windows(2).take_while(follows).count(), pitch }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_at_one_distance_are_rows() {
+        let piece = |row: usize, pitch: u64| HostCopy {
+            host: 1000 + row * 16,
+            device: 5000 + row as u64 * pitch,
+            len: 16,
+        };
+        let pieces: Vec<HostCopy> = (0..5).map(|row| piece(row, 100)).collect();
+        assert_eq!(rows(&pieces), Rows { count: 5, pitch: 100 });
+        let mut broken = pieces.clone();
+        broken[3].device += 1;
+        assert_eq!(rows(&broken).count, 3);
+        broken = pieces.clone();
+        broken[2].host += 1;
+        assert_eq!(rows(&broken).count, 2);
+        broken = pieces.clone();
+        broken[1].len = 8;
+        assert_eq!(rows(&broken).count, 1);
+        assert_eq!(rows(&pieces[..1]).count, 1);
+        let apart: Vec<HostCopy> = (0..5).map(|row| piece(row, 1 << 31)).collect();
+        assert_eq!(rows(&apart).count, 1, "further than the driver's rows may be");
+        let overlapping: Vec<HostCopy> = (0..5).map(|row| piece(row, 8)).collect();
+        assert_eq!(rows(&overlapping).count, 1);
+    }
+}
