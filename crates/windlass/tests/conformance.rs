@@ -27,6 +27,7 @@ fn routes(directory: &Path) -> Vec<(LoadOptions, Route)> {
         (with(Route::Threads, DirectIo::Always), Route::Threads),
         (with(Route::Threads, DirectIo::Never), Route::Threads),
         (with(Route::Auto, DirectIo::Never), Route::Threads),
+        (with(Route::Toy, DirectIo::Auto), Route::Toy),
         ((with(Route::IoUring, DirectIo::Auto)).rings(3), Route::IoUring),
         ((with(Route::Threads, DirectIo::Auto)).threads(1), Route::Threads),
     ]

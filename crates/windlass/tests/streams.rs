@@ -45,6 +45,8 @@ fn lanes() -> Vec<(LoadOptions, bool)> {
         (host, Route::Auto, DirectIo::Auto, false),
         (host, Route::IoUring, DirectIo::Auto, false),
         (host, Route::Threads, DirectIo::Never, false),
+        (host, Route::Toy, DirectIo::Auto, false),
+        (device, Route::Toy, DirectIo::Auto, false),
         (device, Route::Staged, DirectIo::Auto, true),
         (device, Route::Auto, DirectIo::Auto, false),
         (device, Route::GdsCompat, DirectIo::Auto, false),

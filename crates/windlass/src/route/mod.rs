@@ -90,6 +90,9 @@ pub enum Route {
     /// Through cuFile, by whichever path it takes: also one that goes through host memory.
     #[serde(rename = "gds-compat")]
     GdsCompat,
+    /// A route of the tests.
+    #[cfg(feature = "fault-injection")]
+    Toy,
 }
 
 impl Route {
@@ -120,6 +123,8 @@ impl Route {
             Self::Unified => "unified",
             Self::Gds => "gds",
             Self::GdsCompat => "gds-compat",
+            #[cfg(feature = "fault-injection")]
+            Self::Toy => "toy",
         }
     }
 

@@ -43,10 +43,12 @@ impl From<Unavailable> for NotOpened {
 }
 
 /// All of them: a read goes to the first that takes it.
-pub(crate) static ROUTES: [Entry; 5] = [
+pub(crate) static ROUTES: &[Entry] = &[
     Entry { route: Route::Usrbio, landing: Landing::Shared, open: usrbio::open },
     Entry { route: Route::Cached, landing: Landing::Any, open: cached::open },
     Entry { route: Route::Gds, landing: Landing::Device, open: gds::open },
     Entry { route: Route::IoUring, landing: Landing::Any, open: io_uring::open },
     Entry { route: Route::Threads, landing: Landing::Any, open: threads::open },
+    #[cfg(feature = "fault-injection")]
+    Entry { route: Route::Toy, landing: Landing::Any, open: super::members::toy::open },
 ];

@@ -280,6 +280,7 @@ pub fn lanes() -> Vec<(Route, DirectIo, bool)> {
         (Route::Auto, DirectIo::Auto, true),
         (Route::Auto, DirectIo::Auto, false),
         (Route::Threads, DirectIo::Never, false),
+        (Route::Toy, DirectIo::Always, false),
         (Route::Threads, DirectIo::Always, false),
         (Route::IoUring, DirectIo::Auto, false),
         (Route::IoUring, DirectIo::Never, true),
