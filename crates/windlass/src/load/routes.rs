@@ -149,8 +149,8 @@ impl<'a> Opening<'a> {
 
     /// Whether an extent will need a slot of the load's own, if it is staged.
     pub(super) fn needs_host_slot(&self, extent: &Extent) -> bool {
-        !(self.options.route.is_past_host() && Plan::is_whole_blocks(extent))
-            && !self.is_served_alone(extent.file.index())
+        let is_past_host = self.options.route.is_past_host() && Plan::is_whole_blocks(extent);
+        !is_past_host && !self.is_served_alone(extent.file.index())
     }
 
     /// How many slots of which kind extents come in, of which `host` are the load's own.

@@ -345,14 +345,14 @@ impl Shared {
     }
 }
 
+/// A route, if there is one.
+type OpenMember = Option<Arc<dyn Member>>;
+
 /// What copies from the page cache, and what reads the rest, if these files or the options say which that is.
 ///
 /// # Errors
 /// [`Error::RouteUnavailable`] if the route that is named cannot be.
-fn open_routes(
-    options: &ReaderOptions,
-    files: &[&Arc<SourceFile>],
-) -> Result<(Option<Arc<dyn Member>>, Option<Arc<dyn Member>>)> {
+fn open_routes(options: &ReaderOptions, files: &[&Arc<SourceFile>]) -> Result<(OpenMember, OpenMember)> {
     let wanted = options.wanted(None);
     let (mut cached, mut main) = (None, None);
     for entry in ROUTES.iter().filter(|entry| entry.landing != Landing::Device) {
