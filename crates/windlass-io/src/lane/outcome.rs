@@ -118,3 +118,63 @@ impl Progress {
         self.stalls >= MAX_STALLS
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHOLE: u64 = 3 * 4096;
+
+    fn begun(takes_blocks: bool) -> Progress {
+        let mut progress = Progress::default();
+        progress.aim(ByteRange::at(4096, WHOLE).unwrap(), takes_blocks);
+        progress
+    }
+
+    #[test]
+    fn a_short_read_goes_on_where_it_ended_and_a_direct_one_at_a_whole_block() {
+        for (takes_blocks, reached) in [(false, 5000), (true, 4096)] {
+            let mut progress = begun(takes_blocks);
+            assert!(matches!(progress.outcome(WHOLE, Ok(5000), takes_blocks), Outcome::Short));
+            assert_eq!(progress.filled, reached);
+            progress.aim(ByteRange::at(4096, WHOLE).unwrap(), takes_blocks);
+            assert_eq!((progress.offset, progress.position as u64), (4096 + reached, reached));
+            let rest = progress.len;
+            assert!(matches!(progress.outcome(WHOLE, Ok(rest), takes_blocks), Outcome::Complete));
+        }
+    }
+
+    #[test]
+    fn bytes_past_the_end_of_what_is_wanted_do_not_count() {
+        let mut progress = Progress::default();
+        progress.aim(ByteRange::at(0, 100).unwrap(), true);
+        assert_eq!(progress.len, 4096);
+        assert!(matches!(progress.outcome(100, Ok(4096), true), Outcome::Complete));
+        assert_eq!(progress.filled, 100);
+    }
+
+    #[test]
+    fn a_read_without_progress_ends() {
+        let mut progress = begun(false);
+        let ends = |outcome: &Outcome| matches!(outcome, Outcome::Failed(error) if error.kind() == io::ErrorKind::UnexpectedEof);
+        let attempts = (1..100).find(|_| ends(&progress.outcome(WHOLE, Ok(0), false)));
+        assert_eq!(attempts, Some(1 + MAX_EMPTY_STALLS as usize));
+        let mut progress = begun(true);
+        let early = progress.outcome(WHOLE, Ok(0), true);
+        assert!(matches!(early, Outcome::DirectEndsEarly { is_final: false }), "{early:?}");
+    }
+
+    #[test]
+    fn an_interrupted_read_is_repeated_a_bounded_number_of_times() {
+        let mut progress = begun(false);
+        let again = || Err(io::ErrorKind::Interrupted.into());
+        for _ in 0..MAX_STALLS {
+            assert!(matches!(progress.outcome(WHOLE, again(), false), Outcome::Interrupted));
+        }
+        assert!(progress.is_out_of_patience());
+        assert!(matches!(progress.outcome(WHOLE, again(), false), Outcome::Failed(_)));
+        // Progress makes patience whole again.
+        assert!(matches!(progress.outcome(WHOLE, Ok(1), false), Outcome::Short));
+        assert!(!progress.is_out_of_patience());
+    }
+}

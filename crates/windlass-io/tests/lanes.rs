@@ -1,0 +1,120 @@
+//! What every lane owes: each operation comes back once, with the bytes of its file in its memory.
+#![allow(unsafe_code)]
+
+use std::{fs::File, io, io::Write};
+use windlass_io::lane::{BlockingLane, CachedCopy, Done, FileRead, Lane, Pread, ReadsFile};
+
+const FILE_BYTES: usize = 3 << 20;
+
+/// A read into memory of its own.
+struct Read {
+    file: File,
+    offset: u64,
+    memory: Vec<u8>,
+}
+
+// SAFETY: the file and the memory are the operation's own, and the heap keeps the memory where it is.
+unsafe impl ReadsFile for Read {
+    fn next_read(&mut self) -> io::Result<FileRead<'_>> {
+        if self.memory.is_empty() {
+            return Err(io::Error::other("there is no memory"));
+        }
+        Ok(FileRead { file: &self.file, offset: self.offset, target: &mut self.memory })
+    }
+}
+
+fn content() -> Vec<u8> {
+    (0..FILE_BYTES).map(|at| (at / 7 % 251) as u8).collect()
+}
+
+/// Reads ranges of a file that the page cache holds, one of which ends past the file, and one that cannot be begun.
+fn check(mut lane: impl Lane<Read>) {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&content()).unwrap();
+    let ranges = [(0, 4096), (5, 100), (1 << 20, 2 << 20), (FILE_BYTES as u64 - 10, 100), (0, 0)];
+    let read = |&(offset, len): &(u64, usize)| Read {
+        file: file.reopen().unwrap(),
+        offset,
+        memory: vec![0xEE; len],
+    };
+    let mut waiting: Vec<Read> = ranges.iter().map(read).collect();
+    let mut done = Vec::new();
+    while !waiting.is_empty() || lane.in_flight() > 0 {
+        while lane.in_flight() < lane.capacity()
+            && let Some(op) = waiting.pop()
+        {
+            lane.push(op);
+        }
+        lane.submit_and_wait(&mut done).unwrap();
+    }
+    assert_eq!(done.len(), ranges.len());
+    for Done { op, result } in done {
+        if op.memory.is_empty() {
+            assert!(result.unwrap_err().to_string().contains("no memory"));
+            continue;
+        }
+        let expected = &content()[op.offset as usize..];
+        let expected = &expected[..op.memory.len().min(expected.len())];
+        assert_eq!(result.unwrap(), expected.len(), "at {}", op.offset);
+        assert!(op.memory[..expected.len()] == *expected, "at {}", op.offset);
+        assert!(op.memory[expected.len()..].iter().all(|&byte| byte == 0xEE));
+    }
+    lane.submit_and_wait(&mut Vec::new()).unwrap();
+}
+
+#[test]
+fn a_blocking_lane_reads_what_it_is_given() {
+    check(BlockingLane::new(Pread));
+}
+
+#[test]
+#[cfg_attr(not(target_os = "linux"), ignore = "no system but Linux tells what its page cache holds")]
+fn a_cached_file_is_copied() {
+    check(BlockingLane::new(CachedCopy));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_ring_reads_what_it_is_given() {
+    for depth in [1, 3, 8] {
+        match windlass_io::lane::UringLane::new(depth) {
+            Ok(lane) => check(lane),
+            Err(why) => eprintln!("skipped: {why}"),
+        }
+    }
+}
+
+/// The kernel writes to their memory: a lane that is dropped must wait for it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_ring_that_is_dropped_waits_for_its_reads() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&content()).unwrap();
+    let mut lane = match windlass_io::lane::UringLane::new(4) {
+        Ok(lane) => lane,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let (dropped, ended) = std::sync::mpsc::channel();
+    for offset in 0..4 {
+        let read = Read { file: file.reopen().unwrap(), offset, memory: vec![0; 1 << 20] };
+        lane.push(Counted { read, _dropped: dropped.clone() });
+    }
+    drop(dropped);
+    drop(lane);
+    assert!(ended.recv().is_err(), "an operation is left");
+}
+
+/// A read that hangs up when it is dropped.
+#[cfg(target_os = "linux")]
+struct Counted {
+    read: Read,
+    _dropped: std::sync::mpsc::Sender<()>,
+}
+
+// SAFETY: as for `Read`.
+#[cfg(target_os = "linux")]
+unsafe impl ReadsFile for Counted {
+    fn next_read(&mut self) -> io::Result<FileRead<'_>> {
+        self.read.next_read()
+    }
+}
