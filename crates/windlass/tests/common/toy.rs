@@ -12,7 +12,7 @@ use crate::{
     },
 };
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     io,
     sync::{Arc, Mutex, Weak},
 };
@@ -51,10 +51,9 @@ impl Member for Toy {
     fn add(&self, source: &Arc<SourceFile>, _: Access) -> Result<bool, Unavailable> {
         let mut shelf = lock(&self.0);
         shelf.retain(|_, (file, _)| file.strong_count() > 0);
-        let address = Arc::as_ptr(source).addr();
-        if !shelf.contains_key(&address) {
+        if let Entry::Vacant(place) = shelf.entry(Arc::as_ptr(source).addr()) {
             let bytes = fetch(source).map_err(|error| Unavailable::new(error.to_string(), ""))?;
-            shelf.insert(address, (Arc::downgrade(source), bytes.into()));
+            place.insert((Arc::downgrade(source), bytes.into()));
         }
         Ok(true)
     }
