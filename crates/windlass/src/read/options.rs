@@ -87,7 +87,9 @@ impl ReaderOptions {
         let invalid =
             |option, value: String, reason: String| Err(Error::InvalidOption { option, value, reason });
         if self.route.is_mapping() || self.route.is_unified() {
-            let reason = "batches fill memory that is there: choose a route that reads".into();
+            let reason =
+                "batches are read by auto, io_uring, threads, cached, usrbio, staged, gds or gds-compat"
+                    .into();
             return invalid("route", self.route.to_string(), reason);
         }
         if self.direct == DirectIo::Never && self.route.is_past_host() {
