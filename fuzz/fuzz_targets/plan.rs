@@ -158,8 +158,8 @@ fn carry_out(transfer: Transfer, slot: &[u8], put: &mut impl FnMut(usize, u64, u
                 put(arena, destination + i, slot[(source + i / width * pitch + i % width) as usize]);
             }
         }
-        Transfer::Converted { cast, source, arena, destination, elements } => {
-            let (from, to) = (cast.from().block_bits() / 8, cast.to().block_bits() / 8);
+        Transfer::Converted { conversion, source, arena, destination, elements } => {
+            let (from, to) = (conversion.from().bytes(), conversion.to().bytes());
             assert!(source + elements * from <= slot.len() as u64, "elements beyond the slot");
             for i in 0..elements * to {
                 put(arena, destination + i, 0);
