@@ -179,7 +179,9 @@ mod tests {
     #[test]
     fn new_permissions_look_like_a_rewrite_and_the_error_says_so() {
         let read_only = |path: &Path| {
-            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
+            let mut permissions = std::fs::metadata(path).unwrap().permissions();
+            permissions.set_readonly(true);
+            std::fs::set_permissions(path, permissions).unwrap();
         };
         let error = found_after(read_only).unwrap_err();
         assert!(error.to_string().contains("or its permissions, owner or attributes changed"), "{error}");
