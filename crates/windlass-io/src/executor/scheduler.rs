@@ -341,8 +341,14 @@ impl<C: Customer> Scheduler<C> {
         let position = ticket.defuse();
         let mut state = self.lock();
         state.free(&position, false);
-        if let Some(own) = held_up.and_then(|worker| state.worker(worker)) {
-            own.hold_up();
+        match held_up {
+            Some(worker) => {
+                if let Some(own) = state.worker(worker) {
+                    own.hold_up();
+                }
+            }
+            // What it held is free, which others may lack.
+            None => state.ends += 1,
         }
         if let Err((content, reason)) = state.wait_again(&position, to, charge, content) {
             drop(state);

@@ -117,7 +117,7 @@ pub(super) struct State<C: Customer> {
     next_group: u64,
     next_number: u64,
     begun: [u64; 3],
-    /// Operations that have ended.
+    /// Operations that have ended, or were handed over.
     pub(super) ends: u64,
     pub(super) is_watched: bool,
     is_sealed: bool,

@@ -26,6 +26,20 @@ pub struct Carried<O> {
     pub content: O,
 }
 
+impl<O> Carried<O> {
+    /// Takes the operation out, for a lane that knows nothing of numbers.
+    pub fn into_parts(self) -> (Carried<()>, O) {
+        (Carried { number: self.number, content: () }, self.content)
+    }
+}
+
+impl Carried<()> {
+    /// Puts the operation back that was taken out.
+    pub fn with<O>(self, content: O) -> Carried<O> {
+        Carried { number: self.number, content }
+    }
+}
+
 /// How a thread serves queues.
 #[derive(Debug)]
 pub struct Service<'a> {

@@ -144,6 +144,26 @@ fn an_operation_that_was_put_back_waits_for_the_end_of_another() {
 }
 
 #[test]
+fn an_operation_that_was_put_back_is_offered_again_when_another_is_handed_over() {
+    let scheduler = Kit::scheduler(Limits::NONE, &queues());
+    let executor = Executor::new(scheduler.clone());
+    let kit = scheduler.customer();
+    submit(&scheduler, kit.group(0, FIRST, &[&[Act::Keep]]));
+    serve_inline(&scheduler, &[FIRST], 1);
+    spawn(&executor, &[FIRST], Memory::new(1));
+    submit(&scheduler, kit.group(1, FIRST, &[&[Act::PutBack, Act::Move]]));
+    eventually("it does not begin", || lock(&kit.begun).len() == 2);
+    // What it frees may be what the other lacks, although none of the operations in flight ends.
+    submit(&scheduler, kit.group(2, THIRD, &[&[over(), Act::Move]]));
+    serve_inline(&scheduler, &[THIRD], 1);
+    kit.wait(1);
+    assert_eq!(kit.end_of(1), Ok(()));
+    serve_inline(&scheduler, &[SECOND], 1);
+    kit.take_kept().into_iter().for_each(|(_, ticket)| ticket.end(Ok(())));
+    kit.wait(3);
+}
+
+#[test]
 fn what_becomes_free_while_an_operation_is_put_back_is_not_missed() {
     struct Late;
     impl Carrier<Kit> for Late {

@@ -1,7 +1,7 @@
 //! From staging slots to a device: each read that ends starts its own copies, and frees its slot when they are done.
 #![allow(unsafe_code)]
 
-use super::{DeviceAllocator, LoadOptions, job::Job};
+use super::{DeviceAllocator, LoadOptions, job::Job, serve::Reads};
 use crate::{
     Alignment, ByteRange, Error, Result,
     device::{CopyStream, Device, DeviceMemory, Scratch},
@@ -18,6 +18,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use windlass_io::executor::Ticket;
 
 /// The first arenas of a load on a device, once it is clear that it has room for as many as there will be at once:
 /// those that the first `extents` go to.
@@ -91,6 +92,8 @@ struct Queued {
     extent: usize,
     /// The table and the slot. The table is dropped first: whoever gets the slot next may need it.
     copying: Copying<(Option<Slot>, Slot)>,
+    // After the slot, which is free when the read ends.
+    ticket: Ticket<Reads>,
 }
 
 /// Memory beside the slots, for what kernels work on.
@@ -250,8 +253,21 @@ impl Delivery {
         Duration::from_nanos(self.waited.load(Ordering::Relaxed))
     }
 
-    /// Queues the copies of an extent, all of whose bytes are in `slot`.
-    pub(super) fn send(&self, job: &Job, extent: usize, slot: Slot) -> Result<()> {
+    /// Queues the copies of an extent, all of whose bytes are in `slot`. Its read ends when they are done.
+    pub(super) fn send(&self, job: &Job, extent: usize, slot: Slot, ticket: Ticket<Reads>) {
+        let copying = match self.copy(job, extent, slot) {
+            Ok(copying) => copying,
+            Err(error) => return job.fail_with(ticket, error),
+        };
+        let queued = Queued { extent, copying, ticket };
+        if self.is_inline {
+            return self.finish(job, queued);
+        }
+        lock(&self.queued).push_back(queued);
+        self.changed.notify_all();
+    }
+
+    fn copy(&self, job: &Job, extent: usize, slot: Slot) -> Result<Copying<(Option<Slot>, Slot)>> {
         let transfers = job.plan.transfers(&job.plan.extents()[extent]);
         let mut table = match &self.scratch {
             Some(scratch) if self.queue.device().table_bytes(&transfers)? > 0 => Some(scratch.take_table()?),
@@ -278,13 +294,7 @@ impl Delivery {
             }
         };
         self.copies.fetch_add(operations, Ordering::Relaxed);
-        let queued = Queued { extent, copying: Copying::new(ticket, (table, slot), self.in_doubt.clone()) };
-        if self.is_inline {
-            return self.finish(job, queued);
-        }
-        lock(&self.queued).push_back(queued);
-        self.changed.notify_all();
-        Ok(())
+        Ok(Copying::new(ticket, (table, slot), self.in_doubt.clone()))
     }
 
     /// Waits for copies, one after the other, until the load is over.
@@ -295,15 +305,13 @@ impl Delivery {
                 if let Some(next) = queued.pop_front() {
                     break next;
                 }
-                if job.queue.is_over() {
+                if job.is_over() {
                     return;
                 }
                 queued = self.changed.wait(queued).unwrap_or_else(PoisonError::into_inner);
             };
             drop(queued);
-            if let Err(error) = self.finish(job, next) {
-                job.fail(error);
-            }
+            self.finish(job, next);
         }
     }
 
@@ -314,23 +322,31 @@ impl Delivery {
         self.changed.notify_all();
     }
 
-    fn finish(&self, job: &Job, queued: Queued) -> Result<()> {
-        if !queued.copying.is_over() {
-            let since = Instant::now();
-            queued.copying.wait()?;
-            let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            self.waited.fetch_add(nanoseconds, Ordering::Relaxed);
+    /// Waits for the copies of an extent, which ends its read.
+    fn finish(&self, job: &Job, Queued { extent, copying, ticket }: Queued) {
+        let waited = self.wait(&copying);
+        drop(copying);
+        if let Err(error) = waited {
+            return job.fail_with(ticket, error);
         }
-        // Also says whether it went well.
-        queued.copying.wait()?;
-        let extent = &job.plan.extents()[queued.extent];
+        let extent = &job.plan.extents()[extent];
         let mut blocks: Vec<(usize, DeviceBlock)> = Vec::new();
         for piece in job.plan.pieces(extent, extent.read) {
             self.fills[piece.arena].complete(piece.place, |position, block| blocks.push((position, block)));
         }
-        drop(queued);
         job.deliver(extent, blocks);
-        Ok(())
+        ticket.end(Ok(()));
+    }
+
+    fn wait(&self, copying: &Copying<(Option<Slot>, Slot)>) -> Result<()> {
+        if !copying.is_over() {
+            let since = Instant::now();
+            copying.wait()?;
+            let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.waited.fetch_add(nanoseconds, Ordering::Relaxed);
+        }
+        // Also says whether it went well.
+        Ok(copying.wait()?)
     }
 }
 

@@ -4,8 +4,8 @@
 use super::{
     LoadOptions, Tensor, TensorMemory,
     delivery::{self, Delivery, Needs},
-    queue::ReadQueue,
     routes::{Assigned, LoadRoute, Opening, Room},
+    serve::{self, Reads, Takers, queue_of},
 };
 use crate::{
     ByteRange, Catalog, DeviceId, Error, Result,
@@ -20,10 +20,13 @@ use crate::{
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc, Condvar, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
+};
+use windlass_io::executor::{
+    Charge, Flight, Gate, GroupId, Next, Operation, Patience, Reason, Scheduler, Submission, Ticket,
 };
 
 /// One load in progress.
@@ -32,7 +35,20 @@ pub(super) struct Job {
     pub(super) plan: Plan,
     pub(super) route: Route,
     pub(super) direct: DirectIo,
-    pub(super) queue: ReadQueue,
+    /// Has the reads, with a queue for each route.
+    pub(super) scheduler: Arc<Scheduler<Reads>>,
+    /// What threads do that find no read.
+    pub(super) patience: Patience,
+    /// For each extent, the routes that may read it.
+    pub(super) takers: Box<[Takers]>,
+    /// The group of all reads, once it was submitted.
+    reads: OnceLock<GroupId>,
+    /// How many extents, from the first on, may be read.
+    admitted: AtomicUsize,
+    /// Whether all reads have ended.
+    is_read: AtomicBool,
+    /// Whether the load is over before that.
+    is_stopped: AtomicBool,
     /// Slots for routes that have none of their own.
     pub(super) slots: Slots,
     /// In order of preference.
@@ -171,14 +187,14 @@ pub(super) enum LoadEvent {
 }
 
 impl Job {
-    /// Allocates the memory of `plan` and queues its reads, by routes of which the first are open.
+    /// Allocates the memory of `plan` and submits its reads, by routes of which the first are open.
     pub(super) fn new(
         catalog: Arc<Catalog>,
         plan: Plan,
         mut opening: Opening<'_>,
         options: &LoadOptions,
         place: &MemoryPlan<'_>,
-    ) -> Result<Self> {
+    ) -> Result<Arc<Self>> {
         let needs = place.needs(&plan)?;
         let room = Room {
             threads: place.threads,
@@ -190,12 +206,18 @@ impl Job {
         opening.ready_first(&plan, &room)?;
         let (slots, promise) = place.slots(&plan, &needs, &opening, options)?;
         let (sink, buffers) = place.sink(&plan, &room, &mut opening, options, &slots)?;
-        let Assigned { routes, reads, refused } = opening.assign(&plan, buffers)?;
+        let Assigned { routes, takers, reads, refused } = opening.assign(&plan, buffers)?;
         let job = Self {
             catalog,
             route: options.route,
             direct: options.direct,
-            queue: ReadQueue::new(reads, routes.len(), place.admitted, place.is_inline),
+            scheduler: serve::scheduler(routes.len()),
+            patience: if place.is_inline { Patience::None } else { Patience::UntilOver },
+            takers,
+            reads: OnceLock::new(),
+            admitted: AtomicUsize::new(place.admitted),
+            is_read: AtomicBool::new(false),
+            is_stopped: AtomicBool::new(false),
             slots,
             routes,
             sink,
@@ -221,7 +243,28 @@ impl Job {
         let empty = planned.filter(|(_, tensor)| tensor.place.is_empty());
         let block = || TensorMemory::Host(Arc::new(Block::empty()));
         job.post(empty.map(|(position, _)| job.tensor(position, block())).collect());
+        let job = Arc::new(job);
+        job.submit(reads)?;
         Ok(job)
+    }
+
+    /// Hands the reads to the scheduler: all that it will ever have.
+    fn submit(self: &Arc<Self>, reads: Vec<ReadOp>) -> Result<()> {
+        let operation = |op: ReadOp| {
+            let route = self.takers[op.extent].from(0).unwrap_or_default();
+            let charge = Charge::of_bytes(self.extent(&op).read.len());
+            Operation { queue: queue_of(route), charge, order: op.extent as u64, content: op }
+        };
+        let operations = reads.into_iter().map(operation).collect();
+        let gate = match self.admitted.load(Ordering::Relaxed) {
+            usize::MAX => Gate::Open,
+            admitted => Gate::Below(admitted as u64),
+        };
+        let submission = Submission { gate, ..Submission::new(Arc::downgrade(self), operations) };
+        let group = self.scheduler.submit(submission).map_err(|refused| refused.reason.clone())?;
+        self.reads.get_or_init(|| group);
+        self.scheduler.seal();
+        Ok(())
     }
 
     /// Lets the reads of the first `extents` begin.
@@ -231,7 +274,10 @@ impl Job {
         {
             self.fail(error);
         }
-        self.queue.admit(extents);
+        self.admitted.fetch_max(extents, Ordering::Relaxed);
+        if let Some(&group) = self.reads.get() {
+            self.scheduler.admit(group, extents as u64);
+        }
     }
 
     pub(super) fn extent(&self, op: &ReadOp) -> &Extent {
@@ -300,18 +346,30 @@ impl Job {
         op.begin_again();
     }
 
-    /// All bytes of `op` are there: they become parts of tensors, and tensors that are whole are posted.
-    pub(super) fn complete(&self, op: ReadOp) -> Result<()> {
-        self.check_unchanged(&op)?;
-        let fills = match &self.sink {
-            Sink::Host(fills) => fills,
-            Sink::Device(delivery) => {
-                let Buffer::Staged { slot: Some(slot), .. } = op.buffer else {
-                    return Err(Error::Internal("an extent for a device has no slot".into()));
-                };
-                return delivery.send(self, op.extent, slot);
+    /// All bytes of a read are there: they become parts of tensors, and tensors that are whole are posted.
+    pub(super) fn complete(&self, flight: Flight<Reads>) -> Next<Reads> {
+        if let Err(error) = self.check_unchanged(&flight.content) {
+            return self.fail_read(flight, error);
+        }
+        let (op, ticket) = flight.into_parts();
+        match (&self.sink, op) {
+            (Sink::Host(fills), op) => match self.fill(fills, op) {
+                Ok(()) => ticket.end(Ok(())),
+                Err(error) => self.fail_with(ticket, error),
+            },
+            (
+                Sink::Device(delivery),
+                ReadOp { extent, buffer: Buffer::Staged { slot: Some(slot), .. }, .. },
+            ) => delivery.send(self, extent, slot, ticket),
+            (Sink::Device(_), _) => {
+                self.fail_with(ticket, Error::Internal("an extent for a device has no slot".into()));
             }
-        };
+        }
+        Next::Ended
+    }
+
+    /// Moves the bytes of a read to their places in host memory, as far as they are not there.
+    fn fill(&self, fills: &[Fill], op: ReadOp) -> Result<()> {
         let extent = &self.plan.extents()[op.extent];
         let mut tensors = Vec::new();
         let mut ready = |position, block| {
@@ -343,7 +401,7 @@ impl Job {
                     return Err(Error::Internal("a staged extent has no slot".into()));
                 };
                 for (piece, mut region) in self.plan.pieces(extent, extent.read).zip(regions) {
-                    self.promise.touch(piece.place.len(), || self.queue.is_stopped(), || ())?;
+                    self.promise.touch(piece.place.len(), || self.is_stopped(), || ())?;
                     let place = region.as_mut_slice();
                     let mut filled = 0;
                     for copy in self.plan.copies(extent, piece) {
@@ -358,7 +416,6 @@ impl Job {
             }
         }
         self.post(tensors);
-        self.queue.finish_one();
         Ok(())
     }
 
@@ -368,7 +425,6 @@ impl Job {
         self.staged_bytes.fetch_add(staged, Ordering::Relaxed);
         let memory = |block| TensorMemory::Device(Arc::new(block));
         self.post(blocks.into_iter().map(|(position, block)| self.tensor(position, memory(block))).collect());
-        self.queue.finish_one();
     }
 
     fn tensor(&self, position: usize, memory: TensorMemory) -> Tensor {
@@ -397,13 +453,74 @@ impl Job {
         state.error.get_or_insert(error);
         drop(state);
         drop(unwanted);
-        self.queue.stop();
+        self.is_stopped.store(true, Ordering::Release);
+        // Before slots: what finds none returns to its queue, and ends there.
+        self.scheduler.close(Reason::Closed);
         self.slots.close();
         self.routes.iter().filter_map(LoadRoute::slots).for_each(Slots::close);
         if let Sink::Device(delivery) = &self.sink {
             delivery.stop();
         }
         self.posted.notify_all();
+    }
+
+    /// The load is over because of a read.
+    pub(super) fn fail_read(&self, flight: Flight<Reads>, error: Error) -> Next<Reads> {
+        self.fail(error);
+        self.drop_read(flight)
+    }
+
+    /// The load is over because of a read, whose memory is free already.
+    pub(super) fn fail_with(&self, ticket: Ticket<Reads>, error: Error) {
+        self.fail(error);
+        ticket.end(Err(Reason::Cancelled));
+    }
+
+    /// Ends a read of a load that is over.
+    pub(super) fn drop_read(&self, flight: Flight<Reads>) -> Next<Reads> {
+        flight.end(Err(Reason::Cancelled));
+        Next::Ended
+    }
+
+    /// All reads have ended.
+    pub(super) fn reads_ended(&self, result: Result<(), Reason>) {
+        self.is_read.store(true, Ordering::Release);
+        match result {
+            // The thread whose lane failed says why.
+            Ok(()) | Err(Reason::Lost(_)) => {}
+            Err(_) if self.is_stopped() => {}
+            Err(reason) => self.fail(reason.into()),
+        }
+        if let Sink::Device(delivery) = &self.sink {
+            delivery.stop();
+        }
+    }
+
+    /// Whether the load ended before all reads had.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Acquire)
+    }
+
+    /// Whether no further read begins: all have ended, or the load has.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_read.load(Ordering::Acquire) || self.is_stopped()
+    }
+
+    /// The route that makes the reads of one that gives up, if there is one that can make all.
+    pub(super) fn heir(&self, route: usize) -> Option<usize> {
+        let own = self.takers.iter().filter(|takers| takers.has(route));
+        (route + 1..self.routes.len()).find(|&later| own.clone().all(|takers| takers.has(later)))
+    }
+
+    /// Whether a thread of a route will get any read: one that is its own at first, or is as soon as the page cache turns
+    /// out not to hold it.
+    pub(super) fn will_serve(&self, route: usize) -> bool {
+        self.takers.iter().any(|takers| match takers.from(0) {
+            Some(first) if self.routes[first].member.is_cache() => {
+                first == route || takers.from(first + 1) == Some(route)
+            }
+            first => first == Some(route),
+        })
     }
 
     /// The way to the device, if one is the target.
@@ -438,7 +555,7 @@ impl Job {
         let Some(extent) = self.plan.extents().get(position) else {
             return false;
         };
-        if !self.queue.is_admitted(position) {
+        if position >= self.admitted.load(Ordering::Relaxed) {
             return false;
         }
         // Memory of an extent that was read may be given back already, and must not be faulted in again.
@@ -457,7 +574,7 @@ impl Job {
                 Err(error) => self.fail(error),
             }
         }
-        !self.queue.is_over()
+        !self.is_over()
     }
 
     /// Takes the memory of an extent that is read in place from the promise, once. Calls `touch` where memory is tight, and
@@ -466,7 +583,7 @@ impl Job {
         if self.touched[position].swap(true, Ordering::Relaxed) {
             return Ok(false);
         }
-        self.promise.touch(room.len(), || self.queue.is_stopped(), touch)
+        self.promise.touch(room.len(), || self.is_stopped(), touch)
     }
 
     /// Fails if the route that the caller named has not done what its name promises.

@@ -2,11 +2,12 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    LoadOptions, Loaded, NumaPlacement, Tensor, drive,
+    LoadOptions, Loaded, NumaPlacement, Tensor,
     flow::{Flow, StreamOptions},
     job::{Job, LoadEvent, MemoryPlan, Running},
     reporting::{self, Planned},
     routes::{LoadRoute, Opening},
+    serve,
     threads::{no_thread, numa_node},
 };
 use crate::{
@@ -225,7 +226,7 @@ impl Loading {
             admitted: flow.admitted(),
             most_bytes: flow.most_bytes(),
         };
-        let job = Arc::new(Job::new(catalog.clone(), plan, opening, options, &place)?);
+        let job = Job::new(catalog.clone(), plan, opening, options, &place)?;
         reporting::add_preparation(&mut report, &job);
         report.time.open_seconds = open_time.as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();
@@ -257,8 +258,8 @@ impl Loading {
     /// Does everything that may be done now, on this thread.
     fn run_inline(&mut self) {
         let job = &self.job;
-        (0..job.routes.len()).for_each(|route| drive::serve(job, route));
-        if !self.flow.is_bounded() || job.queue.is_over() {
+        (0..job.routes.len()).for_each(|route| serve::serve(job, route));
+        if !self.flow.is_bounded() || job.is_over() {
             self.alone = None;
         }
     }
@@ -272,9 +273,7 @@ impl Loading {
             .and_then(|id| numa::nodes().into_iter().find(|node| node.id == id))
             .map(|node| node.cpus);
         let (job, depth) = (self.job.clone(), threads.depth.0);
-        let is_cache = |route: usize| job.routes[route].member.is_cache();
-        let needed: Vec<bool> =
-            (0..job.routes.len()).map(|route| job.queue.will_have_any(route, is_cache)).collect();
+        let needed: Vec<bool> = (0..job.routes.len()).map(|route| job.will_serve(route)).collect();
         let is_probing = |(route, needed): (&LoadRoute, &bool)| *needed && route.member.is_cache();
         let is_probing = job.routes.iter().zip(&needed).any(is_probing);
         if job.delivery().is_some() {
@@ -288,9 +287,9 @@ impl Loading {
             for (number, route) in job.routes.iter().enumerate() {
                 if needed[number] && route.member.is_cache() == is_cache {
                     let work = move |job: &Job| {
-                        drive::serve(job, number);
+                        serve::serve(job, number);
                         if is_cache {
-                            drive::touch(job, depth);
+                            serve::touch(job, depth);
                         }
                     };
                     loading.spawn(route.share.threads, route.member.thread_name(), &cpus, work)?;
@@ -309,14 +308,14 @@ impl Loading {
             let _ = self.spawn(1, "windlass-pin", &cpus, move |job| {
                 for route in &job.routes {
                     if let Some(slots) = route.slots() {
-                        slots.pin_ahead(route.share.depth.1, || job.queue.is_over());
+                        slots.pin_ahead(route.share.depth.1, || job.is_over());
                     }
                 }
-                job.slots.pin_ahead(first, || job.queue.is_over());
+                job.slots.pin_ahead(first, || job.is_over());
             });
         } else if has_rings && !is_probing {
             // Without this thread, reads fault their memory in themselves.
-            let touch = move |job: &Job| drive::touch(job, depth);
+            let touch = move |job: &Job| serve::touch(job, depth);
             let _ = self.spawn(threads.touchers, "windlass-touch", &cpus, touch);
         }
         serve(self, false)

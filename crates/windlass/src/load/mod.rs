@@ -1,28 +1,28 @@
 //! Loading: from a checkpoint and options to tensors and a report.
 //!
-//! [`Checkpoint::load`] is the door. `loading` plans, opens `routes`, allocates and starts `threads`; each drives
-//! a lane (`drive`) with reads from the `queue`, as many at once as its `window` says; `job` turns finished reads into
-//! tensors, `delivery` those that go to a device. `reporting` says what was done. `mapped` is the route without reads.
+//! [`Checkpoint::load`] is the door. `loading` plans, opens `routes`, allocates and starts `threads`. A load is a customer
+//! of the executor: its threads `serve` a queue of reads each, with a lane that a `carrier` uses. `job` turns finished
+//! reads into tensors, `delivery` those that go to a device. `reporting` says what was done. `mapped` is the route without
+//! reads.
 
 mod array;
 mod bytes;
+mod carrier;
 mod checkpoint;
 mod delivery;
-mod drive;
 mod fill;
 mod flow;
 mod job;
 mod loading;
 mod mapped;
 mod options;
-mod queue;
 mod reporting;
 mod routes;
 mod scatter;
+mod serve;
 mod tensor;
 mod threads;
 mod waves;
-mod window;
 
 pub use array::OpenArray;
 pub use bytes::load_bytes;

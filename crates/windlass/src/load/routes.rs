@@ -4,7 +4,7 @@
 use super::{
     LoadOptions,
     delivery::{Needs, SlotCounts},
-    queue::Takers,
+    serve::Takers,
 };
 use crate::{
     Alignment, Error, Result,
@@ -184,13 +184,14 @@ impl<'a> Opening<'a> {
         Ok(())
     }
 
-    /// The routes, a read for each extent with who takes it, and what was refused.
+    /// The routes, a read for each extent with the routes that take it, and what was refused.
     ///
     /// # Errors
     /// [`Error::Internal`] if no route takes an extent.
     pub(super) fn assign(self, plan: &Plan, buffers: Vec<Buffer>) -> Result<Assigned> {
         let Self { sources, access, routes, refused, .. } = self;
         let mut reads = Vec::with_capacity(plan.extents().len());
+        let mut takers_of = Vec::with_capacity(plan.extents().len());
         for (position, (extent, buffer)) in plan.extents().iter().zip(buffers).enumerate() {
             let file = extent.file.index();
             let takers = routes.iter().enumerate().filter(|(_, route)| route.takes(extent));
@@ -204,9 +205,10 @@ impl<'a> Opening<'a> {
                 other => other,
             };
             let access = access[file].unwrap_or(Access::Direct);
-            reads.push((takers, ReadOp::new(position, sources[file].clone(), access, buffer)));
+            takers_of.push(takers);
+            reads.push(ReadOp::new(position, sources[file].clone(), access, buffer));
         }
-        Ok(Assigned { routes, reads, refused })
+        Ok(Assigned { routes, takers: takers_of.into(), reads, refused })
     }
 
     fn open(&mut self, entry: &Entry, plan: &Plan) -> Result<()> {
@@ -344,6 +346,9 @@ impl<'a> Opening<'a> {
 /// The reads of a load, and the routes that they may take.
 pub(super) struct Assigned {
     pub(super) routes: Vec<LoadRoute>,
-    pub(super) reads: Vec<(Takers, ReadOp)>,
+    /// For each extent, the routes that may read it.
+    pub(super) takers: Box<[Takers]>,
+    /// In the order of their extents.
+    pub(super) reads: Vec<ReadOp>,
     pub(super) refused: Vec<Refusal>,
 }

@@ -2,15 +2,15 @@
 //!
 //! `source` opens files and finds out what each can do; `residency` says what the page cache holds. There is a file for
 //! each backend: `uring` and `usrbio` implement `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking`
-//! makes lanes of that. `allowance` says how much of its memory `usrbio` uses; `threefs` is the mounts that it reads from,
-//! and `mounts` opens each once. `absent` stands for both and for rings where the system is not Linux. `storage` answers programs that move bytes themselves; `ring` sets rings up, also theirs.
+//! makes lanes of that. `threefs` is the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands for
+//! both and for rings where the system is not Linux. `storage` answers programs that move bytes themselves; `ring` sets
+//! rings up, also theirs.
 //! `member` is what a route says of itself, `members` has a file for each, and `registry` lists them.
 //! `outcome` says what a completion means, once for all backends and for loads and readers.
 
 #[cfg(not(target_os = "linux"))]
 mod absent;
 #[cfg(target_os = "linux")]
-mod allowance;
 pub(crate) mod gds;
 pub(crate) mod member;
 mod members;

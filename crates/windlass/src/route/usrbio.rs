@@ -1,7 +1,7 @@
 //! `usrbio`: reads from a 3FS into memory shared with its daemon, many in flight from one thread.
 #![forbid(unsafe_code)]
 
-use super::{Buffer, Done, Lane, ReadOp, SharedSlots, SourceFile, Unavailable, allowance::Allowance};
+use super::{Buffer, Done, Lane, ReadOp, SharedSlots, SourceFile, Unavailable};
 use crate::{
     memory::Slot,
     parallel::{self, lock},
@@ -12,6 +12,7 @@ use std::{
     sync::{Arc, Mutex, Weak},
     time::{Duration, Instant},
 };
+use windlass_io::executor::InFlightLimit;
 use windlass_usrbio::{Completion, Error, File, Refused, Ring, Transfer};
 
 /// Longest wait for a completion before the lane's owner is asked whether it still wants one.
@@ -69,7 +70,8 @@ pub(crate) struct UsrbioLane {
     /// The reads that the ring has, by the token of their transfer. Their slots' memory is lent to the transfers: should
     /// one never end, its memory is never used again.
     reads: Vec<Option<(ReadOp, Instant)>>,
-    allowance: Allowance,
+    /// Memory that is read into again soon is still in the processor's cache: a ring that has much does not use all of it.
+    limit: InFlightLimit,
     free: Vec<usize>,
     /// Transfers that the ring had no room for.
     waiting: VecDeque<Transfer>,
@@ -91,7 +93,7 @@ impl UsrbioLane {
             ring,
             files,
             reads: (0..depth).map(|_| None).collect(),
-            allowance: Allowance::up_to(depth),
+            limit: InFlightLimit::by_delay(depth),
             free: (0..depth).rev().collect(),
             waiting: VecDeque::new(),
             ended: VecDeque::new(),
@@ -159,7 +161,7 @@ impl Lane<ReadOp> for UsrbioLane {
     }
 
     fn allowed(&self) -> usize {
-        self.allowance.reads()
+        self.limit.operations()
     }
 
     fn in_flight(&self) -> usize {
@@ -199,7 +201,7 @@ impl Lane<ReadOp> for UsrbioLane {
             let (now, others) = (Instant::now(), completions.len().saturating_sub(1));
             for Completion { transfer, result } in completions {
                 if let Some(Some((_, begun))) = self.reads.get(transfer.token as usize) {
-                    self.allowance.came(transfer.len, now.saturating_duration_since(*begun), others);
+                    self.limit.ended(transfer.len, now.saturating_duration_since(*begun), others, now);
                 }
                 self.end(transfer, result);
             }
