@@ -122,12 +122,16 @@ def test_registered_memory_of_a_device(
         assert stored.ok
         assert loaded.ok
         assert target.read() == data
-        assert "gds direct" not in loaded.carried, "the stand-in's memory does not begin at a multiple of 4096"
+        assert "gds direct" not in loaded.carried, (
+            "the stand-in's memory does not begin at a multiple of 4096"
+        )
         assert loaded.bounced_bytes == len(data)
         aligned = kv.Addresses([(source.address + 4095) & ~4095], 8192, device="cuda:0")
         stored = blocks.store(["aligned"], aligned).wait(30)
         assert stored.ok
-        assert (stored.carried.get("gds direct", 0), stored.bounced_bytes) == ((8192, 0) if is_direct else (0, 8192))
+        assert (stored.carried.get("gds direct", 0), stored.bounced_bytes) == (
+            (8192, 0) if is_direct else (0, 8192)
+        )
         assert not store.register(bytearray(4096)).is_direct
         del regions
 

@@ -64,8 +64,12 @@ def test_a_completion_says_how_its_bytes_went(open_store: OpenStore, route: str,
             assert all(name.startswith(carrier) for name in completion.carried)
         assert 0 < loaded.bounced_bytes <= loaded.bytes, "its memory is not aligned"
         carriers = store.report()["carriers"]
-        assert {f"{share['route']} {share['access']}": share["read_bytes"] for share in carriers} == loaded.carried
-        assert {f"{share['route']} {share['access']}": share["written_bytes"] for share in carriers} == stored.carried
+        assert {
+            f"{share['route']} {share['access']}": share["read_bytes"] for share in carriers
+        } == loaded.carried
+        assert {
+            f"{share['route']} {share['access']}": share["written_bytes"] for share in carriers
+        } == stored.carried
         assert blocks.load(["missing"], [bytearray(5)]).wait(30).carried == {}
 
 
