@@ -1,5 +1,5 @@
 //! What every lane owes: each operation comes back once, with the bytes of its file in its memory.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, clippy::unwrap_used)]
 
 use std::{fs::File, io, io::Write};
 use windlass_io::lane::{BlockingLane, CachedCopy, Done, FileRead, Lane, Pread, ReadsFile};

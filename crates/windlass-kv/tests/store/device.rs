@@ -35,8 +35,8 @@ struct Rows {
 impl Rows {
     fn new(store: &Store, shape: Shape, is_registered: bool) -> Self {
         let memory = Arc::new(DeviceMemory::of(1, &vec![0xEE; shape.shards as usize * Self::stride(shape)]));
-        // SAFETY: the memory outlives the region.
         let register = || {
+            // SAFETY: the memory outlives the region.
             unsafe { store.register_device(DeviceId::Cuda(1), memory.address, memory.len as u64) }.unwrap()
         };
         Self { region: is_registered.then(register), memory, shape }
