@@ -8,6 +8,14 @@ use std::{fmt, sync::Arc};
 
 /// A kind of devices, such as those of one vendor.
 pub(crate) trait Kind: Sync {
+    /// Checks whether this process may use the kind. Takes no lock that a child of `fork` may find taken.
+    ///
+    /// # Errors
+    /// Why not.
+    fn check(&self) -> Result<(), Unavailable> {
+        Ok(())
+    }
+
     /// Opens the device of this number.
     ///
     /// # Errors

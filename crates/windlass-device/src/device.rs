@@ -92,6 +92,8 @@ impl Device {
             let why = Unavailable::new("host memory is no device", "name a device, such as cuda");
             return Err(Error::DeviceUnavailable { device: id.to_string(), why });
         };
+        // Before the lock, and before a device is found that a parent of this process opened.
+        kind.check().map_err(|why| Error::DeviceUnavailable { device: id.to_string(), why })?;
         // Kept consistent by every statement, so a panic elsewhere does not spoil it.
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let open = open.get_or_insert_default();

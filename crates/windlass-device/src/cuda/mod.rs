@@ -59,6 +59,10 @@ pub fn driver_version() -> std::result::Result<String, Unavailable> {
 pub(crate) struct Cuda;
 
 impl Kind for Cuda {
+    fn check(&self) -> Result<(), Unavailable> {
+        Driver::get().map(drop)
+    }
+
     fn open(&self, ordinal: u32) -> Result<Arc<dyn Backend>> {
         let id = DeviceId::Cuda(ordinal);
         let unavailable = |why| Error::DeviceUnavailable { device: id.to_string(), why };
