@@ -10,7 +10,6 @@
 
 #[cfg(not(target_os = "linux"))]
 mod absent;
-#[cfg(target_os = "linux")]
 pub(crate) mod gds;
 pub(crate) mod member;
 mod members;
