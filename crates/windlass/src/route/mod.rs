@@ -1,12 +1,9 @@
 //! How bytes move from a file to memory.
 //!
-//! `source` opens files and finds out what each can do; `residency` says what the page cache holds. There is a file for
-//! each backend: `uring` and `usrbio` implement `Lane`; `threads`, `cached` and `gds` say how to read once, and `blocking`
-//! makes lanes of that. `threefs` is the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands for
-//! both and for rings where the system is not Linux. `storage` answers programs that move bytes themselves; `ring` sets
-//! rings up, also theirs.
-//! `member` is what a route says of itself, `members` has a file for each, and `registry` lists them.
-//! `outcome` says what a completion means, once for all backends and for loads and readers.
+//! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. Their lanes are
+//! those of `windlass-io`, and two of their own: `usrbio`, and the reads of cuFile in `gds`, which also proves their path.
+//! `source` is an open file; `threefs` is the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands
+//! for what a system that is not Linux lacks.
 
 #[cfg(not(target_os = "linux"))]
 mod absent;
