@@ -64,22 +64,22 @@ def main() -> None:
         for row in all_rows(arguments.data, arguments.gib)
         if not arguments.row or any(text in row.name for text in arguments.row)
     ]
-    results: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    document: dict[str, Any] = {
+        "machine": machine(arguments.data, ()),
+        "commits": {build: (folder / "COMMIT").read_text().strip() for build, folder in builds.items()},
+        "gib": arguments.gib,
+        "results": {},
+    }
     for number in range(arguments.rounds):
         for row in rows:
             for build in BUILDS if number % 2 == 0 else BUILDS[::-1]:
                 found = row.measure(builds[build])
-                results.setdefault(row.name, {}).setdefault(build, []).append(found)
+                document["results"].setdefault(row.name, {}).setdefault(build, []).append(found)
                 print(f"round {number + 1}  {row.name:<52} {build}  {found['seconds']:8.4f} s", flush=True)
-    document = {
-        "machine": machine(arguments.data, ()),
-        "commits": {build: (folder / "COMMIT").read_text().strip() for build, folder in builds.items()},
-        "gib": arguments.gib,
-        "rounds": arguments.rounds,
-        "results": results,
-    }
-    (arguments.output / "compare.json").write_text(json.dumps(document, indent=1) + "\n")
-    (arguments.output / "compare.md").write_text(table(document))
+        # After every round: what was measured is kept when a later round is interrupted.
+        document["rounds"] = number + 1
+        (arguments.output / "compare.json").write_text(json.dumps(document, indent=1) + "\n")
+        (arguments.output / "compare.md").write_text(table(document))
     print(table(document))
 
 
