@@ -179,9 +179,11 @@ bench *arguments: setup
     cargo build --quiet --release --package windlass-cli
     '{{ bin }}/python' bench/run.py "$@"
 
-# Measure this checkout beside another revision, in turn: speed and processor time of each row. Takes half an hour.
-bench-compare revision *arguments: setup
-    '{{ bin }}/pip' install --quiet -r bench/requirements.txt
+# Needs root and /dev/fuse, and builds llama.cpp at first.
+# Measure this checkout beside another revision, in turn: speed and processor time of each row. Takes 45 minutes.
+bench-compare revision *arguments: setup capi
+    '{{ bin }}/pip' install --quiet -r bench/requirements.txt -r integrations/llama.cpp/requirements.txt
+    cargo build --quiet --release --package windlass-cli --package usrbiod --package hf3fs-abi
     "{{ just_executable() }}" --justfile "{{ justfile() }}" bench-build '{{ justfile_directory() }}' bench/data/builds/new
     test -d 'bench/data/builds/{{ revision }}.tree' || \
         git worktree add --quiet --detach 'bench/data/builds/{{ revision }}.tree' '{{ revision }}'
@@ -194,6 +196,7 @@ bench-build tree folder:
     '{{ bin }}/pip' install --quiet --no-deps --target '{{ folder }}/python' '{{ tree }}'
     cargo build --quiet --release --manifest-path '{{ tree }}/Cargo.toml' --package windlass --example stream_layers
     cp '{{ tree }}/target/release/examples/stream_layers' '{{ folder }}/'
+    '{{ tree }}/crates/windlass-capi/install.sh' '{{ folder }}/capi'
     git -C '{{ tree }}' describe --always --dirty > '{{ folder }}/COMMIT'
 
 # Measure llama.cpp's load of a model with and without windlass; takes ten minutes.

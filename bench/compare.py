@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import many_tensors
 import model
+import threefs
 from cache import put_into_state
 from host import machine
 from layers import write as write_layers
@@ -34,6 +36,8 @@ LEAST_SPEED, MOST_CPU = 0.97, 1.05
 # Less processor time than this is noise.
 LEAST_CPU_SECONDS = 0.02
 LAYER_BYTES, LAYERS = 32 << 20, 32
+# What the stand-in of 3FS adds to its copies (see `threefs.NETWORKS`), and the reader's memory in MiB.
+THREEFS = [(0, 0, 32), (1000, 0, 32), (3000, 25, 128)]
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,19 @@ def all_rows(data: Path, gib: float) -> Iterator[Row]:
     write_layers(layered, LAYERS * LAYER_BYTES)
     for mode in ("on-demand", "prefetch"):
         yield Row(f"layers by a reader: {mode}", lambda build, mode=mode: stream(build, layered, mode))
+    files = threefs.make(data / "3fs", 1 << 30, 4)
+    for delay_us, gbits, buffer_mib in THREEFS:
+        yield Row(
+            f"3FS stand-in, {threefs.network({'delay_us': delay_us, 'gbits': gbits})}: {buffer_mib} MiB",
+            lambda build, network=(delay_us, gbits), mib=buffer_mib: from_3fs(build, files, network, mib),
+        )
+    weights = llama_cpp.models.make(llama_cpp.build.DATA / "models/middle.gguf", llama_cpp.models.MIDDLE)
+    program = llama_cpp.build.build(patched=True)
+    for case, title in llama_cpp.TITLES.items():
+        yield Row(
+            f"llama.cpp, {title.lower()}",
+            lambda build, case=case: into_llama_cpp(build, program, weights, case),
+        )
 
 
 def environment(build: Path) -> dict[str, str]:
@@ -140,6 +157,27 @@ def stream(build: Path, path: Path, mode: str) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     return {"seconds": found["total_seconds"], "checksum": found["sum"]}
+
+
+def from_3fs(build: Path, files: list[Path], network: tuple[int, int], buffer_mib: int) -> dict[str, Any]:
+    """All files once from a stand-in of 3FS, to host memory."""
+    with threefs.daemon(files[0].parent, *network) as mount:
+        paths = [mount / file.name for file in files]
+        return threefs.read(
+            threefs.OURS, mount, buffer_mib, paths, kept=True, check=False, build=build / "python"
+        )
+
+
+def into_llama_cpp(build: Path, program: Any, weights: Path, case: str) -> dict[str, Any]:
+    """One load by llama.cpp with this build's C library."""
+    put_into_state([str(weights)], case)
+    library = build / "capi/lib/libwindlass.so"
+    found = llama_cpp.load(llama_cpp.LOADERS[0], weights, {"patched": program}, library)
+    return {
+        "seconds": found["load_seconds"],
+        "cpu_seconds": found["load_cpu_seconds"],
+        "checksum": found["hash"],
+    }
 
 
 def table(document: dict[str, Any]) -> str:

@@ -64,11 +64,19 @@ print(json.dumps({"seconds": seconds, "digest": digest.hexdigest()}))
 
 
 def read(
-    name: str, mount: Path, buffer_mib: int, paths: list[Path], *, kept: bool, check: bool
+    name: str,
+    mount: Path,
+    buffer_mib: int,
+    paths: list[Path],
+    *,
+    kept: bool,
+    check: bool,
+    build: Path | None = None,
 ) -> dict[str, Any]:
-    """All files once, by one reader in a fresh process."""
+    """All files once, by one reader in a fresh process, which imports the packages of `build` if that is given."""
     environment = {
         **os.environ,
+        **({"PYTHONPATH": str(build)} if build else {}),
         "HF3FS_LIB_DIR": str(BUILT),
         "LD_LIBRARY_PATH": str(BUILT),
         "FASTSAFETENSORS_BACKEND": "cpp",
@@ -104,11 +112,7 @@ def daemon(root: Path, delay_us: int, gbits: int) -> Iterator[Path]:
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """All cases: for each, the seconds of each reader in each round."""
     data = HERE / "data" / "3fs"
-    data.mkdir(parents=True, exist_ok=True)
-    files = [data / f"{number}.bin" for number in range(arguments.files)]
-    for file in files:
-        if not file.exists() or file.stat().st_size != arguments.bytes // arguments.files:
-            file.write_bytes(os.urandom(arguments.bytes // arguments.files))
+    files = make(data, arguments.bytes, arguments.files)
     digest = hashlib.blake2b()
     for file in files:
         digest.update(file.read_bytes())
@@ -140,6 +144,16 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     print(case, file=sys.stderr)
                     cases.append(case)
     return cases
+
+
+def make(data: Path, size: int, count: int) -> list[Path]:
+    """So many files of random bytes in a directory, of this size together."""
+    data.mkdir(parents=True, exist_ok=True)
+    files = [data / f"{number}.bin" for number in range(count)]
+    for file in files:
+        if not file.exists() or file.stat().st_size != size // count:
+            file.write_bytes(os.urandom(size // count))
+    return files
 
 
 def ratio(case: dict[str, Any]) -> float:
