@@ -172,6 +172,19 @@ fn groups_whose_event_cannot_be_asked_for_fail() {
 }
 
 #[test]
+fn the_event_of_a_group_without_operations_is_not_asked_for() {
+    let scheduler = scheduler();
+    let kit = scheduler.customer();
+    scheduler.expect_watcher();
+    let mut empty = kit.group(0, FIRST, &[]);
+    (empty.event, empty.deadline) = (Some(1), Some(Instant::now()));
+    submit(&scheduler, empty);
+    assert_eq!(kit.end_of(0), Ok(()));
+    lock(&kit.broken_events).insert(1);
+    assert!(!scheduler.look(Instant::now()), "a watcher would go on for ever");
+}
+
+#[test]
 fn a_stage_that_fails_is_not_followed_by_the_next() {
     let scheduler = scheduler();
     let kit = scheduler.customer();
