@@ -115,6 +115,8 @@ pub(super) struct Queues<O> {
     room: Room,
     /// The operation that waits for room, which others must leave to it.
     claim: Option<Candidate>,
+    /// The same for room that is not for demand only. Demand may go before it.
+    rest_claim: Option<Candidate>,
     waiting: usize,
     lost_slots: u32,
 }
@@ -155,7 +157,7 @@ impl<O> Queues<O> {
             redirected: None,
             unended: 0,
         });
-        Self { queues: queues.collect(), room, claim: None, waiting: 0, lost_slots: 0 }
+        Self { queues: queues.collect(), room, claim: None, rest_claim: None, waiting: 0, lost_slots: 0 }
     }
 
     pub(super) fn has(&self, queue: QueueId) -> bool {
@@ -257,7 +259,8 @@ impl<O> Queues<O> {
 
     /// Begins the next operation of these queues, if one may begin now.
     pub(super) fn begin(&mut self, served: QueueSet) -> Chosen<O> {
-        let choice = self.choose(served);
+        let (choice, rest_claim) = self.choose(served);
+        self.rest_claim = rest_claim;
         match choice {
             Choice::Begin(candidate) => self.take(candidate).map_or(Chosen::Nothing, Chosen::Begun),
             Choice::Impossible(group) => Chosen::Impossible(group),
@@ -271,7 +274,7 @@ impl<O> Queues<O> {
 
     /// Whether [`Queues::begin`] would find something to do.
     pub(super) fn may_begin(&self, served: QueueSet) -> bool {
-        matches!(self.choose(served), Choice::Begin(_) | Choice::Impossible(_))
+        matches!(self.choose(served).0, Choice::Begin(_) | Choice::Impossible(_))
     }
 
     /// An operation does not use its room any more. Slots that are lost are never free again.
@@ -287,9 +290,10 @@ impl<O> Queues<O> {
         }
     }
 
-    fn choose(&self, served: QueueSet) -> Choice {
+    /// What these queues may do next, and the operation that waits for room that is not for demand only.
+    fn choose(&self, served: QueueSet) -> (Choice, Option<Candidate>) {
         if self.waiting == 0 {
-            return Choice::Nothing;
+            return (Choice::Nothing, None);
         }
         let mut candidates = [None; MAX_QUEUES * PRIORITIES];
         let mut count = 0;
@@ -302,27 +306,29 @@ impl<O> Queues<O> {
             }
         }
         candidates[..count].sort_unstable_by_key(|own| own.map(|own| own.rank));
-        let claim = self.claim.and_then(|claim| {
-            let first = self.candidate(claim.queue, claim.priority);
-            first.filter(|first| first.rank.number == claim.rank.number)
-        });
+        let claim = self.claim.and_then(|claim| self.still_first(claim));
+        let mut rest_claim = self.rest_claim.and_then(|claim| self.still_first(claim));
         let mut short_of_slots = QueueSet::default();
         for candidate in candidates.into_iter().flatten() {
             let Candidate { rank, queue: id, priority } = candidate;
             let queue = &self.queues[usize::from(id.0)];
-            let Some(first) = queue.lines[priority as usize].first_key_value() else { continue };
-            let (charge, group) = (first.1.charge, first.1.group);
-            let is_full = match self.room.verdict(priority, charge.bytes, 1) {
-                // Others may go before it: they take room that it may not have.
-                Verdict::RestIsFull => continue,
+            let Some((_, first)) = queue.lines[priority as usize].first_key_value() else { continue };
+            if priority != Priority::Demand && rest_claim.is_some_and(|claim| claim.rank < rank) {
+                continue;
+            }
+            let is_full = match self.room.verdict(priority, first.charge.bytes, 1) {
+                Verdict::RestIsFull => {
+                    rest_claim = Some(candidate);
+                    continue;
+                }
                 Verdict::Full => true,
                 Verdict::Fits => false,
             };
             if let Some((free, whole)) = queue.slots
-                && charge.slots > free
+                && first.charge.slots > free
             {
-                if charge.slots > whole {
-                    return Choice::Impossible(group);
+                if first.charge.slots > whole {
+                    return (Choice::Impossible(first.group), rest_claim);
                 }
                 short_of_slots = short_of_slots.with(id);
             }
@@ -330,12 +336,20 @@ impl<O> Queues<O> {
             if short_of_slots.has(id) {
                 continue;
             }
-            if claim.is_some_and(|claim| claim.rank < rank) {
-                return Choice::Nothing;
-            }
-            return if is_full { Choice::Claim(candidate) } else { Choice::Begin(candidate) };
+            let choice = match claim {
+                Some(claim) if claim.rank < rank => Choice::Nothing,
+                _ if is_full => Choice::Claim(candidate),
+                _ => Choice::Begin(candidate),
+            };
+            return (choice, rest_claim);
         }
-        Choice::Nothing
+        (Choice::Nothing, rest_claim)
+    }
+
+    /// An operation that waits for room, with its rank now, if it is still the first of its line.
+    fn still_first(&self, claim: Candidate) -> Option<Candidate> {
+        let first = self.candidate(claim.queue, claim.priority)?;
+        (first.rank.number == claim.rank.number).then_some(first)
     }
 
     /// The first operation of a line.

@@ -46,19 +46,13 @@ struct Group<C: Customer> {
     len: u64,
     /// Operations that have not ended.
     unended: usize,
-    /// Operations that its gate or its event holds back, in their order.
-    held: VecDeque<Held<C::Operation>>,
+    /// Operations that its gate or its event holds back: its last ones, in their order.
+    held: VecDeque<Operation<C::Operation>>,
     error: Option<C::Error>,
     /// Why operations that return to their queue do not begin again.
     cancelled: Option<Reason>,
     accepted_as: Priority,
     accepted_bytes: u64,
-}
-
-struct Held<O> {
-    order: u64,
-    queue: QueueId,
-    waiting: Waiting<O>,
 }
 
 /// A thread that serves queues.
@@ -181,13 +175,7 @@ impl<C: Customer> State<C> {
         self.accepted.take(priority, bytes, count);
         // Those of one order stay in the order in which they were given.
         operations.sort_by_key(|operation| operation.order);
-        let mut held = VecDeque::with_capacity(count);
-        for (index, operation) in operations.into_iter().enumerate() {
-            let Operation { queue, charge, order, content } = operation;
-            self.queues.expect(queue);
-            let waiting = Waiting { content, charge, group: id, index: index as u64 };
-            held.push_back(Held { order, queue, waiting });
-        }
+        operations.iter().for_each(|operation| self.queues.expect(operation.queue));
         self.by_tag.insert((tag, id));
         self.deadlines.extend(deadline.map(|deadline| (deadline, id)));
         if let Some(event) = event.clone() {
@@ -203,7 +191,7 @@ impl<C: Customer> State<C> {
             first: self.next_number,
             len: count as u64,
             unended: count,
-            held,
+            held: operations.into(),
             error: None,
             cancelled: None,
             accepted_as: priority,
@@ -218,24 +206,24 @@ impl<C: Customer> State<C> {
     /// Moves operations of a group to their queues that its gate and its event let through.
     fn release(&mut self, id: GroupId) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        if group.event.is_some() || group.error.is_some() {
+        let (gate, stage) = (group.gate, group.held.front().map(|held| held.order));
+        let is_in_stage = gate == Gate::Stages && group.unended > group.held.len();
+        if group.event.is_some() || group.error.is_some() || is_in_stage {
             return;
         }
-        let end = match group.gate {
-            Gate::Open => u64::MAX,
-            Gate::Below(end) => end,
-            Gate::Stages if group.unended > group.held.len() => return,
-            Gate::Stages => group.held.front().map_or(0, |held| held.order.saturating_add(1)),
+        let may_begin = |held: &mut Operation<C::Operation>| match gate {
+            Gate::Open => true,
+            Gate::Below(end) => held.order < end,
+            Gate::Stages => Some(held.order) == stage,
         };
-        let is_open = group.gate == Gate::Open;
-        let mut released = 0;
-        while let Some(held) = group.held.pop_front_if(|held| is_open || held.order < end) {
-            let Held { queue, waiting, .. } = held;
-            let number = group.first + waiting.index;
-            self.queues.insert((queue, queue), group.priority, number, waiting);
-            released += 1;
+        let mut index = group.len - group.held.len() as u64;
+        let first = index;
+        while let Some(Operation { queue, charge, content, .. }) = group.held.pop_front_if(may_begin) {
+            let waiting = Waiting { content, charge, group: id, index };
+            self.queues.insert((queue, queue), group.priority, group.first + index, waiting);
+            index += 1;
         }
-        self.wake(released);
+        self.wake((index - first) as usize);
     }
 
     /// Raises the gate of a group that is bounded.
@@ -326,10 +314,32 @@ impl<C: Customer> State<C> {
             return (Removed { group: id, contents: Vec::new() }, Cancelled::default());
         };
         group.cancelled.get_or_insert_with(|| reason.clone());
-        if let Some(deadline) = group.deadline.take() {
+        let waiting = self.queues.remove(group.first..group.first + group.len);
+        let waiting = waiting.into_iter().map(|(queue, waiting)| (queue, waiting.content));
+        let held = mem::take(&mut group.held).into_iter().map(|held| (held.queue, held.content));
+        let contents = waiting.chain(held).map(|(queue, content)| {
+            self.queues.forget(queue);
+            content
+        });
+        let contents: Vec<_> = contents.collect();
+        let count = Cancelled { not_begun: contents.len(), in_flight: group.unended - contents.len() };
+        if !contents.is_empty() {
+            group.error.get_or_insert_with(|| reason.into());
+        }
+        let watched = (group.deadline.take(), group.event.take());
+        self.stop_watching(id, watched);
+        // What it claimed is free, and its queues may be over.
+        self.wake(1);
+        self.wake_if_over();
+        (Removed { group: id, contents }, count)
+    }
+
+    /// A group does not wait for its deadline and its event any more.
+    fn stop_watching(&mut self, id: GroupId, (deadline, event): (Option<Instant>, Option<C::Event>)) {
+        if let Some(deadline) = deadline {
             self.deadlines.remove(&(deadline, id));
         }
-        if let Some(event) = group.event.take()
+        if let Some(event) = event
             && let Entry::Occupied(mut awaited) = self.awaited.entry(event)
         {
             awaited.get_mut().retain(|own| *own != id);
@@ -337,22 +347,6 @@ impl<C: Customer> State<C> {
                 awaited.remove();
             }
         }
-        let waiting = self.queues.remove(group.first..group.first + group.len);
-        let held = mem::take(&mut group.held).into_iter().map(|held| (held.queue, held.waiting));
-        let contents: Vec<_> = waiting.into_iter().chain(held).collect();
-        let count = Cancelled { not_begun: contents.len(), in_flight: group.unended - contents.len() };
-        if !contents.is_empty() {
-            group.error.get_or_insert_with(|| reason.into());
-        }
-        let contents = contents.into_iter().map(|(queue, waiting)| {
-            self.queues.forget(queue);
-            waiting.content
-        });
-        let removed = Removed { group: id, contents: contents.collect() };
-        // What it claimed is free, and its queues may be over.
-        self.wake(1);
-        self.wake_if_over();
-        (removed, count)
     }
 
     /// A group fails: operations that have not begun will not.
@@ -383,9 +377,7 @@ impl<C: Customer> State<C> {
         }
         let group = entry.remove();
         self.by_tag.remove(&(group.tag, id));
-        if let Some(deadline) = group.deadline {
-            self.deadlines.remove(&(deadline, id));
-        }
+        self.stop_watching(id, (group.deadline, group.event));
         self.accepted.give(group.accepted_as, group.accepted_bytes, group.len as usize);
         Some(Ended { data: group.data, result: group.error.map_or(Ok(()), Err) })
     }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::lane::{Done, Lane};
 use std::{
-    io,
+    io, mem,
     panic::{self, AssertUnwindSafe},
     sync::Arc,
     task::Waker,
@@ -76,7 +76,6 @@ struct Worker<C: Customer, L> {
     scheduler: Arc<Scheduler<C>>,
     number: usize,
     serves: QueueSet,
-    // Dropped before the tickets: it waits for the system, or leaks what the system may still write to.
     lane: L,
     tickets: Vec<Option<InLane<C>>>,
     free: Vec<usize>,
@@ -115,28 +114,48 @@ impl<C: Customer> Scheduler<C> {
 }
 
 impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
-    fn run(mut self, carrier: &mut impl Carrier<C>, mut limit: InFlightLimit, patience: Patience) -> Served {
-        let mut done = Vec::new();
+    fn run(mut self, carrier: &mut impl Carrier<C>, limit: InFlightLimit, patience: Patience) -> Served {
+        // Panics of carriers are contained below: this is one of the lane.
+        let worked = panic::catch_unwind(AssertUnwindSafe(|| self.work(carrier, limit, patience)));
+        let ended = worked.unwrap_or_else(|_| Err(io::Error::other("the lane panicked")));
+        let Self { scheduler, number, lane, tickets, .. } = self;
+        scheduler.discharge(number);
+        let why: Arc<str> = match &ended {
+            Ok(_) => "the scheduler was closed".into(),
+            Err(error) => error.to_string().into(),
+        };
+        let _ = panic::catch_unwind(AssertUnwindSafe(|| drop(lane)));
+        // What the lane still had may be written to, and will not come back.
+        for InLane { ticket, .. } in tickets.into_iter().flatten() {
+            ticket.lose(Reason::Lost(why.clone()).into());
+        }
+        ended.unwrap_or_else(|error| {
+            scheduler.close(Reason::Broken(why));
+            Served::Failed(error)
+        })
+    }
+
+    /// Serves until nothing is left to do. Operations that the lane has then are lost.
+    fn work(
+        &mut self,
+        carrier: &mut impl Carrier<C>,
+        mut limit: InFlightLimit,
+        patience: Patience,
+    ) -> io::Result<Served> {
+        let (mut done, mut is_last_wait) = (Vec::new(), false);
         loop {
             let is_in_lane = self.fill(carrier, &limit, patience);
             if self.lane.in_flight() == 0 {
-                self.scheduler.discharge(self.number);
-                return if self.has_given_up { Served::GaveUp } else { Served::Over };
+                return Ok(if self.has_given_up { Served::GaveUp } else { Served::Over });
             }
             let waited = self.lane.submit_and_wait(&mut done);
             if is_in_lane {
                 self.scheduler.leave(self.number);
             }
-            if let Err(error) = waited {
-                let (scheduler, why) = (self.scheduler.clone(), Arc::from(error.to_string()));
-                self.lose(Arc::clone(&why));
-                scheduler.close(Reason::Broken(why));
-                return Served::Failed(error);
-            }
-            if done.is_empty() && self.scheduler.is_closed() {
-                // The rest may never come.
-                self.lose("the scheduler was closed".into());
-                return Served::Over;
+            waited?;
+            // The first time, the lane may have been woken because the scheduler was closed. Later, the rest may never come.
+            if done.is_empty() && self.scheduler.is_closed() && mem::replace(&mut is_last_wait, true) {
+                return Ok(Served::Over);
             }
             let (now, mut others) = (Instant::now(), done.len());
             for Done { op: Carried { number, content }, result } in done.drain(..) {
@@ -146,12 +165,8 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
                 };
                 self.free.push(number);
                 others -= 1;
-                limit.ended(
-                    *result.as_ref().unwrap_or(&0),
-                    now.saturating_duration_since(pushed),
-                    others,
-                    now,
-                );
+                let (bytes, took) = (*result.as_ref().unwrap_or(&0), now.saturating_duration_since(pushed));
+                limit.ended(bytes, took, others, now);
                 let flight = Flight::new(content, ticket);
                 self.follow(|| carrier.settle(flight, result));
             }
@@ -202,15 +217,5 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
             }
         };
         self.lane.push(Carried { number, content });
-    }
-
-    /// What the lane has may still be written to, and will not come back.
-    fn lose(self, why: Arc<str>) {
-        let Self { scheduler, number, lane, tickets, .. } = self;
-        let _ = panic::catch_unwind(AssertUnwindSafe(|| drop(lane)));
-        for InLane { ticket, .. } in tickets.into_iter().flatten() {
-            ticket.lose(Reason::Lost(why.clone()).into());
-        }
-        scheduler.discharge(number);
     }
 }

@@ -218,6 +218,21 @@ fn a_scheduler_that_is_closed_ends_what_has_not_begun_and_waits_for_the_rest() {
 }
 
 #[test]
+fn a_lane_that_is_woken_by_the_close_keeps_what_it_has() {
+    let scheduler = scheduler();
+    let (executor, pace) = (Executor::new(scheduler.clone()), Arc::new(Pace::default()));
+    spawn(&executor, &[FIRST], Memory::paced(2, &pace).with_waker());
+    let kit = scheduler.customer();
+    submit(&scheduler, kit.group(0, FIRST, &[&[Act::Move]]));
+    pace.wait_for_waits(1);
+    scheduler.close(Reason::Closed);
+    pace.wait_for_waits(2);
+    pace.permit(1);
+    executor.join();
+    assert_eq!(kit.end_of(0), Ok(()));
+}
+
+#[test]
 fn threads_do_not_wait_for_what_may_never_come_once_it_is_closed() {
     let scheduler = scheduler();
     let (executor, pace) = (Executor::new(scheduler.clone()), Arc::new(Pace::default()));
@@ -227,7 +242,11 @@ fn threads_do_not_wait_for_what_may_never_come_once_it_is_closed() {
     submit(&scheduler, kit.group(0, FIRST, &[&[Act::Move]]));
     pace.wait_for_waits(1);
     scheduler.close(Reason::Closed);
-    std::task::Waker::from(pace).wake();
+    let waker = std::task::Waker::from(pace);
+    eventually("its operation is waited for", || {
+        waker.wake_by_ref();
+        !kit.ends().is_empty()
+    });
     drop(executor);
     assert_eq!(kit.end_of(0), Err(Failure::Reason(Reason::Lost("the scheduler was closed".into()))));
 }

@@ -1,10 +1,15 @@
 //! Faults at every step: errors, panics, lanes that fail, carriers that forget their operations.
 
-use crate::kit::{Act, FIRST, Failure, Kit, Memory, Pace, SECOND, Script, lock, serve_inline, spawn, submit};
+use crate::kit::{
+    Act, FIRST, Failure, Job, Kit, Memory, Pace, SECOND, Script, lock, serve_inline, spawn, submit,
+};
 use std::{io, sync::Arc, time::Instant};
-use windlass_io::executor::{
-    Carrier, Executor, Flight, Gate, InFlightLimit, Limits, Next, Patience, QueueOptions, Reason, Scheduler,
-    Served, Service,
+use windlass_io::{
+    executor::{
+        Carried, Carrier, Executor, Flight, Gate, InFlightLimit, Limits, Next, Patience, QueueOptions,
+        Reason, Scheduler, Served, Service,
+    },
+    lane::{Done, Lane},
 };
 
 fn scheduler() -> Arc<Scheduler<Kit>> {
@@ -100,6 +105,47 @@ fn a_lane_that_fails_loses_what_it_has_and_closes_the_scheduler() {
     assert_eq!(scheduler.figures().lost_slots, 1);
 }
 
+/// A lane that panics when it is given an operation, or when it is waited for.
+struct Mine {
+    op: Option<Carried<Job>>,
+    is_in_push: bool,
+}
+
+impl Lane<Carried<Job>> for Mine {
+    fn capacity(&self) -> usize {
+        1
+    }
+
+    fn in_flight(&self) -> usize {
+        self.op.iter().len()
+    }
+
+    fn push(&mut self, op: Carried<Job>) {
+        self.op = Some(op);
+        assert!(!self.is_in_push, "a lane that panics");
+    }
+
+    fn submit_and_wait(&mut self, _: &mut Vec<Done<Carried<Job>>>) -> io::Result<()> {
+        panic!("a lane that panics");
+    }
+}
+
+#[test]
+fn a_lane_that_panics_is_one_that_fails() {
+    for is_in_push in [false, true] {
+        let scheduler = scheduler();
+        let kit = scheduler.customer();
+        submit(&scheduler, kit.group(0, FIRST, &[&[Act::Move]]));
+        submit(&scheduler, kit.group(1, FIRST, &[&[Act::Move]]));
+        let service = Service { queues: &[FIRST], limit: InFlightLimit::fixed(1), patience: Patience::None };
+        let served = scheduler.serve(Mine { op: None, is_in_push }, &mut Script, service);
+        assert!(matches!(served, Served::Failed(_)), "{served:?}");
+        let why: Arc<str> = "the lane panicked".into();
+        assert_eq!(kit.end_of(0), Err(Failure::Reason(Reason::Lost(why.clone()))));
+        assert_eq!(kit.end_of(1), Err(Failure::Reason(Reason::Broken(why))));
+    }
+}
+
 #[test]
 fn groups_whose_event_cannot_be_asked_for_fail() {
     let scheduler = scheduler();
@@ -123,6 +169,19 @@ fn groups_whose_event_cannot_be_asked_for_fail() {
     assert!(scheduler.look(Instant::now()));
     serve_inline(&scheduler, &[FIRST], 1);
     assert_eq!(kit.end_of(3), Ok(()));
+}
+
+#[test]
+fn the_event_of_a_group_without_operations_is_not_asked_for() {
+    let scheduler = scheduler();
+    let kit = scheduler.customer();
+    scheduler.expect_watcher();
+    let mut empty = kit.group(0, FIRST, &[]);
+    (empty.event, empty.deadline) = (Some(1), Some(Instant::now()));
+    submit(&scheduler, empty);
+    assert_eq!(kit.end_of(0), Ok(()));
+    lock(&kit.broken_events).insert(1);
+    assert!(!scheduler.look(Instant::now()), "a watcher would go on for ever");
 }
 
 #[test]

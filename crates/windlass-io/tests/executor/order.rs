@@ -74,6 +74,38 @@ fn what_waits_in_another_queue_is_not_starved_of_room() {
 }
 
 #[test]
+fn background_is_not_starved_of_the_room_that_prefetching_takes() {
+    let in_flight = Bound { rest_bytes: 4, ..Bound::new(100, 100) };
+    for queue in [FIRST, SECOND] {
+        let queues = [QueueOptions::default(), QueueOptions::default()];
+        let scheduler = Kit::scheduler(Limits { accepted: Bound::NONE, in_flight }, &queues);
+        let kit = scheduler.customer();
+        submit(&scheduler, with_priority(kit.group(0, FIRST, &[&[Act::Keep][..]; 200]), Priority::Prefetch));
+        serve_inline(&scheduler, &[FIRST], 1);
+        let mut large = with_priority(kit.group(1, queue, &[&[]]), Priority::Background);
+        large.operations[0].charge.bytes = 3;
+        submit(&scheduler, large);
+        let mut ended = 0;
+        while !lock(&kit.begun).contains(&(1, 0)) {
+            let (_, ticket) = lock(&kit.kept).pop().unwrap();
+            ticket.end(Ok(()));
+            ended += 1;
+            assert!(ended <= 66, "overtaken more than 63 times, or room for 3 did not become free");
+            serve_inline(&scheduler, &[FIRST], 1);
+            serve_inline(&scheduler, &[SECOND], 1);
+            if ended == 65 {
+                submit(&scheduler, kit.group(2, FIRST, &[&[]]));
+                serve_inline(&scheduler, &[FIRST], 1);
+                assert_eq!(kit.end_of(2), Ok(()), "demand has room");
+            }
+        }
+        assert_eq!(kit.end_of(1), Ok(()));
+        scheduler.close(Reason::Closed);
+        kit.take_kept().into_iter().for_each(|(_, ticket)| ticket.end(Ok(())));
+    }
+}
+
+#[test]
 fn a_large_operation_is_not_overtaken_for_the_room_that_it_waits_for() {
     let limits = Limits { accepted: Bound::NONE, in_flight: Bound::new(8, 100) };
     let scheduler = Kit::scheduler(limits, &one_queue());

@@ -1,6 +1,6 @@
 //! Streams whose consumer holds them back: ordered admission never stops for good.
 
-use crate::kit::{Act, FIRST, Kit, Memory, SECOND, eventually, lock, spawn, submit};
+use crate::kit::{Act, FIRST, Kit, Memory, SECOND, eventually, lock, serve_inline, spawn, submit};
 use proptest::prelude::*;
 use std::time::Duration;
 use windlass_io::executor::{Bound, Charge, Executor, Gate, Limits, QueueOptions};
@@ -96,4 +96,19 @@ fn a_gate_that_is_lowered_or_not_bounded_stays() {
     scheduler.admit(bounded, 3);
     kit.take_kept().into_iter().for_each(|(_, ticket)| ticket.end(Ok(())));
     kit.wait(2);
+}
+
+#[test]
+fn stages_may_have_any_order() {
+    let scheduler = Kit::scheduler(Limits::NONE, &[QueueOptions::default()]);
+    let kit = scheduler.customer();
+    let mut staged = kit.group(0, FIRST, &[&[Act::Move][..]; 4]);
+    for (operation, order) in staged.operations.iter_mut().zip([u64::MAX, 7, u64::MAX, 7]) {
+        operation.order = order;
+    }
+    staged.gate = Gate::Stages;
+    submit(&scheduler, staged);
+    serve_inline(&scheduler, &[FIRST], 4);
+    assert_eq!(*lock(&kit.begun), [(0, 1), (0, 3), (0, 0), (0, 2)]);
+    assert_eq!(kit.end_of(0), Ok(()));
 }
