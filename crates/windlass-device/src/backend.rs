@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::{Conversion, DeviceInfo, Error, Result, Unavailable};
-use crate::{CopyDirection, DirectFile, cuda::cufile::Counters};
+use crate::{CopyDirection, CuFileHandle, cuda::cufile::Counters};
 use std::{fmt, sync::Arc};
 
 /// A kind of devices, such as those of one vendor.
@@ -163,7 +163,7 @@ pub(crate) trait Direct {
     unsafe fn transfer(
         &self,
         direction: CopyDirection,
-        file: &DirectFile,
+        file: &CuFileHandle,
         file_offset: i64,
         address: u64,
         offset: i64,

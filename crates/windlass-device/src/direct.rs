@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    CopyDirection, CopyStream, Device, DeviceMemory, DirectFile, Error, HostCopy, Result, backend::Direct,
+    CopyDirection, CopyStream, CuFileHandle, Device, DeviceMemory, Error, HostCopy, Result, backend::Direct,
 };
 use std::{io, sync::Arc};
 
@@ -119,7 +119,7 @@ impl Drop for DirectBuffer {
     }
 }
 
-impl DirectFile {
+impl CuFileHandle {
     /// Reads from the file into a device's memory: `len` bytes from `file_offset` to `buffer_offset` of `buffer`.
     /// Returns how many came; fewer at the end of the file.
     ///

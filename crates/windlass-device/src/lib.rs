@@ -21,7 +21,7 @@ mod transfer;
 mod unavailable;
 
 pub use backend::Address;
-pub use cuda::cufile::{Counters, DirectFile, search_cufile_in};
+pub use cuda::cufile::{Counters, CuFileHandle, search_cufile_in};
 pub use device::{Device, DeviceInfo, device_of, devices};
 pub use direct::DirectBuffer;
 pub use error::{DriverError, Error, FREE_MEMORY, Result};

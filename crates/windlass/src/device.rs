@@ -3,7 +3,7 @@
 /// For other crates of windlass: no part of the interface.
 #[doc(hidden)]
 pub use windlass_device::{
-    CopyDirection, CopyError, CopyStream, DeviceMemory, DirectBuffer, DirectFile, HostCopy, Pinned,
+    CopyDirection, CopyError, CopyStream, CuFileHandle, DeviceMemory, DirectBuffer, HostCopy, Pinned,
     search_cufile_in,
 };
 pub(crate) use windlass_device::{Counters, Scratch, cuda::cufile::is_stand_in};

@@ -18,7 +18,7 @@ use std::{
 };
 use windlass::{
     DeviceId, DirectIo, Dtype, Error, Route,
-    device::{Device, DirectBuffer, DirectFile},
+    device::{CuFileHandle, Device, DirectBuffer},
     route::fault::{Fault, FaultScript},
 };
 
@@ -232,7 +232,7 @@ fn direct_files_are_read_and_written() {
         options.read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap()
     };
     let device = Device::open(DeviceId::Cuda(0)).unwrap();
-    let file = DirectFile::register(&open()).unwrap();
+    let file = CuFileHandle::register(&open()).unwrap();
     let buffer = DirectBuffer::new(&device, 64 << 10).unwrap();
     assert_eq!(buffer.address() % 4096, 0);
     assert_eq!(file.read_at(&buffer, 0, 64 << 10, 0).unwrap(), 64 << 10);

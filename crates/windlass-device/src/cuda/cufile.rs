@@ -278,20 +278,20 @@ impl Counters {
     }
 }
 
-/// A file that cuFile knows.
+/// A file that is registered with cuFile.
 #[derive(Debug)]
-pub struct DirectFile {
+pub struct CuFileHandle {
     handle: *mut c_void,
     /// Open as long as it is registered.
     _file: File,
 }
 
 // SAFETY: cuFile may be called from any thread, with any handle.
-unsafe impl Send for DirectFile {}
+unsafe impl Send for CuFileHandle {}
 // SAFETY: as above.
-unsafe impl Sync for DirectFile {}
+unsafe impl Sync for CuFileHandle {}
 
-impl DirectFile {
+impl CuFileHandle {
     /// Registers a file that was opened with `O_DIRECT`: for reading, writing, or both.
     ///
     /// # Errors
@@ -316,7 +316,7 @@ impl DirectFile {
     }
 }
 
-impl Drop for DirectFile {
+impl Drop for CuFileHandle {
     fn drop(&mut self) {
         if let Ok(cufile) = CuFile::get() {
             // SAFETY: registered once, deregistered once; requests hold the file.
@@ -356,7 +356,7 @@ impl Direct for CudaDevice {
     unsafe fn transfer(
         &self,
         direction: CopyDirection,
-        file: &DirectFile,
+        file: &CuFileHandle,
         file_offset: i64,
         address: u64,
         offset: i64,

@@ -9,10 +9,10 @@ use std::{
     sync::OnceLock,
 };
 use windlass::{
-    device::DirectFile,
+    device::CuFileHandle,
     route::{Access, Unavailable},
 };
-use windlass_io::file::{self, FileUse, open_direct};
+use windlass_io::file::{DirectFile, FileUse, open_direct};
 
 /// Whether a file is only read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,11 +29,11 @@ pub(crate) struct DataFile {
     path: PathBuf,
     buffered: File,
     /// The same file, opened past the page cache, or why that is refused.
-    direct: Result<file::DirectFile, Unavailable>,
+    direct: Result<DirectFile, Unavailable>,
     /// Set when a direct transfer was refused although opening was not.
     direct_failed: OnceLock<Unavailable>,
     /// The file as cuFile knows it, for both directions, once it was asked for.
-    cufile: OnceLock<Result<DirectFile, Unavailable>>,
+    cufile: OnceLock<Result<CuFileHandle, Unavailable>>,
     /// Set when cuFile failed to move bytes although it took the file.
     cufile_failed: OnceLock<Unavailable>,
 }
@@ -76,7 +76,7 @@ impl DataFile {
     }
 
     /// The file past the page cache, or why there is no such way.
-    pub(crate) fn direct(&self) -> Result<&file::DirectFile, &Unavailable> {
+    pub(crate) fn direct(&self) -> Result<&DirectFile, &Unavailable> {
         match self.direct_failed.get() {
             Some(why) => Err(why),
             None => self.direct.as_ref(),
@@ -84,13 +84,13 @@ impl DataFile {
     }
 
     /// The file as cuFile knows it, or why it does not take it.
-    pub(super) fn cufile(&self) -> Result<&DirectFile, &Unavailable> {
+    pub(super) fn cufile(&self) -> Result<&CuFileHandle, &Unavailable> {
         if let Some(why) = self.cufile_failed.get() {
             return Err(why);
         }
         let register = || {
             let direct = self.direct().map_err(Clone::clone)?;
-            DirectFile::register(&direct.file)
+            CuFileHandle::register(&direct.file)
         };
         self.cufile.get_or_init(register).as_ref()
     }

@@ -5,7 +5,7 @@
 use super::{BlockingRead, Buffer, ReadOp, SourceFile, Unavailable};
 use crate::{
     Alignment, Error,
-    device::{Counters, Device, DeviceId, DirectBuffer, DirectFile, is_stand_in},
+    device::{Counters, CuFileHandle, Device, DeviceId, DirectBuffer, is_stand_in},
     memory::{SlotKind, Slots},
     sys::folders,
 };
@@ -109,7 +109,7 @@ fn failed(what: &str, error: &dyn fmt::Display) -> Unavailable {
 /// Reads the first `len` bytes of a file by cuFile and plainly.
 fn trial_read(
     device: &Arc<Device>,
-    file: &DirectFile,
+    file: &CuFileHandle,
     plain: &File,
     len: u64,
 ) -> Result<Verdict, Unavailable> {
@@ -135,7 +135,7 @@ fn trial_read(
 /// Writes the first `len` bytes of a file by cuFile, and reads them plainly.
 fn trial_write(
     device: &Arc<Device>,
-    file: &DirectFile,
+    file: &CuFileHandle,
     plain: &File,
     len: u64,
 ) -> Result<Verdict, Unavailable> {
@@ -186,7 +186,7 @@ impl DirectProof {
         device.check_direct()?;
         let scratch = Scratch::new(directory)?;
         let plain = open_direct(&scratch.file, FileUse::ReadWrite)?.file;
-        let file = DirectFile::register(&plain)?;
+        let file = CuFileHandle::register(&plain)?;
         let written = trial_write(device, &file, &plain, PROBE_BYTES)?.proof()?;
         let read = trial_read(device, &file, &plain, PROBE_BYTES)?.proof()?;
         let through_host = count_through_host(device).ok_or_else(counters_stopped)?;

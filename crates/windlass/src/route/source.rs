@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{OpenMount, Unavailable, threefs};
-use crate::{ByteRange, Error, Result, catalog::OpenFile, device::DirectFile, sys};
+use crate::{ByteRange, Error, Result, catalog::OpenFile, device::CuFileHandle, sys};
 use std::{
     io,
     ops::Deref,
@@ -17,7 +17,7 @@ pub(crate) struct SourceFile {
     /// Dropped after `file` and before `mount`: tells the thread that closes the file that its turn has come.
     held: Option<mpsc::Sender<()>>,
     /// The file as cuFile knows it, once it was asked for.
-    cufile: OnceLock<Result<DirectFile, Unavailable>>,
+    cufile: OnceLock<Result<CuFileHandle, Unavailable>>,
     /// The 3FS that it was last read from by USRBIO. A child of `fork` can read it, also if a thread of its parent was
     /// about to.
     mount: RwLock<Option<Arc<OpenMount>>>,
@@ -57,8 +57,8 @@ impl SourceFile {
     }
 
     /// The file as cuFile knows it, or why it does not take it.
-    pub(crate) fn cufile(&self) -> Result<&DirectFile, Unavailable> {
-        let register = || DirectFile::register(self.opened_for_direct().map_err(Clone::clone)?);
+    pub(crate) fn cufile(&self) -> Result<&CuFileHandle, Unavailable> {
+        let register = || CuFileHandle::register(self.opened_for_direct().map_err(Clone::clone)?);
         self.cufile.get_or_init(register).as_ref().map_err(Clone::clone)
     }
 
