@@ -163,6 +163,14 @@ impl Device {
         self.backend.direct()?.check()
     }
 
+    /// Fails if there is no library for it that may read files past the host.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_direct_library(&self) -> Result<(), Unavailable> {
+        self.backend.direct().map(drop)
+    }
+
     /// Counts direct reads into it by path, if the library counts them.
     pub fn direct_reads(&self) -> Option<Counters> {
         self.backend.direct().ok()?.reads()

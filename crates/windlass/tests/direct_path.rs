@@ -5,7 +5,9 @@
 mod common;
 
 use common::{
-    Footprint, assert_is_file, assert_nothing_left, can_read, make_cold,
+    Footprint, assert_is_file, assert_nothing_left, can_read,
+    child::is_case,
+    make_cold,
     on_device::{chunky, disk, start_threads_that_stay, to_device},
     stand_in::{STAND_IN, Turn},
     tensor, write_model,
@@ -55,6 +57,50 @@ fn giving_cufile_up_strands_no_read() {
         let moved: u64 = report.carriers.iter().map(|own| own.tensor_bytes).sum();
         assert_eq!(moved, report.tensor_bytes, "{report}");
         assert!(report.refused.iter().any(|own| own.what == "gds"), "{report}");
+    }
+}
+
+/// Nothing of such a file is read past the host, but its name promises that it could be.
+#[test]
+fn a_short_file_needs_the_proof_of_another() {
+    const TEST: &str = "a_short_file_needs_the_proof_of_another";
+    let stand_in = Turn::take();
+    if !has_direct_reads() {
+        return;
+    }
+    let directory = disk();
+    let short = directory.path().join("a.safetensors");
+    let file = write_model(&short, &[tensor("small", Dtype::U8, &[100])], 0, 1);
+    let load = |route| windlass::load(&[&short], &to_device().route(route));
+    let refused = |route| match load(route).unwrap_err() {
+        Error::RouteUnavailable { route: refused, why, .. } => {
+            assert_eq!(refused, route);
+            why.reason
+        }
+        other => panic!("{other:?}"),
+    };
+    if is_case(TEST, "unproven") {
+        let why = refused(Route::Gds);
+        assert!(why.contains("shorter than a block"), "{why}");
+        let (long, _) = chunky(directory.path());
+        windlass::load(&[&long], &to_device().route(Route::Gds)).unwrap();
+        assert_is_file(&load(Route::Gds).unwrap(), &file);
+    }
+    if is_case(TEST, "compatibility mode") {
+        stand_in.set("CUFILE_MODE=compat");
+        let why = refused(Route::Gds);
+        assert!(why.contains("compatibility mode"), "{why}");
+        assert_is_file(&load(Route::GdsCompat).unwrap(), &file);
+        stand_in.set("FAULTS=cuFileHandleRegister:*=5030");
+        refused(Route::GdsCompat);
+    }
+    if is_case(TEST, "no library") {
+        stand_in.set("CUFILE_MODE=closed");
+        for route in [Route::Gds, Route::GdsCompat] {
+            let why = refused(route);
+            assert!(why.contains("does not open"), "{why}");
+        }
+        assert_is_file(&load(Route::Staged).unwrap(), &file);
     }
 }
 

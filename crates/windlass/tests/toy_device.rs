@@ -66,8 +66,20 @@ fn what_it_cannot_do_is_refused_with_a_reason() {
         other => panic!("{other:?}"),
     }
     let (path, _) = chunky(directory.path());
-    let error = windlass::load(&[&path], &options.clone().route(Route::Gds)).unwrap_err();
-    assert!(matches!(error, Error::RouteUnavailable { route: Route::Gds, .. }), "{error:?}");
+    let empty = directory.path().join("empty.safetensors");
+    write_model(&empty, &[tensor("none", Dtype::F16, &[0])], 0, 1);
+    // Also where nothing would be read by them.
+    for path in [&path, &floats, &empty] {
+        for route in [Route::Gds, Route::GdsCompat] {
+            match windlass::load(&[path], &options.clone().route(route)).unwrap_err() {
+                Error::RouteUnavailable { route: refused, why, .. } => {
+                    assert_eq!(refused, route);
+                    assert!(why.reason.contains("no direct path"), "{why}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
     let error = windlass::load(&[&floats], &options.clone().route(Route::Unified)).unwrap_err();
     assert!(matches!(error, Error::RouteUnavailable { route: Route::Unified, .. }), "{error:?}");
     let error = windlass::load(&[&floats], &options.device(DeviceId::Toy(9))).unwrap_err();

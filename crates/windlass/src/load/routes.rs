@@ -221,8 +221,7 @@ impl<'a> Opening<'a> {
             Err(NotOpened { path, why }) => return self.refuse_route(entry.route, path, why),
         };
         let mut takes = vec![false; self.sources.len()].into_boxed_slice();
-        let files = if member.needs_whole_blocks() { self.files_of(plan, true) } else { files };
-        for file in files {
+        for file in self.files_for(&*member, files, plan) {
             let access = if member.serves_alone() { Access::Direct } else { self.access(file)? };
             let source = &self.sources[file];
             match member.add(source, access) {
@@ -230,13 +229,29 @@ impl<'a> Opening<'a> {
                 Err(why) => self.refuse_route(entry.route, Some(source.path().to_owned()), why)?,
             }
         }
-        if takes.contains(&true) && self.routes.len() < Takers::MOST {
-            self.refused.extend(member.refusals());
-            let share = Share { threads: 0, depth: (1, 1), slots: 0, slot_bytes: 0 };
-            let (broken, kept) = (member.broken(), OnceLock::new());
-            self.routes.push(LoadRoute { slots: None, member, share, files: takes, broken, kept });
+        let share = Share { threads: 0, depth: (1, 1), slots: 0, slot_bytes: 0 };
+        let kept = OnceLock::new();
+        let mut route = LoadRoute { slots: None, member, share, files: takes, broken: None, kept };
+        if plan.extents().iter().any(|extent| route.takes(extent)) && self.routes.len() < Takers::MOST {
+            self.refused.extend(route.member.refusals());
+            route.broken = route.member.broken();
+            self.routes.push(route);
         }
         Ok(())
+    }
+
+    /// Those of `files` that a member is asked about, the ones that prove most first. A route that is named must be able
+    /// to read also those whose only block is cut short, which it leaves to others.
+    fn files_for(&self, member: &dyn Member, mut files: Vec<usize>, plan: &Plan) -> Vec<usize> {
+        if member.needs_whole_blocks() {
+            let whole = self.files_of(plan, true);
+            let has_whole_blocks = |file: &usize| whole.binary_search(file).is_ok();
+            match self.wanted.names(member.route()) {
+                true => files.sort_by_key(|file| !has_whole_blocks(file)),
+                false => files.retain(has_whole_blocks),
+            }
+        }
+        files
     }
 
     /// Gives a route its part of the load, or drops it if it has no memory.

@@ -93,7 +93,8 @@ fn probe(device: &Arc<Device>, source: &SourceFile) -> Result<Verdict, Unavailab
     let file = source.cufile()?;
     let len = Alignment::BLOCK.down(source.len().min(PROBE_BYTES));
     if len == 0 {
-        return Err(Unavailable::new("the file is shorter than a block, which takes no direct read", ""));
+        let reason = "the file is shorter than a block, so no trial read proves the path";
+        return Err(Unavailable::new(reason, "choose route auto or staged"));
     }
     let plain = source.direct_file().map_err(|error| failed("a trial read cannot be checked", &error))?;
     trial_read(device, file, plain, len)

@@ -61,6 +61,13 @@ pub(in crate::route) fn open(
         gds::plausible()?;
     }
     let route = if wanted.route == Route::GdsCompat { Route::GdsCompat } else { Route::Gds };
+    if is_named {
+        // Every file may be too short for it: others read them, but the path must be there.
+        match route {
+            Route::Gds => device.check_direct(),
+            _ => device.check_direct_library(),
+        }?;
+    }
     Ok(Some(Arc::new(CuFile { route, is_named, device: device.clone(), state: Mutex::default() })))
 }
 
