@@ -208,7 +208,7 @@ impl<C: Customer> Scheduler<C> {
         const SHORT_PAUSE: Duration = Duration::from_micros(100);
         const LONG_PAUSE: Duration = Duration::from_millis(1);
         let mut pause = SHORT_PAUSE;
-        loop {
+        while !self.is_foreign() {
             let is_news = self.look(Instant::now());
             let state = self.lock();
             if state.closed.is_some() {
@@ -232,7 +232,9 @@ impl<C: Customer> Scheduler<C> {
 
     /// Has groups with events taken on, since a thread is about to [watch](Scheduler::watch).
     pub fn expect_watcher(&self) {
-        self.lock().is_watched = true;
+        if !self.is_foreign() {
+            self.lock().is_watched = true;
+        }
     }
 
     pub(super) fn enlist(&self, serves: QueueSet) -> usize {

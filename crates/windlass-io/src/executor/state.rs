@@ -416,7 +416,7 @@ impl<C: Customer> State<C> {
         content: C::Operation,
     ) -> Result<(), (C::Operation, Reason)> {
         let group = self.groups.get(&position.group);
-        let Some(group) = group.filter(|_| self.queues.has(to)) else {
+        let Some(group) = group.filter(|_| self.queues.hands_over(position.queue, to)) else {
             return Err((content, Reason::Unserved));
         };
         if let Some(reason) = &group.cancelled {
