@@ -44,7 +44,8 @@ pub trait Carrier<C: Customer> {
 pub enum Next<C: Customer> {
     /// The lane makes an attempt.
     Carry(Flight<C>),
-    /// Another queue serves the rest, with this charge. The room is free meanwhile.
+    /// Another queue serves the rest, with this charge. The room is free meanwhile. It must be one of those that the queue
+    /// [hands over to](super::QueueOptions::hands_over_to).
     HandOver(Flight<C>, QueueId, Charge),
     /// It cannot begin now: it returns to its place, and this thread takes no other until an operation has ended.
     PutBack(Flight<C>),

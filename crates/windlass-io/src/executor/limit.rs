@@ -15,9 +15,9 @@ enum Policy {
 }
 
 impl InFlightLimit {
-    /// Always `operations`.
+    /// Always `operations`, or one if that is none.
     pub const fn fixed(operations: usize) -> Self {
-        Self(Policy::Fixed(operations))
+        Self(Policy::Fixed(if operations == 0 { 1 } else { operations }))
     }
 
     /// From `operations` up to `most`: doubles as long as that makes the device faster. For drives.
@@ -26,7 +26,7 @@ impl InFlightLimit {
             return Self::fixed(operations);
         }
         let throughput = Throughput {
-            operations,
+            operations: operations.max(1),
             most,
             is_growing: true,
             rate_before: None,
@@ -39,6 +39,7 @@ impl InFlightLimit {
     /// Up to `most`: grows while operations do not wait for each other, and shrinks while they wait to be copied. For
     /// memory that is copied from, which should stay in the processor's cache.
     pub fn by_delay(most: usize) -> Self {
+        let most = most.max(1);
         let operations = Delay::FIRST.min(most);
         Self(Policy::Delay(Delay { operations, most, longest: 0, fastest: Duration::MAX }))
     }
@@ -184,6 +185,20 @@ mod tests {
     #[test]
     fn a_number_given_by_the_caller_stays() {
         assert_eq!(settle(InFlightLimit::fixed(3), 1000), 3);
+    }
+
+    #[test]
+    fn one_operation_is_always_allowed() {
+        for mut limit in
+            [InFlightLimit::fixed(0), InFlightLimit::by_throughput(0, 8), InFlightLimit::by_delay(0)]
+        {
+            assert!(limit.operations() >= 1, "{limit:?}");
+            let now = Instant::now();
+            for others in [0, 2, 2] {
+                limit.ended(1, Duration::from_secs(others), others as usize, now);
+            }
+            assert!(limit.operations() >= 1, "{limit:?}");
+        }
     }
 
     /// The operations that are allowed in the end, of a daemon whose reads take `delay` and then pass one by one, `each`

@@ -428,7 +428,11 @@ fn room_for_two_wakes_two() {
 #[test]
 fn a_scheduler_that_is_closed_at_any_time_ends_every_group() {
     check(|| {
-        let scheduler = scheduler(3, 2, &[QueueOptions::default(), QueueOptions::default()]);
+        let queues = [
+            QueueOptions { hands_over_to: vec![SECOND], ..QueueOptions::default() },
+            QueueOptions::default(),
+        ];
+        let scheduler = scheduler(3, 2, &queues);
         let workers = [serve(&scheduler, &[FIRST], 1), serve(&scheduler, &[SECOND, FIRST], 2)];
         let closing = scheduler.clone();
         let closer = thread::spawn(move || closing.close(Reason::Closed));

@@ -164,6 +164,11 @@ impl<O> Queues<O> {
         usize::from(queue.0) < self.queues.len()
     }
 
+    /// Whether operations of `from` may be handed over to `to`: threads of `to` wait for them.
+    pub(super) fn hands_over(&self, from: QueueId, to: QueueId) -> bool {
+        self.has(to) && self.queues[usize::from(self.resolve(to).0)].feeders.has(from)
+    }
+
     /// Operations that wait.
     pub(super) fn waiting(&self) -> usize {
         self.waiting

@@ -11,6 +11,7 @@ use super::{
     sync::{Condvar, Mutex, MutexGuard},
 };
 use std::{
+    mem,
     panic::{self, AssertUnwindSafe},
     process,
     sync::{Arc, PoisonError},
@@ -69,113 +70,90 @@ impl<C: Customer> Scheduler<C> {
         if self.is_foreign() {
             return Err(Box::new(Refused { reason: Reason::Forked, submission }));
         }
-        let mut state = self.lock();
-        if let Some(reason) = state.refusal(&submission) {
-            drop(state);
-            return Err(Box::new(Refused { reason, submission }));
-        }
-        let is_watched = submission.deadline.is_some() || submission.event.is_some();
-        let is_empty = submission.operations.is_empty();
-        let id = state.accept(submission);
-        let ended = if is_empty { state.settle(id, 0) } else { None };
-        if is_watched {
-            self.watched.notify_all();
-        }
-        drop(state);
+        let (id, ended) = self.change(|state| {
+            if let Some(reason) = state.refusal(&submission) {
+                return Err(Box::new(Refused { reason, submission }));
+            }
+            if submission.deadline.is_some() || submission.event.is_some() {
+                self.watched.notify_all();
+            }
+            let is_empty = submission.operations.is_empty();
+            let id = state.accept(submission);
+            Ok((id, if is_empty { state.settle(id, 0) } else { None }))
+        })?;
         self.tell(ended);
         Ok(id)
     }
 
     /// Says that no further groups are submitted: threads end once their queues are empty for good.
     pub fn seal(&self) {
-        if !self.is_foreign() {
-            self.lock().seal();
-        }
+        self.own(State::seal);
     }
 
     /// Lets operations of a group begin whose order is below `end`, if its gate is [`Gate::Below`](super::Gate::Below).
     pub fn admit(&self, group: GroupId, end: u64) {
-        if !self.is_foreign() {
-            self.lock().admit(group, end);
-        }
+        self.own(|state| state.admit(group, end));
     }
 
     /// Makes groups demand, because a caller waits for them.
     pub fn promote(&self, whose: Whose) {
-        if !self.is_foreign() {
-            self.lock().promote(whose);
-        }
+        self.own(|state| state.promote(whose));
     }
 
     /// Removes operations that have not begun: their groups fail. Those that have begun end as they may, and a group of
     /// which all have begun may end well.
     pub fn cancel(&self, whose: Whose) -> Cancelled {
-        if self.is_foreign() {
-            return Cancelled::default();
-        }
-        let (mut sum, mut removed) = (Cancelled::default(), Vec::new());
-        let mut state = self.lock();
-        for id in state.select(whose) {
-            let (operations, count) = state.cancel(id, Reason::Cancelled);
-            removed.push(operations);
+        let all = self.own(|state| {
+            let groups = state.select(whose).into_iter();
+            groups.map(|id| state.cancel(id, Reason::Cancelled)).collect::<Vec<_>>()
+        });
+        let mut sum = Cancelled::default();
+        for (removed, count) in all.into_iter().flatten() {
             sum.not_begun += count.not_begun;
             sum.in_flight += count.in_flight;
+            self.dismiss(removed);
         }
-        drop(state);
-        removed.into_iter().for_each(|removed| self.dismiss(removed));
         sum
     }
 
     /// Ends a group with an error, if it has none yet. Operations that have begun end as they may.
     pub fn fail(&self, group: GroupId, error: C::Error) {
-        if !self.is_foreign() {
-            let removed = self.lock().fail(group, error);
-            self.dismiss(removed);
-        }
+        let removed = self.own(|state| state.fail(group, error));
+        removed.into_iter().for_each(|removed| self.dismiss(removed));
     }
 
     /// Has `to` serve what waits, or will wait, in `from`. `true` for the first who says so.
     pub fn redirect(&self, from: QueueId, to: QueueId) -> bool {
-        !self.is_foreign() && self.lock().redirect(from, to)
+        self.own(|state| state.redirect(from, to)).unwrap_or(false)
     }
 
     /// Takes nothing on any more, and removes all operations that have not begun. Threads end once their lanes are
     /// empty, or return nothing. The first reason stands.
     pub fn close(&self, reason: Reason) {
-        if self.is_foreign() {
-            return;
-        }
-        let mut state = self.lock();
-        let reason = state.close(reason);
-        let mut removed = Vec::new();
-        for id in state.all() {
-            removed.push(state.cancel(id, reason.clone()).0);
-        }
-        self.watched.notify_all();
-        drop(state);
-        removed.into_iter().for_each(|removed| self.dismiss(removed));
+        let removed = self.own(|state| {
+            let reason = state.close(reason);
+            self.watched.notify_all();
+            let groups = state.all().into_iter();
+            groups.map(|id| state.cancel(id, reason.clone()).0).collect::<Vec<_>>()
+        });
+        removed.into_iter().flatten().for_each(|removed| self.dismiss(removed));
     }
 
     /// Whether it was closed.
     pub fn is_closed(&self) -> bool {
-        self.is_foreign() || self.lock().closed.is_some()
+        self.own(|state| state.closed.is_some()).unwrap_or(true)
     }
 
     /// How much it has to do. A child of `fork` learns nothing.
     pub fn figures(&self) -> Figures {
-        if self.is_foreign() { Figures::default() } else { self.lock().figures() }
+        self.own(|state| state.figures()).unwrap_or_default()
     }
 
     /// Fails groups whose deadlines have passed at `now`, and lets groups begin whose events are reached. Returns whether
     /// there was any of these.
     pub fn look(&self, now: Instant) -> bool {
-        if self.is_foreign() {
-            return false;
-        }
-        let (expired, events) = {
-            let state = self.lock();
-            (state.expired(now), state.events())
-        };
+        let found = self.own(|state| (state.expired(now), state.events()));
+        let (expired, events) = found.unwrap_or_default();
         let mut is_news = !expired.is_empty();
         self.expire(expired);
         for event in events {
@@ -188,17 +166,15 @@ impl<C: Customer> Scheduler<C> {
                 Err(_) => Some(Reason::Abandoned.into()),
             };
             is_news = true;
-            let mut state = self.lock();
-            match (error, state.awaiting(&event)) {
-                (None, _) => state.reached(&event),
-                // The others are asked for next: each has an error of its own.
-                (Some(error), Some(group)) => {
-                    let removed = state.fail(group, error);
-                    drop(state);
-                    self.dismiss(removed);
+            let removed = self.change(|state| match error {
+                None => {
+                    state.reached(&event);
+                    None
                 }
-                (Some(_), None) => {}
-            }
+                // The others are asked for next: each has an error of its own.
+                Some(error) => state.awaiting(&event).map(|group| state.fail(group, error)),
+            });
+            removed.into_iter().for_each(|removed| self.dismiss(removed));
         }
         is_news
     }
@@ -208,7 +184,7 @@ impl<C: Customer> Scheduler<C> {
         const SHORT_PAUSE: Duration = Duration::from_micros(100);
         const LONG_PAUSE: Duration = Duration::from_millis(1);
         let mut pause = SHORT_PAUSE;
-        loop {
+        while !self.is_foreign() {
             let is_news = self.look(Instant::now());
             let state = self.lock();
             if state.closed.is_some() {
@@ -232,20 +208,20 @@ impl<C: Customer> Scheduler<C> {
 
     /// Has groups with events taken on, since a thread is about to [watch](Scheduler::watch).
     pub fn expect_watcher(&self) {
-        self.lock().is_watched = true;
+        self.own(|state| state.is_watched = true);
     }
 
     pub(super) fn enlist(&self, serves: QueueSet) -> usize {
-        self.lock().enlist(serves)
+        self.change(|state| state.enlist(serves))
     }
 
     pub(super) fn discharge(&self, worker: usize) {
-        self.lock().discharge(worker);
+        self.change(|state| state.discharge(worker));
     }
 
     /// A thread comes out of its lane.
     pub(super) fn leave(&self, worker: usize) {
-        self.lock().leave(worker);
+        self.change(|state| state.leave(worker));
     }
 
     /// The next operation for a thread.
@@ -272,13 +248,14 @@ impl<C: Customer> Scheduler<C> {
                     if let Some(own) = state.worker(worker) {
                         own.note_begin(ends);
                     }
+                    self.unlock(state);
                     let (group, index, charge) = (waiting.group, waiting.index, waiting.charge);
                     let position = Position { group, index, queue, priority, charge };
                     return Some(Flight::begun(self.clone(), position, waiting.content));
                 }
                 Chosen::Impossible(group) => {
                     let removed = state.fail(group, Reason::NoMemory.into());
-                    drop(state);
+                    self.unlock(state);
                     self.dismiss(removed);
                     state = self.lock();
                     continue;
@@ -304,8 +281,8 @@ impl<C: Customer> Scheduler<C> {
         worker: usize,
         is_held_up: bool,
     ) -> MutexGuard<'a, State<C>> {
-        state.park(worker, Parked::Idle);
         let Some(condvar) = state.worker(worker).map(|own| own.condvar.clone()) else { return state };
+        state.park(worker, Parked::Idle(condvar.clone()));
         while state.is_parked(worker) {
             if is_held_up && state.queues.room().operations() == 0 {
                 let waited = condvar.wait_timeout(state, PUT_BACK_PAUSE);
@@ -339,45 +316,42 @@ impl<C: Customer> Scheduler<C> {
         }
         let (content, ticket) = flight.into_parts();
         let position = ticket.defuse();
-        let mut state = self.lock();
-        state.free(&position, false);
-        match held_up {
-            Some(worker) => {
-                if let Some(own) = state.worker(worker) {
-                    own.hold_up();
-                }
+        let refused = self.change(|state| {
+            state.free(&position, false);
+            match held_up.and_then(|worker| state.worker(worker)) {
+                Some(own) => own.hold_up(),
+                // What it held is free, which others may lack.
+                None => state.ends += 1,
             }
-            // What it held is free, which others may lack.
-            None => state.ends += 1,
-        }
-        if let Err((content, reason)) = state.wait_again(&position, to, charge, content) {
-            drop(state);
+            state.wait_again(&position, to, charge, content).err()
+        });
+        if let Some((content, reason)) = refused {
             self.contain(|| drop(content));
-            self.finish(self.lock(), &position, Err(reason.into()));
+            self.finish(&position, Err(reason.into()), |_| {});
         }
     }
 
     /// An operation that has begun has ended.
     pub(super) fn end(&self, position: &Position, result: Result<(), C::Error>, is_lost: bool) {
         if !self.is_foreign() {
-            let mut state = self.lock();
-            state.free(position, is_lost);
-            self.finish(state, position, result);
+            self.finish(position, result, |state| state.free(position, is_lost));
         }
     }
 
-    fn finish(&self, mut state: MutexGuard<'_, State<C>>, position: &Position, result: Result<(), C::Error>) {
-        let removed = result.err().map(|error| state.fail(position.group, error));
-        state.forget(position);
-        let ended = state.settle(position.group, 1);
-        drop(state);
+    fn finish(&self, position: &Position, result: Result<(), C::Error>, free: impl FnOnce(&mut State<C>)) {
+        let (removed, ended) = self.change(|state| {
+            free(state);
+            let removed = result.err().map(|error| state.fail(position.group, error));
+            state.forget(position);
+            (removed, state.settle(position.group, 1))
+        });
         self.tell(ended);
         removed.into_iter().for_each(|removed| self.dismiss(removed));
     }
 
     fn expire(&self, expired: Vec<GroupId>) {
         for id in expired {
-            let (removed, _) = self.lock().cancel(id, Reason::TimedOut);
+            let (removed, _) = self.change(|state| state.cancel(id, Reason::TimedOut));
             self.dismiss(removed);
         }
     }
@@ -388,8 +362,7 @@ impl<C: Customer> Scheduler<C> {
         let count = contents.len();
         if count > 0 {
             self.contain(|| drop(contents));
-            let ended = self.lock().settle(group, count);
-            self.tell(ended);
+            self.tell(self.change(|state| state.settle(group, count)));
         }
     }
 
@@ -407,6 +380,26 @@ impl<C: Customer> Scheduler<C> {
     /// Whether this process is a child of `fork`: threads that it lacks may hold the lock.
     pub(super) fn is_foreign(&self) -> bool {
         self.process != process::id()
+    }
+
+    /// As [`change`](Self::change); nothing in a child of `fork`.
+    fn own<T>(&self, work: impl FnOnce(&mut State<C>) -> T) -> Option<T> {
+        (!self.is_foreign()).then(|| self.change(work))
+    }
+
+    /// Does what takes the lock, and then wakes threads that have something to do now.
+    fn change<T>(&self, work: impl FnOnce(&mut State<C>) -> T) -> T {
+        let mut state = self.lock();
+        let answer = work(&mut state);
+        self.unlock(state);
+        answer
+    }
+
+    /// Threads are woken without the lock, which they take first.
+    fn unlock(&self, mut state: MutexGuard<'_, State<C>>) {
+        let woken = mem::take(&mut state.woken);
+        drop(state);
+        woken.into_iter().for_each(Parked::wake);
     }
 
     fn lock(&self) -> MutexGuard<'_, State<C>> {

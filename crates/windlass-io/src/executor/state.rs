@@ -70,9 +70,18 @@ pub(super) struct Worker {
 /// Where a thread waits.
 pub(super) enum Parked {
     /// For its condition variable.
-    Idle,
+    Idle(Arc<Condvar>),
     /// In its lane, which has room.
     InLane(Waker),
+}
+
+impl Parked {
+    pub(super) fn wake(self) {
+        match self {
+            Self::Idle(condvar) => condvar.notify_one(),
+            Self::InLane(waker) => waker.wake(),
+        }
+    }
 }
 
 /// A group that has ended, and how.
@@ -108,6 +117,8 @@ pub(super) struct State<C: Customer> {
     workers: Vec<Option<Worker>>,
     /// Those that wait, the last of which is woken first: its caches are warm.
     parked: Vec<usize>,
+    /// Those that do not wait any more, and are to be told once the lock is free.
+    pub(super) woken: Vec<Parked>,
     next_group: u64,
     next_number: u64,
     begun: [u64; 3],
@@ -129,6 +140,7 @@ impl<C: Customer> State<C> {
             awaited: HashMap::new(),
             workers: Vec::new(),
             parked: Vec::new(),
+            woken: Vec::new(),
             next_group: 0,
             next_number: 0,
             begun: [0; 3],
@@ -416,7 +428,7 @@ impl<C: Customer> State<C> {
         content: C::Operation,
     ) -> Result<(), (C::Operation, Reason)> {
         let group = self.groups.get(&position.group);
-        let Some(group) = group.filter(|_| self.queues.has(to)) else {
+        let Some(group) = group.filter(|_| self.queues.hands_over(position.queue, to)) else {
             return Err((content, Reason::Unserved));
         };
         if let Some(reason) = &group.cancelled {
@@ -507,12 +519,8 @@ impl<C: Customer> State<C> {
     }
 
     fn unpark(&mut self, worker: usize) {
-        let Some(own) = self.worker(worker) else { return };
-        match own.parked.take() {
-            Some(Parked::Idle) => own.condvar.notify_one(),
-            Some(Parked::InLane(waker)) => waker.wake(),
-            None => {}
-        }
+        let parked = self.worker(worker).and_then(|own| own.parked.take());
+        self.woken.extend(parked);
     }
 
     /// Wakes as many threads that could begin something. Each that begins one wakes the next.

@@ -5,6 +5,7 @@ use super::{
     customer::{Customer, Reason},
     scheduler::Scheduler,
 };
+use crate::parallel::thread_named;
 use std::{
     io, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -40,8 +41,7 @@ impl<C: Customer + 'static> Executor<C> {
         work: impl FnOnce(&Arc<Scheduler<C>>) + Send + 'static,
     ) -> io::Result<()> {
         let scheduler = self.scheduler.clone();
-        // The system shows 15 bytes of a name.
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || work(&scheduler))?;
+        let thread = thread_named(name).spawn(move || work(&scheduler))?;
         self.threads().push(thread);
         Ok(())
     }

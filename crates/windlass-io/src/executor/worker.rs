@@ -11,12 +11,15 @@ use super::{
 };
 use crate::lane::{Done, Lane};
 use std::{
-    io, mem,
+    io,
     panic::{self, AssertUnwindSafe},
     sync::Arc,
     task::Waker,
-    time::Instant,
+    time::{Duration, Instant},
 };
+
+/// Operations of a closed scheduler are lost if their lane still returns none of them after this long.
+const CLOSE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// What a lane carries: an operation, and the number by which its thread knows it.
 #[derive(Debug)]
@@ -142,7 +145,7 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
         mut limit: InFlightLimit,
         patience: Patience,
     ) -> io::Result<Served> {
-        let (mut done, mut is_last_wait) = (Vec::new(), false);
+        let (mut done, mut closed_at) = (Vec::new(), None);
         loop {
             let is_in_lane = self.fill(carrier, &limit, patience);
             if self.lane.in_flight() == 0 {
@@ -153,11 +156,13 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
                 self.scheduler.leave(self.number);
             }
             waited?;
-            // The first time, the lane may have been woken because the scheduler was closed. Later, the rest may never come.
-            if done.is_empty() && self.scheduler.is_closed() && mem::replace(&mut is_last_wait, true) {
+            let (now, mut others) = (Instant::now(), done.len());
+            if done.is_empty()
+                && self.scheduler.is_closed()
+                && now.saturating_duration_since(*closed_at.get_or_insert(now)) >= CLOSE_PATIENCE
+            {
                 return Ok(Served::Over);
             }
-            let (now, mut others) = (Instant::now(), done.len());
             for Done { op: Carried { number, content }, result } in done.drain(..) {
                 let Some(InLane { ticket, pushed }) = self.tickets.get_mut(number).and_then(Option::take)
                 else {

@@ -35,6 +35,8 @@ fn write_all(
     block: Alignment,
 ) -> io::Result<()> {
     let mut stalls = 0;
+    // Without the slices at the beginning that have no byte: writing these makes no progress.
+    IoSlice::advance_slices(&mut slices, 0);
     while !slices.is_empty() {
         let written = match write(&slices[..slices.len().min(MAX_SLICES)], *offset) {
             Ok(count) => block.down(count as u64),
@@ -94,6 +96,16 @@ mod tests {
         let (result, offset, file) = scripted(&data, &script, Alignment::BYTE);
         result.unwrap();
         assert_eq!((offset, file.as_slice()), (9, b"abcdefghi".as_slice()));
+    }
+
+    #[test]
+    fn slices_without_bytes_are_written() {
+        for data in [vec![], vec![&b""[..]], vec![&b""[..]; 3000]] {
+            let (result, offset, _) = scripted(&data, &[], Alignment::BYTE);
+            assert_eq!((result.ok(), offset), (Some(()), 0), "{} slices", data.len());
+        }
+        let (result, offset, file) = scripted(&[b"", b"ab", b"", b"c", b""], &[], Alignment::BYTE);
+        assert_eq!((result.ok(), offset, &file[..]), (Some(()), 3, &b"abc"[..]));
     }
 
     #[test]

@@ -118,6 +118,9 @@ impl Slots {
         let bytes = count.saturating_mul(slot_bytes);
         let memory = match kind {
             SlotKind::Shared { memory, device } => Self::shared_memory(memory, count, slot_bytes, device)?,
+            SlotKind::Device(buffer) if buffer.len() < bytes as u64 => {
+                return Err(Error::Internal("a buffer of a device is too short for its slots".into()));
+            }
             SlotKind::Device(buffer) => SlotMemory::Device(buffer.clone()),
             SlotKind::Host => Self::host_memory(bytes, None, None)?,
             SlotKind::Pinned(device, node) => Self::host_memory(bytes, Some((device, count)), node)?,

@@ -197,7 +197,7 @@ fn a_stage_that_fails_is_not_followed_by_the_next() {
 }
 
 #[test]
-fn queues_that_do_not_exist_are_refused() {
+fn queues_that_do_not_exist_or_wait_for_nothing_are_refused() {
     let scheduler = scheduler();
     let kit = scheduler.customer();
     assert_eq!(scheduler.submit(kit.group(0, SECOND, &[&[]])).unwrap_err().reason, Reason::Unserved);
@@ -206,6 +206,12 @@ fn queues_that_do_not_exist_are_refused() {
     assert!(matches!(serve_inline(&scheduler, &[FIRST, SECOND], 1), Served::Over));
     assert_eq!(kit.end_of(1), Err(Failure::Reason(Reason::Unserved)));
     assert!(!scheduler.redirect(FIRST, SECOND));
+    let queues = [QueueOptions::default(), QueueOptions::default()];
+    let undeclared = Kit::scheduler(Limits::NONE, &queues);
+    let over = Act::HandOver(SECOND, windlass_io::executor::Charge::default());
+    submit(&undeclared, undeclared.customer().group(0, FIRST, &[&[over]]));
+    assert!(matches!(serve_inline(&undeclared, &[FIRST], 1), Served::Over));
+    assert_eq!(undeclared.customer().end_of(0), Err(Failure::Reason(Reason::Unserved)));
     scheduler.seal();
     assert_eq!(scheduler.submit(kit.group(2, FIRST, &[&[]])).unwrap_err().reason, Reason::Unserved);
     assert_eq!(kit.live(), 0);

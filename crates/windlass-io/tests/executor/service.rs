@@ -145,7 +145,9 @@ fn an_operation_that_was_put_back_waits_for_the_end_of_another() {
 
 #[test]
 fn an_operation_that_was_put_back_is_offered_again_when_another_is_handed_over() {
-    let scheduler = Kit::scheduler(Limits::NONE, &queues());
+    let mut queues = queues();
+    queues[usize::from(THIRD.0)].hands_over_to = vec![SECOND];
+    let scheduler = Kit::scheduler(Limits::NONE, &queues);
     let executor = Executor::new(scheduler.clone());
     let kit = scheduler.customer();
     submit(&scheduler, kit.group(0, FIRST, &[&[Act::Keep]]));
