@@ -25,11 +25,14 @@
 // `windlass_reader_options.flags`: do not advise huge pages for destinations of 2 MiB and more.
 #define WINDLASS_SMALL_PAGES 1
 
-// Somebody waits for it.
+// Priority of reads that a caller waits for.
 #define WINDLASS_DEMAND 0
 
-// Somebody will want it, perhaps: read when nothing is in demand, by half of the lanes at most but one at least.
+// Priority of reads that a caller will probably want. They take half of the lanes at most, but one at least.
 #define WINDLASS_PREFETCH 1
+
+// Priority of reads that no caller waits for. They take room that neither demand nor prefetches want.
+#define WINDLASS_BACKGROUND 2
 
 // How a call, or a read, has ended.
 enum windlass_status
@@ -234,7 +237,8 @@ windlass_status windlass_reader_create(const windlass_reader_options *options, w
 void windlass_reader_free(windlass_reader *reader);
 
 // Starts to read. Each read succeeds or fails for itself. This call fails, and starts nothing, if a read makes no sense
-// or its file cannot be opened. `priority` is `WINDLASS_DEMAND` or `WINDLASS_PREFETCH`.
+// or its file cannot be opened. `priority` is `WINDLASS_DEMAND`,
+// `WINDLASS_PREFETCH` or `WINDLASS_BACKGROUND`.
 //
 // What the caller promises:
 // `reader` must be live; `reads` must be `count` structures as their size says, whose strings live until this returns,

@@ -31,10 +31,12 @@ pub const WINDLASS_TARGET_CALLBACK: i32 = 2;
 /// `windlass_reader_options.flags`: do not advise huge pages for destinations of 2 MiB and more.
 pub const WINDLASS_SMALL_PAGES: u64 = 1;
 
-/// Somebody waits for it.
+/// Priority of reads that a caller waits for.
 pub const WINDLASS_DEMAND: i32 = 0;
-/// Somebody will want it, perhaps: read when nothing is in demand, by half of the lanes at most but one at least.
+/// Priority of reads that a caller will probably want. They take half of the lanes at most, but one at least.
 pub const WINDLASS_PREFETCH: i32 = 1;
+/// Priority of reads that no caller waits for. They take room that neither demand nor prefetches want.
+pub const WINDLASS_BACKGROUND: i32 = 2;
 
 /// How often a waiting caller is told of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -164,7 +166,8 @@ pub unsafe extern "C" fn windlass_reader_free(reader: *mut windlass_reader) {
 }
 
 /// Starts to read. Each read succeeds or fails for itself. This call fails, and starts nothing, if a read makes no sense
-/// or its file cannot be opened. `priority` is `WINDLASS_DEMAND` or `WINDLASS_PREFETCH`.
+/// or its file cannot be opened. `priority` is `WINDLASS_DEMAND`,
+/// `WINDLASS_PREFETCH` or `WINDLASS_BACKGROUND`.
 ///
 /// # Safety
 /// `reader` must be live; `reads` must be `count` structures as their size says, whose strings live until this returns,
@@ -189,6 +192,7 @@ pub unsafe extern "C" fn windlass_batch_submit(
         let priority = match priority {
             WINDLASS_DEMAND => Priority::Demand,
             WINDLASS_PREFETCH => Priority::Prefetch,
+            WINDLASS_BACKGROUND => Priority::Background,
             other => return Err(Failure::argument(format!("there is no priority {other}"))),
         };
         // SAFETY: as the caller says.

@@ -41,7 +41,7 @@ pub mod fuzzing {
 
 pub use completion::{Completion, DropReason, Status};
 pub use error::{Error, Result};
-pub use io::{Carrier, Priority};
+pub use io::Carrier;
 pub use item::{Item, KeepAlive, Piece};
 pub use key::{Fingerprint, Key};
 pub use namespace::{NamespaceDescription, NamespaceId, NamespaceOptions, Rank};
@@ -55,3 +55,4 @@ pub use report::{
 pub use request::{Notify, Request};
 pub use store::{Namespace, PinGuard, Region, Store};
 pub use ticket::Ticket;
+pub use windlass_io::executor::Priority;

@@ -203,12 +203,12 @@ fn with_manner(
 fn priority_of(name: &str) -> windlass_kv::Result<Priority> {
     match name {
         "demand" => Ok(Priority::Demand),
+        "prefetch" => Ok(Priority::Prefetch),
         "background" => Ok(Priority::Background),
-        "idle" => Ok(Priority::Idle),
         _ => Err(Error::InvalidOption {
             option: "priority",
             value: name.to_owned(),
-            reason: "it is one of demand, background, idle".into(),
+            reason: "it is one of demand, prefetch, background".into(),
         }),
     }
 }

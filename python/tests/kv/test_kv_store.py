@@ -312,7 +312,7 @@ def test_errors_have_types_and_say_what_to_do(store_root: Path, tmp_path: Path) 
 
 
 def test_options_of_requests_are_checked(blocks: kv.Namespace) -> None:
-    with pytest.raises(errors.OptionError, match="demand, background, idle"):
+    with pytest.raises(errors.OptionError, match="demand, prefetch, background"):
         blocks.load(["a"], [bytearray(1)], priority="first")  # type: ignore[arg-type]
     with pytest.raises(errors.OptionError, match="timeout"):
         blocks.load(["a"], [bytearray(1)], timeout=-1)

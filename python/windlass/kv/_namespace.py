@@ -19,7 +19,7 @@ Buffers = Sequence[Any] | Addresses
 """Memory of each item: an object with the buffer protocol, a contiguous tensor of torch's on the host or a CUDA device,
 an object with ``__cuda_array_interface__``, or a list of these, which are the pieces of the item in their order."""
 
-Priority = Literal["demand", "background", "idle"]
+Priority = Literal["demand", "prefetch", "background"]
 
 
 class Namespace:

@@ -2,17 +2,20 @@
 #![forbid(unsafe_code)]
 
 use super::customer::Customer;
+use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-/// How urgent operations are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// How urgent operations are. More urgent ones begin first, but never keep others from beginning: see
+/// [`Priority::most_overtakings`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Priority {
     /// A caller waits for them.
     #[default]
     Demand,
     /// A caller will probably want them.
     Prefetch,
-    /// Maintenance: nothing waits for them.
+    /// No caller waits for them, such as stores of blocks and maintenance.
     Background,
 }
 

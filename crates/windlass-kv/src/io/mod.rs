@@ -33,7 +33,7 @@ pub(crate) use late::FileRef;
 pub(crate) use opening::{expect_directory, is_unexpected_kind, open_directory, open_regular};
 pub(crate) use transfers::Transfers;
 
-use crate::{KeepAlive, Piece};
+use crate::{KeepAlive, Piece, Priority};
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 use std::{
     fmt, io,
@@ -52,18 +52,6 @@ pub(crate) enum Direction {
     Read,
     /// From memory to a file.
     Write,
-}
-
-/// What goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Priority {
-    /// Somebody waits for it: loads.
-    Demand,
-    /// Nobody waits yet: stores.
-    Background,
-    /// When there is nothing else to do: scrubbing.
-    Idle,
 }
 
 /// A run of bytes of a file, and the memory that they go to or come from. It begins at a multiple of 4096 and may end

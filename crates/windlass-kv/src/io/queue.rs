@@ -11,9 +11,10 @@ use std::{
     },
 };
 
-/// Of so many jobs one is taken from the lesser line, where both have some.
-const BACKGROUND_TURN: u64 = 8;
-const IDLE_TURN: u64 = 64;
+/// Every so many jobs, one that nobody waits for is taken first.
+const REST_TURN: u64 = 8;
+/// Every so many jobs, one of [`Priority::Background`] is taken first.
+const BACKGROUND_TURN: u64 = 64;
 
 /// A job, and how it will be done if somebody has thought about that.
 #[derive(Debug)]
@@ -168,7 +169,7 @@ impl Queue {
 
     /// The next job.
     pub(super) fn take(&self, accept: Accept) -> Option<Queued> {
-        use Priority::{Background, Demand, Idle};
+        use Priority::{Background, Demand, Prefetch};
         if self.len() == 0 {
             return None;
         }
@@ -176,9 +177,9 @@ impl Queue {
         let turn = state.taken + 1;
         let order: &[Priority] = match accept {
             Accept::Demand => &[Demand],
-            Accept::Everything if turn.is_multiple_of(IDLE_TURN) => &[Idle, Background, Demand],
-            Accept::Everything if turn.is_multiple_of(BACKGROUND_TURN) => &[Background, Demand, Idle],
-            Accept::Everything => &[Demand, Background, Idle],
+            Accept::Everything if turn.is_multiple_of(BACKGROUND_TURN) => &[Background, Prefetch, Demand],
+            Accept::Everything if turn.is_multiple_of(REST_TURN) => &[Prefetch, Background, Demand],
+            Accept::Everything => &Priority::ALL,
         };
         let queued = order.iter().find_map(|&line| state.next_of(line))?;
         state.taken += 1;

@@ -40,7 +40,7 @@ pub(crate) fn run(core: &Arc<Core>, bell: &Bell) {
         while credit > 0.0 && !bell.wait(Duration::ZERO) {
             if let Some(block) = page.pop() {
                 if block.is_own {
-                    verify::verify_one(core, &block, Priority::Idle, &mut Verified::default());
+                    verify::verify_one(core, &block, Priority::Background, &mut Verified::default());
                     credit -= (block.payload_len + HEADER_LEN as u64) as f64;
                     has_read = true;
                 }

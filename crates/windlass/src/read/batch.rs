@@ -196,7 +196,7 @@ impl Batch {
         }
     }
 
-    /// Waits for all reads, which makes those of a prefetch [`Demand`](Priority::Demand).
+    /// Waits for all reads, which makes their priority [`Demand`](Priority::Demand).
     ///
     /// # Errors
     /// That of the first read that failed, in the order of the reads. The others have ended too.
@@ -215,7 +215,7 @@ impl Batch {
         ended.map(|()| self.state.reads.iter().find_map(|read| read.error.get()).map_or(Ok(()), Err))
     }
 
-    /// Waits for one read no longer than `timeout`, which makes it [`Demand`](Priority::Demand).
+    /// Waits for one read no longer than `timeout`, which makes its priority [`Demand`](Priority::Demand).
     pub fn wait_read(&self, read: usize, timeout: Duration) -> ReadStatus<'_> {
         if read < self.len() && !self.is_foreign() {
             self.promote_if(|progress| !progress.has_ended[read], Some(read));
@@ -301,7 +301,7 @@ impl Batch {
         if self.is_foreign() || !is_wanted(&self.state.progress()) {
             return;
         }
-        if lock(&self.state.figures).priority == Priority::Prefetch {
+        if lock(&self.state.figures).priority != Priority::Demand {
             if read.is_none() {
                 lock(&self.state.figures).priority = Priority::Demand;
             }

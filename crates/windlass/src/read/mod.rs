@@ -34,7 +34,7 @@ mod worker;
 
 pub use batch::{Batch, ReadStatus};
 pub use options::ReaderOptions;
-pub use queue::Priority;
 pub use reader::Reader;
 pub use report::BatchReport;
 pub use request::{ReadFile, ReadRequest, SinkError, Target};
+pub use windlass_io::executor::Priority;

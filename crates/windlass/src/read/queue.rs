@@ -3,36 +3,14 @@
 
 use super::{batch::BatchState, pieces::Piece, worker::InLane};
 use crate::{Error, Result, report::Carrier};
-use serde::{Deserialize, Serialize};
 use std::{convert::Infallible, sync::Arc};
 use windlass_io::executor::{
-    Bound, Charge, Customer, Flight, Limits, Operation, QueueId, QueueOptions, Scheduler, Submission, Ticket,
+    Bound, Charge, Customer, Flight, Limits, Operation, Priority, QueueId, QueueOptions, Scheduler,
+    Submission, Ticket,
 };
 
 /// The queue of all pieces.
 pub(super) const PIECES: QueueId = QueueId(0);
-
-/// How urgent a batch is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Priority {
-    /// A caller waits for it.
-    #[default]
-    Demand,
-    /// A caller will probably want it. Read when nothing is in demand, and after seven pieces that are, by half of the lanes
-    /// at most (but by one at least), so that demand finds one free.
-    Prefetch,
-}
-
-impl From<Priority> for windlass_io::executor::Priority {
-    fn from(priority: Priority) -> Self {
-        match priority {
-            Priority::Demand => Self::Demand,
-            Priority::Prefetch => Self::Prefetch,
-        }
-    }
-}
 
 /// The customer of a reader's scheduler.
 #[derive(Debug)]
@@ -83,7 +61,7 @@ impl Reads {
             order: 0,
             content: Work { piece, in_lane: None },
         });
-        Submission { tag, priority: priority.into(), ..Submission::new(of, operations.collect()) }
+        Submission { tag, priority, ..Submission::new(of, operations.collect()) }
     }
 }
 

@@ -100,6 +100,9 @@ impl Reader {
     /// Starts to read. Each request succeeds or fails for itself: what is wrong with one, a range past the end of its
     /// file for instance, is told by its status.
     ///
+    /// Reads that are not in [demand](Priority::Demand) take half of the lanes at most, but one at least, so that demand
+    /// finds a lane free.
+    ///
     /// # Errors
     /// [`Error::Forked`] in a child of the process that made the reader. Nothing else.
     pub fn submit(

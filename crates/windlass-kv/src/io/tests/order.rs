@@ -161,7 +161,7 @@ fn what_is_waited_for_goes_first_but_nothing_waits_for_ever() {
     let file = new_file(directory.path(), "data");
     fill(&engine, &gate, &file, 1);
     let (sender, order) = mpsc::channel();
-    let lines = [(Priority::Idle, 2), (Priority::Background, 3), (Priority::Demand, 20)];
+    let lines = [(Priority::Background, 2), (Priority::Prefetch, 3), (Priority::Demand, 20)];
     for (priority, count) in lines {
         for number in 0..count {
             let sender = sender.clone();
@@ -173,8 +173,8 @@ fn what_is_waited_for_goes_first_but_nothing_waits_for_ever() {
     let order: Vec<Priority> = (0..25).map(|_| order.recv_timeout(PATIENCE).unwrap()).collect();
     let position = |priority| order.iter().position(|own| *own == priority).unwrap();
     assert_eq!(position(Priority::Demand), 0);
-    assert!(position(Priority::Background) < 10, "{order:?}");
-    assert!(order[23..].iter().all(|own| *own == Priority::Idle), "{order:?}");
+    assert!(position(Priority::Prefetch) < 10, "{order:?}");
+    assert!(order[23..].iter().all(|own| *own == Priority::Background), "{order:?}");
 }
 
 #[test]
