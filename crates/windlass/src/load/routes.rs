@@ -15,7 +15,7 @@ use crate::{
     route::{
         Access, Buffer, DirectIo, ReadOp, Route, SourceFile, Unavailable,
         member::{Demand, Landing, Member, Share, ThreadPlan, Wanted},
-        registry::{Entry, NotOpened, ROUTES},
+        registry::{self, Entry, NotOpened},
     },
 };
 use std::{
@@ -114,8 +114,7 @@ impl<'a> Opening<'a> {
     /// # Errors
     /// [`Error::RouteUnavailable`] if the route that the caller named cannot be.
     pub(super) fn open_first(&mut self, plan: &Plan) -> Result<()> {
-        ROUTES
-            .iter()
+        registry::readers()
             .filter(|entry| entry.landing == Landing::Shared)
             .try_for_each(|entry| self.open(entry, plan))
     }
@@ -174,7 +173,7 @@ impl<'a> Opening<'a> {
                 Unavailable::new("switched off by the option direct=never", ""),
             );
         }
-        for entry in ROUTES.iter().filter(|entry| entry.landing != Landing::Shared) {
+        for entry in registry::readers().filter(|entry| entry.landing != Landing::Shared) {
             let before = self.routes.len();
             self.open(entry, plan)?;
             if self.routes.len() > before {
