@@ -152,13 +152,14 @@ impl<'a> Opening<'a> {
         !is_past_host && !self.is_served_alone(extent.file.index())
     }
 
-    /// How many slots of which kind extents come in, of which `host` are the load's own.
-    pub(super) fn slot_counts(&self, host: usize) -> SlotCounts {
+    /// How many slots of which kind extents come in, of which `own` in host memory are the load's own.
+    pub(super) fn slot_counts(&self, own: usize) -> SlotCounts {
         let count = |landing| {
-            let own = self.routes.iter().filter(|route| route.member.landing() == landing);
-            own.filter_map(LoadRoute::slots).map(Slots::count).sum()
+            let routes = self.routes.iter().filter(|route| route.member.landing() == landing);
+            routes.filter_map(LoadRoute::slots).map(Slots::count).sum()
         };
-        SlotCounts { host, shared: count(Landing::Shared), device: count(Landing::Device) }
+        let shared: usize = count(Landing::Shared);
+        SlotCounts { host: own + shared, device: count(Landing::Device) }
     }
 
     /// Opens the other routes and makes their memory, after the memory that tensors need.
@@ -255,11 +256,12 @@ impl<'a> Opening<'a> {
 
     /// Gives a route its part of the load, or drops it if it has no memory.
     fn make_ready(&mut self, position: usize, plan: &Plan, room: &Room<'_>) -> Result<()> {
+        let taken = self.host_bytes();
         let (route, options) = (&mut self.routes[position], self.options);
         let reads = || plan.extents().iter().filter(|extent| route.takes(extent));
         let budget_bytes = match (self.wanted.device, options.memory_budget_bytes) {
-            (Some(_), _) => room.staging_bytes,
-            (None, Some(budget)) => budget.saturating_sub(room.fresh_bytes),
+            (Some(_), _) => room.staging_bytes.saturating_sub(taken),
+            (None, Some(budget)) => budget.saturating_sub(room.fresh_bytes + taken),
             (None, None) => u64::MAX,
         };
         let demand = Demand {
@@ -275,7 +277,7 @@ impl<'a> Opening<'a> {
         };
         let share = route.member.share(&demand);
         if route.member.landing() == Landing::Shared {
-            let bytes = share.slot_bytes.saturating_mul(share.slots as u64);
+            let bytes = taken.saturating_add(share.slot_bytes.saturating_mul(share.slots as u64));
             memory::budget::check(room.fresh_bytes, bytes, options.memory_budget_bytes)?;
         }
         let slots = match route.member.landing() {
