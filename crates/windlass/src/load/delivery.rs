@@ -99,16 +99,14 @@ struct Queued {
 /// Memory beside the slots, for what kernels work on.
 #[derive(Debug)]
 struct ScratchMemory {
-    /// A table for each slot, then the bytes of each slot in host memory again. Slots of the load's own come first, then
-    /// shared ones, then those on the device.
+    /// A table for each slot, those of slots in host memory first, whose bytes come again after all tables.
     allocation: DeviceMemory,
     table_bytes: u64,
     data_bytes: u64,
-    host_slots: usize,
-    shared_slots: usize,
-    slots: usize,
-    /// Pinned tables, as many as slots.
-    tables: Slots,
+    /// Pinned tables, as many as slots in host memory. The one that a copy takes says which part of the allocation it has.
+    host_tables: Slots,
+    /// As many as slots on the device.
+    device_tables: Slots,
 }
 
 /// What a plan needs for each slot.
@@ -122,10 +120,8 @@ pub(super) struct Needs {
 /// How many slots of which kind extents come in.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SlotCounts {
-    /// In host memory of the load's own.
+    /// In host memory.
     pub(super) host: usize,
-    /// In host memory that is shared with another process.
-    pub(super) shared: usize,
     /// On the device.
     pub(super) device: usize,
 }
@@ -235,7 +231,9 @@ impl Delivery {
 
     /// Bytes of pinned memory beside the slots.
     pub(super) fn pinned_bytes(&self) -> u64 {
-        self.scratch.as_ref().map_or(0, |scratch| scratch.tables.host_bytes())
+        self.scratch
+            .as_ref()
+            .map_or(0, |scratch| scratch.host_tables.host_bytes() + scratch.device_tables.host_bytes())
     }
 
     /// Bytes of the device beside arenas and slots.
@@ -270,7 +268,9 @@ impl Delivery {
     fn copy(&self, job: &Job, extent: usize, slot: Slot) -> Result<Copying<(Option<Slot>, Slot)>> {
         let transfers = job.plan.transfers(&job.plan.extents()[extent]);
         let mut table = match &self.scratch {
-            Some(scratch) if self.queue.device().table_bytes(&transfers)? > 0 => Some(scratch.take_table()?),
+            Some(scratch) if self.queue.device().table_bytes(&transfers)? > 0 => {
+                Some(scratch.take_table(&slot)?)
+            }
             _ => None,
         };
         let scratch = match (&self.scratch, &mut table) {
@@ -278,7 +278,7 @@ impl Delivery {
             _ => None,
         };
         // SAFETY: the slot is full and goes into `Queued`, which is dropped when the work is done; this delivery holds
-        // scratch and arenas, and drops them last. `Slots` gives each scratch to one owner of a slot at a time, and
+        // scratch and arenas, and drops them last. Each scratch belongs to the owner of its table, and
         // `DeviceFill` has checked that no two extents write the same place. `check_inside` has seen each transfer.
         let queued = unsafe { self.queue.transfer(slot.source(), &transfers, &self.addresses(), scratch) };
         let ticket = queued.and_then(|operations| Ok((operations, self.queue.mark()?)));
@@ -363,39 +363,36 @@ impl Drop for Delivery {
 impl ScratchMemory {
     fn new(
         queue: &CopyStream,
-        SlotCounts { host: host_slots, shared: shared_slots, device: device_slots }: SlotCounts,
+        SlotCounts { host, device }: SlotCounts,
         &Needs { slot_bytes, table_bytes }: &Needs,
     ) -> Result<Self> {
-        let slots = host_slots + shared_slots + device_slots;
         let data_bytes = slot_bytes.next_multiple_of(256);
         let len = table_bytes
-            .saturating_mul(slots as u64)
-            .saturating_add(data_bytes.saturating_mul((host_slots + shared_slots) as u64));
+            .saturating_mul((host + device) as u64)
+            .saturating_add(data_bytes.saturating_mul(host as u64));
         let allocation = queue.allocate_scratch(len)?;
         let kind = SlotKind::Pinned(queue.device(), queue.device().info().numa_node);
-        let tables = Slots::new(slots, table_bytes as usize, kind)?;
-        Ok(Self { allocation, table_bytes, data_bytes, host_slots, shared_slots, slots, tables })
+        let host_tables = Slots::new(host, table_bytes as usize, kind)?;
+        let device_tables = Slots::new(device, table_bytes as usize, kind)?;
+        Ok(Self { allocation, table_bytes, data_bytes, host_tables, device_tables })
     }
 
-    /// A pinned table. There is one for each slot.
-    fn take_table(&self) -> Result<Slot> {
+    /// A pinned table for the copies of a slot. There is one for each.
+    fn take_table(&self, slot: &Slot) -> Result<Slot> {
         let none = || Error::Internal("there are more slots in use than tables".into());
-        let table = self.tables.try_take().ok_or_else(none)?;
+        let tables = if slot.device_address().is_some() { &self.device_tables } else { &self.host_tables };
+        let table = tables.try_take().ok_or_else(none)?;
         table.pin()?;
         Ok(table)
     }
 
-    /// What lies beside a slot.
+    /// What lies beside a slot that has this table.
     fn beside<'a>(&self, slot: &Slot, table: &'a mut Slot) -> Scratch<'a> {
         let on_device = slot.device_address().is_some();
-        let before = match (on_device, slot.is_shared()) {
-            (true, _) => self.host_slots + self.shared_slots,
-            (false, true) => self.host_slots,
-            (false, false) => 0,
-        };
-        let number = before + slot.index();
+        let host = self.host_tables.count();
+        let number = if on_device { host + table.index() } else { table.index() };
         let start = self.allocation.address();
-        let tables_end = start + self.slots as u64 * self.table_bytes;
+        let tables_end = start + (host + self.device_tables.count()) as u64 * self.table_bytes;
         Scratch {
             data: tables_end + if on_device { 0 } else { number as u64 * self.data_bytes },
             table: start + number as u64 * self.table_bytes,

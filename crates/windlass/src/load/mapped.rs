@@ -9,7 +9,7 @@ use crate::{
     parallel,
     plan::{Extent, Layout, Plan, PlanOptions, PlannedTensor, Target, TensorRequest},
     report::{Carrier, MemoryReport, Onward, Report, TimeReport},
-    route::{Access, DirectIo, SourceFile, Unavailable},
+    route::{Access, SourceFile, Unavailable},
     sys::usage::Usage,
 };
 use std::{
@@ -27,7 +27,6 @@ pub(super) fn map(
 ) -> Result<Loaded> {
     let (started, usage) = (Instant::now(), Usage::now());
     options.check()?;
-    refuse_options(options)?;
     let requests = options.selection.resolve(catalog)?;
     let plan =
         Plan::new(catalog, &requests, &PlanOptions { layout: Layout::File, ..options.plan_options() })?;
@@ -50,19 +49,6 @@ pub(super) fn map(
     let planned = Planned { catalog, plan: &plan, options, numa_node: None };
     let report = report(&planned, &tensors, &arenas, time);
     Ok(Loaded::new(tensors, report))
-}
-
-/// A mapping has no memory of its own to take or to read into.
-fn refuse_options(options: &LoadOptions) -> Result<()> {
-    let (option, value) = if options.pool.is_some() {
-        ("pool", "a pool")
-    } else if options.direct == DirectIo::Always {
-        ("direct", "always")
-    } else {
-        return Ok(());
-    };
-    let reason = "route mapped shows the page cache and allocates nothing".into();
-    Err(Error::InvalidOption { option, value: value.into(), reason })
 }
 
 /// Makes the requested tensors. A file is mapped for its first one.

@@ -256,7 +256,7 @@ impl LoadOptions {
                 reason: format!("it is a multiple of {} up to {}", block.bytes(), ByteSize(MAX_CHUNK_BYTES)),
             });
         }
-        if self.populate && self.route != Route::Mapped {
+        if self.populate && !self.route.is_mapping() {
             return Err(Error::InvalidOption {
                 option: "populate",
                 value: "true".into(),
@@ -264,11 +264,11 @@ impl LoadOptions {
             });
         }
         self.check_device()?;
-        if self.route == Route::Cached && self.direct == DirectIo::Always {
+        if self.route.is_of_page_cache() && self.direct == DirectIo::Always {
             return Err(Error::InvalidOption {
                 option: "direct",
                 value: "always".into(),
-                reason: "route cached copies from the page cache".into(),
+                reason: format!("route {} takes bytes from the page cache", self.route),
             });
         }
         Ok(())
@@ -301,11 +301,11 @@ impl LoadOptions {
                     "it leads to a device, and the target is cpu; name one, such as device=cuda".into(),
                 );
             }
-            (_, Route::Unified) if self.dtype.is_some() || self.allocator.is_some() => {
+            (_, route) if route.is_unified() && (self.dtype.is_some() || self.allocator.is_some()) => {
                 let reason = "it copies nothing, so it converts nothing and needs no other memory";
                 return refuse("route", &self.route, reason.into());
             }
-            (device, Route::Mapped) if !device.is_host() => {
+            (device, route) if route.is_mapping() && !device.is_host() => {
                 let reason = format!("a mapping is host memory, and the target is {}", self.device);
                 return refuse("route", &self.route, reason);
             }
@@ -321,6 +321,9 @@ impl LoadOptions {
         match (self.device, &self.pool, &self.allocator) {
             (device, Some(_), _) if !device.is_host() => {
                 refuse("pool", &"a pool", format!("it is host memory, and the target is {}", self.device))
+            }
+            (_, Some(_), _) if self.route.is_mapping() => {
+                refuse("pool", &"a pool", format!("route {} allocates no memory", self.route))
             }
             (DeviceId::Cpu, _, Some(_)) => refuse(
                 "allocator",

@@ -15,7 +15,7 @@ use crate::{
     route::{
         Access, Buffer, DirectIo, ReadOp, Route, SourceFile, Unavailable,
         member::{Demand, Landing, Member, Share, ThreadPlan, Wanted},
-        registry::{Entry, NotOpened, ROUTES},
+        registry::{self, Entry, NotOpened},
     },
 };
 use std::{
@@ -114,8 +114,7 @@ impl<'a> Opening<'a> {
     /// # Errors
     /// [`Error::RouteUnavailable`] if the route that the caller named cannot be.
     pub(super) fn open_first(&mut self, plan: &Plan) -> Result<()> {
-        ROUTES
-            .iter()
+        registry::readers()
             .filter(|entry| entry.landing == Landing::Shared)
             .try_for_each(|entry| self.open(entry, plan))
     }
@@ -153,13 +152,14 @@ impl<'a> Opening<'a> {
         !is_past_host && !self.is_served_alone(extent.file.index())
     }
 
-    /// How many slots of which kind extents come in, of which `host` are the load's own.
-    pub(super) fn slot_counts(&self, host: usize) -> SlotCounts {
+    /// How many slots of which kind extents come in, of which `own` in host memory are the load's own.
+    pub(super) fn slot_counts(&self, own: usize) -> SlotCounts {
         let count = |landing| {
-            let own = self.routes.iter().filter(|route| route.member.landing() == landing);
-            own.filter_map(LoadRoute::slots).map(Slots::count).sum()
+            let routes = self.routes.iter().filter(|route| route.member.landing() == landing);
+            routes.filter_map(LoadRoute::slots).map(Slots::count).sum()
         };
-        SlotCounts { host, shared: count(Landing::Shared), device: count(Landing::Device) }
+        let shared: usize = count(Landing::Shared);
+        SlotCounts { host: own + shared, device: count(Landing::Device) }
     }
 
     /// Opens the other routes and makes their memory, after the memory that tensors need.
@@ -174,7 +174,7 @@ impl<'a> Opening<'a> {
                 Unavailable::new("switched off by the option direct=never", ""),
             );
         }
-        for entry in ROUTES.iter().filter(|entry| entry.landing != Landing::Shared) {
+        for entry in registry::readers().filter(|entry| entry.landing != Landing::Shared) {
             let before = self.routes.len();
             self.open(entry, plan)?;
             if self.routes.len() > before {
@@ -256,11 +256,12 @@ impl<'a> Opening<'a> {
 
     /// Gives a route its part of the load, or drops it if it has no memory.
     fn make_ready(&mut self, position: usize, plan: &Plan, room: &Room<'_>) -> Result<()> {
+        let taken = self.host_bytes();
         let (route, options) = (&mut self.routes[position], self.options);
         let reads = || plan.extents().iter().filter(|extent| route.takes(extent));
         let budget_bytes = match (self.wanted.device, options.memory_budget_bytes) {
-            (Some(_), _) => room.staging_bytes,
-            (None, Some(budget)) => budget.saturating_sub(room.fresh_bytes),
+            (Some(_), _) => room.staging_bytes.saturating_sub(taken),
+            (None, Some(budget)) => budget.saturating_sub(room.fresh_bytes + taken),
             (None, None) => u64::MAX,
         };
         let demand = Demand {
@@ -276,7 +277,7 @@ impl<'a> Opening<'a> {
         };
         let share = route.member.share(&demand);
         if route.member.landing() == Landing::Shared {
-            let bytes = share.slot_bytes.saturating_mul(share.slots as u64);
+            let bytes = taken.saturating_add(share.slot_bytes.saturating_mul(share.slots as u64));
             memory::budget::check(room.fresh_bytes, bytes, options.memory_budget_bytes)?;
         }
         let slots = match route.member.landing() {

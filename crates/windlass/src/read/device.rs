@@ -12,7 +12,7 @@ use crate::{
     route::{
         Access, Route, SourceFile, Unavailable,
         member::{Landing, Member},
-        registry::{NotOpened, ROUTES},
+        registry::{self, NotOpened},
     },
 };
 use std::{
@@ -60,7 +60,7 @@ impl DirectRoute {
         options: &ReaderOptions,
         device: &Arc<Device>,
     ) -> std::result::Result<Option<Self>, (Route, NotOpened)> {
-        for entry in ROUTES.iter().filter(|entry| entry.landing == Landing::Device) {
+        for entry in registry::readers().filter(|entry| entry.landing == Landing::Device) {
             let opened = (entry.open)(&options.wanted(Some(device)), &[], &[]);
             if let Some(member) = opened.map_err(|why| (entry.route, why))? {
                 let (slots, making, given_up) = (OnceLock::new(), Mutex::default(), OnceLock::new());

@@ -18,7 +18,7 @@ use crate::{
     route::{
         Access, ReadLane, SourceFile, Unavailable,
         member::{Landing, Member},
-        registry::{NotOpened, ROUTES},
+        registry::{self, NotOpened},
     },
 };
 use std::{
@@ -358,7 +358,7 @@ type OpenMember = Option<Arc<dyn Member>>;
 fn open_routes(options: &ReaderOptions, files: &[&Arc<SourceFile>]) -> Result<(OpenMember, OpenMember)> {
     let wanted = options.wanted(None);
     let (mut cached, mut main) = (None, None);
-    for entry in ROUTES.iter().filter(|entry| entry.landing != Landing::Device) {
+    for entry in registry::readers().filter(|entry| entry.landing != Landing::Device) {
         match (entry.open)(&wanted, files, &[]) {
             Ok(Some(member)) if member.is_cache() => cached = Some(member),
             Ok(Some(member)) => main = main.or(Some(member)),

@@ -154,7 +154,12 @@ impl Route {
 
     /// Whether it shows files as they lie in the page cache, and reads nothing.
     pub(crate) fn is_mapping(self) -> bool {
-        self == Self::Mapped
+        registry::maps(self)
+    }
+
+    /// Whether it takes every byte from the page cache.
+    pub(crate) fn is_of_page_cache(self) -> bool {
+        self == Self::Cached || self.is_mapping()
     }
 
     /// Whether the device is to use host memory as it is.

@@ -1,4 +1,4 @@
-//! Every route that reads, in order of preference. A new one is a file in `members` and a line here.
+//! Every route that moves bytes, in order of preference. A new one is a file in `members` and a line here.
 #![forbid(unsafe_code)]
 
 #[cfg(not(target_os = "linux"))]
@@ -17,7 +17,16 @@ use std::{path::PathBuf, sync::Arc};
 type Open =
     fn(&Wanted<'_>, &[&Arc<SourceFile>], &[Arc<dyn Member>]) -> Result<Option<Arc<dyn Member>>, NotOpened>;
 
-/// A route that can be opened.
+/// What a route does with files.
+#[derive(Debug)]
+enum Way {
+    /// It reads them by lanes.
+    Reads(Entry),
+    /// It maps them: loads show what lies in the page cache, and no lane reads. See `load::mapped`.
+    Maps(Route),
+}
+
+/// A route that reads.
 #[derive(Debug)]
 pub(crate) struct Entry {
     /// What a refusal calls it.
@@ -42,13 +51,42 @@ impl From<Unavailable> for NotOpened {
     }
 }
 
-/// All of them: a read goes to the first that takes it.
-pub(crate) static ROUTES: &[Entry] = &[
-    Entry { route: Route::Usrbio, landing: Landing::Shared, open: usrbio::open },
-    Entry { route: Route::Cached, landing: Landing::Any, open: cached::open },
-    Entry { route: Route::Gds, landing: Landing::Device, open: gds::open },
-    Entry { route: Route::IoUring, landing: Landing::Any, open: io_uring::open },
-    Entry { route: Route::Threads, landing: Landing::Any, open: threads::open },
+/// The routes that read: a read goes to the first that takes it.
+pub(crate) fn readers() -> impl Iterator<Item = &'static Entry> {
+    ROUTES.iter().filter_map(|way| match way {
+        Way::Reads(entry) => Some(entry),
+        Way::Maps(_) => None,
+    })
+}
+
+/// Whether a route maps files.
+pub(super) fn maps(route: Route) -> bool {
+    ROUTES.iter().any(|way| matches!(way, Way::Maps(own) if *own == route))
+}
+
+static ROUTES: &[Way] = &[
+    Way::Reads(Entry { route: Route::Usrbio, landing: Landing::Shared, open: usrbio::open }),
+    Way::Reads(Entry { route: Route::Cached, landing: Landing::Any, open: cached::open }),
+    Way::Reads(Entry { route: Route::Gds, landing: Landing::Device, open: gds::open }),
+    Way::Reads(Entry { route: Route::IoUring, landing: Landing::Any, open: io_uring::open }),
+    Way::Reads(Entry { route: Route::Threads, landing: Landing::Any, open: threads::open }),
+    Way::Maps(Route::Mapped),
     #[cfg(feature = "fault-injection")]
-    Entry { route: Route::Toy, landing: Landing::Any, open: super::members::toy::open },
+    Way::Reads(Entry { route: Route::Toy, landing: Landing::Any, open: super::members::toy::open }),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_is_registered_once_or_leaves_the_choice_to_others() {
+        for &route in Route::ALL {
+            let registered =
+                readers().filter(|entry| entry.route == route).count() + usize::from(maps(route));
+            // `gds` opens for `gds-compat` too.
+            let is_other_name = route.is_past_host() && route != Route::Gds;
+            assert_eq!(registered, usize::from(!route.chooses() && !is_other_name), "{route}");
+        }
+    }
+}
