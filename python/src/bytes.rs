@@ -1,7 +1,7 @@
 //! Files and headers that are in memory already.
 
 use crate::{error::IntoPython, tensor::Tensor};
-use pyo3::{prelude::*, types::PyBytes};
+use pyo3::{prelude::*, pybacked::PyBackedBytes, types::PyBytes};
 use std::{borrow::Cow, path::PathBuf};
 use windlass::{
     Error,
@@ -18,8 +18,7 @@ type ParsedTensor = (String, Cow<'static, str>, Vec<u64>, (u64, u64));
 #[pyfunction]
 pub(crate) fn load_bytes(py: Python<'_>, data: &Bound<'_, PyBytes>) -> PyResult<Vec<Tensor>> {
     let options = OpenOptions::from_env().into_python(py)?;
-    // Bytes objects do not change, and the caller holds this one.
-    let bytes = data.as_bytes();
+    let bytes = PyBackedBytes::from(data.clone());
     let tensors = py.detach(|| windlass::load_bytes(bytes, &options)).into_python(py)?;
     Ok(tensors.into_iter().map(|tensor| Tensor { tensor }).collect())
 }

@@ -32,6 +32,7 @@ pub mod read;
 mod report;
 pub mod route;
 pub mod save;
+mod source;
 pub mod verify;
 mod warm;
 

@@ -2,10 +2,10 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    ByteRange, Checkpoint, Dtype, Error, Loaded, Result,
+    Checkpoint, Dtype, Error, Loaded, Result,
     catalog::{TensorEntry, TensorId},
     parallel,
-    route::SourceFile,
+    source::Source,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -15,7 +15,6 @@ use std::{
     path::{Path, PathBuf},
     time::Instant,
 };
-use windlass_io::file;
 
 /// Bytes that are read and hashed at once.
 const STEP_BYTES: usize = 1 << 20;
@@ -198,7 +197,7 @@ pub(crate) fn check(
 }
 
 fn digest_of_file(
-    source: &SourceFile,
+    source: &dyn Source,
     entry: &TensorEntry,
     progress: &impl Fn(u64) -> ControlFlow<()>,
 ) -> Result<String> {
@@ -208,18 +207,7 @@ fn digest_of_file(
     while offset < entry.bytes.end() {
         let len = buffer.len().min((entry.bytes.end() - offset) as usize);
         let step = &mut buffer[..len];
-        file::read_exact_at(source.buffered_file(), step, offset).map_err(|error| {
-            if let Err(changed) = source.check_unchanged(entry.bytes, |_| Some(entry.name.to_string())) {
-                return changed;
-            }
-            Error::Io {
-                operation: "read",
-                path: source.path().to_owned(),
-                tensor: Some(entry.name.to_string()),
-                range: ByteRange::at(offset, len as u64),
-                source: error,
-            }
-        })?;
+        source.read_exactly(step, offset, Some(&entry.name))?;
         hasher.update(step);
         if progress(len as u64).is_break() {
             return Err(Error::Cancelled);

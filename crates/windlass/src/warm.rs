@@ -1,10 +1,10 @@
 //! Brings a checkpoint's files into the page cache, for programs that map them.
 #![forbid(unsafe_code)]
 
-use crate::{ByteRange, Checkpoint, Error, Result, parallel, route::SourceFile};
+use crate::{ByteRange, Checkpoint, Error, Result, Route, parallel, source::Source};
 use serde::{Deserialize, Serialize};
 use std::{ops::ControlFlow, sync::Arc, time::Instant};
-use windlass_io::file::{self, Probe};
+use windlass_io::file::{LocalFile, Probe};
 
 /// Bytes that are probed and read together.
 const PART_BYTES: u64 = 8 << 20;
@@ -31,7 +31,7 @@ pub struct WarmReport {
     pub seconds: f64,
 }
 
-fn warm(sources: &[Arc<SourceFile>], progress: impl Fn(u64) -> ControlFlow<()> + Sync) -> Result<WarmReport> {
+fn warm(sources: &[Arc<dyn Source>], progress: impl Fn(u64) -> ControlFlow<()> + Sync) -> Result<WarmReport> {
     let started = Instant::now();
     let mut parts = Vec::new();
     for source in sources {
@@ -47,23 +47,28 @@ fn warm(sources: &[Arc<SourceFile>], progress: impl Fn(u64) -> ControlFlow<()> +
         if progress(0).is_break() {
             return Err(Error::Cancelled);
         }
-        let read = read_in(source, *part)?;
+        let read = read_in(&***source, *part)?;
         if progress(part.len()).is_break() { Err(Error::Cancelled) } else { Ok(read) }
     });
-    let knows_cache = sources.iter().all(|source| *source.probe() == Probe::Cachestat);
+    let files = || sources.iter().filter_map(|source| source.as_local());
+    let knows_cache = files().all(|file| *file.probe() == Probe::Cachestat);
     Ok(WarmReport {
         files: sources.len(),
         bytes: sources.iter().map(|source| source.len()).sum(),
         // Where the system does not say what is cached, all is read, and some of that from the cache.
         read_bytes: read.into_iter().sum::<Result<u64>>().map(|read| knows_cache.then_some(read))?,
-        cached_bytes: sources.iter().map(|source| source.cached_bytes()).sum(),
+        cached_bytes: files().map(LocalFile::cached_bytes).sum(),
         seconds: started.elapsed().as_secs_f64(),
     })
 }
 
 /// Reads what is not cached of `part`; returns how many bytes that were.
-fn read_in(source: &SourceFile, part: ByteRange) -> Result<u64> {
-    let file = source.buffered_file();
+fn read_in(source: &dyn Source, part: ByteRange) -> Result<u64> {
+    let local = source.local().map_err(|why| Error::RouteUnavailable {
+        route: Route::Cached,
+        path: Some(source.path().to_owned()),
+        why,
+    })?;
     let mut buffer = vec![0; STEP_BYTES];
     let mut read = 0;
     let mut offset = part.start();
@@ -71,18 +76,10 @@ fn read_in(source: &SourceFile, part: ByteRange) -> Result<u64> {
         let len = STEP_BYTES.min((part.end() - offset) as usize);
         let step = ByteRange::at(offset, len as u64).unwrap_or(part);
         offset += len as u64;
-        if source.probe().is_whole(file, step) {
+        if local.probe().is_whole(local.buffered_file(), step) {
             continue;
         }
-        file::read_exact_at(file, &mut buffer[..len], step.start()).map_err(|error| {
-            source.check_unchanged(step, |_| None).err().unwrap_or_else(|| Error::Io {
-                operation: "read",
-                path: source.path().to_owned(),
-                tensor: None,
-                range: Some(step),
-                source: error,
-            })
-        })?;
+        source.read_exactly(&mut buffer[..len], step.start(), None)?;
         read += len as u64;
     }
     Ok(read)

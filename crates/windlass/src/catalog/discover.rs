@@ -2,15 +2,13 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    OpenFile,
     gguf::split,
     index::{Index, IndexError, MAX_INDEX_BYTES},
     shard_name,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, source::registry};
 use std::{
     fs,
-    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -134,12 +132,11 @@ fn explain(error: &glob::PatternError) -> String {
 
 fn resolve_index(path: &Path) -> Result<FileSet> {
     let invalid = |problem| Error::InvalidIndex { path: path.to_owned(), problem };
-    let file = OpenFile::open(path)?.file;
-    let mut text = Vec::new();
-    file.take(MAX_INDEX_BYTES + 1).read_to_end(&mut text).map_err(|source| io_error("read", path, source))?;
-    if text.len() as u64 > MAX_INDEX_BYTES {
-        return Err(invalid(IndexError::TooLarge { len: text.len() as u64 }));
-    }
+    let source = registry::open(path)?;
+    let len = source.len();
+    let len_in_memory = usize::try_from(len).ok().filter(|_| len <= MAX_INDEX_BYTES);
+    let mut text = vec![0; len_in_memory.ok_or_else(|| invalid(IndexError::TooLarge { len }))?];
+    source.read_exactly(&mut text, 0, None)?;
     let index = Index::parse(&text).map_err(invalid)?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let files = index.files().into_iter().map(|file| folder.join(file)).collect();

@@ -15,13 +15,13 @@ pub mod safetensors;
 pub(crate) mod shard_name;
 
 pub use format::{FileFormat, FileHeader, FormatError};
+pub(crate) use open::gguf_error;
 pub use open::header_texts;
-pub(crate) use open::{gguf_error, header_of_bytes};
 pub use options::OpenOptions;
 pub use windlass_io::file::FileIdentity;
 pub(crate) use windlass_io::file::OpenFile;
 
-use crate::{ByteRange, Dtype, Error, Result};
+use crate::{ByteRange, Dtype, Error, Result, source::Source};
 use build::Builder;
 use discover::FileSet;
 use safetensors::Metadata;
@@ -136,30 +136,38 @@ impl Catalog {
     /// # Errors
     /// Those of [`Catalog::open`].
     pub fn open_with<P: AsRef<Path>>(paths: &[P], options: &OpenOptions) -> Result<Self> {
-        Self::open_files(paths, options).map(|(catalog, _)| catalog)
+        Self::open_sources(paths, options).map(|(catalog, _)| catalog)
     }
 
-    /// Like [`Catalog::open_with`], and hands out the open files in the order of [`Catalog::files`].
-    pub(crate) fn open_files<P: AsRef<Path>>(
+    /// Like [`Catalog::open_with`], and hands out the open sources in the order of [`Catalog::files`].
+    pub(crate) fn open_sources<P: AsRef<Path>>(
         paths: &[P],
         options: &OpenOptions,
-    ) -> Result<(Self, Vec<OpenFile>)> {
+    ) -> Result<(Self, Vec<Arc<dyn Source>>)> {
         let mut builder = Builder::default();
-        let mut open_files = Vec::new();
+        let mut sources = Vec::new();
         let mut split_models = HashSet::new();
         for path in paths {
             let FileSet { files, index } = discover::resolve(path.as_ref())?;
             let first_file = builder.file_count();
             let found = open::read_headers(&files, options)?;
-            for (open_file, header) in open::with_siblings(found, &mut split_models, options)? {
-                builder.add_file(&open_file.path, open_file.identity.len(), header, index.as_ref())?;
-                open_files.push(open_file);
+            for (source, header) in open::with_siblings(found, &mut split_models, options)? {
+                builder.add_file(source.path(), source.len(), header, index.as_ref())?;
+                sources.push(source);
             }
             if let Some((path, index)) = &index {
                 builder.check_index(path, index, first_file)?;
             }
         }
-        Ok((builder.finish(), open_files))
+        Ok((builder.finish(), sources))
+    }
+
+    /// A catalog of one open source.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::open`], less those of opening.
+    pub(crate) fn of_source(source: &dyn Source, options: &OpenOptions) -> Result<Self> {
+        Self::from_header(source.path(), source.len(), open::header_of(source, options)?)
     }
 
     /// A catalog of one file whose header was read by other means: `len` is the length of the whole file, which is the

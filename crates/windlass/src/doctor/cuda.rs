@@ -4,7 +4,8 @@
 use super::{Check, Status, ok, slower};
 use crate::{
     device::{Device, DeviceInfo, devices, driver_version},
-    route::{SourceFile, Unavailable, gds},
+    route::{Unavailable, gds},
+    source::Source,
     sys::numa,
 };
 use bytesize::ByteSize;
@@ -141,7 +142,7 @@ fn cufile() -> Check {
 }
 
 /// For each device, whether it can be filled past the host from the file system of a file.
-pub(super) fn path_checks(name: &str, source: &SourceFile) -> Vec<Check> {
+pub(super) fn path_checks(name: &str, source: &dyn Source) -> Vec<Check> {
     let Ok(found) = devices() else {
         return Vec::new();
     };
@@ -159,7 +160,7 @@ pub(super) fn path_checks(name: &str, source: &SourceFile) -> Vec<Check> {
         .collect()
 }
 
-fn prove(info: &DeviceInfo, source: &SourceFile) -> Result<String, Unavailable> {
+fn prove(info: &DeviceInfo, source: &dyn Source) -> Result<String, Unavailable> {
     gds::plausible()?;
     if let Some(why) = source.direct_refusal() {
         return Err(why.clone());

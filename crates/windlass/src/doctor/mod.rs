@@ -9,7 +9,8 @@ use crate::{
     catalog::OpenFile,
     memory::limits,
     parallel,
-    route::{SourceFile, Unavailable, probe_ring},
+    route::{Unavailable, probe_ring},
+    source::registry,
     sys::{block_device, files, machine, numa},
 };
 use bytesize::ByteSize;
@@ -17,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
     path::Path,
-    sync::Arc,
 };
 use windlass_io::{
     file::{FileSystemKind, Probe},
@@ -205,38 +205,42 @@ fn path_checks(path: &Path) -> Vec<Check> {
         }
     };
     let open = OpenFile::from_file(file, path).map_err(crate::Error::from);
-    let source = match open.and_then(|open| SourceFile::new(Arc::new(open))) {
+    let source = match open.and_then(registry::of_file) {
         Ok(source) => source,
         Err(error) => return broken(error.to_string(), ""),
     };
-    let filesystem = source.filesystem();
-    let queues = match block_device::queues(source.device()) {
+    let local = match source.local() {
+        Ok(local) => local,
+        Err(why) => return broken(why.reason, &why.fix),
+    };
+    let filesystem = local.filesystem();
+    let queues = match block_device::queues(local.device()) {
         0 => String::new(),
         1 => ", one hardware queue".into(),
         several => format!(", {several} hardware queues"),
     };
     let mut checks = vec![ok(&name("file system"), format!("{filesystem}{queues}"))];
-    checks.push(match source.direct_refusal() {
+    checks.push(match local.direct_refusal() {
         None => ok(&name("direct reads"), "supported"),
         Some(_) if filesystem.kind == FileSystemKind::Memory => {
             ok(&name("direct reads"), "not needed: the files are in memory")
         }
         Some(Unavailable { reason, fix }) => slower(&name("direct reads"), reason, fix),
     });
-    checks.push(match source.ring_refusal() {
+    checks.push(match local.ring_refusal() {
         None => ok(&name("io_uring"), "can be used here"),
         Some(why) => slower(&name("io_uring"), format!("{}; threads serve instead", why.reason), why.fix),
     });
-    checks.push(match source.probe() {
+    checks.push(match local.probe() {
         Probe::Cachestat => ok(&name("page cache"), "its contents are known exactly (cachestat)"),
         Probe::Nowait => ok(&name("page cache"), "its contents are found by sampling (RWF_NOWAIT)"),
         Probe::None(Unavailable { reason, fix }) => slower(&name("page cache"), reason, fix),
     });
     #[cfg(target_os = "linux")]
-    if source.is_on_3fs() {
-        checks.extend(threefs::checks(name, &source));
+    if crate::source::threefs::ThreeFs::of(&source).is_some() {
+        checks.extend(threefs::checks(name, local));
     }
-    checks.extend(cuda::path_checks(&path.display().to_string(), &source));
+    checks.extend(cuda::path_checks(&path.display().to_string(), &*source));
     checks
 }
 

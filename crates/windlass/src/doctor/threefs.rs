@@ -3,10 +3,11 @@
 
 use super::{Check, Status, ok, slower};
 use crate::{
-    route::{OpenMount, SourceFile, UsrbioClient},
+    route::{OpenMount, UsrbioClient},
     sys::{files, machine},
 };
 use bytesize::ByteSize;
+use windlass_io::file::LocalFile;
 
 const SHARED_MEMORY: &str = "/dev/shm";
 /// What one load to a device takes.
@@ -15,16 +16,16 @@ const ENOUGH_SHARED_MEMORY: u64 = 64 << 20;
 const MOST_FILES: u64 = 16 << 20;
 
 /// Checks of a file on a 3FS. `name` makes the name of a check.
-pub(super) fn checks(name: impl Fn(&str) -> String, source: &SourceFile) -> Vec<Check> {
-    vec![usrbio(name("usrbio"), source), shared_memory(name("shared memory")), open_files(name("open files"))]
+pub(super) fn checks(name: impl Fn(&str) -> String, file: &LocalFile) -> Vec<Check> {
+    vec![usrbio(name("usrbio"), file), shared_memory(name("shared memory")), open_files(name("open files"))]
 }
 
-fn usrbio(name: String, source: &SourceFile) -> Check {
+fn usrbio(name: String, file: &LocalFile) -> Check {
     // Examined through a directory, the file has a path of its own.
-    let Some(path) = files::name(source.buffered_file()) else {
+    let Some(path) = files::name(file.buffered_file()) else {
         return slower(&name, "not examined: the system does not tell the path of the file", "mount /proc");
     };
-    match OpenMount::of(source.device(), &path, UsrbioClient::Auto, &[]) {
+    match OpenMount::of(file.device(), &path, UsrbioClient::Auto, &[]) {
         Ok(mount) => ok(&name, format!("works, by the {} client: {}", mount.client(), mount.reason())),
         Err(why) => slower(&name, format!("{}; loads read through the kernel instead", why.reason), why.fix),
     }

@@ -7,7 +7,7 @@ use crate::{
         gguf::{Array, ArrayValues, ByteSource, GgufError},
         gguf_error,
     },
-    route::SourceFile,
+    source::Source,
 };
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ use std::sync::Arc;
 /// [`Error::Truncated`](crate::Error::Truncated) if the file is no longer what it was when its header was read.
 #[derive(Clone, Debug)]
 pub struct OpenArray {
-    source: Arc<SourceFile>,
+    source: Arc<dyn Source>,
     array: Array,
 }
 
 impl OpenArray {
-    pub(super) fn new(source: Arc<SourceFile>, array: Array) -> Self {
+    pub(super) fn new(source: Arc<dyn Source>, array: Array) -> Self {
         Self { source, array }
     }
 
@@ -72,10 +72,10 @@ impl OpenArray {
     }
 
     fn checked<T>(&self, read: impl FnOnce(&dyn ByteSource) -> Result<T, GgufError>) -> Result<T> {
-        let open_file = self.source.open_file();
-        let values = read(&**open_file);
+        let source = &*self.source;
+        let values = read(&source);
         // First: what a file says that has changed is no reason for anything.
-        open_file.check_unchanged(self.array.bytes())?;
-        values.map_err(|problem| gguf_error(open_file, problem))
+        source.check_unchanged(self.array.bytes(), |_| None)?;
+        values.map_err(|problem| gguf_error(source, problem))
     }
 }

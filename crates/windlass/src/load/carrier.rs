@@ -53,7 +53,7 @@ impl<'a> Fetcher<'a> {
         match outcome {
             Outcome::Complete | Outcome::Short => {}
             Outcome::DirectEndsEarly { is_final } => {
-                let reason = format!("{} ends direct reads early", op.source.filesystem());
+                let reason = format!("{} ends direct reads early", op.source.medium());
                 let why = Unavailable::new(reason, "");
                 if job.direct != DirectIo::Always {
                     let path = Some(op.source.path().to_owned());
@@ -65,7 +65,7 @@ impl<'a> Fetcher<'a> {
             }
             Outcome::Interrupted => job.note_interruption(),
             Outcome::DirectRefused(error) => {
-                let reason = format!("{} refused a direct read: {error}", op.source.filesystem());
+                let reason = format!("{} refused a direct read: {error}", op.source.medium());
                 let why = Unavailable::new(reason, "");
                 if !job.may_read_buffered() {
                     return Err(refused_direct(job, op, &why));

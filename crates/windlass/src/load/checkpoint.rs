@@ -1,13 +1,13 @@
 //! An open checkpoint: its catalog, and its files ready to be read.
 #![forbid(unsafe_code)]
 
-use super::{LoadOptions, Loaded, Loading, OpenArray, StreamOptions, loading::Start, mapped};
+use super::{LoadOptions, Loaded, Loading, OpenArray, StreamOptions, Tensor, loading::Start, mapped};
 use crate::{
-    Catalog, Error, Result,
-    catalog::{FileId, OpenFile, OpenOptions, gguf::ArrayValues},
+    Catalog, Error, Result, Route,
+    catalog::{FileId, OpenOptions, gguf::ArrayValues},
     parallel,
     read::ReadFile,
-    route::SourceFile,
+    source::{Bytes, Source},
     verify::{self, Manifest},
 };
 use std::{
@@ -37,7 +37,7 @@ const PARALLEL_PROBES: usize = 16;
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     catalog: Arc<Catalog>,
-    sources: Arc<[Arc<SourceFile>]>,
+    sources: Arc<[Arc<dyn Source>]>,
     /// How long opening took, until a report has said so.
     open_time: Arc<Mutex<Duration>>,
 }
@@ -57,14 +57,16 @@ impl Checkpoint {
     /// Those of [`Catalog::open`].
     pub fn open_with<P: AsRef<Path>>(paths: &[P], options: &OpenOptions) -> Result<Self> {
         let started = Instant::now();
-        let (catalog, files) = Catalog::open_files(paths, options)?;
-        let files: Vec<Arc<OpenFile>> = files.into_iter().map(Arc::new).collect();
-        let sources =
-            parallel::map(&files, PARALLEL_PROBES, |file| SourceFile::new(file.clone()).map(Arc::new))
-                .into_iter()
-                .collect::<Result<_>>()?;
+        let (catalog, sources) = Catalog::open_sources(paths, options)?;
+        Ok(Self::new(catalog, sources, started))
+    }
+
+    /// A checkpoint whose sources are open.
+    fn new(catalog: Catalog, sources: Vec<Arc<dyn Source>>, started: Instant) -> Self {
+        // What each file can do is found out ahead of loads, side by side.
+        parallel::map(&sources, PARALLEL_PROBES, |source| _ = source.as_local());
         let open_time = Arc::new(Mutex::new(started.elapsed()));
-        Ok(Self { catalog: Arc::new(catalog), sources, open_time })
+        Self { catalog: Arc::new(catalog), sources: sources.into(), open_time }
     }
 
     /// What it holds.
@@ -82,12 +84,12 @@ impl Checkpoint {
         self.sources.get(file.index()).cloned().map(ReadFile::from_source)
     }
 
-    pub(crate) fn sources(&self) -> &[Arc<SourceFile>] {
+    pub(crate) fn sources(&self) -> &[Arc<dyn Source>] {
         &self.sources
     }
 
-    pub(crate) fn source(&self, file: FileId) -> &SourceFile {
-        &self.sources[file.index()]
+    pub(crate) fn source(&self, file: FileId) -> &dyn Source {
+        &*self.sources[file.index()]
     }
 
     /// An array among the keys and values of a GGUF file, to be read; `None` if `key` is no array there.
@@ -196,4 +198,29 @@ impl Checkpoint {
 /// Those of [`Checkpoint::open`] and [`Checkpoint::load`].
 pub fn load<P: AsRef<Path>>(paths: &[P], options: &LoadOptions) -> Result<Loaded> {
     Checkpoint::open(paths)?.load(options)
+}
+
+/// The tensors of a file whose bytes are `data`, in the order of the file: copies, which share one arena.
+///
+/// ```
+/// let header = br#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
+/// let mut file = (header.len() as u64).to_le_bytes().to_vec();
+/// file.extend_from_slice(header);
+/// file.extend_from_slice(&[1, 2]);
+/// let tensors = windlass::load_bytes(file, &Default::default())?;
+/// assert_eq!(tensors[0].bytes()?, [1, 2].as_slice());
+/// # Ok::<(), windlass::Error>(())
+/// ```
+///
+/// # Errors
+/// Those that opening the file would have, and those of [`Checkpoint::load`].
+pub fn load_bytes(
+    data: impl AsRef<[u8]> + Send + Sync + 'static,
+    options: &OpenOptions,
+) -> Result<Vec<Tensor>> {
+    let started = Instant::now();
+    let source: Arc<dyn Source> = Arc::new(Bytes::new(data));
+    let catalog = Catalog::of_source(&*source, options)?;
+    let checkpoint = Checkpoint::new(catalog, vec![source], started);
+    Ok(checkpoint.load(&LoadOptions::default().route(Route::Threads))?.into_tensors())
 }

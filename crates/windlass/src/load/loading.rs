@@ -18,9 +18,10 @@ use crate::{
     plan::{Destination, Plan, PlanOptions},
     report::{Refusal, TimeReport},
     route::{
-        SourceFile, Unavailable,
+        Unavailable,
         member::{Landing, ThreadPlan},
     },
+    source::Source,
     sys::{numa, threads::run_on, usage::Usage},
 };
 use std::{
@@ -95,7 +96,7 @@ pub enum Arrival {
 pub(super) struct Start<'a> {
     pub(super) catalog: &'a Arc<Catalog>,
     /// The files by their position in the catalog.
-    pub(super) sources: &'a [Arc<SourceFile>],
+    pub(super) sources: &'a [Arc<dyn Source>],
     pub(super) options: &'a LoadOptions,
     pub(super) stream: &'a StreamOptions,
     /// How long opening the checkpoint took.

@@ -9,7 +9,8 @@ use crate::{
     parallel,
     plan::{Extent, Layout, Plan, PlanOptions, PlannedTensor, Target, TensorRequest},
     report::{Carrier, MemoryReport, Onward, Report, TimeReport},
-    route::{Access, SourceFile, Unavailable},
+    route::{Access, Route, Unavailable},
+    source::Source,
     sys::usage::Usage,
 };
 use std::{
@@ -21,7 +22,7 @@ use std::{
 /// Maps the files that hold the selected tensors.
 pub(super) fn map(
     catalog: &Catalog,
-    sources: &[Arc<SourceFile>],
+    sources: &[Arc<dyn Source>],
     options: &LoadOptions,
     open_time: Duration,
 ) -> Result<Loaded> {
@@ -54,7 +55,7 @@ pub(super) fn map(
 /// Makes the requested tensors. A file is mapped for its first one.
 fn views(
     catalog: &Catalog,
-    sources: &[Arc<SourceFile>],
+    sources: &[Arc<dyn Source>],
     requests: &[TensorRequest],
     plan: &Plan,
     arenas: &mut [Option<Arc<Arena>>],
@@ -70,10 +71,15 @@ fn views(
             Some(bytes) => {
                 let source = &sources[entry.file.index()];
                 source.check_unchanged(bytes, |_| Some(entry.name.to_string()))?;
+                let local = source.local().map_err(|why| Error::RouteUnavailable {
+                    route: Route::Mapped,
+                    path: Some(source.path().to_owned()),
+                    why,
+                })?;
                 let arena = match &mut arenas[entry.file.index()] {
                     Some(arena) => arena,
                     slot @ None => {
-                        slot.insert(memory::map_file(source.buffered_file(), catalog.file(entry.file).len)?)
+                        slot.insert(memory::map_file(local.buffered_file(), catalog.file(entry.file).len)?)
                     }
                 };
                 arena.file_block(bytes)?
@@ -143,7 +149,7 @@ fn refuse_copies(catalog: &Catalog, plan: &Plan, options: &LoadOptions) -> Resul
 fn populate(
     plan: &Plan,
     catalog: &Catalog,
-    sources: &[Arc<SourceFile>],
+    sources: &[Arc<dyn Source>],
     arenas: &[Option<Arc<Arena>>],
 ) -> Result<()> {
     let read_in = |extent: &Extent| {

@@ -6,7 +6,6 @@
 //! reads.
 
 mod array;
-mod bytes;
 mod carrier;
 mod checkpoint;
 mod delivery;
@@ -25,8 +24,7 @@ mod threads;
 mod waves;
 
 pub use array::OpenArray;
-pub use bytes::load_bytes;
-pub use checkpoint::{Checkpoint, load};
+pub use checkpoint::{Checkpoint, load, load_bytes};
 pub use fill::{FillTarget, Filled, Filling};
 pub use flow::{Order, StreamOptions};
 pub use loading::{Arrival, Loading, Progress};

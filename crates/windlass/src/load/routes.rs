@@ -13,10 +13,11 @@ use crate::{
     plan::{Extent, Plan, PlanOptions},
     report::Refusal,
     route::{
-        Access, Buffer, DirectIo, ReadOp, Route, SourceFile, Unavailable,
+        Access, Buffer, DirectIo, ReadOp, Route, Unavailable,
         member::{Demand, Landing, Member, Share, ThreadPlan, Wanted},
         registry::{self, Entry, NotOpened},
     },
+    source::Source,
 };
 use std::{
     path::PathBuf,
@@ -81,7 +82,7 @@ pub(super) struct Room<'a> {
 pub(super) struct Opening<'a> {
     wanted: Wanted<'a>,
     options: &'a LoadOptions,
-    sources: &'a [Arc<SourceFile>],
+    sources: &'a [Arc<dyn Source>],
     /// How each file is read, once that was asked.
     access: Vec<Option<Access>>,
     routes: Vec<LoadRoute>,
@@ -92,7 +93,7 @@ impl<'a> Opening<'a> {
     /// `refused` is what was refused before.
     pub(super) fn new(
         options: &'a LoadOptions,
-        sources: &'a [Arc<SourceFile>],
+        sources: &'a [Arc<dyn Source>],
         device: Option<&'a Arc<Device>>,
         is_inline: bool,
         refused: Vec<Refusal>,
@@ -329,7 +330,7 @@ impl<'a> Opening<'a> {
             return Ok(access);
         }
         let source = &self.sources[file];
-        let (access, refusal) = self.wanted.access(source).map_err(|why| Error::RouteUnavailable {
+        let (access, refusal) = self.wanted.access(&**source).map_err(|why| Error::RouteUnavailable {
             route: self.wanted.route,
             path: Some(source.path().to_owned()),
             why,

@@ -7,7 +7,8 @@ use crate::{
     device::Device,
     parallel,
     plan::Plan,
-    route::{DirectIo, SourceFile, Unavailable, member::ThreadPlan},
+    route::{DirectIo, Unavailable, member::ThreadPlan},
+    source::{Latency, Source},
     sys::{block_device, numa},
 };
 use std::{io, sync::Arc};
@@ -31,14 +32,14 @@ impl ThreadPlan {
         Self { copiers: 1, touchers: 0, rings: 1, depth: (1, 1), pool: 1, direct: 1 };
 
     /// For a load of `plan`.
-    pub(super) fn new(plan: &Plan, sources: &[Arc<SourceFile>], options: &LoadOptions) -> Self {
+    pub(super) fn new(plan: &Plan, sources: &[Arc<dyn Source>], options: &LoadOptions) -> Self {
         let cores = parallel::cores();
-        let used: Vec<&Arc<SourceFile>> = {
+        let used: Vec<&Arc<dyn Source>> = {
             let mut files: Vec<_> = plan.extents().iter().map(|extent| extent.file).collect();
             files.dedup();
             files.into_iter().map(|file| &sources[file.index()]).collect()
         };
-        let remote = used.iter().any(|source| source.filesystem().is_remote());
+        let remote = used.iter().any(|source| source.latency() == Latency::Remote);
         let by_default = if remote { REMOTE_IN_FLIGHT_BYTES } else { LOCAL_IN_FLIGHT_BYTES };
         let in_flight = options.in_flight_bytes.unwrap_or(by_default);
         let depth = (in_flight / options.chunk_bytes.max(1)).clamp(1, MAX_DEPTH);
@@ -54,7 +55,10 @@ impl ThreadPlan {
             (true, _) => copiers,
             (false, _) => depth as usize,
         };
-        let many_queues = used.iter().any(|source| block_device::queues(source.device()) > 1);
+        let many_queues = used
+            .iter()
+            .filter_map(|source| source.as_local())
+            .any(|file| block_device::queues(file.device()) > 1);
         let rings = options.rings.unwrap_or(if cores >= 8 && many_queues { 2 } else { 1 });
         Self {
             copiers: options.threads.unwrap_or(copiers),
@@ -81,7 +85,7 @@ pub(super) fn no_thread(error: &io::Error) -> Unavailable {
 
 /// The node that `placement` stands for on this machine.
 pub(super) fn numa_node(
-    sources: &[Arc<SourceFile>],
+    sources: &[Arc<dyn Source>],
     placement: NumaPlacement,
     copied_to: Option<&Arc<Device>>,
 ) -> Result<Option<u32>> {
@@ -92,7 +96,7 @@ pub(super) fn numa_node(
             Ok(near_device.filter(|_| numa::nodes().len() > 1))
         }
         NumaPlacement::NearStorage => {
-            Ok(sources.first().and_then(|source| block_device::numa_node(source.device())))
+            Ok(sources.first().and_then(|source| block_device::numa_node(source.as_local()?.device())))
         }
         NumaPlacement::Node(id) if numa::nodes().iter().any(|node| node.id == id) => Ok(Some(id)),
         NumaPlacement::Node(id) => Err(Error::InvalidOption {

@@ -10,10 +10,11 @@ use crate::{
     plan::Transfer,
     report::Carrier,
     route::{
-        Access, Route, SourceFile, Unavailable,
+        Access, Route, Unavailable,
         member::{Landing, Member},
         registry::{self, NotOpened},
     },
+    source::Source,
 };
 use std::{
     collections::VecDeque,
@@ -71,7 +72,7 @@ impl DirectRoute {
     }
 
     /// Makes a file ready, and with the first one the slots.
-    fn add(&self, source: &Arc<SourceFile>, count: usize, slot_bytes: usize) -> Result<()> {
+    fn add(&self, source: &Arc<dyn Source>, count: usize, slot_bytes: usize) -> Result<()> {
         let refused = |path, why| Error::RouteUnavailable { route: self.member.route(), path, why };
         if let Some(why) = self.given_up.get() {
             return Err(refused(None, why.clone()));
@@ -161,7 +162,7 @@ impl DeviceLine {
     ///
     /// # Errors
     /// [`Error::RouteUnavailable`] if such a route is wanted and cannot be used; what it lacks memory for.
-    pub(super) fn add_direct(&self, source: &Arc<SourceFile>) -> Result<bool> {
+    pub(super) fn add_direct(&self, source: &Arc<dyn Source>) -> Result<bool> {
         match &self.direct {
             Ok(None) => Ok(false),
             Ok(Some(direct)) => direct.add(source, self.slot_count, self.chunk_bytes as usize).map(|()| true),

@@ -16,10 +16,11 @@ use crate::{
     parallel::{lock, thread_named},
     report::Refusal,
     route::{
-        Access, ReadLane, SourceFile, Unavailable,
+        Access, ReadLane, Unavailable,
         member::{Landing, Member},
         registry::{self, NotOpened},
     },
+    source::Source,
 };
 use std::{
     collections::HashMap,
@@ -173,7 +174,7 @@ impl Reader {
     fn way_to(
         &self,
         device: DeviceId,
-        source: &Arc<SourceFile>,
+        source: &Arc<dyn Source>,
         direct: &mut Vec<Arc<DeviceLine>>,
         refused: &mut Vec<Refusal>,
     ) -> Result<(Arc<DeviceLine>, bool)> {
@@ -218,7 +219,7 @@ impl Reader {
     }
 
     /// Makes a file ready for the route that threads read by; with the first one, perhaps that route.
-    fn make_usable(&self, source: &Arc<SourceFile>, is_to_host: bool) -> Result<()> {
+    fn make_usable(&self, source: &Arc<dyn Source>, is_to_host: bool) -> Result<()> {
         let options = &self.shared.options;
         let unavailable =
             |why| Error::RouteUnavailable { route: options.route, path: Some(source.path().to_owned()), why };
@@ -254,7 +255,7 @@ impl Reader {
     }
 
     /// Opens the route that `source` is read by.
-    fn start_with(&self, source: &Arc<SourceFile>) -> Result<&Arc<dyn Member>> {
+    fn start_with(&self, source: &Arc<dyn Source>) -> Result<&Arc<dyn Member>> {
         let opening = lock(&self.opening);
         if self.shared.main.get().is_none() {
             let (_, main) = open_routes(&self.shared.options, &[source])?;
@@ -355,7 +356,7 @@ type OpenMember = Option<Arc<dyn Member>>;
 ///
 /// # Errors
 /// [`Error::RouteUnavailable`] if the route that is named cannot be.
-fn open_routes(options: &ReaderOptions, files: &[&Arc<SourceFile>]) -> Result<(OpenMember, OpenMember)> {
+fn open_routes(options: &ReaderOptions, files: &[&Arc<dyn Source>]) -> Result<(OpenMember, OpenMember)> {
     let wanted = options.wanted(None);
     let (mut cached, mut main) = (None, None);
     for entry in registry::readers().filter(|entry| entry.landing != Landing::Device) {

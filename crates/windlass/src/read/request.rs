@@ -2,7 +2,11 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    ByteRange, DeviceId, Error, Result, catalog::OpenFile, plan::Runs, route::SourceFile, sys::files,
+    ByteRange, DeviceId, Error, Result,
+    catalog::OpenFile,
+    plan::Runs,
+    source::{Source, registry},
+    sys::files,
 };
 use std::{fmt, fs::File, path::Path, ptr::NonNull, sync::Arc};
 
@@ -13,7 +17,7 @@ pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// A file that changes after it was opened fails the reads that notice.
 #[derive(Clone, Debug)]
-pub struct ReadFile(pub(super) Arc<SourceFile>);
+pub struct ReadFile(pub(super) Arc<dyn Source>);
 
 impl ReadFile {
     /// Opens a regular file.
@@ -46,10 +50,12 @@ impl ReadFile {
     }
 
     fn of(open: OpenFile) -> Result<Self> {
-        Ok(Self(Arc::new(SourceFile::new(Arc::new(open))?)))
+        let source = registry::of_file(open)?;
+        source.as_local();
+        Ok(Self(source))
     }
 
-    pub(crate) fn from_source(source: Arc<SourceFile>) -> Self {
+    pub(crate) fn from_source(source: Arc<dyn Source>) -> Self {
         Self(source)
     }
 

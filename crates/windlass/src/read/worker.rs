@@ -14,9 +14,10 @@ use crate::{
     plan::{self, Runs, Transfer},
     report::{Carrier, Onward, Refusal},
     route::{
-        Access, Buffer, Done, Outcome, ReadLane, ReadOp, SourceFile, Unavailable,
+        Access, Buffer, Done, Outcome, ReadLane, ReadOp, Unavailable,
         member::{Landing, Member, no_direct_reads},
     },
+    source::Source,
 };
 use std::{
     borrow::Cow,
@@ -197,7 +198,7 @@ impl<'a> Worker<'a> {
         if let Some(error) = self.shared.loss(piece) {
             return Begun::failed(taken, error);
         }
-        let access = match self.access(piece, &source) {
+        let access = match self.access(piece, &*source) {
             Ok(access) => access,
             Err(error) => return Begun::failed(taken, error),
         };
@@ -209,7 +210,7 @@ impl<'a> Worker<'a> {
             };
         }
         if let Some(cached) = self.cached.as_ref().filter(|own| self.is_named(&own.member)) {
-            let error = not_cached(&taken.piece, &source, &cached.member);
+            let error = not_cached(&taken.piece, &*source, &cached.member);
             taken.end_carried(carriers, 0, Err(error));
             return Begun::Ended;
         }
@@ -221,7 +222,7 @@ impl<'a> Worker<'a> {
         &mut self,
         mut taken: Taken,
         carriers: Vec<Carrier>,
-        (source, access): (Arc<SourceFile>, Access),
+        (source, access): (Arc<dyn Source>, Access),
     ) -> Begun {
         let wanted = taken.piece.wanted;
         let blocks = blocks_of(wanted, source.len());
@@ -237,7 +238,7 @@ impl<'a> Worker<'a> {
                 (Buffer::InPlace(region), wanted)
             }
             place => {
-                let slot = match self.slot(place.as_ref(), &member, &source) {
+                let slot = match self.slot(place.as_ref(), &member, &*source) {
                     Ok(slot) => slot,
                     Err(error) => {
                         drop(place);
@@ -262,7 +263,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Whether a piece is read past the page cache.
-    fn access(&self, piece: &Piece, source: &SourceFile) -> Result<Access> {
+    fn access(&self, piece: &Piece, source: &dyn Source) -> Result<Access> {
         let options = &self.shared.options;
         let (access, refusal) = options.wanted(None).access(source).map_err(|why| {
             Error::RouteUnavailable { route: options.route, path: Some(source.path().to_owned()), why }
@@ -287,7 +288,7 @@ impl<'a> Worker<'a> {
         &self,
         place: Option<&Place>,
         member: &Arc<dyn Member>,
-        source: &SourceFile,
+        source: &dyn Source,
     ) -> Result<Option<Slot>> {
         match place {
             Some(Place::Device { line, .. }) => line.slot(!Arc::ptr_eq(member, &self.main)),
@@ -295,7 +296,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn host_slot(&self, source: &SourceFile) -> Result<Option<Slot>> {
+    fn host_slot(&self, source: &dyn Source) -> Result<Option<Slot>> {
         let slots = self.shared.host_slots();
         let slots = slots.ok_or_else(|| Error::Internal("there are no slots for the host".into()))?;
         match slots.try_take() {
@@ -310,7 +311,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Whether the page cache seems to hold a piece, and the route looks there.
-    fn may_be_cached(&self, piece: &Piece, source: &Arc<SourceFile>, access: Access) -> bool {
+    fn may_be_cached(&self, piece: &Piece, source: &Arc<dyn Source>, access: Access) -> bool {
         let Some(RouteLane { member, .. }) = &self.cached else { return false };
         match member.add(source, access) {
             Ok(true) => source.residency(piece.wanted) == Residency::Cached,
@@ -328,7 +329,7 @@ impl<'a> Worker<'a> {
     fn copy_cached(
         &mut self,
         mut taken: Taken,
-        source: &Arc<SourceFile>,
+        source: &Arc<dyn Source>,
     ) -> ControlFlow<Begun, (Taken, Vec<Carrier>)> {
         let wanted = taken.piece.wanted;
         let (is_own, buffer, range) = match taken.piece.place.take() {
@@ -336,7 +337,7 @@ impl<'a> Worker<'a> {
             Some(Place::Own(region)) => (true, Buffer::InPlace(region), blocks_of(wanted, source.len())),
             Some(Place::Borrowed(region)) => (false, Buffer::InPlace(region), wanted),
             place => {
-                let slot = self.slot(place.as_ref(), &self.main, source);
+                let slot = self.slot(place.as_ref(), &self.main, &**source);
                 taken.piece.place = place;
                 match slot {
                     Ok(Some(slot)) => {
@@ -420,7 +421,7 @@ impl<'a> Worker<'a> {
             Outcome::Short => {}
             Outcome::Interrupted => batch.note_interruption(),
             Outcome::DirectEndsEarly { is_final } => {
-                let reason = format!("{} ends direct reads early", op.source.filesystem());
+                let reason = format!("{} ends direct reads early", op.source.medium());
                 if self.may_read_buffered() {
                     refuse(reason);
                     op.access = Access::Buffered;
@@ -432,7 +433,7 @@ impl<'a> Worker<'a> {
                 }
             }
             Outcome::DirectRefused(error) => {
-                let reason = format!("{} refused a direct read: {error}", op.source.filesystem());
+                let reason = format!("{} refused a direct read: {error}", op.source.medium());
                 if !self.may_read_buffered() {
                     let error = self.refused_direct(&op, reason);
                     drop(op);
@@ -702,7 +703,7 @@ fn read_error(member: &Arc<dyn Member>, reading: &Reading, op: &ReadOp, source: 
 }
 
 /// The error of a route that copies from the page cache where that does not hold a piece.
-fn not_cached(piece: &Piece, source: &SourceFile, member: &Arc<dyn Member>) -> Error {
+fn not_cached(piece: &Piece, source: &dyn Source, member: &Arc<dyn Member>) -> Error {
     if let Err(changed) = check_unchanged(piece) {
         return changed;
     }

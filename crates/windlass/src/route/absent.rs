@@ -2,23 +2,23 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Route, SourceFile, Unavailable, UsrbioClient,
+    Route, Unavailable, UsrbioClient,
     member::{Member, Wanted},
     registry::NotOpened,
 };
+use crate::source::Source;
 use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
 };
-use windlass_io::file::FileSystem;
 
 pub(super) mod io_uring {
     use super::*;
 
     pub(in crate::route) fn open(
         wanted: &Wanted<'_>,
-        _: &[&Arc<SourceFile>],
+        _: &[&Arc<dyn Source>],
         _: &[Arc<dyn Member>],
     ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
         refuse(wanted, Route::IoUring)
@@ -30,7 +30,7 @@ pub(super) mod usrbio {
 
     pub(in crate::route) fn open(
         wanted: &Wanted<'_>,
-        _: &[&Arc<SourceFile>],
+        _: &[&Arc<dyn Source>],
         _: &[Arc<dyn Member>],
     ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
         refuse(wanted, Route::Usrbio)
@@ -53,28 +53,6 @@ pub(crate) fn probe_ring() -> Result<(), Unavailable> {
 /// The system's number behind an error of a read.
 pub(crate) fn errno(error: &io::Error) -> Option<i32> {
     error.raw_os_error()
-}
-
-/// A mount of a 3FS: there is none.
-#[derive(Debug)]
-pub(crate) enum OpenMount {}
-
-impl OpenMount {
-    pub(super) fn ask<T>(&self, _: &str, _: impl FnOnce() -> T) -> io::Result<T> {
-        match *self {}
-    }
-
-    pub(super) fn later(&self, _: impl FnOnce()) {
-        match *self {}
-    }
-
-    pub(super) fn death(&self, _: &io::Error) -> io::Error {
-        match *self {}
-    }
-}
-
-pub(super) fn filesystem_of(file: &std::fs::File) -> io::Result<FileSystem> {
-    FileSystem::of(file)
 }
 
 /// Where the 3FS is mounted that `path` lies on.

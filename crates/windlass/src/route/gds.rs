@@ -2,11 +2,12 @@
 //! take that path, without which they are `gds-compat`.
 #![forbid(unsafe_code)]
 
-use super::{BlockingRead, Buffer, ReadOp, SourceFile, Unavailable};
+use super::{BlockingRead, Buffer, ReadOp, Unavailable};
 use crate::{
     Alignment, Error,
     device::{Counters, CuFileHandle, Device, DeviceId, DirectBuffer, is_stand_in},
     memory::{SlotKind, Slots},
+    source::Source,
     sys::folders,
 };
 use std::{
@@ -16,7 +17,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -64,18 +65,29 @@ pub(crate) fn p2pdma() -> Result<(), Unavailable> {
     Ok(())
 }
 
+/// A source as cuFile knows it, once that was asked for.
+#[derive(Debug, Default)]
+struct Registered(OnceLock<Result<CuFileHandle, Unavailable>>);
+
+/// The source as cuFile knows it, which the first call registers, or why cuFile does not take it.
+pub(super) fn registered(source: &dyn Source) -> Result<&CuFileHandle, Unavailable> {
+    let register = || CuFileHandle::register(source.local()?.opened_for_direct().map_err(Clone::clone)?);
+    let kept = source.extensions().get::<Registered>();
+    kept.0.get_or_init(register).as_ref().map_err(Clone::clone)
+}
+
 /// What proves that reads of a file into a device take the direct path: found once for each file system and device.
 ///
 /// # Errors
 /// Why there is no proof.
-pub(crate) fn prove(device: &Arc<Device>, source: &SourceFile) -> Result<String, Unavailable> {
+pub(crate) fn prove(device: &Arc<Device>, source: &dyn Source) -> Result<String, Unavailable> {
     type Known = HashMap<(u64, DeviceId), Verdict>;
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
     // Kept consistent by every statement, so a panic elsewhere does not spoil it. Held while probing: the counters
     // below are the process's.
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let known = known.get_or_insert_default();
-    let key = (source.device(), device.id());
+    let key = (source.local()?.device(), device.id());
     let verdict = match known.get(&key) {
         Some(verdict) => verdict.clone(),
         None => probe(device, source).unwrap_or_else(Verdict::Unknown),
@@ -88,15 +100,16 @@ pub(crate) fn prove(device: &Arc<Device>, source: &SourceFile) -> Result<String,
 }
 
 /// Reads a little by cuFile, compares the bytes with a plain read, and asks the counters which way they came.
-fn probe(device: &Arc<Device>, source: &SourceFile) -> Result<Verdict, Unavailable> {
+fn probe(device: &Arc<Device>, source: &dyn Source) -> Result<Verdict, Unavailable> {
     device.check_direct()?;
-    let file = source.cufile()?;
+    let file = registered(source)?;
     let len = Alignment::BLOCK.down(source.len().min(PROBE_BYTES));
     if len == 0 {
         let reason = "the file is shorter than a block, so no trial read proves the path";
         return Err(Unavailable::new(reason, "choose route auto or staged"));
     }
-    let plain = source.direct_file().map_err(|error| failed("a trial read cannot be checked", &error))?;
+    let plain =
+        source.local()?.direct_file().map_err(|error| failed("a trial read cannot be checked", &error))?;
     trial_read(device, file, plain, len)
 }
 
@@ -313,7 +326,7 @@ pub(crate) struct CuFileRead;
 
 impl BlockingRead<ReadOp> for CuFileRead {
     fn read(&self, op: &mut ReadOp) -> io::Result<usize> {
-        let file = op.source.cufile().map_err(|why| io::Error::other(why.to_string()))?;
+        let file = registered(&*op.source).map_err(|why| io::Error::other(why.to_string()))?;
         let no_room = || io::Error::other("a read does not fit its slot");
         let Buffer::Staged { slot: Some(slot), .. } = &op.buffer else { return Err(no_room()) };
         let fits = op.progress.position.checked_add(op.progress.len).is_some_and(|end| end <= slot.len());

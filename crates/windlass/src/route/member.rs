@@ -1,8 +1,8 @@
 //! What a route says of itself, so that loads and readers use it without knowing it.
 #![forbid(unsafe_code)]
 
-use super::{Access, DirectIo, ReadLane, ReadOp, Route, SourceFile, Unavailable, UsrbioClient};
-use crate::{device::Device, memory::Slots, report::Refusal};
+use super::{Access, DirectIo, ReadLane, ReadOp, Route, Unavailable, UsrbioClient};
+use crate::{device::Device, memory::Slots, report::Refusal, source::Source};
 use std::{fmt, io, path::PathBuf, sync::Arc};
 
 /// What a load or a reader asks of routes.
@@ -46,7 +46,7 @@ impl Wanted<'_> {
     /// Why a file cannot be read at all: direct reads are asked for, and refused.
     pub(crate) fn access<'s>(
         &self,
-        source: &'s SourceFile,
+        source: &'s dyn Source,
     ) -> Result<(Access, Option<&'s Unavailable>), Unavailable> {
         match (self.direct, source.direct_refusal()) {
             _ if self.route.reads_any_bytes() && source.direct_refusal().is_none() => {
@@ -76,7 +76,7 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Why the route cannot read it.
-    fn add(&self, source: &Arc<SourceFile>, access: Access) -> Result<bool, Unavailable>;
+    fn add(&self, source: &Arc<dyn Source>, access: Access) -> Result<bool, Unavailable>;
 
     /// A queue of up to `depth` reads, for the thread that calls.
     ///

@@ -2,7 +2,7 @@
 //!
 //! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. Their lanes are
 //! those of `windlass-io`, and two of their own: `usrbio`, and the reads of cuFile in `gds`, which also proves their path.
-//! `source` is an open file; `threefs` is the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands
+//! `threefs` is the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands
 //! for what a system that is not Linux lacks.
 
 #[cfg(not(target_os = "linux"))]
@@ -15,7 +15,6 @@ mod mounts;
 pub(crate) mod registry;
 #[cfg(target_os = "linux")]
 mod shared;
-mod source;
 #[cfg(target_os = "linux")]
 mod threefs;
 pub(crate) mod threefs_client;
@@ -33,7 +32,6 @@ pub use gds::{DirectProof, plausible as direct_path_is_plausible};
 pub(crate) use members::io_uring::probe_ring;
 #[cfg(target_os = "linux")]
 use shared::SharedSlots;
-pub(crate) use source::SourceFile;
 pub(crate) use threefs::OpenMount;
 pub use threefs::{mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
 pub use threefs_client::Client as UsrbioClient;
@@ -46,16 +44,17 @@ pub use windlass_io::file::is_remote;
 pub(crate) use windlass_io::lane::UringLane;
 #[cfg(feature = "fault-injection")]
 pub use windlass_io::lane::fault;
-pub(crate) use windlass_io::lane::{BlockingLane, BlockingRead, CachedCopy, Lane, Outcome, Pread, Progress};
+pub(crate) use windlass_io::lane::{BlockingLane, BlockingRead, CachedCopy, Lane, Outcome, Progress};
 
 use crate::{
     ByteRange,
     memory::{Slot, WriteRegion},
     report::Refusal,
+    source::Source,
 };
 use serde::{Deserialize, Serialize};
 use std::{fmt, io, str::FromStr, sync::Arc};
-use windlass_io::lane::{FileRead, ReadsFile};
+use windlass_io::lane::{FileRead, Pread, ReadsFile};
 
 /// A way for bytes to get from storage to memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -220,7 +219,7 @@ pub enum DirectIo {
 pub enum Access {
     /// Past the page cache (`O_DIRECT`).
     Direct,
-    /// Through the page cache.
+    /// Through the page cache, or from a source that is no file of this machine.
     Buffered,
 }
 
@@ -245,7 +244,7 @@ impl fmt::Display for Access {
 pub(crate) struct ReadOp {
     /// Position of the extent in the plan.
     pub(crate) extent: usize,
-    pub(crate) source: Arc<SourceFile>,
+    pub(crate) source: Arc<dyn Source>,
     pub(crate) access: Access,
     pub(crate) buffer: Buffer,
     pub(crate) progress: Progress,
@@ -264,7 +263,7 @@ pub(crate) enum Buffer {
 
 impl ReadOp {
     /// A read of an extent, nothing of which is there yet.
-    pub(crate) fn new(extent: usize, source: Arc<SourceFile>, access: Access, buffer: Buffer) -> Self {
+    pub(crate) fn new(extent: usize, source: Arc<dyn Source>, access: Access, buffer: Buffer) -> Self {
         Self { extent, source, access, buffer, progress: Progress::default() }
     }
 
@@ -313,12 +312,26 @@ fn target(buffer: &mut Buffer, progress: Progress) -> io::Result<&mut [u8]> {
 #[allow(unsafe_code)]
 unsafe impl ReadsFile for ReadOp {
     fn next_read(&mut self) -> io::Result<FileRead<'_>> {
+        let local = self.source.local().map_err(|why| io::Error::other(why.to_string()))?;
         let file = match self.access {
-            Access::Direct => self.source.direct_file()?,
-            Access::Buffered => self.source.buffered_file(),
+            Access::Direct => local.direct_file()?,
+            Access::Buffered => local.buffered_file(),
         };
         let target = target(&mut self.buffer, self.progress)?;
         Ok(FileRead { file, offset: self.progress.offset, target })
+    }
+}
+
+/// Reads that wait, by any source.
+#[derive(Debug)]
+pub(crate) struct SourceRead;
+
+impl BlockingRead<ReadOp> for SourceRead {
+    fn read(&self, op: &mut ReadOp) -> io::Result<usize> {
+        match op.access {
+            Access::Direct => Pread.read(op),
+            Access::Buffered => op.source.read_at(target(&mut op.buffer, op.progress)?, op.progress.offset),
+        }
     }
 }
 

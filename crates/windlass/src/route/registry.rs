@@ -6,16 +6,17 @@ use super::absent::{io_uring, usrbio};
 #[cfg(target_os = "linux")]
 use super::members::{io_uring, usrbio};
 use super::{
-    Route, SourceFile, Unavailable,
+    Route, Unavailable,
     member::{Landing, Member, Wanted},
     members::{cached, gds, threads},
 };
+use crate::source::Source;
 use std::{path::PathBuf, sync::Arc};
 
 /// Opens a route for reads of these files, after others that were opened before. `None` if it is neither named nor of
 /// use.
 type Open =
-    fn(&Wanted<'_>, &[&Arc<SourceFile>], &[Arc<dyn Member>]) -> Result<Option<Arc<dyn Member>>, NotOpened>;
+    fn(&Wanted<'_>, &[&Arc<dyn Source>], &[Arc<dyn Member>]) -> Result<Option<Arc<dyn Member>>, NotOpened>;
 
 /// What a route does with files.
 #[derive(Debug)]

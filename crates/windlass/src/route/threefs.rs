@@ -2,40 +2,20 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    SourceFile, Unavailable, UsrbioClient,
+    Unavailable, UsrbioClient,
     mounts::{self, Wanted},
     usrbio::Files,
 };
-use crate::sys::files;
+use crate::{source::threefs::ThreeFs, sys::files};
 use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
-use windlass_io::file::{FileSystem, FileSystemKind};
 use windlass_usrbio::{
     Client, Error, File, Iov, IovOptions, Library, LibrarySearch, Mount, Ring, RingOptions,
     extract_mount_point,
 };
-
-/// DeepSeek's 3FS, mounted by FUSE.
-const THREEFS: FileSystem = FileSystem { name: "3fs", kind: FileSystemKind::Fuse };
-
-/// Whether it is a 3FS, which USRBIO can read.
-pub(super) fn is_3fs(filesystem: FileSystem) -> bool {
-    filesystem == THREEFS
-}
-
-/// The file system of an open file. It is told apart from other FUSE file systems if it is a 3FS.
-///
-/// # Errors
-/// The system's.
-pub(super) fn filesystem_of(file: &fs::File) -> io::Result<FileSystem> {
-    let filesystem = FileSystem::of(file)?;
-    // Only FUSE file systems are asked: to others the question may mean something else.
-    let is_3fs = filesystem.kind == FileSystemKind::Fuse && windlass_usrbio::is_3fs(file);
-    Ok(if is_3fs { THREEFS } else { filesystem })
-}
 
 /// A mount whose client has read what `pread` reads.
 #[derive(Debug)]
@@ -112,15 +92,16 @@ impl OpenMount {
     ///
     /// # Errors
     /// Why that cannot be.
-    pub(crate) fn file(&self, source: &SourceFile) -> Result<Arc<File>, Unavailable> {
-        if source.device() != self.wanted.device {
+    pub(crate) fn file(&self, source: &ThreeFs) -> Result<Arc<File>, Unavailable> {
+        let file = source.file();
+        if file.device() != self.wanted.device {
             return Err(Unavailable::new(
                 format!("it lies on another 3FS than {}, and a load reads from one", self.point().display()),
                 "load from each mount by itself",
             ));
         }
         // Through the first descriptor rather than the path: the same file for certain.
-        self.mount.open_file(&files::link(source.buffered_file())).map_err(|error| match error {
+        self.mount.open_file(&files::link(file.buffered_file())).map_err(|error| match error {
             // The path would be that of the link.
             Error::System { action, source, .. } => {
                 Unavailable::new(format!("3FS refused to {action}: {source}"), "")

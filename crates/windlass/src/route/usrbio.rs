@@ -1,10 +1,11 @@
 //! `usrbio`: reads from a 3FS into memory shared with its daemon, many in flight from one thread.
 #![forbid(unsafe_code)]
 
-use super::{Buffer, Done, Lane, ReadOp, SharedSlots, SourceFile, Unavailable};
+use super::{Buffer, Done, Lane, ReadOp, SharedSlots, Unavailable};
 use crate::{
     memory::Slot,
     parallel::{self, lock},
+    source::Source,
 };
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,7 +13,7 @@ use std::{
     sync::{Arc, Mutex, Weak},
     time::{Duration, Instant},
 };
-use windlass_io::executor::InFlightLimit;
+use windlass_io::{executor::InFlightLimit, file::LocalFile};
 use windlass_usrbio::{Completion, Error, File, Refused, Ring, Transfer};
 
 /// Longest wait for a completion before the lane's owner is asked whether it still wants one.
@@ -25,18 +26,19 @@ pub(crate) struct Files(Mutex<HashMap<u64, Opened>>);
 #[derive(Debug)]
 struct Opened {
     file: Arc<File>,
-    readers: Vec<Weak<SourceFile>>,
+    readers: Vec<Weak<dyn Source>>,
 }
 
 impl Files {
     /// Has `source` read through what `open` opens, which is not asked if it is open already.
     pub(crate) fn add(
         &self,
-        source: &Arc<SourceFile>,
+        source: &Arc<dyn Source>,
         open: impl FnOnce() -> Result<Arc<File>, Unavailable>,
     ) -> Result<(), Unavailable> {
-        let is_own = |reader: &Weak<SourceFile>| std::ptr::eq(reader.as_ptr(), Arc::as_ptr(source));
-        if lock(&self.0).get(&source.inode()).is_some_and(|opened| opened.readers.iter().any(is_own)) {
+        let inode = inode_of(&**source)?;
+        let is_own = |reader: &Weak<dyn Source>| std::ptr::addr_eq(reader.as_ptr(), Arc::as_ptr(source));
+        if lock(&self.0).get(&inode).is_some_and(|opened| opened.readers.iter().any(is_own)) {
             return Ok(());
         }
         let file = open()?;
@@ -45,14 +47,19 @@ impl Files {
             opened.readers.retain(|reader| reader.strong_count() > 0);
             !opened.readers.is_empty()
         });
-        let opened = files.entry(source.inode()).or_insert_with(|| Opened { file, readers: Vec::new() });
+        let opened = files.entry(inode).or_insert_with(|| Opened { file, readers: Vec::new() });
         opened.readers.push(Arc::downgrade(source));
         Ok(())
     }
 
-    fn get(&self, inode: u64) -> Option<Arc<File>> {
+    fn get(&self, source: &dyn Source) -> Option<Arc<File>> {
+        let inode = inode_of(source).ok()?;
         lock(&self.0).get(&inode).map(|opened| opened.file.clone())
     }
+}
+
+fn inode_of(source: &dyn Source) -> Result<u64, Unavailable> {
+    source.local().map(LocalFile::inode)
 }
 
 /// Rings to host memory, and threads that copy out of them.
@@ -102,7 +109,7 @@ impl UsrbioLane {
     }
 
     fn transfer(&self, token: usize, op: &mut ReadOp) -> io::Result<Transfer> {
-        let file = self.files.get(op.source.inode());
+        let file = self.files.get(&*op.source);
         let file = file.ok_or_else(|| io::Error::other("the file was not opened for USRBIO"))?;
         // Whole blocks go past the end of the file; asking for that would make the client look for the end.
         let left = usize::try_from(op.source.len().saturating_sub(op.progress.offset)).unwrap_or(usize::MAX);

@@ -6,20 +6,18 @@
 use crate::{
     parallel::lock,
     route::{
-        Access, Done, ReadLane, ReadOp, Route, SourceFile, Unavailable,
+        Access, Done, ReadLane, ReadOp, Route, Unavailable,
         member::{Demand, Member, Share, Wanted},
         registry::NotOpened,
     },
+    source::Source,
 };
 use std::{
     collections::{HashMap, hash_map::Entry},
     io,
     sync::{Arc, Mutex, Weak},
 };
-use windlass_io::{
-    file::read_at,
-    lane::{Lane, ReadsFile},
-};
+use windlass_io::lane::{Lane, ReadsFile};
 
 /// Reads in flight in each lane.
 const DEPTH: usize = 4;
@@ -29,7 +27,7 @@ const BLOCK: usize = 4096;
 const THREADS: usize = 2;
 
 /// The bytes of each file, by the address of its source.
-type Shelf = Mutex<HashMap<usize, (Weak<SourceFile>, Arc<[u8]>)>>;
+type Shelf = Mutex<HashMap<usize, (Weak<dyn Source>, Arc<[u8]>)>>;
 
 #[derive(Debug, Default)]
 struct Toy(Arc<Shelf>);
@@ -37,7 +35,7 @@ struct Toy(Arc<Shelf>);
 /// Opens it if it is named.
 pub(in crate::route) fn open(
     wanted: &Wanted<'_>,
-    _: &[&Arc<SourceFile>],
+    _: &[&Arc<dyn Source>],
     _: &[Arc<dyn Member>],
 ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
     Ok((wanted.route == Route::Toy).then(|| Arc::new(Toy::default()) as Arc<dyn Member>))
@@ -48,11 +46,11 @@ impl Member for Toy {
         Route::Toy
     }
 
-    fn add(&self, source: &Arc<SourceFile>, _: Access) -> Result<bool, Unavailable> {
+    fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
         let mut shelf = lock(&self.0);
         shelf.retain(|_, (file, _)| file.strong_count() > 0);
         if let Entry::Vacant(place) = shelf.entry(Arc::as_ptr(source).addr()) {
-            let bytes = fetch(source).map_err(|error| Unavailable::new(error.to_string(), ""))?;
+            let bytes = fetch(&**source).map_err(|error| Unavailable::new(error.to_string(), ""))?;
             place.insert((Arc::downgrade(source), bytes.into()));
         }
         Ok(true)
@@ -76,11 +74,11 @@ impl Member for Toy {
 }
 
 /// All bytes of a file.
-fn fetch(source: &SourceFile) -> io::Result<Vec<u8>> {
+fn fetch(source: &dyn Source) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; source.len() as usize];
     let mut filled = 0;
     while filled < bytes.len() {
-        match read_at(source.buffered_file(), &mut bytes[filled..], filled as u64)? {
+        match source.read_at(&mut bytes[filled..], filled as u64)? {
             0 => break,
             count => filled += count,
         }

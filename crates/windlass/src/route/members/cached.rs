@@ -1,10 +1,13 @@
 //! `cached`: takes files whose pages in the page cache can be seen.
 #![forbid(unsafe_code)]
 
-use crate::route::{
-    Access, BlockingLane, CachedCopy, DirectIo, ReadLane, Route, SourceFile, Unavailable,
-    member::{Demand, Member, Share, Wanted},
-    registry::NotOpened,
+use crate::{
+    route::{
+        Access, BlockingLane, CachedCopy, DirectIo, ReadLane, Route, Unavailable,
+        member::{Demand, Member, Share, Wanted},
+        registry::NotOpened,
+    },
+    source::Source,
 };
 use std::sync::Arc;
 use windlass_io::file::Probe;
@@ -17,7 +20,7 @@ struct Cached {
 /// Opens it if it is named, or the route chooses and may read from the page cache.
 pub(in crate::route) fn open(
     wanted: &Wanted<'_>,
-    _: &[&Arc<SourceFile>],
+    _: &[&Arc<dyn Source>],
     _: &[Arc<dyn Member>],
 ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
     let is_named = wanted.route == Route::Cached;
@@ -35,8 +38,8 @@ impl Member for Cached {
         Route::Cached
     }
 
-    fn add(&self, source: &Arc<SourceFile>, access: Access) -> Result<bool, Unavailable> {
-        match source.probe() {
+    fn add(&self, source: &Arc<dyn Source>, access: Access) -> Result<bool, Unavailable> {
+        match source.local()?.probe() {
             // Buffered reads take what is cached from the cache by themselves.
             _ if !self.is_named && access == Access::Buffered => Ok(false),
             Probe::None(why) => Err(why.clone()),

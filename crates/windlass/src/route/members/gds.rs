@@ -7,10 +7,11 @@ use crate::{
     memory::{SlotKind, Slots},
     parallel::lock,
     route::{
-        Access, BlockingLane, CuFileRead, DirectIo, ReadLane, ReadOp, Route, SourceFile, Unavailable, gds,
+        Access, BlockingLane, CuFileRead, DirectIo, ReadLane, ReadOp, Route, Unavailable, gds,
         member::{ALONE, Demand, Landing, Member, Share, Wanted},
         registry::NotOpened,
     },
+    source::Source,
 };
 use std::{
     collections::HashMap,
@@ -31,10 +32,13 @@ struct CuFile {
     state: Mutex<State>,
 }
 
+/// A file, as long as it is open, and whether it takes the path.
+type Found = (Weak<dyn Source>, Result<(), Unavailable>);
+
 #[derive(Debug, Default)]
 struct State {
-    /// What was found out of each file, as long as it is open: by its address.
-    files: HashMap<usize, (Weak<SourceFile>, Result<(), Unavailable>)>,
+    /// What was found out of each file, by its address.
+    files: HashMap<usize, Found>,
     /// What proves the path of the first that was proven.
     proof: Option<String>,
     /// Trial reads that went through host memory, which breaks no promise.
@@ -44,7 +48,7 @@ struct State {
 /// Opens it for a device, if it is named, or the route chooses and this machine may have such a path.
 pub(in crate::route) fn open(
     wanted: &Wanted<'_>,
-    _: &[&Arc<SourceFile>],
+    _: &[&Arc<dyn Source>],
     _: &[Arc<dyn Member>],
 ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
     let is_named = wanted.route.is_past_host();
@@ -73,15 +77,15 @@ pub(in crate::route) fn open(
 
 impl CuFile {
     /// Whether a file can take the path, and what proves it.
-    fn check(&self, source: &SourceFile) -> Result<Option<String>, Unavailable> {
+    fn check(&self, source: &dyn Source) -> Result<Option<String>, Unavailable> {
         if let Some(why) = source.direct_refusal() {
             return Err(why.clone());
         }
         if self.route == Route::GdsCompat {
-            return source.cufile().map(|_| None);
+            return gds::registered(source).map(|_| None);
         }
         let proof = gds::prove(&self.device, source)?;
-        source.cufile()?;
+        gds::registered(source)?;
         Ok(Some(proof))
     }
 }
@@ -91,7 +95,7 @@ impl Member for CuFile {
         self.route
     }
 
-    fn add(&self, source: &Arc<SourceFile>, _: Access) -> Result<bool, Unavailable> {
+    fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
         let mut state = lock(&self.state);
         let address = Arc::as_ptr(source).addr();
         if let Some((file, found)) = state.files.get(&address)
@@ -104,7 +108,7 @@ impl Member for CuFile {
         let is_counted = self.route == Route::Gds && source.direct_refusal().is_none();
         let count = || if is_counted { gds::reads_through_host(&self.device) } else { None };
         let before = count();
-        let found = self.check(source);
+        let found = self.check(&**source);
         let after = count();
         // A trial read that went through the host is told by its refusal.
         if let (Err(_), Some(before), Some(after)) = (&found, before, after) {

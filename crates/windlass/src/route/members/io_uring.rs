@@ -1,10 +1,13 @@
 //! `io_uring`: takes files that can be read past the page cache by a ring.
 #![forbid(unsafe_code)]
 
-use crate::route::{
-    Access, ReadLane, ReadOp, Route, SourceFile, Unavailable, UringLane,
-    member::{ALONE, Demand, Landing, Member, Share, Wanted},
-    registry::NotOpened,
+use crate::{
+    route::{
+        Access, ReadLane, ReadOp, Route, Unavailable, UringLane,
+        member::{ALONE, Demand, Landing, Member, Share, Wanted},
+        registry::NotOpened,
+    },
+    source::Source,
 };
 use std::sync::Arc;
 
@@ -21,7 +24,7 @@ struct Rings {
 /// not worth a ring.
 pub(in crate::route) fn open(
     wanted: &Wanted<'_>,
-    _: &[&Arc<SourceFile>],
+    _: &[&Arc<dyn Source>],
     before: &[Arc<dyn Member>],
 ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
     let is_named = wanted.route == Route::IoUring;
@@ -44,8 +47,8 @@ impl Member for Rings {
         Route::IoUring
     }
 
-    fn add(&self, source: &Arc<SourceFile>, access: Access) -> Result<bool, Unavailable> {
-        match source.ring_refusal() {
+    fn add(&self, source: &Arc<dyn Source>, access: Access) -> Result<bool, Unavailable> {
+        match source.local()?.ring_refusal() {
             Some(why) => Err(why),
             None => Ok(self.is_named || access == Access::Direct),
         }

@@ -1,10 +1,13 @@
 //! `threads`: takes every file, and what other routes leave.
 #![forbid(unsafe_code)]
 
-use crate::route::{
-    Access, BlockingLane, Pread, ReadLane, Route, SourceFile, Unavailable,
-    member::{Demand, Member, Share, Wanted},
-    registry::NotOpened,
+use crate::{
+    route::{
+        Access, BlockingLane, ReadLane, Route, SourceRead, Unavailable,
+        member::{Demand, Member, Share, Wanted},
+        registry::NotOpened,
+    },
+    source::Source,
 };
 use std::sync::Arc;
 
@@ -14,7 +17,7 @@ struct Threads;
 /// Opens it if it is named, or another route may need it: one that chooses, or one that leaves the ends of files.
 pub(in crate::route) fn open(
     wanted: &Wanted<'_>,
-    _: &[&Arc<SourceFile>],
+    _: &[&Arc<dyn Source>],
     _: &[Arc<dyn Member>],
 ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
     let route = wanted.route;
@@ -27,12 +30,12 @@ impl Member for Threads {
         Route::Threads
     }
 
-    fn add(&self, _: &Arc<SourceFile>, _: Access) -> Result<bool, Unavailable> {
+    fn add(&self, _: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
         Ok(true)
     }
 
     fn lane(&self, _: usize) -> Result<Box<ReadLane>, Unavailable> {
-        Ok(Box::new(BlockingLane::new(Pread)))
+        Ok(Box::new(BlockingLane::new(SourceRead)))
     }
 
     fn share(&self, demand: &Demand<'_>) -> Share {

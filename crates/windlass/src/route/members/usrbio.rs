@@ -8,11 +8,12 @@ use crate::{
     parallel::lock,
     report::Refusal,
     route::{
-        Access, DirectIo, OpenMount, ReadLane, Route, SharedSlots, SourceFile, Unavailable, UsrbioClient,
-        UsrbioFiles, UsrbioLane, host_rings, is_daemon_lost,
+        Access, DirectIo, OpenMount, ReadLane, Route, SharedSlots, Unavailable, UsrbioClient, UsrbioFiles,
+        UsrbioLane, host_rings, is_daemon_lost,
         member::{ALONE, Demand, Landing, Member, Share, Wanted},
         registry::NotOpened,
     },
+    source::{Source, threefs::ThreeFs},
     sys,
 };
 use std::{
@@ -43,32 +44,32 @@ struct Usrbio {
 /// Opens the 3FS that the first file on one lies on, if the route is named or chooses.
 pub(in crate::route) fn open(
     wanted: &Wanted<'_>,
-    files: &[&Arc<SourceFile>],
+    files: &[&Arc<dyn Source>],
     _: &[Arc<dyn Member>],
 ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
     let is_named = wanted.route == Route::Usrbio;
     if !is_named && (!wanted.route.chooses() || wanted.copies_on_lanes) {
         return Ok(None);
     }
-    if let (true, Some(elsewhere)) = (is_named, files.iter().find(|file| !file.is_on_3fs())) {
+    if let (true, Some(elsewhere)) = (is_named, files.iter().find(|file| ThreeFs::of(file).is_none())) {
         return Err(NotOpened { path: Some(elsewhere.path().to_owned()), why: not_on_3fs(elsewhere) });
     }
-    let Some(first) = files.iter().find(|file| file.is_on_3fs()) else { return Ok(None) };
+    let Some(first) = files.iter().find_map(|file| ThreeFs::of(file)) else { return Ok(None) };
     if wanted.direct == DirectIo::Never && !is_named {
         return Err(Unavailable::new("switched off by the option direct=never", "").into());
     }
     if wanted.is_inline && !is_named {
         return Err(Unavailable::new(ALONE, "").into());
     }
-    let mount = OpenMount::of(first.device(), first.path(), wanted.usrbio, wanted.usrbio_directories)
+    let mount = OpenMount::of(first.file().device(), first.path(), wanted.usrbio, wanted.usrbio_directories)
         .map_err(|why| NotOpened { path: Some(first.path().to_owned()), why })?;
     let (files, chunk_bytes, lanes) = (Arc::default(), AtomicU64::new(0), Mutex::default());
     let wants_vendor = wanted.usrbio == UsrbioClient::Auto;
     Ok(Some(Arc::new(Usrbio { files, chunk_bytes, lanes, is_named, wants_vendor, mount })))
 }
 
-fn not_on_3fs(source: &SourceFile) -> Unavailable {
-    let reason = format!("it lies on {}, and not on a 3FS whose daemon lives", source.filesystem());
+fn not_on_3fs(source: &Arc<dyn Source>) -> Unavailable {
+    let reason = format!("it lies on {}, and not on a 3FS whose daemon lives", source.medium());
     Unavailable::new(reason, "choose route auto")
 }
 
@@ -83,15 +84,15 @@ impl Member for Usrbio {
         Route::Usrbio
     }
 
-    fn add(&self, source: &Arc<SourceFile>, _: Access) -> Result<bool, Unavailable> {
-        if !source.is_on_3fs() {
+    fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
+        let Some(threefs) = ThreeFs::of(source) else {
             return if self.is_named { Err(not_on_3fs(source)) } else { Ok(false) };
-        }
+        };
         self.files.add(source, || {
-            source.keep_mount(&self.mount);
+            threefs.keep_mount(&self.mount);
             // Asked once: a daemon that hangs does not answer.
-            self.chunk_bytes.fetch_max(source.preferred_bytes(), Ordering::Relaxed);
-            self.mount.file(source)
+            self.chunk_bytes.fetch_max(threefs.file().preferred_bytes(), Ordering::Relaxed);
+            self.mount.file(threefs)
         })?;
         Ok(true)
     }
