@@ -4,8 +4,8 @@
 use super::{
     customer::{Customer, Reason},
     operation::{Charge, GroupId, Priority, QueueId},
+    queues::Position,
     scheduler::Scheduler,
-    state::Position,
 };
 use std::{mem, sync::Arc};
 

@@ -60,18 +60,20 @@ pub(super) struct Waiting<O> {
     pub(super) index: u64,
 }
 
-/// An operation that has begun.
-#[derive(Debug)]
-pub(super) struct Begun<O> {
-    pub(super) waiting: Waiting<O>,
+/// The place of an operation that has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Position {
+    pub(super) group: GroupId,
+    pub(super) index: u64,
     pub(super) queue: QueueId,
     pub(super) priority: Priority,
+    pub(super) charge: Charge,
 }
 
 /// The answer to a thread that asks for an operation.
 #[derive(Debug)]
 pub(super) enum Chosen<O> {
-    Begun(Begun<O>),
+    Begun(Position, O),
     /// The queue of this group's operation will never have enough slots for it.
     Impossible(GroupId),
     /// None may begin now.
@@ -268,7 +270,7 @@ impl<O> Queues<O> {
         let (choice, rest_claim) = self.choose(served);
         self.rest_claim = rest_claim;
         match choice {
-            Choice::Begin(candidate) => self.take(candidate).map_or(Chosen::Nothing, Chosen::Begun),
+            Choice::Begin(candidate) => self.take(candidate).unwrap_or(Chosen::Nothing),
             Choice::Impossible(group) => Chosen::Impossible(group),
             Choice::Claim(candidate) => {
                 self.claim = Some(candidate);
@@ -284,9 +286,10 @@ impl<O> Queues<O> {
     }
 
     /// Frees the room of an operation. Slots that are lost are never free again.
-    pub(super) fn end(&mut self, queue: QueueId, priority: Priority, charge: Charge, is_lost: bool) {
-        self.room.give(priority, charge.bytes, 1);
-        if let Some((free, whole)) = &mut self.queue(queue).slots {
+    pub(super) fn end(&mut self, position: &Position, is_lost: bool) {
+        let charge = position.charge;
+        self.room.give(position.priority, charge.bytes, 1);
+        if let Some((free, whole)) = &mut self.queue(position.queue).slots {
             if is_lost {
                 *whole -= charge.slots;
                 self.lost_slots += charge.slots;
@@ -368,15 +371,15 @@ impl<O> Queues<O> {
         Some(Candidate { rank: Rank { class, number }, queue: id, priority })
     }
 
-    fn take(&mut self, candidate: Candidate) -> Option<Begun<O>> {
+    fn take(&mut self, candidate: Candidate) -> Option<Chosen<O>> {
         let Candidate { queue: id, priority, .. } = candidate;
         let queue = self.queue(id);
-        let (_, waiting) = queue.lines[priority as usize].pop_first()?;
+        let (_, Waiting { content, charge, group, index }) = queue.lines[priority as usize].pop_first()?;
         queue.overtaken[priority as usize] = 0;
         if let Some((free, _)) = &mut queue.slots {
-            *free -= waiting.charge.slots;
+            *free -= charge.slots;
         }
-        self.room.take(priority, waiting.charge.bytes, 1);
+        self.room.take(priority, charge.bytes, 1);
         self.waiting -= 1;
         if self.claim.is_some_and(|claim| claim.rank.number == candidate.rank.number) {
             self.claim = None;
@@ -388,7 +391,7 @@ impl<O> Queues<O> {
                 }
             }
         }
-        Some(Begun { waiting, queue: id, priority })
+        Some(Chosen::Begun(Position { group, index, queue: id, priority, charge }, content))
     }
 
     /// Returns a queue that exists: ids are checked where they come in.

@@ -6,8 +6,8 @@ use super::{
     customer::{Customer, Reason},
     flight::Flight,
     operation::{Cancelled, Charge, GroupId, QueueId, Submission, Whose},
-    queues::{Begun, Chosen, QueueOptions, QueueSet},
-    state::{Ended, Figures, Parked, Position, Removed, State},
+    queues::{Chosen, Position, QueueOptions, QueueSet},
+    state::{Ended, Figures, Parked, Removed, State},
     sync::{Condvar, Mutex, MutexGuard},
 };
 use std::{
@@ -244,14 +244,12 @@ impl<C: Customer> Scheduler<C> {
             let is_held_up = state.worker(worker).is_some_and(|own| own.is_held_up(ends));
             let chosen = if is_held_up { Chosen::Nothing } else { state.begin(serves) };
             match chosen {
-                Chosen::Begun(Begun { waiting, queue, priority }) => {
+                Chosen::Begun(position, content) => {
                     if let Some(own) = state.worker(worker) {
-                        own.note_begin(ends);
+                        own.began_at = ends;
                     }
                     self.unlock(state);
-                    let (group, index, charge) = (waiting.group, waiting.index, waiting.charge);
-                    let position = Position { group, index, queue, priority, charge };
-                    return Some(Flight::begun(self.clone(), position, waiting.content));
+                    return Some(Flight::begun(self.clone(), position, content));
                 }
                 Chosen::Impossible(group) => {
                     let removed = state.fail(group, Reason::NoMemory.into());
@@ -289,7 +287,7 @@ impl<C: Customer> Scheduler<C> {
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 state.leave(worker);
                 if let Some(own) = state.worker(worker) {
-                    own.try_again();
+                    own.held_up_at = None;
                 }
             } else {
                 state = condvar.wait(state).unwrap_or_else(PoisonError::into_inner);

@@ -5,7 +5,7 @@ use super::{
     admission::{Limits, Room, Verdict},
     customer::{Customer, Reason},
     operation::{Cancelled, Charge, Gate, GroupId, Operation, Priority, QueueId, Submission, Whose},
-    queues::{Begun, Chosen, QueueOptions, QueueSet, Queues, Waiting},
+    queues::{Chosen, Position, QueueOptions, QueueSet, Queues, Waiting},
     sync::Condvar,
 };
 use std::{
@@ -62,9 +62,9 @@ pub(super) struct Worker {
     pub(super) condvar: Arc<Condvar>,
     parked: Option<Parked>,
     /// The number of operations that had ended when it began its last one.
-    began_at: u64,
+    pub(super) began_at: u64,
     /// Set if it has put an operation back: it is woken once more operations than these have ended.
-    held_up_at: Option<u64>,
+    pub(super) held_up_at: Option<u64>,
 }
 
 /// Where a thread waits.
@@ -94,16 +94,6 @@ pub(super) struct Ended<C: Customer> {
 pub(super) struct Removed<O> {
     pub(super) group: GroupId,
     pub(super) contents: Vec<O>,
-}
-
-/// The place of an operation that has begun.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Position {
-    pub(super) group: GroupId,
-    pub(super) index: u64,
-    pub(super) queue: QueueId,
-    pub(super) priority: Priority,
-    pub(super) charge: Charge,
 }
 
 pub(super) struct State<C: Customer> {
@@ -397,8 +387,8 @@ impl<C: Customer> State<C> {
     /// Begins the next operation of these queues, if one may begin now.
     pub(super) fn begin(&mut self, serves: QueueSet) -> Chosen<C::Operation> {
         let chosen = self.queues.begin(serves);
-        if let Chosen::Begun(Begun { priority, .. }) = &chosen {
-            self.begun[*priority as usize] += 1;
+        if let Chosen::Begun(position, _) = &chosen {
+            self.begun[position.priority as usize] += 1;
             // Others may begin what this thread leaves.
             self.wake(1);
         }
@@ -407,7 +397,7 @@ impl<C: Customer> State<C> {
 
     /// Frees the room of an operation that has begun.
     pub(super) fn free(&mut self, position: &Position, is_lost: bool) {
-        self.queues.end(position.queue, position.priority, position.charge, is_lost);
+        self.queues.end(position, is_lost);
     }
 
     /// Ends an operation that has begun, whose room is free.
@@ -562,19 +552,10 @@ impl<C: Customer> State<C> {
 }
 
 impl Worker {
-    /// Notes how many operations have ended when the thread begins one.
-    pub(super) fn note_begin(&mut self, ends: u64) {
-        self.began_at = ends;
-    }
-
     /// Keeps the thread from beginning operations until one has ended since it began its last: what that lacked may be free
     /// then.
     pub(super) fn hold_up(&mut self) {
         self.held_up_at = Some(self.began_at);
-    }
-
-    pub(super) fn try_again(&mut self) {
-        self.held_up_at = None;
     }
 
     pub(super) fn is_held_up(&self, ends: u64) -> bool {
