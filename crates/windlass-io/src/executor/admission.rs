@@ -6,13 +6,13 @@ use super::operation::Priority;
 /// A bound on bytes and operations. An operation larger than the bound runs alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// Bytes of all.
+    /// Limits the bytes of all operations.
     pub bytes: u64,
-    /// Operations of all.
+    /// Limits the number of operations.
     pub operations: usize,
-    /// Bytes of what is not in demand, of these.
+    /// Limits the bytes of operations that are not demand.
     pub rest_bytes: u64,
-    /// Operations of what is not in demand, of these.
+    /// Limits the number of operations that are not demand.
     pub rest_operations: usize,
 }
 
@@ -21,7 +21,7 @@ impl Bound {
     pub const NONE: Self =
         Self { bytes: u64::MAX, operations: usize::MAX, rest_bytes: u64::MAX, rest_operations: usize::MAX };
 
-    /// A quarter of the room is for demand only, but one operation of the rest may always be there.
+    /// Keeps a quarter of the room for demand. One other operation is always allowed.
     pub const fn new(bytes: u64, operations: usize) -> Self {
         let rest_operations = operations - operations / 4;
         Self {
@@ -36,9 +36,9 @@ impl Bound {
 /// The bounds of a scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Operations that were submitted and whose groups have not ended. What would exceed it is refused.
+    /// Limits the operations of groups that have not ended. A group that would exceed it is refused.
     pub accepted: Bound,
-    /// Operations that have begun and not ended. What would exceed it waits.
+    /// Limits the operations that have begun and not ended. An operation that would exceed it waits.
     pub in_flight: Bound,
 }
 
@@ -47,16 +47,16 @@ impl Limits {
     pub const NONE: Self = Self { accepted: Bound::NONE, in_flight: Bound::NONE };
 }
 
-/// Whether something fits.
+/// Whether operations fit into a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Fits,
-    /// Only demand would.
+    /// Only demand would fit.
     RestIsFull,
     Full,
 }
 
-/// What a bound has left.
+/// How much of a bound is in use.
 #[derive(Debug)]
 pub(super) struct Room {
     bound: Bound,
@@ -82,7 +82,7 @@ impl Room {
     pub(super) fn verdict(&self, priority: Priority, bytes: u64, operations: usize) -> Verdict {
         let bound = &self.bound;
         let fits = |used: (u64, usize), most: (u64, usize)| {
-            // What exceeds the bound by itself goes alone.
+            // An operation that is larger than the bound runs alone.
             used.1 == 0
                 || used.0.saturating_add(bytes) <= most.0 && used.1.saturating_add(operations) <= most.1
         };
@@ -106,7 +106,7 @@ impl Room {
         }
     }
 
-    /// With the priority and the numbers that it was taken with.
+    /// Reverses [`Room::take`], with the same priority and numbers.
     pub(super) fn give(&mut self, priority: Priority, bytes: u64, operations: usize) {
         self.bytes = self.bytes.wrapping_sub(bytes);
         self.operations -= operations;

@@ -9,20 +9,20 @@ use std::{hash::Hash, io, sync::Arc};
 
 /// The types of a customer, and what the scheduler asks it about groups.
 pub trait Customer: Sized + Send + Sync {
-    /// Moves bytes. Owns the memory that it moves them from or to.
+    /// An operation. It owns the memory that it moves bytes from or to.
     type Operation: Send;
-    /// Comes back with the end of a group.
+    /// Identifies a group to the customer. It comes back when the group ends.
     type Group: Send;
-    /// Names an event of a device, and keeps it alive.
+    /// An event of a device, which lives as long as this value.
     type Event: Clone + Eq + Hash + Send;
     /// Why a group failed.
     type Error: From<Reason> + Send;
 
-    /// A group has ended: all of its operations are dropped, or were ended by the customer. Called exactly once, by any
-    /// thread, without locks held. A panic is contained.
+    /// Is called exactly once for each group, after all of its operations are dropped or were ended by the customer. Any
+    /// thread may call it, without locks. A panic is contained.
     fn ended(&self, group: Self::Group, result: Result<(), Self::Error>);
 
-    /// Whether a device has reached an event. Called often: it must not wait.
+    /// Returns whether a device has reached an event. It is called often and must not wait.
     ///
     /// # Errors
     /// If it cannot be known. The groups that wait for it fail.
@@ -31,27 +31,27 @@ pub trait Customer: Sized + Send + Sync {
     }
 }
 
-/// What one thread with a lane does with the operations of a customer. Panics are contained: the operation fails.
+/// Decides for one thread what its lane does with operations. If a call panics, the operation fails.
 pub trait Carrier<C: Customer> {
-    /// An operation was taken from its queue, and has its room: takes the slot, opens the file, aims the first attempt.
+    /// Begins an operation that was taken from its queue: takes a slot, opens the file, aims the first attempt.
     fn begin(&mut self, flight: Flight<C>) -> Next<C>;
 
-    /// An attempt came back from the lane.
+    /// Handles an attempt that the lane has completed.
     fn settle(&mut self, flight: Flight<C>, result: io::Result<usize>) -> Next<C>;
 }
 
-/// What becomes of an operation next.
+/// The next step of an operation.
 pub enum Next<C: Customer> {
     /// The lane makes an attempt.
     Carry(Flight<C>),
     /// Another queue serves the rest, with this charge. The room is free meanwhile. It must be one of those that the queue
     /// [hands over to](super::QueueOptions::hands_over_to).
     HandOver(Flight<C>, QueueId, Charge),
-    /// It cannot begin now: it returns to its place, and this thread takes no other until an operation has ended.
+    /// The operation cannot begin now and returns to its place. This thread begins no other until an operation has ended.
     PutBack(Flight<C>),
-    /// The lane is of no use for its queue: it returns to its place. This thread ends once the lane is empty.
+    /// The lane cannot serve this queue. The operation returns to its place, and the thread returns once the lane is empty.
     GiveUp(Flight<C>),
-    /// It has ended, or its ticket was kept and will be ended.
+    /// The operation has ended, or the customer keeps its ticket.
     Ended,
 }
 

@@ -4,20 +4,20 @@
 use super::{
     customer::{Customer, Reason},
     operation::{Charge, GroupId, Priority, QueueId},
+    queues::Position,
     scheduler::Scheduler,
-    state::Position,
 };
 use std::{mem, sync::Arc};
 
 /// An operation that has begun. If it is dropped, it fails as [abandoned](Reason::Abandoned).
 pub struct Flight<C: Customer> {
-    /// What the customer made of it. Dropped before the ticket: memory is free before the group ends.
+    /// The customer's operation. It is dropped before the ticket: memory is free before the group ends.
     pub content: C::Operation,
     ticket: Ticket<C>,
 }
 
-/// The end of an operation that has begun, which takes its room until then. If it is dropped, the operation fails as
-/// [abandoned](Reason::Abandoned).
+/// The right of an operation that has begun to end, and to use its room until then. If it is dropped, the operation fails
+/// as [abandoned](Reason::Abandoned).
 pub struct Ticket<C: Customer> {
     scheduler: Arc<Scheduler<C>>,
     position: Position,
@@ -25,7 +25,7 @@ pub struct Ticket<C: Customer> {
 }
 
 impl<C: Customer> Flight<C> {
-    /// An operation and the ticket that came with it: the reverse of [`Flight::into_parts`].
+    /// Joins an operation and its ticket: the reverse of [`Flight::into_parts`].
     pub fn new(content: C::Operation, ticket: Ticket<C>) -> Self {
         Self { content, ticket }
     }
@@ -34,17 +34,17 @@ impl<C: Customer> Flight<C> {
         Self { content, ticket: Ticket { scheduler, position, has_ended: false } }
     }
 
-    /// What ends it, for customers that use its memory after the lane: a device that copies from it.
+    /// Separates the operation from its ticket, for customers that keep the ticket while a device copies.
     pub fn into_parts(self) -> (C::Operation, Ticket<C>) {
         (self.content, self.ticket)
     }
 
-    /// The ticket.
+    /// Returns the ticket.
     pub fn ticket(&self) -> &Ticket<C> {
         &self.ticket
     }
 
-    /// Ends it: its memory is dropped, its room is free.
+    /// Drops the operation with its memory, then ends it and frees its room.
     pub fn end(self, result: Result<(), C::Error>) {
         let (content, ticket) = self.into_parts();
         drop(content);
@@ -53,43 +53,43 @@ impl<C: Customer> Flight<C> {
 }
 
 impl<C: Customer> Ticket<C> {
-    /// The operation has ended: nothing uses its memory any more.
+    /// Ends the operation, whose memory nothing uses any more.
     pub fn end(mut self, result: Result<(), C::Error>) {
         self.finish(result, false);
     }
 
-    /// The operation has failed, and the system or a device may still use its memory, which the caller has leaked. Its
-    /// slots are not used again.
+    /// Fails the operation, whose memory the system or a device may still use and the caller has leaked. Its slots are never
+    /// used again.
     pub fn lose(mut self, error: C::Error) {
         self.finish(Err(error), true);
     }
 
-    /// What it takes of the room.
+    /// Returns the room that it uses.
     pub fn charge(&self) -> Charge {
         self.position.charge
     }
 
-    /// The group of the operation.
+    /// Returns the group of the operation.
     pub fn group(&self) -> GroupId {
         self.position.group
     }
 
-    /// The priority that its room was taken with.
+    /// Returns the priority that it began with.
     pub fn priority(&self) -> Priority {
         self.position.priority
     }
 
-    /// The queue that it was taken from.
+    /// Returns the queue that it was taken from.
     pub fn queue(&self) -> QueueId {
         self.position.queue
     }
 
-    /// What it is part of.
+    /// Returns the scheduler.
     pub fn scheduler(&self) -> &Arc<Scheduler<C>> {
         &self.scheduler
     }
 
-    /// The operation waits again: its end is another ticket's.
+    /// Returns the position of an operation that waits again, which then gets another ticket.
     pub(super) fn defuse(mut self) -> Position {
         self.has_ended = true;
         self.position

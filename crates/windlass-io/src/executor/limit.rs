@@ -15,12 +15,12 @@ enum Policy {
 }
 
 impl InFlightLimit {
-    /// Always `operations`, or one if that is none.
+    /// Allows always `operations`, at least one.
     pub const fn fixed(operations: usize) -> Self {
         Self(Policy::Fixed(if operations == 0 { 1 } else { operations }))
     }
 
-    /// From `operations` up to `most`: doubles as long as that makes the device faster. For drives.
+    /// Begins with `operations` and doubles up to `most` as long as that makes the device faster. For drives.
     pub fn by_throughput(operations: usize, most: usize) -> Self {
         if operations >= most {
             return Self::fixed(operations);
@@ -36,15 +36,15 @@ impl InFlightLimit {
         Self(Policy::Throughput(throughput))
     }
 
-    /// Up to `most`: grows while operations do not wait for each other, and shrinks while they wait to be copied. For
-    /// memory that is copied from, which should stay in the processor's cache.
+    /// Grows up to `most` while operations do not wait for each other, and shrinks while they wait to be copied. For
+    /// memory that is copied from and should stay in the processor's cache.
     pub fn by_delay(most: usize) -> Self {
         let most = most.max(1);
         let operations = Delay::FIRST.min(most);
         Self(Policy::Delay(Delay { operations, most, longest: 0, fastest: Duration::MAX }))
     }
 
-    /// Operations that may be in flight now.
+    /// Returns how many operations may be in flight now.
     pub fn operations(&self) -> usize {
         match &self.0 {
             Policy::Fixed(operations) => *operations,
@@ -53,16 +53,7 @@ impl InFlightLimit {
         }
     }
 
-    /// The most that it will ever allow.
-    pub fn most(&self) -> usize {
-        match &self.0 {
-            Policy::Fixed(operations) => *operations,
-            Policy::Throughput(throughput) => throughput.most,
-            Policy::Delay(delay) => delay.most,
-        }
-    }
-
-    /// An operation brought `bytes` at `now`, after so long, and `others` came with it that are not settled yet.
+    /// Notes an operation that moved `bytes` and ended at `now`. `others` ended with it and are not settled yet.
     pub fn ended(&mut self, bytes: usize, took: Duration, others: usize, now: Instant) {
         match &mut self.0 {
             Policy::Fixed(_) => {}

@@ -1,4 +1,4 @@
-//! What customers hand to the scheduler.
+//! What customers submit: operations, groups, priorities.
 #![forbid(unsafe_code)]
 
 use super::customer::Customer;
@@ -20,15 +20,15 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// All of them, the most urgent first.
+    /// All priorities, the most urgent first.
     pub const ALL: [Self; 3] = [Self::Demand, Self::Prefetch, Self::Background];
 }
 
-/// A queue of a scheduler, by its position in the list that the scheduler was made with.
+/// The number of a queue: its position in the list that the scheduler was made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueId(pub u8);
 
-/// A group of operations of one scheduler. Numbers are not used again.
+/// The number of a group of one scheduler. Numbers are not used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub(super) u64);
 
@@ -42,7 +42,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Of an operation that needs no slot.
+    /// The room of an operation that needs no slot.
     pub const fn of_bytes(bytes: u64) -> Self {
         Self { bytes, slots: 0 }
     }
@@ -51,26 +51,27 @@ impl Charge {
 /// One read, write or sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation<O> {
-    /// Where it waits for a lane.
+    /// The queue that it waits in.
     pub queue: QueueId,
-    /// What it takes of the room.
+    /// The room that it uses while it is in flight.
     pub charge: Charge,
-    /// Its place in the order of its group: a [`Gate`] opens by it. 0 where that is open.
+    /// Its place in the group, by which a [`Gate`] opens. Ignored if the gate is open.
     pub order: u64,
-    /// What the customer makes of it. It owns the memory.
+    /// The customer's operation, which owns the memory.
     pub content: O,
 }
 
 /// When operations of a group may begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gate {
-    /// At once.
+    /// All may begin at once.
     #[default]
     Open,
-    /// Those whose order is below this number, which [`Scheduler::admit`](super::Scheduler::admit) raises: a stream whose
-    /// consumer must keep up.
+    /// Those whose order is below this number may begin. [`Scheduler::admit`](super::Scheduler::admit) raises it as the
+    /// consumer of a stream proceeds.
     Below(u64),
-    /// Those of the lowest order, and those of the next once all of these have ended well: writes, then their sync.
+    /// Those of the lowest order may begin, and those of the next order once all of these have succeeded: writes, then
+    /// their sync.
     Stages,
 }
 
@@ -83,7 +84,7 @@ pub struct Submission<C: Customer> {
     pub group: C::Group,
     /// Its operations.
     pub operations: Vec<Operation<C::Operation>>,
-    /// What [`Whose::Tag`] selects it by.
+    /// The number that [`Whose::Tag`] selects it by.
     pub tag: u64,
     /// How urgent it is.
     pub priority: Priority,
@@ -91,12 +92,12 @@ pub struct Submission<C: Customer> {
     pub deadline: Option<Instant>,
     /// The event of a device that must be reached before any of them begins.
     pub event: Option<C::Event>,
-    /// When which of them may begin.
+    /// When its operations may begin.
     pub gate: Gate,
 }
 
 impl<C: Customer> Submission<C> {
-    /// A group in demand, without tag, deadline or event, all of which may begin at once.
+    /// A demand group without tag, deadline or event, whose operations may begin at once.
     pub fn new(group: C::Group, operations: Vec<Operation<C::Operation>>) -> Self {
         Self {
             group,
@@ -119,7 +120,7 @@ pub enum Whose {
     Tag(u64),
 }
 
-/// What [`Scheduler::cancel`](super::Scheduler::cancel) found.
+/// The operations that [`Scheduler::cancel`](super::Scheduler::cancel) found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cancelled {
     /// Operations that had not begun, and will not.

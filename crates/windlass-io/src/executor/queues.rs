@@ -41,7 +41,7 @@ impl QueueSet {
     }
 }
 
-/// What a queue of a scheduler is.
+/// The properties of a queue.
 #[derive(Clone, Debug, Default)]
 pub struct QueueOptions {
     /// Staging slots that its operations share. `None` if they need none, or find their own.
@@ -60,18 +60,20 @@ pub(super) struct Waiting<O> {
     pub(super) index: u64,
 }
 
-/// An operation that has begun.
-#[derive(Debug)]
-pub(super) struct Begun<O> {
-    pub(super) waiting: Waiting<O>,
+/// The place of an operation that has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Position {
+    pub(super) group: GroupId,
+    pub(super) index: u64,
     pub(super) queue: QueueId,
     pub(super) priority: Priority,
+    pub(super) charge: Charge,
 }
 
-/// What a thread finds that asks for an operation.
+/// The answer to a thread that asks for an operation.
 #[derive(Debug)]
 pub(super) enum Chosen<O> {
-    Begun(Begun<O>),
+    Begun(Position, O),
     /// The queue of this group's operation will never have enough slots for it.
     Impossible(GroupId),
     /// None may begin now.
@@ -80,15 +82,15 @@ pub(super) enum Chosen<O> {
 
 #[derive(Debug)]
 struct Queue<O> {
-    /// By priority and number: the lowest is the next.
+    /// One map for each priority. The operation with the lowest number is the next.
     lines: [BTreeMap<u64, Waiting<O>>; PRIORITIES],
     /// How many more urgent operations have begun while the first of a line waited.
     overtaken: [u32; PRIORITIES],
     /// Slots that are free, and slots that are not lost.
     slots: Option<(u32, u32)>,
-    /// Queues whose operations may come here, with itself.
+    /// Queues whose operations may be handed over to this one, and this one.
     feeders: QueueSet,
-    /// Who has it instead.
+    /// The queue that replaces this one.
     redirected: Option<QueueId>,
     /// Operations that belong to it: held, waiting or begun.
     unended: usize,
@@ -97,7 +99,7 @@ struct Queue<O> {
 /// The order in which operations are next, the lowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
-    /// Lines that were overtaken often enough, the least urgent first; then by priority.
+    /// Lines that were overtaken often enough come first, the least urgent first. The others follow by priority.
     class: usize,
     number: u64,
 }
@@ -115,7 +117,7 @@ pub(super) struct Queues<O> {
     room: Room,
     /// The operation that waits for room, which others must leave to it.
     claim: Option<Candidate>,
-    /// The same for room that is not for demand only. Demand may go before it.
+    /// The operation that waits for room that is not reserved for demand. Demand may go before it.
     rest_claim: Option<Candidate>,
     waiting: usize,
     lost_slots: u32,
@@ -133,7 +135,7 @@ impl Priority {
 }
 
 impl<O> Queues<O> {
-    /// At most [`MAX_QUEUES`]: others are left out.
+    /// Makes at most [`MAX_QUEUES`] queues. Others are left out.
     pub(super) fn new(options: &[QueueOptions], room: Room) -> Self {
         let count = options.len().min(MAX_QUEUES);
         let mut feeders: Vec<QueueSet> =
@@ -169,7 +171,7 @@ impl<O> Queues<O> {
         self.has(to) && self.queues[usize::from(self.resolve(to).0)].feeders.has(from)
     }
 
-    /// Operations that wait.
+    /// Returns the number of operations that wait.
     pub(super) fn waiting(&self) -> usize {
         self.waiting
     }
@@ -230,7 +232,8 @@ impl<O> Queues<O> {
         removed
     }
 
-    /// What waits or will wait in `from` is `to`'s. `false` if that is so already, or `to` hands over to `from`.
+    /// Moves the operations of `from`, and those that will come to it, to `to`. `false` if `from` is redirected already, or
+    /// `to` to it.
     pub(super) fn redirect(&mut self, from: QueueId, to: QueueId) -> bool {
         let to = self.resolve(to);
         if self.queue(from).redirected.is_some() || from == to {
@@ -253,7 +256,7 @@ impl<O> Queues<O> {
         true
     }
 
-    /// The queue that has the operations of this one.
+    /// Returns the queue that serves the operations of this one.
     fn resolve(&self, queue: QueueId) -> QueueId {
         let mut own = queue;
         while let Some(next) = self.queues.get(usize::from(own.0)).and_then(|queue| queue.redirected) {
@@ -267,7 +270,7 @@ impl<O> Queues<O> {
         let (choice, rest_claim) = self.choose(served);
         self.rest_claim = rest_claim;
         match choice {
-            Choice::Begin(candidate) => self.take(candidate).map_or(Chosen::Nothing, Chosen::Begun),
+            Choice::Begin(candidate) => self.take(candidate).unwrap_or(Chosen::Nothing),
             Choice::Impossible(group) => Chosen::Impossible(group),
             Choice::Claim(candidate) => {
                 self.claim = Some(candidate);
@@ -282,10 +285,11 @@ impl<O> Queues<O> {
         matches!(self.choose(served).0, Choice::Begin(_) | Choice::Impossible(_))
     }
 
-    /// An operation does not use its room any more. Slots that are lost are never free again.
-    pub(super) fn end(&mut self, queue: QueueId, priority: Priority, charge: Charge, is_lost: bool) {
-        self.room.give(priority, charge.bytes, 1);
-        if let Some((free, whole)) = &mut self.queue(queue).slots {
+    /// Frees the room of an operation. Slots that are lost are never free again.
+    pub(super) fn end(&mut self, position: &Position, is_lost: bool) {
+        let charge = position.charge;
+        self.room.give(position.priority, charge.bytes, 1);
+        if let Some((free, whole)) = &mut self.queue(position.queue).slots {
             if is_lost {
                 *whole -= charge.slots;
                 self.lost_slots += charge.slots;
@@ -295,7 +299,7 @@ impl<O> Queues<O> {
         }
     }
 
-    /// What these queues may do next, and the operation that waits for room that is not for demand only.
+    /// Returns what these queues may do next, and the operation that waits for room that is not reserved for demand.
     fn choose(&self, served: QueueSet) -> (Choice, Option<Candidate>) {
         if self.waiting == 0 {
             return (Choice::Nothing, None);
@@ -367,15 +371,15 @@ impl<O> Queues<O> {
         Some(Candidate { rank: Rank { class, number }, queue: id, priority })
     }
 
-    fn take(&mut self, candidate: Candidate) -> Option<Begun<O>> {
+    fn take(&mut self, candidate: Candidate) -> Option<Chosen<O>> {
         let Candidate { queue: id, priority, .. } = candidate;
         let queue = self.queue(id);
-        let (_, waiting) = queue.lines[priority as usize].pop_first()?;
+        let (_, Waiting { content, charge, group, index }) = queue.lines[priority as usize].pop_first()?;
         queue.overtaken[priority as usize] = 0;
         if let Some((free, _)) = &mut queue.slots {
-            *free -= waiting.charge.slots;
+            *free -= charge.slots;
         }
-        self.room.take(priority, waiting.charge.bytes, 1);
+        self.room.take(priority, charge.bytes, 1);
         self.waiting -= 1;
         if self.claim.is_some_and(|claim| claim.rank.number == candidate.rank.number) {
             self.claim = None;
@@ -387,10 +391,10 @@ impl<O> Queues<O> {
                 }
             }
         }
-        Some(Begun { waiting, queue: id, priority })
+        Some(Chosen::Begun(Position { group, index, queue: id, priority, charge }, content))
     }
 
-    /// Ids are checked where they come in.
+    /// Returns a queue that exists: ids are checked where they come in.
     fn queue(&mut self, id: QueueId) -> &mut Queue<O> {
         &mut self.queues[usize::from(id.0)]
     }

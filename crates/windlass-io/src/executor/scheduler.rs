@@ -1,4 +1,4 @@
-//! The lock around what a scheduler knows, and what is done without it: dropping operations, telling of ends.
+//! The lock around the scheduler's state, and the work that is done without it: dropping operations, reporting ends.
 #![forbid(unsafe_code)]
 
 use super::{
@@ -6,8 +6,8 @@ use super::{
     customer::{Customer, Reason},
     flight::Flight,
     operation::{Cancelled, Charge, GroupId, QueueId, Submission, Whose},
-    queues::{Begun, Chosen, QueueOptions, QueueSet},
-    state::{Ended, Figures, Parked, Position, Removed, State},
+    queues::{Chosen, Position, QueueOptions, QueueSet},
+    state::{Ended, Figures, Parked, Removed, State},
     sync::{Condvar, Mutex, MutexGuard},
 };
 use std::{
@@ -26,46 +26,46 @@ const PUT_BACK_PAUSE: Duration = Duration::from_millis(1);
 pub struct Scheduler<C: Customer> {
     customer: C,
     state: Mutex<State<C>>,
-    /// What a thread waits for that watches deadlines and events.
+    /// Wakes the thread that watches deadlines and events.
     watched: Condvar,
     process: u32,
 }
 
-/// A submission that was not taken on.
+/// A submission that was refused.
 pub struct Refused<C: Customer> {
-    /// Why not.
+    /// Why it was refused.
     pub reason: Reason,
-    /// What was to be submitted.
+    /// The submission.
     pub submission: Submission<C>,
 }
 
-/// What a thread does that finds no operation.
+/// What a thread does when no operation may begin.
 pub(super) enum Wait {
     /// It returns.
     Not,
-    /// It goes on waiting in its lane, and is woken there.
+    /// It waits in its lane, where the waker wakes it.
     InLane(Waker),
-    /// It waits until there is one, or until none will come any more.
+    /// It waits until one may begin, or until none will come any more.
     UntilOver,
 }
 
 impl<C: Customer> Scheduler<C> {
-    /// With these queues, at most 8.
+    /// Makes a scheduler with these queues, at most 8.
     pub fn new(customer: C, limits: Limits, queues: &[QueueOptions]) -> Arc<Self> {
         let state = Mutex::new(State::new(limits, queues));
         Arc::new(Self { customer, state, watched: Condvar::new(), process: process::id() })
     }
 
-    /// The customer.
+    /// Returns the customer.
     pub fn customer(&self) -> &C {
         &self.customer
     }
 
-    /// Takes a group on. Its end is told by [`Customer::ended`], whatever happens; at once if it has no operations.
+    /// Accepts a group. [`Customer::ended`] reports its end, whatever happens; at once if it has no operations.
     ///
     /// # Errors
-    /// [`Reason::Full`], [`Reason::Forked`], what it was closed for, or [`Reason::Unserved`] if there is no such queue, no
-    /// thread that [watches](Scheduler::watch) events, or no group was to come after [`Scheduler::seal`].
+    /// [`Reason::Full`]; [`Reason::Forked`]; the reason of [`Scheduler::close`]. [`Reason::Unserved`] if there is no such
+    /// queue, no thread [watches](Scheduler::watch) events, or the scheduler was [sealed](Scheduler::seal).
     pub fn submit(&self, submission: Submission<C>) -> Result<GroupId, Box<Refused<C>>> {
         if self.is_foreign() {
             return Err(Box::new(Refused { reason: Reason::Forked, submission }));
@@ -85,12 +85,12 @@ impl<C: Customer> Scheduler<C> {
         Ok(id)
     }
 
-    /// Says that no further groups are submitted: threads end once their queues are empty for good.
+    /// Refuses further groups. Threads end once nothing can come to their queues any more.
     pub fn seal(&self) {
         self.own(State::seal);
     }
 
-    /// Lets operations of a group begin whose order is below `end`, if its gate is [`Gate::Below`](super::Gate::Below).
+    /// Raises the gate of a group to `end`, if it is a [`Gate::Below`](super::Gate::Below).
     pub fn admit(&self, group: GroupId, end: u64) {
         self.own(|state| state.admit(group, end));
     }
@@ -122,13 +122,13 @@ impl<C: Customer> Scheduler<C> {
         removed.into_iter().for_each(|removed| self.dismiss(removed));
     }
 
-    /// Has `to` serve what waits, or will wait, in `from`. `true` for the first who says so.
+    /// Moves the operations of `from`, and those that will come to it, to `to`. Returns `true` for the first call only.
     pub fn redirect(&self, from: QueueId, to: QueueId) -> bool {
         self.own(|state| state.redirect(from, to)).unwrap_or(false)
     }
 
-    /// Takes nothing on any more, and removes all operations that have not begun. Threads end once their lanes are
-    /// empty, or return nothing. The first reason stands.
+    /// Refuses further groups and removes all operations that have not begun. Threads end once their lanes are empty, or
+    /// bring nothing back any more. The first reason stands.
     pub fn close(&self, reason: Reason) {
         let removed = self.own(|state| {
             let reason = state.close(reason);
@@ -144,13 +144,13 @@ impl<C: Customer> Scheduler<C> {
         self.own(|state| state.closed.is_some()).unwrap_or(true)
     }
 
-    /// How much it has to do. A child of `fork` learns nothing.
+    /// Returns how much the scheduler has to do and has done. Zeros in a child of `fork`.
     pub fn figures(&self) -> Figures {
         self.own(|state| state.figures()).unwrap_or_default()
     }
 
     /// Fails groups whose deadlines have passed at `now`, and lets groups begin whose events are reached. Returns whether
-    /// there was any of these.
+    /// there were any.
     pub fn look(&self, now: Instant) -> bool {
         let found = self.own(|state| (state.expired(now), state.events()));
         let (expired, events) = found.unwrap_or_default();
@@ -206,7 +206,7 @@ impl<C: Customer> Scheduler<C> {
         }
     }
 
-    /// Has groups with events taken on, since a thread is about to [watch](Scheduler::watch).
+    /// Accepts groups with events from now on, as a thread is about to [watch](Scheduler::watch).
     pub fn expect_watcher(&self) {
         self.own(|state| state.is_watched = true);
     }
@@ -219,12 +219,12 @@ impl<C: Customer> Scheduler<C> {
         self.change(|state| state.discharge(worker));
     }
 
-    /// A thread comes out of its lane.
+    /// Notes that a thread has returned from its lane.
     pub(super) fn leave(&self, worker: usize) {
         self.change(|state| state.leave(worker));
     }
 
-    /// The next operation for a thread.
+    /// Returns the next operation for a thread.
     pub(super) fn next(self: &Arc<Self>, worker: usize, serves: QueueSet, wait: &Wait) -> Option<Flight<C>> {
         let mut state = self.lock();
         loop {
@@ -244,14 +244,12 @@ impl<C: Customer> Scheduler<C> {
             let is_held_up = state.worker(worker).is_some_and(|own| own.is_held_up(ends));
             let chosen = if is_held_up { Chosen::Nothing } else { state.begin(serves) };
             match chosen {
-                Chosen::Begun(Begun { waiting, queue, priority }) => {
+                Chosen::Begun(position, content) => {
                     if let Some(own) = state.worker(worker) {
-                        own.note_begin(ends);
+                        own.began_at = ends;
                     }
                     self.unlock(state);
-                    let (group, index, charge) = (waiting.group, waiting.index, waiting.charge);
-                    let position = Position { group, index, queue, priority, charge };
-                    return Some(Flight::begun(self.clone(), position, waiting.content));
+                    return Some(Flight::begun(self.clone(), position, content));
                 }
                 Chosen::Impossible(group) => {
                     let removed = state.fail(group, Reason::NoMemory.into());
@@ -289,7 +287,7 @@ impl<C: Customer> Scheduler<C> {
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 state.leave(worker);
                 if let Some(own) = state.worker(worker) {
-                    own.try_again();
+                    own.held_up_at = None;
                 }
             } else {
                 state = condvar.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -298,14 +296,14 @@ impl<C: Customer> Scheduler<C> {
         state
     }
 
-    /// An operation that has begun returns to the queue that it came from, at its place.
+    /// Returns an operation that has begun to its place in its queue.
     pub(super) fn put_back(&self, worker: usize, flight: Flight<C>) {
         let queue = flight.ticket().queue();
         let charge = flight.ticket().charge();
         self.wait_again(flight, queue, charge, Some(worker));
     }
 
-    /// An operation that has begun waits in another queue.
+    /// Moves an operation that has begun to another queue.
     pub(super) fn hand_over(&self, flight: Flight<C>, to: QueueId, charge: Charge) {
         self.wait_again(flight, to, charge, None);
     }
@@ -331,7 +329,7 @@ impl<C: Customer> Scheduler<C> {
         }
     }
 
-    /// An operation that has begun has ended.
+    /// Ends an operation that has begun.
     pub(super) fn end(&self, position: &Position, result: Result<(), C::Error>, is_lost: bool) {
         if !self.is_foreign() {
             self.finish(position, result, |state| state.free(position, is_lost));
@@ -372,22 +370,22 @@ impl<C: Customer> Scheduler<C> {
         }
     }
 
-    /// Runs a customer's code. The panic hook has told of a panic; the thread has others to serve.
+    /// Runs a customer's code. The panic hook reports a panic; the thread goes on.
     fn contain(&self, work: impl FnOnce()) {
         let _ = panic::catch_unwind(AssertUnwindSafe(work));
     }
 
-    /// Whether this process is a child of `fork`: threads that it lacks may hold the lock.
+    /// Returns whether this process is a child of `fork`: a thread of the parent may hold the lock.
     pub(super) fn is_foreign(&self) -> bool {
         self.process != process::id()
     }
 
-    /// As [`change`](Self::change); nothing in a child of `fork`.
+    /// Does what [`change`](Self::change) does; nothing in a child of `fork`.
     fn own<T>(&self, work: impl FnOnce(&mut State<C>) -> T) -> Option<T> {
         (!self.is_foreign()).then(|| self.change(work))
     }
 
-    /// Does what takes the lock, and then wakes threads that have something to do now.
+    /// Runs `work` with the lock, then wakes the threads that it gave something to do.
     fn change<T>(&self, work: impl FnOnce(&mut State<C>) -> T) -> T {
         let mut state = self.lock();
         let answer = work(&mut state);
@@ -395,7 +393,7 @@ impl<C: Customer> Scheduler<C> {
         answer
     }
 
-    /// Threads are woken without the lock, which they take first.
+    /// Unlocks, then wakes threads: the lock is the first thing that they need.
     fn unlock(&self, mut state: MutexGuard<'_, State<C>>) {
         let woken = mem::take(&mut state.woken);
         drop(state);

@@ -1,11 +1,11 @@
-//! What a scheduler knows: groups, their operations, the threads that serve them. Pure: no locks, no clock.
+//! The state of a scheduler: groups, their operations, the threads that serve them. Pure: no locks, no clock.
 #![forbid(unsafe_code)]
 
 use super::{
     admission::{Limits, Room, Verdict},
     customer::{Customer, Reason},
     operation::{Cancelled, Charge, Gate, GroupId, Operation, Priority, QueueId, Submission, Whose},
-    queues::{Begun, Chosen, QueueOptions, QueueSet, Queues, Waiting},
+    queues::{Chosen, Position, QueueOptions, QueueSet, Queues, Waiting},
     sync::Condvar,
 };
 use std::{
@@ -21,15 +21,15 @@ use std::{
 pub struct Figures {
     /// Groups that have not ended.
     pub groups: usize,
-    /// Operations that may begin, and wait for a lane or for room.
+    /// Operations that wait for a lane or for room.
     pub waiting: usize,
     /// Operations that have begun and not ended.
     pub in_flight: usize,
-    /// Bytes of these.
+    /// Bytes of the operations in flight.
     pub in_flight_bytes: u64,
     /// Operations that have begun, by priority. One that was handed over begins once more.
     pub begun: [u64; 3],
-    /// Slots whose memory may still be written by the system or a device: they are never used again.
+    /// Slots that are never used again, as the system or a device may still write to them.
     pub lost_slots: u32,
 }
 
@@ -61,17 +61,17 @@ pub(super) struct Worker {
     /// Where it sleeps with an empty lane.
     pub(super) condvar: Arc<Condvar>,
     parked: Option<Parked>,
-    /// How many operations had ended when it began its last one.
-    began_at: u64,
-    /// It has put an operation back: it is woken only once more operations have ended than these.
-    held_up_at: Option<u64>,
+    /// The number of operations that had ended when it began its last one.
+    pub(super) began_at: u64,
+    /// Set if it has put an operation back: it is woken once more operations than these have ended.
+    pub(super) held_up_at: Option<u64>,
 }
 
 /// Where a thread waits.
 pub(super) enum Parked {
-    /// For its condition variable.
+    /// It waits for its condition variable.
     Idle(Arc<Condvar>),
-    /// In its lane, which has room.
+    /// It waits in its lane, which has room.
     InLane(Waker),
 }
 
@@ -84,7 +84,7 @@ impl Parked {
     }
 }
 
-/// A group that has ended, and how.
+/// A group that has ended, with its result.
 pub(super) struct Ended<C: Customer> {
     pub(super) data: C::Group,
     pub(super) result: Result<(), C::Error>,
@@ -96,16 +96,6 @@ pub(super) struct Removed<O> {
     pub(super) contents: Vec<O>,
 }
 
-/// An operation that has begun, as its ticket knows it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Position {
-    pub(super) group: GroupId,
-    pub(super) index: u64,
-    pub(super) queue: QueueId,
-    pub(super) priority: Priority,
-    pub(super) charge: Charge,
-}
-
 pub(super) struct State<C: Customer> {
     pub(super) queues: Queues<C::Operation>,
     accepted: Room,
@@ -115,9 +105,9 @@ pub(super) struct State<C: Customer> {
     /// Groups that wait for each event.
     awaited: HashMap<C::Event, Vec<GroupId>>,
     workers: Vec<Option<Worker>>,
-    /// Those that wait, the last of which is woken first: its caches are warm.
+    /// Threads that wait. The last is woken first: its caches are warm.
     parked: Vec<usize>,
-    /// Those that do not wait any more, and are to be told once the lock is free.
+    /// Threads that must be woken once the lock is free.
     pub(super) woken: Vec<Parked>,
     next_group: u64,
     next_number: u64,
@@ -162,7 +152,7 @@ impl<C: Customer> State<C> {
         }
     }
 
-    /// Why a group cannot be taken on, if so.
+    /// Returns why a group is refused, if it is.
     pub(super) fn refusal(&self, submission: &Submission<C>) -> Option<Reason> {
         if let Some(reason) = &self.closed {
             return Some(reason.clone());
@@ -178,7 +168,7 @@ impl<C: Customer> State<C> {
         }
     }
 
-    /// Takes a group on that is not refused and has operations.
+    /// Accepts a group that is not refused.
     pub(super) fn accept(&mut self, submission: Submission<C>) -> GroupId {
         let Submission { group: data, mut operations, tag, priority, deadline, event, gate } = submission;
         let id = GroupId(self.next_group);
@@ -270,7 +260,7 @@ impl<C: Customer> State<C> {
         }
     }
 
-    /// The groups whose deadlines have passed.
+    /// Returns the groups whose deadlines have passed.
     pub(super) fn expired(&self, now: Instant) -> Vec<GroupId> {
         self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now).map(|(_, id)| *id).collect()
     }
@@ -279,12 +269,12 @@ impl<C: Customer> State<C> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
-    /// The events that groups wait for.
+    /// Returns the events that groups wait for.
     pub(super) fn events(&self) -> Vec<C::Event> {
         self.awaited.keys().cloned().collect()
     }
 
-    /// A group that waits for an event.
+    /// Returns a group that waits for an event.
     pub(super) fn awaiting(&self, event: &C::Event) -> Option<GroupId> {
         self.awaited.get(event)?.first().copied()
     }
@@ -293,7 +283,7 @@ impl<C: Customer> State<C> {
         !self.awaited.is_empty()
     }
 
-    /// An event was reached.
+    /// Releases the groups that wait for an event.
     pub(super) fn reached(&mut self, event: &C::Event) {
         for id in self.awaited.remove(event).unwrap_or_default() {
             if let Some(group) = self.groups.get_mut(&id) {
@@ -303,7 +293,7 @@ impl<C: Customer> State<C> {
         }
     }
 
-    /// The groups that are selected.
+    /// Returns the groups that are selected.
     pub(super) fn select(&self, whose: Whose) -> Vec<GroupId> {
         match whose {
             Whose::Group(id) => self.groups.contains_key(&id).then_some(id).into_iter().collect(),
@@ -314,13 +304,13 @@ impl<C: Customer> State<C> {
         }
     }
 
-    /// All groups.
+    /// Returns all groups.
     pub(super) fn all(&self) -> Vec<GroupId> {
         self.groups.keys().copied().collect()
     }
 
-    /// Operations of a group that have not begun will not. They count until [`State::settle`] is told that they are
-    /// dropped. Without any, the group fails only if one returns to its queue.
+    /// Removes the operations of a group that have not begun. They count until [`State::settle`] is called after they are
+    /// dropped. If there are none, the group fails only if one returns to its queue.
     pub(super) fn cancel(&mut self, id: GroupId, reason: Reason) -> (Removed<C::Operation>, Cancelled) {
         let Some(group) = self.groups.get_mut(&id) else {
             return (Removed { group: id, contents: Vec::new() }, Cancelled::default());
@@ -346,7 +336,7 @@ impl<C: Customer> State<C> {
         (Removed { group: id, contents }, count)
     }
 
-    /// A group does not wait for its deadline and its event any more.
+    /// Forgets the deadline and the event of a group.
     fn stop_watching(&mut self, id: GroupId, (deadline, event): (Option<Instant>, Option<C::Event>)) {
         if let Some(deadline) = deadline {
             self.deadlines.remove(&(deadline, id));
@@ -361,7 +351,7 @@ impl<C: Customer> State<C> {
         }
     }
 
-    /// A group fails: operations that have not begun will not.
+    /// Fails a group and removes its operations that have not begun.
     pub(super) fn fail(&mut self, id: GroupId, error: C::Error) -> Removed<C::Operation> {
         let Some(group) = self.groups.get_mut(&id) else {
             return Removed { group: id, contents: Vec::new() };
@@ -376,7 +366,7 @@ impl<C: Customer> State<C> {
         }
     }
 
-    /// Some operations of a group have ended, and are dropped. The group's end, if they were its last.
+    /// Counts operations of a group that have ended and are dropped. Returns the group if they were its last.
     pub(super) fn settle(&mut self, id: GroupId, count: usize) -> Option<Ended<C>> {
         let Entry::Occupied(mut entry) = self.groups.entry(id) else { return None };
         let group = entry.get_mut();
@@ -394,23 +384,23 @@ impl<C: Customer> State<C> {
         Some(Ended { data: group.data, result: group.error.map_or(Ok(()), Err) })
     }
 
-    /// The next operation of these queues, if one may begin now.
+    /// Begins the next operation of these queues, if one may begin now.
     pub(super) fn begin(&mut self, serves: QueueSet) -> Chosen<C::Operation> {
         let chosen = self.queues.begin(serves);
-        if let Chosen::Begun(Begun { priority, .. }) = &chosen {
-            self.begun[*priority as usize] += 1;
+        if let Chosen::Begun(position, _) = &chosen {
+            self.begun[position.priority as usize] += 1;
             // Others may begin what this thread leaves.
             self.wake(1);
         }
         chosen
     }
 
-    /// An operation that has begun does not use its room any more.
+    /// Frees the room of an operation that has begun.
     pub(super) fn free(&mut self, position: &Position, is_lost: bool) {
-        self.queues.end(position.queue, position.priority, position.charge, is_lost);
+        self.queues.end(position, is_lost);
     }
 
-    /// An operation that has begun has ended, and its room is free.
+    /// Ends an operation that has begun, whose room is free.
     pub(super) fn forget(&mut self, position: &Position) {
         self.queues.forget(position.queue);
         self.ends += 1;
@@ -418,8 +408,8 @@ impl<C: Customer> State<C> {
         self.wake_if_over();
     }
 
-    /// An operation that has begun, and whose room is free, waits in `to`. It comes back if it must not begin again, with
-    /// the reason.
+    /// Puts an operation that has begun, and whose room is free, into `to`. Returns it with the reason if it must not begin
+    /// again.
     pub(super) fn wait_again(
         &mut self,
         position: &Position,
@@ -467,12 +457,12 @@ impl<C: Customer> State<C> {
         reason
     }
 
-    /// Whether no operation will come to these queues any more.
+    /// Returns whether no operation will come to these queues any more.
     pub(super) fn is_over(&self, serves: QueueSet) -> bool {
         self.closed.is_some() || self.is_sealed && self.queues.are_over(serves)
     }
 
-    /// Counts a thread among those that serve queues.
+    /// Adds a thread that serves queues.
     pub(super) fn enlist(&mut self, serves: QueueSet) -> usize {
         let worker =
             Worker { serves, condvar: Arc::new(Condvar::new()), parked: None, began_at: 0, held_up_at: None };
@@ -497,7 +487,7 @@ impl<C: Customer> State<C> {
         self.workers.get_mut(worker)?.as_mut()
     }
 
-    /// A thread waits for work.
+    /// Notes that a thread waits for work.
     pub(super) fn park(&mut self, worker: usize, parked: Parked) {
         if let Some(own) = self.worker(worker) {
             own.parked = Some(parked);
@@ -509,7 +499,7 @@ impl<C: Customer> State<C> {
         self.worker(worker).is_some_and(|own| own.parked.is_some())
     }
 
-    /// A thread waits no more.
+    /// Notes that a thread does not wait any more.
     pub(super) fn leave(&mut self, worker: usize) {
         if let Some(own) = self.worker(worker)
             && own.parked.take().is_some()
@@ -544,7 +534,7 @@ impl<C: Customer> State<C> {
         }
     }
 
-    /// Wakes the threads that have nothing to wait for any more.
+    /// Wakes the threads whose queues are over.
     fn wake_if_over(&mut self) {
         if !self.is_sealed {
             return;
@@ -562,19 +552,10 @@ impl<C: Customer> State<C> {
 }
 
 impl Worker {
-    /// The thread begins an operation when so many have ended.
-    pub(super) fn note_begin(&mut self, ends: u64) {
-        self.began_at = ends;
-    }
-
-    /// The thread begins nothing until another operation has ended than those that had when it began its last one: what
-    /// that lacked may be free since.
+    /// Keeps the thread from beginning operations until one has ended since it began its last: what that lacked may be free
+    /// then.
     pub(super) fn hold_up(&mut self) {
         self.held_up_at = Some(self.began_at);
-    }
-
-    pub(super) fn try_again(&mut self) {
-        self.held_up_at = None;
     }
 
     pub(super) fn is_held_up(&self, ends: u64) -> bool {

@@ -21,17 +21,17 @@ pub struct Executor<C: Customer + 'static> {
 }
 
 impl<C: Customer + 'static> Executor<C> {
-    /// Without any thread yet.
+    /// Makes an executor without threads.
     pub fn new(scheduler: Arc<Scheduler<C>>) -> Self {
         Self { scheduler, threads: Mutex::default() }
     }
 
-    /// The scheduler.
+    /// Returns the scheduler.
     pub fn scheduler(&self) -> &Arc<Scheduler<C>> {
         &self.scheduler
     }
 
-    /// Starts a thread, whose work is to [serve](Scheduler::serve) queues with a lane that it makes.
+    /// Starts a thread. Its `work` makes a lane and [serves](Scheduler::serve) queues with it.
     ///
     /// # Errors
     /// The system's, if it gives no thread.

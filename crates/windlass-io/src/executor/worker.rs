@@ -1,4 +1,4 @@
-//! Drives a lane: takes operations from queues, keeps the lane full, and does what its carrier says of each.
+//! Drives a lane: takes operations from queues, keeps the lane full, and asks the carrier about each.
 #![forbid(unsafe_code)]
 
 use super::{
@@ -21,7 +21,7 @@ use std::{
 /// Operations of a closed scheduler are lost if their lane still returns none of them after this long.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(100);
 
-/// What a lane carries: an operation, and the number by which its thread knows it.
+/// An operation in a lane, with the number that its thread gave it.
 #[derive(Debug)]
 pub struct Carried<O> {
     number: usize,
@@ -30,7 +30,7 @@ pub struct Carried<O> {
 }
 
 impl<O> Carried<O> {
-    /// Takes the operation out, for a lane that knows nothing of numbers.
+    /// Takes the operation out, for a lane that carries no numbers.
     pub fn into_parts(self) -> (Carried<()>, O) {
         (Carried { number: self.number, content: () }, self.content)
     }
@@ -46,15 +46,15 @@ impl Carried<()> {
 /// How a thread serves queues.
 #[derive(Debug)]
 pub struct Service<'a> {
-    /// The queues that it takes operations from.
+    /// The queues that the thread takes operations from.
     pub queues: &'a [QueueId],
-    /// How many it keeps in flight.
+    /// How many operations it keeps in flight.
     pub limit: InFlightLimit,
-    /// What it does when none may begin.
+    /// What it does when no operation may begin.
     pub patience: Patience,
 }
 
-/// What a thread does whose lane is empty, and for which no operation may begin.
+/// What a thread with an empty lane does when no operation may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// It waits until the queues are over, or the scheduler is closed.
@@ -194,7 +194,7 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
         false
     }
 
-    /// Does what a carrier says. If it panics, it drops the operation, which fails.
+    /// Carries out the answer of a carrier. If the carrier panics, the operation fails.
     fn follow(&mut self, ask: impl FnOnce() -> Next<C>) {
         match panic::catch_unwind(AssertUnwindSafe(ask)).unwrap_or(Next::Ended) {
             Next::Carry(flight) => self.push(flight),

@@ -8,7 +8,7 @@ use std::io;
 
 /// A way to read that comes back when it is done.
 pub trait BlockingRead<T> {
-    /// Reads once, and says how many bytes came.
+    /// Reads once. Returns how many bytes came.
     ///
     /// # Errors
     /// The system's.
@@ -23,7 +23,7 @@ pub struct BlockingLane<R, T> {
 }
 
 impl<R, T> BlockingLane<R, T> {
-    /// A lane that reads this way.
+    /// Makes a lane that reads this way.
     pub fn new(backend: R) -> Self {
         Self { backend, pending: None }
     }

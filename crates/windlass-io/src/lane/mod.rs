@@ -17,12 +17,12 @@ pub use ring::{UringLane, open_ring};
 
 use std::{fs::File, io, task::Waker};
 
-/// An operation that came back: how many bytes it moved, or why it moved none.
+/// An operation that the lane has completed.
 #[derive(Debug)]
 pub struct Done<T> {
     /// The operation, with its memory.
     pub op: T,
-    /// What the system said of it.
+    /// How many bytes it moved, or the system's error.
     pub result: io::Result<usize>,
 }
 
@@ -31,18 +31,18 @@ pub struct Done<T> {
 /// A lane that is dropped with operations in flight waits for them, or leaks them: it never frees memory that the system
 /// may still write to.
 pub trait Lane<T> {
-    /// Operations that may be in flight at once.
+    /// Returns how many operations may be in flight at once.
     fn capacity(&self) -> usize;
 
-    /// Operations that should be in flight now, at most its capacity.
+    /// Returns how many operations should be in flight now: at least 1, at most the capacity.
     fn allowed(&self) -> usize {
         self.capacity()
     }
 
-    /// Operations that were pushed and have not come back.
+    /// Returns how many operations were pushed and have not come back.
     fn in_flight(&self) -> usize;
 
-    /// Takes an operation on. Only while `in_flight() < capacity()`.
+    /// Adds an operation. Only while `in_flight() < capacity()`.
     fn push(&mut self, op: T);
 
     /// Waits until at least one operation is done, and appends those that are. Returns at once if none is in flight. May
@@ -52,7 +52,8 @@ pub trait Lane<T> {
     /// If the lane cannot find out what becomes of its operations. It is of no use any more.
     fn submit_and_wait(&mut self, done: &mut Vec<Done<T>>) -> io::Result<()>;
 
-    /// Ends [`Lane::submit_and_wait`] from another thread, now or when it is next called. `None` if only operations do.
+    /// Returns what ends [`Lane::submit_and_wait`] from another thread, now or when it is next called. `None` if only
+    /// operations do.
     fn waker(&self) -> Option<Waker> {
         None
     }
@@ -87,7 +88,7 @@ impl<T> Lane<T> for NoLane<T> {
     }
 }
 
-/// What the next attempt of an operation reads, and where to.
+/// The next attempt of a read.
 #[derive(Debug)]
 pub struct FileRead<'a> {
     /// The file.
@@ -105,7 +106,7 @@ pub struct FileRead<'a> {
 /// operation is dropped, also while it is moved. Nothing else reads or writes that memory until then.
 #[allow(unsafe_code)]
 pub unsafe trait ReadsFile {
-    /// What is read next.
+    /// Returns the next attempt.
     ///
     /// # Errors
     /// Why it cannot be read: the file is not open for it, or the memory is too short.

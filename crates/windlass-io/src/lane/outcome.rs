@@ -1,4 +1,4 @@
-//! What a read that ended asks for next: decided here once, for all backends and for all who read.
+//! Decides what follows an attempt to read: once, for all lanes and all readers.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -9,21 +9,21 @@ use std::{io, thread, time::Duration};
 
 /// Reads in a row without progress before an error is final.
 const MAX_STALLS: u32 = 100;
-/// Of these, how many may be empty: no error, no bytes, and the file has not changed.
+/// Empty reads in a row, without an error, before the file counts as truncated.
 const MAX_EMPTY_STALLS: u32 = 3;
 /// Pause after the system said "try again".
 const AGAIN_PAUSE: Duration = Duration::from_millis(1);
 
-/// What came of one read.
+/// The outcome of one attempt.
 #[derive(Debug)]
 pub enum Outcome {
     /// All bytes are there.
     Complete,
     /// Some came; read on.
     Short,
-    /// No byte came of a direct read, or again no whole block. Some file systems end these short of the last, partial block.
+    /// A direct read brought no byte, or again no whole block. Some file systems end these before the last, partial block.
     DirectEndsEarly {
-        /// Whether it was so often enough: direct reads will not bring the rest.
+        /// Whether direct reads will not bring the rest.
         is_final: bool,
     },
     /// Nothing came, and nothing is wrong; read again.
@@ -35,7 +35,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Whether fewer bytes came than were asked for, which a file that has changed would explain.
+    /// Returns whether fewer bytes came than were asked for: the file may have changed.
     pub fn is_short(&self) -> bool {
         match self {
             Self::Short | Self::DirectEndsEarly { .. } => true,
@@ -45,7 +45,7 @@ impl Outcome {
     }
 }
 
-/// How far a read has come, and what its next attempt asks for, once it was [aimed](Self::aim).
+/// The progress of a read, and its next attempt once it was [aimed](Self::aim).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Offset in the file of the next attempt.
@@ -72,8 +72,7 @@ impl Progress {
         self.len = block.up(len).unwrap_or(len) as usize;
     }
 
-    /// Notes what came of an attempt to read `whole` bytes, of which direct ones bring whole blocks alone, and says what
-    /// that asks for.
+    /// Notes the result of an attempt, where the read has `whole` bytes and direct attempts bring whole blocks only.
     pub fn outcome(&mut self, whole: u64, result: io::Result<usize>, is_direct: bool) -> Outcome {
         match result {
             Ok(count) => {
@@ -113,7 +112,7 @@ impl Progress {
         }
     }
 
-    /// Whether so many attempts in a row brought nothing that one more is not worth it.
+    /// Returns whether too many attempts in a row made no progress.
     pub fn is_out_of_patience(&self) -> bool {
         self.stalls >= MAX_STALLS
     }

@@ -6,10 +6,15 @@
 
 use super::{Done, FileRead, Lane, ReadsFile};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
-use std::{fmt, io, os::fd::AsRawFd, time::Duration};
+use std::{io, os::fd::AsRawFd, time::Duration};
 use windlass_device::Unavailable;
 
-/// Pause after the kernel could not take reads on.
+/// The system calls that a ring needs.
+const SET_UP: &str = "io_uring_setup";
+const REGISTER: &str = "io_uring_register";
+const ENTER: &str = "io_uring_enter";
+
+/// Pause after the kernel had no memory for reads.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 
 /// One ring and the reads that are in it.
@@ -173,9 +178,9 @@ pub fn open_ring(entries: u32, operations: &[u8]) -> Result<IoUring, Unavailable
         Ok(()) => return Err(too_old()),
         // The answer of kernels that do not know the question.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Err(too_old()),
-        Err(error) => return Err(refusal(Call::Register, &error)),
+        Err(error) => return Err(refusal(REGISTER, &error)),
     }
-    try_out(&mut ring).map_err(|error| refusal(Call::Enter, &error))?;
+    try_out(&mut ring).map_err(|error| refusal(ENTER, &error))?;
     Ok(ring)
 }
 
@@ -199,10 +204,10 @@ fn set_up(entries: u32) -> Result<IoUring, Unavailable> {
             Ok(ring) => return Ok(ring),
             // Unknown flags: try with fewer.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
-            Err(error) => return Err(refusal(Call::SetUp, &error)),
+            Err(error) => return Err(refusal(SET_UP, &error)),
         }
     }
-    Err(refusal(Call::SetUp, &last))
+    Err(refusal(SET_UP, &last))
 }
 
 /// Has the kernel carry out an operation that does nothing.
@@ -227,26 +232,8 @@ fn try_out(ring: &mut IoUring) -> io::Result<()> {
     }
 }
 
-/// A system call that a ring needs.
-#[derive(Clone, Copy)]
-enum Call {
-    SetUp,
-    Register,
-    Enter,
-}
-
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::SetUp => "io_uring_setup",
-            Self::Register => "io_uring_register",
-            Self::Enter => "io_uring_enter",
-        })
-    }
-}
-
 /// Why there is no ring, and what to do.
-fn refusal(call: Call, error: &io::Error) -> Unavailable {
+fn refusal(call: &str, error: &io::Error) -> Unavailable {
     const ALLOW: &str =
         "allow io_uring_setup, io_uring_register and io_uring_enter in the container's seccomp profile";
     let (reason, fix) = match error.raw_os_error() {

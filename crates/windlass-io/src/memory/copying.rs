@@ -10,7 +10,7 @@ use std::{
 };
 use windlass_device::Ticket;
 
-/// What copies that were queued work on. It goes once they are done; if nobody can know that, it never goes.
+/// Memory that queued copies use. It is dropped once they are done, and leaked if that cannot be known.
 #[derive(Debug)]
 pub struct Copying<T> {
     ticket: Ticket,
@@ -20,17 +20,17 @@ pub struct Copying<T> {
 }
 
 impl<T> Copying<T> {
-    /// Keeps `memory` until the work behind `ticket` is done. If nobody can know whether it is, `in_doubt` will say so.
+    /// Keeps `memory` until the work behind `ticket` is done. Sets `in_doubt` if that cannot be known.
     pub fn new(ticket: Ticket, memory: T, in_doubt: Arc<AtomicBool>) -> Self {
         Self { ticket, in_doubt, memory: ManuallyDrop::new(memory) }
     }
 
-    /// Whether the copies are done, or failed.
+    /// Returns whether the copies are done, or failed.
     pub fn is_over(&self) -> bool {
         self.ticket.is_over()
     }
 
-    /// Waits for the copies, and says whether they went well.
+    /// Waits for the copies.
     ///
     /// # Errors
     /// The device's.
@@ -43,7 +43,7 @@ impl<T> Drop for Copying<T> {
     fn drop(&mut self) {
         if self.ticket.wait().is_err_and(|error| error.leaves_doubt()) {
             // Rather memory that is never used again than bytes that change while they are copied.
-            tracing::warn!("memory was leaked, since nobody knows whether a device still copies it");
+            tracing::warn!("memory is leaked, as it is not known whether a device still copies it");
             self.in_doubt.store(true, Ordering::Relaxed);
             return;
         }

@@ -16,7 +16,7 @@ use std::{
 };
 use windlass_device::{Address, Device, DirectBuffer, Pinned};
 
-/// A fixed number of slots of equal size. A slot is free, or it is owned by whoever took it.
+/// A fixed number of slots of equal size. A slot is free, or a [`Slot`] owns it.
 #[derive(Debug)]
 pub struct Slots {
     shared: Arc<Shared>,
@@ -116,25 +116,30 @@ impl Slots {
             SlotKind::Host | SlotKind::Device(_) | SlotKind::Shared { .. } => slot_bytes,
         };
         let bytes = count.saturating_mul(slot_bytes);
+        let too_short = |memory| Error::Internal(format!("{memory} is too short for its slots"));
+        let host = |backing, device: Option<&Arc<Device>>| SlotMemory::Host {
+            pins: (0..if device.is_some() { count } else { 0 }).map(|_| OnceLock::new()).collect(),
+            device: device.cloned(),
+            backing,
+        };
         let memory = match kind {
-            SlotKind::Shared { memory, device } => Self::shared_memory(memory, count, slot_bytes, device)?,
+            SlotKind::Host => host(Self::own_memory(bytes, None)?, None),
+            SlotKind::Pinned(device, node) => host(Self::own_memory(bytes, node)?, Some(device)),
+            SlotKind::Shared { memory, .. } if memory.len() < bytes => {
+                return Err(too_short("shared memory"));
+            }
+            SlotKind::Shared { memory, device } => host(Backing::Shared(memory.clone()), device),
             SlotKind::Device(buffer) if buffer.len() < bytes as u64 => {
-                return Err(Error::Internal("a buffer of a device is too short for its slots".into()));
+                return Err(too_short("a buffer of a device"));
             }
             SlotKind::Device(buffer) => SlotMemory::Device(buffer.clone()),
-            SlotKind::Host => Self::host_memory(bytes, None, None)?,
-            SlotKind::Pinned(device, node) => Self::host_memory(bytes, Some((device, count)), node)?,
         };
         let free = Mutex::new(Free { slots: (0..count).rev().collect(), lost: 0, closed: false });
         let (returned, waited) = (Condvar::new(), AtomicU64::new(0));
         Ok(Self { shared: Arc::new(Shared { memory, slot_bytes, count, free, returned, waited }) })
     }
 
-    fn host_memory(
-        bytes: usize,
-        pin: Option<(&Arc<Device>, usize)>,
-        node: Option<u32>,
-    ) -> Result<SlotMemory> {
+    fn own_memory(bytes: usize, node: Option<u32>) -> Result<Backing> {
         let mut mapping = Mapping::anonymous(bytes, PageKind::TransparentHuge)
             .map_err(|source| Error::Allocation { bytes: bytes as u64, kind: "staging memory", source })?;
         // A child of fork has no use for them, and a page that a read is filling must not become a copy.
@@ -143,36 +148,16 @@ impl Slots {
             // A refusal costs speed, no bytes.
             let _ = mapping.prefer(node);
         }
-        let (device, pins) = pin.map_or((None, 0), |(device, count)| (Some(device.clone()), count));
-        let backing = Backing::Own(mapping);
-        Ok(SlotMemory::Host { pins: (0..pins).map(|_| OnceLock::new()).collect(), device, backing })
+        Ok(Backing::Own(mapping))
     }
 
-    fn shared_memory(
-        memory: &Arc<dyn SharedMemory>,
-        count: usize,
-        slot_bytes: usize,
-        device: Option<&Arc<Device>>,
-    ) -> Result<SlotMemory> {
-        if memory.len() < count.saturating_mul(slot_bytes) {
-            return Err(Error::Internal("shared memory is too short for its slots".into()));
-        }
-        let pins = if device.is_some() { count } else { 0 };
-        Ok(SlotMemory::Host {
-            pins: (0..pins).map(|_| OnceLock::new()).collect(),
-            device: device.cloned(),
-            backing: Backing::Shared(memory.clone()),
-        })
-    }
-
-    /// A free slot, if there is one now.
+    /// Takes a free slot, if there is one now.
     pub fn try_take(&self) -> Option<Slot> {
         let index = self.shared.free().slots.pop()?;
         Some(Slot { shared: self.shared.clone(), index })
     }
 
-    /// A free slot. Waits for one; whoever waits must not hold slots itself. `None` once [`Slots::close`] was
-    /// called.
+    /// Waits for a free slot and takes it. The caller must not hold slots itself. `None` once [`Slots::close`] was called.
     pub fn take(&self) -> Option<Slot> {
         let mut waiting: Option<Instant> = None;
         let mut free = self.shared.free();
@@ -192,8 +177,8 @@ impl Slots {
         }
     }
 
-    /// Pins slots that nobody has used yet, one after the other, until `count` are or the load is over. Best effort: whoever takes a slot
-    /// that cannot be pinned is told why.
+    /// Pins unused slots one after the other, until `count` are pinned or `is_over`. Best effort: [`Slot::pin`] reports why
+    /// one cannot be pinned.
     pub fn pin_ahead(&self, count: usize, is_over: impl Fn() -> bool) {
         let SlotMemory::Host { pins, device: Some(_), .. } = &self.shared.memory else { return };
         while !is_over() && pins.iter().filter(|pin| pin.get().is_some()).count() < count {
@@ -212,23 +197,23 @@ impl Slots {
         }
     }
 
-    /// Nobody waits for a slot any more.
+    /// Ends all waits for slots.
     pub fn close(&self) {
         self.shared.free().closed = true;
         self.shared.returned.notify_all();
     }
 
-    /// A slot was forgotten, for somebody may still use its memory. With the last one, nobody may wait for slots any more.
+    /// Counts a slot that was leaked, as its memory may still be in use. With the last one, all waits for slots end.
     pub fn give_one_up(&self) {
         self.shared.lose_one();
     }
 
-    /// Whether all slots were given up.
+    /// Returns whether all slots were lost.
     pub fn is_exhausted(&self) -> bool {
         self.shared.free().lost == self.shared.count
     }
 
-    /// Bytes of all slots, if they are host memory.
+    /// Returns the bytes of all slots, if they are host memory.
     pub fn host_bytes(&self) -> u64 {
         match &self.shared.memory {
             SlotMemory::Host { backing, .. } => backing.len() as u64,
@@ -236,7 +221,7 @@ impl Slots {
         }
     }
 
-    /// Bytes of all slots, if they are memory of a device.
+    /// Returns the bytes of all slots, if they are memory of a device.
     pub fn device_bytes(&self) -> u64 {
         match &self.shared.memory {
             SlotMemory::Host { .. } => 0,
@@ -244,12 +229,12 @@ impl Slots {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of slots.
     pub fn count(&self) -> usize {
         self.shared.count
     }
 
-    /// How long threads have waited for slots.
+    /// Returns how long threads have waited for slots.
     pub fn waited(&self) -> Duration {
         Duration::from_nanos(self.shared.waited.load(Ordering::Relaxed))
     }
@@ -289,7 +274,7 @@ impl Shared {
     }
 }
 
-/// One slot, owned. Goes back when dropped.
+/// A slot, which returns to its [`Slots`] when it is dropped.
 #[derive(Debug)]
 pub struct Slot {
     shared: Arc<Shared>,
@@ -297,8 +282,8 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// The slot's bytes, if the host can reach them and no other process can; else none. They hold what its last user
-    /// left.
+    /// Returns the slot's bytes, if the host can reach them and no other process can; else none. They hold what the slot's
+    /// last owner left.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         let Shared { memory: SlotMemory::Host { backing: Backing::Own(mapping), .. }, slot_bytes, .. } =
             &*self.shared
@@ -355,7 +340,7 @@ impl Slot {
         memory.downcast_ref()
     }
 
-    /// Where its bytes are, for copies to a device.
+    /// Returns where its bytes are, for copies to a device.
     pub fn source(&self) -> Address {
         let start = self.index * self.shared.slot_bytes;
         match &self.shared.memory {
@@ -364,12 +349,12 @@ impl Slot {
         }
     }
 
-    /// Its number among the slots.
+    /// Returns its number among the slots.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Whether its memory is shared with another process.
+    /// Returns whether its memory is shared with another process.
     pub fn is_shared(&self) -> bool {
         self.shared_backing().is_some()
     }
@@ -414,7 +399,7 @@ impl Slot {
             let start = backing.pointer(self.index * slot_bytes).as_ptr();
             // SAFETY: the memory is unmapped after the pins are dropped.
             let pinned = unsafe { Pinned::new(device, start, *slot_bytes)? };
-            // Only the slot's owner gets here, so nobody else has pinned it meanwhile.
+            // Only the slot's owner gets here: no other thread has pinned it in the meantime.
             let _ = pins[self.index].set(pinned);
         }
         Ok(())
@@ -423,7 +408,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // What another process may still write to is never used again.
+        // Memory that another process may still write to is never used again.
         if self.shared_backing().is_some_and(|memory| memory.is_lent(self.index)) {
             return self.shared.lose_one();
         }

@@ -75,7 +75,10 @@ impl Folder {
                 .as_encoded_bytes()
                 .strip_prefix(self.temp_prefix.as_encoded_bytes())
                 .and_then(|rest| rest.strip_suffix(b".tmp"));
-            if random.is_some_and(|random| random.len() == 16 && random.iter().all(u8::is_ascii_hexdigit))
+            let is_random = |random: &[u8]| random.len() == 16 && random.iter().all(u8::is_ascii_hexdigit);
+            // A link is none of a save, and would have another file opened.
+            if random.is_some_and(is_random)
+                && entry.file_type().is_ok_and(|kind| kind.is_file())
                 && let Err(error) = temp::remove_if_stale(&entry.path())
             {
                 let path = entry.path();
@@ -102,5 +105,30 @@ impl Folder {
         #[cfg(test)]
         super::crash_tests::step(super::crash_tests::Step::SyncFolder(self.path.clone()));
         folders::sync(&self.path)
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_with_the_name_of_a_temporary_file_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let victim = directory.path().join("victim");
+        fs::write(&victim, "another's").unwrap();
+        let folder = Folder::new(directory.path(), OsStr::new("model.safetensors"), false);
+        let temp = |random: u64| {
+            let mut name = folder.temp_prefix.clone();
+            name.push(format!("{random:016x}.tmp"));
+            directory.path().join(name)
+        };
+        std::os::unix::fs::symlink(&victim, temp(1)).unwrap();
+        fs::write(temp(2), "left by a save that was killed").unwrap();
+        let mut notes = Vec::new();
+        folder.remove_stale_temps(&mut notes);
+        assert_eq!(notes, [] as [String; 0]);
+        assert!(fs::symlink_metadata(temp(1)).is_ok() && !temp(2).exists());
+        assert_eq!(fs::read(&victim).unwrap(), b"another's");
     }
 }

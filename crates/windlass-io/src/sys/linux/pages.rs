@@ -111,6 +111,9 @@ impl Pages {
     /// # Safety
     /// No reference to these bytes may exist or be made later.
     pub unsafe fn release(&self, range: Range<usize>) {
+        // The kernel takes no range that begins inside a page, and all of a page that it ends in.
+        let page = page_size();
+        let range = range.start.next_multiple_of(page)..range.end / page * page;
         // A refusal (locked pages) only means that the memory comes back when the mapping goes.
         let _ = self.advise(range, Advice::LinuxDontNeed);
     }
