@@ -28,7 +28,7 @@ pub struct Report {
     pub tensors: usize,
     /// Bytes of these tensors.
     pub tensor_bytes: u64,
-    /// Bytes that were read: the tensors, gaps read along, and padding to whole blocks.
+    /// Bytes that were read: the tensors, gaps read along, padding to whole blocks, and what was read for nothing.
     pub read_bytes: u64,
     /// Bytes of tensors that passed through a staging slot, of the host or of a device, rather than being read in place.
     pub staged_bytes: u64,
