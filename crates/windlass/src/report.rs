@@ -246,6 +246,7 @@ impl Report {
                 own.copies += later.copies;
                 own.copy_wait_seconds += later.copy_wait_seconds;
                 own.slot_wait_seconds += later.slot_wait_seconds;
+                own.proof = own.proof.take().or_else(|| later.proof.clone());
             }
             (own @ None, later) => own.clone_from(later),
             (Some(_), None) => {}
