@@ -28,7 +28,7 @@ pub struct Report {
     pub tensors: usize,
     /// Bytes of these tensors.
     pub tensor_bytes: u64,
-    /// Bytes that were read: the tensors, gaps read along, and padding to whole blocks.
+    /// Bytes that were read: the tensors, gaps read along, padding to whole blocks, and what was read for nothing.
     pub read_bytes: u64,
     /// Bytes of tensors that passed through a staging slot, of the host or of a device, rather than being read in place.
     pub staged_bytes: u64,
@@ -246,6 +246,7 @@ impl Report {
                 own.copies += later.copies;
                 own.copy_wait_seconds += later.copy_wait_seconds;
                 own.slot_wait_seconds += later.slot_wait_seconds;
+                own.proof = own.proof.take().or_else(|| later.proof.clone());
             }
             (own @ None, later) => own.clone_from(later),
             (Some(_), None) => {}

@@ -153,6 +153,10 @@ fn gds_is_proven_and_every_byte_of_it_is_named() {
     assert_eq!(direct.tensor_bytes + tail, report.tensor_bytes, "{report}");
     assert!(report.device.as_ref().unwrap().proof.as_ref().unwrap().contains("nvidia-fs"), "{report}");
     assert!(report.memory.staging_bytes <= 4 << 20, "one slot, for the last block\n{report}");
+    let staged = windlass::load(&[&path], &to_device().route(Route::Staged)).unwrap();
+    let mut both = staged.report().clone();
+    both.merge(report);
+    assert_eq!(both.device.unwrap().proof, report.device.as_ref().unwrap().proof);
 }
 
 /// The library promises a direct path, and reads through the host all the same: never `gds`.

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 use windlass::{
-    Checkpoint, DirectIo, Dtype, Error, LoadOptions, Result, Route,
+    Checkpoint, DirectIo, Dtype, Error, LoadOptions, Report, Result, Route,
     plan::Layout,
     route::fault::{Fault, FaultScript},
 };
@@ -126,6 +126,25 @@ fn short_reads_are_continued() {
             assert_eq!(moved, loaded.report().tensor_bytes, "{}", loaded.report());
         }
     }
+}
+
+#[test]
+fn bytes_that_are_copied_for_nothing_are_counted() {
+    let _turn = turn();
+    let model = model();
+    if !can_read(Path::new(env!("CARGO_TARGET_TMPDIR")), Route::Cached, DirectIo::Auto) {
+        return;
+    }
+    let [_, device] = devices();
+    let options = LoadOptions::default().route(Route::Staged).device(device).chunk_bytes(64 << 10);
+    let report = |fault: Option<Fault>| {
+        let script = FaultScript::new(move |number, _| fault.clone().filter(|_| number == 0));
+        load_with(&model, &options, true, script).unwrap().report().clone()
+    };
+    let (whole, again) = (report(None), report(Some(Fault::Short(1))));
+    let reads = |report: &Report| report.carriers.iter().map(|own| own.reads).sum::<u64>();
+    assert_eq!(reads(&again), reads(&whole) + 1, "{again}");
+    assert!(again.read_bytes > whole.read_bytes, "{whole}{again}");
 }
 
 /// Direct reads go on at whole blocks, so a short one may spoil what the one before it had brought of a block.

@@ -81,6 +81,19 @@ fn scratch_memory_is_one_chunk_whatever_is_read() {
 }
 
 #[test]
+fn a_route_past_the_host_reads_nothing_to_it() {
+    let _turn = Turn::take();
+    let file = TestFile::new(LEN as usize);
+    for route in [Route::Gds, Route::GdsCompat] {
+        let reader = reader(route, DirectIo::Auto, no_faults());
+        let request = ReadRequest::new(&file.open(), range(0, 5000), Target::memory());
+        let batch = reader.submit([request], Priority::Demand).unwrap();
+        let error = batch.wait().unwrap_err();
+        assert!(matches!(error, Error::RouteUnavailable { route: named, .. } if *named == route), "{error}");
+    }
+}
+
+#[test]
 fn a_device_that_does_not_exist_fails_its_read_alone() {
     let _turn = Turn::take();
     let file = TestFile::new(LEN as usize);

@@ -195,25 +195,25 @@ impl Carrier<Reads> for Copier<'_> {
             return job.complete(flight);
         }
         // The cache ends here: the rest is cold. Staged extents start over rather than hold a slot while they wait.
-        if !op.buffer.give_slot_back() && count > 0 {
-            // Direct reads go on at a whole block.
-            op.progress.filled = Alignment::BLOCK.down(count as u64);
+        if count > 0 {
+            if let Buffer::InPlace(_) = op.buffer {
+                // Direct reads go on at a whole block.
+                op.progress.filled = Alignment::BLOCK.down(count as u64);
+            }
             job.account(op, name, count, 0);
         }
+        op.buffer.give_slot_back();
         op.access = self.cold_access;
         self.hand_over(flight)
     }
 }
 
 impl Buffer {
-    /// Frees the slot of a read that goes by way of one. `false` if it is read in place.
-    fn give_slot_back(&mut self) -> bool {
+    /// Frees the slot of a read that goes by way of one.
+    fn give_slot_back(&mut self) {
         match self {
-            Self::InPlace(_) => false,
-            Self::Staged { slot, .. } | Self::SharedStaging { slot, .. } => {
-                *slot = None;
-                true
-            }
+            Self::InPlace(_) => {}
+            Self::Staged { slot, .. } | Self::SharedStaging { slot, .. } => *slot = None,
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     plan::{self, Runs, Transfer},
     report::{Carrier, Onward, Refusal},
     route::{
-        Access, Buffer, Done, Outcome, ReadLane, ReadOp, Unavailable,
+        Access, Buffer, DirectIo, Done, Outcome, ReadLane, ReadOp, Unavailable,
         member::{Landing, Member, no_direct_reads},
     },
     source::Source,
@@ -422,7 +422,7 @@ impl<'a> Worker<'a> {
             Outcome::Interrupted => batch.note_interruption(),
             Outcome::DirectEndsEarly { is_final } => {
                 let reason = format!("{} ends direct reads early", op.source.medium());
-                if self.may_read_buffered() {
+                if self.shared.options.direct != DirectIo::Always {
                     refuse(reason);
                     op.access = Access::Buffered;
                 } else if is_final {
