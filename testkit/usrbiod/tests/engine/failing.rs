@@ -25,13 +25,13 @@ use windlass::{
 };
 
 /// What a process may leave in shared memory.
-fn shared_memory() -> BTreeSet<PathBuf> {
+pub(crate) fn shared_memory() -> BTreeSet<PathBuf> {
     let names = fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().path());
     names.filter(|path| path.to_string_lossy().contains("hf3fs-iov")).collect()
 }
 
 /// Fails unless names that were not there `before` go. Those of other processes do, too.
-fn assert_shared_memory_is_gone(before: &BTreeSet<PathBuf>) {
+pub(crate) fn assert_shared_memory_is_gone(before: &BTreeSet<PathBuf>) {
     eventually("that shared memory has no name", || shared_memory().is_subset(before));
 }
 

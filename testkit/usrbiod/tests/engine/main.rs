@@ -10,6 +10,7 @@ mod failing;
 mod fixture;
 mod reading;
 mod refusing;
+mod to_device;
 
 use fixture::{Fixture, library_path};
 use std::{
