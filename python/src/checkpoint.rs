@@ -73,7 +73,7 @@ impl Checkpoint {
 
     /// The files, in order.
     fn files(&self) -> Vec<PathBuf> {
-        self.checkpoint.catalog().files().iter().map(|file| file.path.clone()).collect()
+        self.checkpoint.catalog().files().iter().map(|file| file.source.as_path().to_owned()).collect()
     }
 
     /// The files' `__metadata__`; `None` if there is none.

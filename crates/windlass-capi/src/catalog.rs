@@ -172,7 +172,7 @@ impl windlass_catalog {
         let dtypes =
             catalog.tensors().iter().map(|tensor| text::without_nul(&tensor.dtype.to_string())).collect();
         let path = |path: &Path| CString::new(system::bytes_of(path)).unwrap_or_default();
-        let paths = catalog.files().iter().map(|file| path(&file.path)).collect();
+        let paths = catalog.files().iter().map(|file| path(file.source.as_path())).collect();
         Self { checkpoint, names, dtypes, paths }
     }
 

@@ -19,7 +19,7 @@ fn as_json(checkpoint: &Checkpoint, all: bool) -> windlass::Result<serde_json::V
     let catalog = checkpoint.catalog();
     let describe = |(id, file): (_, &FileEntry)| {
         let mut described = json!({
-            "path": file.path.to_string_lossy(),
+            "path": file.source.to_string(),
             "bytes": file.len,
             "format": file.format.name(),
             "tensors": file.tensors().len(),
@@ -56,7 +56,7 @@ fn as_text(checkpoint: &Checkpoint, all: bool) -> windlass::Result<String> {
         let _ = writeln!(
             text,
             "{}  {}, {}",
-            file.path.display(),
+            file.source,
             ByteSize(file.len),
             counted(file.tensors().len(), "tensor", "tensors")
         );

@@ -33,6 +33,9 @@ mod report;
 pub mod route;
 pub mod save;
 mod source;
+#[cfg(feature = "fault-injection")]
+#[path = "../tests/common/toy.rs"]
+mod toy;
 pub mod verify;
 mod warm;
 

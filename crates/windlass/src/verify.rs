@@ -8,13 +8,7 @@ use crate::{
     source::Source,
 };
 use serde::{Deserialize, Serialize};
-use std::{
-    collections::BTreeMap,
-    fmt, fs, io,
-    ops::ControlFlow,
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::{collections::BTreeMap, fmt, fs, io, ops::ControlFlow, path::Path, time::Instant};
 
 /// Bytes that are read and hashed at once.
 const STEP_BYTES: usize = 1 << 20;
@@ -176,7 +170,7 @@ pub(crate) fn check(
         if found == expected {
             return Ok(tensor.len_bytes());
         }
-        let path: PathBuf = catalog.file(entry.file).path.clone();
+        let path = catalog.file(entry.file).source.as_path().to_owned();
         let (expected, found) = (expected.to_string(), found.to_string());
         Err(Error::DigestMismatch { tensor: tensor.name().to_owned(), path, expected, found })
     });

@@ -64,11 +64,7 @@ fn warm(sources: &[Arc<dyn Source>], progress: impl Fn(u64) -> ControlFlow<()> +
 
 /// Reads what is not cached of `part`; returns how many bytes that were.
 fn read_in(source: &dyn Source, part: ByteRange) -> Result<u64> {
-    let local = source.local().map_err(|why| Error::RouteUnavailable {
-        route: Route::Cached,
-        path: Some(source.path().to_owned()),
-        why,
-    })?;
+    let local = source.local_for(Route::Cached)?;
     let mut buffer = vec![0; STEP_BYTES];
     let mut read = 0;
     let mut offset = part.start();

@@ -2,14 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Catalog, FileEntry, FileHeader, TensorEntry, TensorId, file_id, format::Located, index, tensor_id,
+    Catalog, FileEntry, FileHeader, SourceName, TensorEntry, TensorId, file_id, format::Located, index,
+    tensor_id,
 };
 use crate::{Error, Result, counted};
-use std::{
-    collections::HashMap,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{collections::HashMap, path::Path, sync::Arc};
 
 /// A catalog to which files are still being added.
 #[derive(Default)]
@@ -30,7 +27,7 @@ impl Builder {
         path: &Path,
         len: u64,
         header: FileHeader,
-        index: Option<&(PathBuf, index::Index)>,
+        index: Option<&(SourceName, index::Index)>,
     ) -> Result<()> {
         let file = file_id(self.files.len());
         let first_tensor = tensor_id(self.tensors.len());
@@ -40,9 +37,8 @@ impl Builder {
         self.by_name.reserve(tensors.len());
         for Located { name, dtype, shape, bytes } in tensors {
             if let Some((index_path, index)) = index {
-                let folder = index_path.parent().unwrap_or(Path::new(""));
                 match index.weight_map.get(&name) {
-                    Some(owner) if folder.join(owner) != path => {
+                    Some(owner) if index_path.beside(owner) != path => {
                         self.notes.push(format!(
                             "tensor '{name}' of {} is left out: the index takes it from '{owner}'",
                             path.display()
@@ -59,7 +55,7 @@ impl Builder {
                 let first = self.tensors[first.index()].file;
                 return Err(Error::DuplicateTensor {
                     tensor: name.to_string(),
-                    first: self.files[first.index()].path.clone(),
+                    first: self.files[first.index()].source.as_path().to_owned(),
                     second: path.to_owned(),
                 });
             }
@@ -76,7 +72,7 @@ impl Builder {
             return Err(Error::Internal("more than 2^32 tensors or files in one catalog".into()));
         }
         let tensors = first_tensor.0..tensor_id(self.tensors.len()).0;
-        self.files.push(FileEntry { path: path.to_owned(), len, format, tensors });
+        self.files.push(FileEntry { source: path.into(), len, format, tensors });
         Ok(())
     }
 

@@ -1,7 +1,8 @@
-//! From the paths a user gives to the files to open: a file, an index, a directory, a glob, or a list of these.
+//! From the paths a user gives to the files to open: a file, a URL, an index, a directory, a glob, or a list of these.
 #![forbid(unsafe_code)]
 
 use super::{
+    SourceName,
     gguf::split,
     index::{Index, IndexError, MAX_INDEX_BYTES},
     shard_name,
@@ -16,12 +17,13 @@ use std::{
 #[derive(Debug)]
 pub(super) struct FileSet {
     pub(super) files: Vec<PathBuf>,
-    pub(super) index: Option<(PathBuf, Index)>,
+    pub(super) index: Option<(SourceName, Index)>,
 }
 
 /// What one path given by the user stands for.
 pub(super) fn resolve(path: &Path) -> Result<FileSet> {
-    if path.is_dir() {
+    let is_url = matches!(SourceName::from(path), SourceName::Url(_));
+    if !is_url && path.is_dir() {
         return resolve_directory(path);
     }
     if path.extension().is_some_and(|extension| extension == "json") {
@@ -30,7 +32,7 @@ pub(super) fn resolve(path: &Path) -> Result<FileSet> {
     let pattern = path.to_str().filter(|text| text.contains(['*', '?', '[']));
     match pattern {
         // A name that exists means itself, whatever characters it has.
-        Some(pattern) if !path.exists() => resolve_glob(path, pattern),
+        Some(pattern) if !is_url && !path.exists() => resolve_glob(path, pattern),
         _ => Ok(FileSet { files: vec![path.to_owned()], index: None }),
     }
 }
@@ -138,9 +140,9 @@ fn resolve_index(path: &Path) -> Result<FileSet> {
     let mut text = vec![0; len_in_memory.ok_or_else(|| invalid(IndexError::TooLarge { len }))?];
     source.read_exactly(&mut text, 0, None)?;
     let index = Index::parse(&text).map_err(invalid)?;
-    let folder = path.parent().unwrap_or(Path::new(""));
-    let files = index.files().into_iter().map(|file| folder.join(file)).collect();
-    Ok(FileSet { files, index: Some((path.to_owned(), index)) })
+    let name = SourceName::from(path);
+    let files = index.files().into_iter().map(|file| name.beside(file)).collect();
+    Ok(FileSet { files, index: Some((name, index)) })
 }
 
 fn io_error(operation: &'static str, path: &Path, source: std::io::Error) -> Error {

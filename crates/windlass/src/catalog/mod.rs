@@ -14,6 +14,7 @@ mod options;
 pub mod safetensors;
 pub(crate) mod shard_name;
 
+pub use crate::source::SourceName;
 pub use format::{FileFormat, FileHeader, FormatError};
 pub(crate) use open::gguf_error;
 pub use open::header_texts;
@@ -28,7 +29,7 @@ use safetensors::Metadata;
 use std::{
     collections::{HashMap, HashSet},
     ops::Range,
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
 };
 
@@ -67,7 +68,7 @@ pub struct Catalog {
 #[derive(Clone, Debug)]
 pub struct FileEntry {
     /// Where it was found.
-    pub path: PathBuf,
+    pub source: SourceName,
     /// Its length in bytes.
     pub len: u64,
     /// Its format, and what it says about itself.
@@ -156,7 +157,7 @@ impl Catalog {
                 sources.push(source);
             }
             if let Some((path, index)) = &index {
-                builder.check_index(path, index, first_file)?;
+                builder.check_index(path.as_path(), index, first_file)?;
             }
         }
         Ok((builder.finish(), sources))

@@ -33,7 +33,7 @@ pub(super) fn map(
         Plan::new(catalog, &requests, &PlanOptions { layout: Layout::File, ..options.plan_options() })?;
     refuse_copies(catalog, &plan, options)?;
     let mut arenas = vec![None; sources.len()];
-    let tensors = views(catalog, sources, &requests, &plan, &mut arenas)?;
+    let tensors = views(catalog, sources, &requests, &plan, &mut arenas, options.route)?;
     let prepared = started.elapsed();
     if options.populate {
         populate(&plan, catalog, sources, &arenas)?;
@@ -59,6 +59,7 @@ fn views(
     requests: &[TensorRequest],
     plan: &Plan,
     arenas: &mut [Option<Arc<Arena>>],
+    route: Route,
 ) -> Result<Vec<Tensor>> {
     let planned: HashMap<TensorId, &PlannedTensor> = plan.tensors().iter().map(|p| (p.tensor, p)).collect();
     let view = |request: &TensorRequest| {
@@ -71,11 +72,7 @@ fn views(
             Some(bytes) => {
                 let source = &sources[entry.file.index()];
                 source.check_unchanged(bytes, |_| Some(entry.name.to_string()))?;
-                let local = source.local().map_err(|why| Error::RouteUnavailable {
-                    route: Route::Mapped,
-                    path: Some(source.path().to_owned()),
-                    why,
-                })?;
+                let local = source.local_for(route)?;
                 let arena = match &mut arenas[entry.file.index()] {
                     Some(arena) => arena,
                     slot @ None => {
@@ -137,7 +134,7 @@ fn refuse_copies(catalog: &Catalog, plan: &Plan, options: &LoadOptions) -> Resul
         "tensor '{}' is a slice across rows, or its elements are misaligned in the file: it must be copied",
         name.map_or("?", |name| name)
     );
-    let path = Some(catalog.file(extent.file).path.clone());
+    let path = Some(catalog.file(extent.file).source.as_path().to_owned());
     Err(Error::RouteUnavailable {
         route: options.route,
         path,
@@ -162,7 +159,7 @@ fn populate(
         sources[extent.file.index()].check_unchanged(extent.read, name_at)?;
         populated.map_err(|source| Error::Io {
             operation: "reading a mapping in",
-            path: catalog.file(extent.file).path.clone(),
+            path: catalog.file(extent.file).source.as_path().to_owned(),
             tensor: name_at(extent.read.start()),
             range: Some(extent.read),
             source,

@@ -209,7 +209,7 @@ fn check_readable(catalog: &Catalog, requests: &[TensorRequest]) -> Result<(), P
         let tensor = || entry.name.to_string();
         if let Dtype::UnknownGgml(id) = entry.dtype {
             let count = entries().filter(is_unknown).count();
-            let path = catalog.file(entry.file).path.clone();
+            let path = catalog.file(entry.file).source.as_path().to_owned();
             return Err(PlanError::UnknownType { tensor: tensor(), path, id, count });
         }
         if is_reversed(&entry) {

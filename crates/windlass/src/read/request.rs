@@ -20,13 +20,13 @@ pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 pub struct ReadFile(pub(super) Arc<dyn Source>);
 
 impl ReadFile {
-    /// Opens a regular file.
+    /// Opens a regular file, or the source of a URL.
     ///
     /// # Errors
     /// [`Error::NotFound`](crate::Error::NotFound); [`Error::InvalidFile`](crate::Error::InvalidFile) if it is no regular
     /// file; [`Error::Io`](crate::Error::Io).
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::of(OpenFile::open(path.as_ref())?)
+        Ok(Self::from_source(registry::open(path.as_ref())?))
     }
 
     /// Takes an open file over. `path` is what messages call it.
@@ -44,18 +44,14 @@ impl ReadFile {
                 range: None,
                 source,
             })?;
-            return Self::of(OpenFile::from_file(again, path)?);
+            return Self::from_file(again, path);
         }
-        Self::of(OpenFile::from_file(file, path)?)
-    }
-
-    fn of(open: OpenFile) -> Result<Self> {
-        let source = registry::of_file(open)?;
-        source.as_local();
-        Ok(Self(source))
+        Ok(Self::from_source(registry::of_file(OpenFile::from_file(file, path)?)?))
     }
 
     pub(crate) fn from_source(source: Arc<dyn Source>) -> Self {
+        // What a file can do is found out ahead of reads.
+        source.as_local();
         Self(source)
     }
 

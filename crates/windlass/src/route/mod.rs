@@ -295,16 +295,18 @@ impl ReadOp {
     }
 }
 
-/// The part of a buffer that an attempt fills.
-fn target(buffer: &mut Buffer, progress: Progress) -> io::Result<&mut [u8]> {
-    let bytes = match buffer {
-        Buffer::InPlace(region) => region.as_mut_slice(),
-        Buffer::Staged { slot: Some(slot), .. } => slot.as_mut_slice(),
-        Buffer::Staged { slot: None, .. } | Buffer::SharedStaging { .. } => &mut [],
-    };
-    let end = progress.position.checked_add(progress.len);
-    end.and_then(|end| bytes.get_mut(progress.position..end))
-        .ok_or_else(|| io::Error::other("a read does not fit its buffer"))
+impl Buffer {
+    /// The part that an attempt fills.
+    pub(crate) fn target(&mut self, progress: Progress) -> io::Result<&mut [u8]> {
+        let bytes = match self {
+            Self::InPlace(region) => region.as_mut_slice(),
+            Self::Staged { slot: Some(slot), .. } => slot.as_mut_slice(),
+            Self::Staged { slot: None, .. } | Self::SharedStaging { .. } => &mut [],
+        };
+        let end = progress.position.checked_add(progress.len);
+        end.and_then(|end| bytes.get_mut(progress.position..end))
+            .ok_or_else(|| io::Error::other("a read does not fit its buffer"))
+    }
 }
 
 // SAFETY: the operation holds the source, which keeps its files open, and the region or slot that it writes to, which is
@@ -317,7 +319,7 @@ unsafe impl ReadsFile for ReadOp {
             Access::Direct => local.direct_file()?,
             Access::Buffered => local.buffered_file(),
         };
-        let target = target(&mut self.buffer, self.progress)?;
+        let target = self.buffer.target(self.progress)?;
         Ok(FileRead { file, offset: self.progress.offset, target })
     }
 }
@@ -330,7 +332,7 @@ impl BlockingRead<ReadOp> for SourceRead {
     fn read(&self, op: &mut ReadOp) -> io::Result<usize> {
         match op.access {
             Access::Direct => Pread.read(op),
-            Access::Buffered => op.source.read_at(target(&mut op.buffer, op.progress)?, op.progress.offset),
+            Access::Buffered => op.source.read_at(op.buffer.target(op.progress)?, op.progress.offset),
         }
     }
 }
@@ -350,7 +352,7 @@ impl fault::Spoil for ReadOp {
             // Other memory is overwritten below.
             let _ = slot.copy_from(start, &vec![pattern; len]);
         }
-        if let Ok(target) = target(&mut self.buffer, self.progress) {
+        if let Ok(target) = self.buffer.target(self.progress) {
             target[kept..].fill(pattern);
         }
     }

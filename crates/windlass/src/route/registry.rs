@@ -73,7 +73,7 @@ static ROUTES: &[Way] = &[
     Way::Reads(Entry { route: Route::Threads, landing: Landing::Any, open: threads::open }),
     Way::Maps(Route::Mapped),
     #[cfg(feature = "fault-injection")]
-    Way::Reads(Entry { route: Route::Toy, landing: Landing::Any, open: super::members::toy::open }),
+    Way::Reads(Entry { route: Route::Toy, landing: Landing::Any, open: crate::toy::open_route }),
 ];
 
 #[cfg(test)]

@@ -175,10 +175,10 @@ impl<'a> Commit<'a> {
         }
         // What cannot be read is no loss.
         let Ok(catalog) = Catalog::open(&old) else { return Ok(()) };
-        let name_of = |path: &'_ PathBuf| {
+        let name_of = |path: &Path| {
             path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
         };
-        let names: Vec<String> = catalog.files().iter().map(|file| name_of(&file.path)).collect();
+        let names: Vec<String> = catalog.files().iter().map(|file| name_of(file.source.as_path())).collect();
         let tensors = catalog.tensors();
         if tensors.is_empty() {
             return Ok(());

@@ -3,23 +3,27 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
+#[cfg(test)]
+mod conformance;
 mod extensions;
 mod local;
+mod name;
 pub(crate) mod registry;
 #[cfg(target_os = "linux")]
 pub(crate) mod threefs;
 
 pub(crate) use bytes::Bytes;
 pub(crate) use extensions::Extensions;
+pub use name::SourceName;
 
-use crate::{ByteRange, Error, Result, catalog::gguf::ByteSource};
+use crate::{ByteRange, Error, Result, Route, catalog::gguf::ByteSource};
 use std::{any::Any, fmt, io, path::Path, sync::LazyLock};
 use windlass_device::Unavailable;
 use windlass_io::file::{LocalFile, Residency};
 
 /// One open file of a checkpoint.
 pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
-    /// What messages call it.
+    /// What messages call it: its path, or the text of its URL.
     fn path(&self) -> &Path;
 
     /// Length in bytes when it was opened.
@@ -70,6 +74,15 @@ impl dyn Source + '_ {
     /// That it is none.
     pub(crate) fn local(&self) -> Result<&LocalFile, Unavailable> {
         self.as_local().ok_or_else(|| NOT_LOCAL.clone())
+    }
+
+    /// The same, for a route that needs it.
+    ///
+    /// # Errors
+    /// [`Error::RouteUnavailable`].
+    pub(crate) fn local_for(&self, route: Route) -> Result<&LocalFile> {
+        let path = || Some(self.path().to_owned());
+        self.local().map_err(|why| Error::RouteUnavailable { route, path: path(), why })
     }
 
     /// Why direct reads cannot be used, or `None` if they can.

@@ -1,13 +1,15 @@
-//! Every kind of sources, and what it opens.
+//! Every kind of sources, and what it opens. A new one is a file beside this one and a line here.
 #![forbid(unsafe_code)]
 
-use super::{Source, local::Local};
-use crate::{Result, catalog::OpenFile};
+use super::{Source, SourceName, local::Local, name::scheme_of};
+use crate::{Error, Result, catalog::OpenFile};
 use std::{path::Path, sync::Arc};
 use windlass_io::file::FileSystem;
 
 /// Takes a file that lies on this file system, if it is of the kind.
 type Take = fn(&Arc<OpenFile>, FileSystem) -> Option<Arc<dyn Source>>;
+/// Opens a URL.
+type Open = fn(&str) -> Result<Arc<dyn Source>>;
 
 /// The kinds of files that are more than local ones.
 static FILES: &[Take] = &[
@@ -15,13 +17,29 @@ static FILES: &[Take] = &[
     super::threefs::take,
 ];
 
-/// Opens the source at `path`.
+/// The schemes of URLs.
+static SCHEMES: &[(&str, Open)] = &[
+    #[cfg(feature = "fault-injection")]
+    ("toy", crate::toy::open_source),
+];
+
+/// Opens the source of this name: a path, or a URL.
 ///
 /// # Errors
-/// [`Error::NotFound`](crate::Error::NotFound), [`Error::InvalidFile`](crate::Error::InvalidFile) if it is no regular
-/// file, or [`Error::Io`](crate::Error::Io).
-pub(crate) fn open(path: &Path) -> Result<Arc<dyn Source>> {
-    of_file(OpenFile::open(path)?)
+/// [`Error::NotFound`], [`Error::InvalidFile`] if it is no regular file, [`Error::Io`]; [`Error::InvalidOption`] if no
+/// source has the scheme of the URL.
+pub(crate) fn open(name: &Path) -> Result<Arc<dyn Source>> {
+    let SourceName::Url(url) = SourceName::from(name) else { return of_file(OpenFile::open(name)?) };
+    let scheme = scheme_of(&url).unwrap_or_default();
+    match SCHEMES.iter().find(|(own, _)| *own == scheme) {
+        Some((_, open)) => open(&url),
+        None => {
+            let known: String =
+                SCHEMES.iter().map(|(own, _)| format!(", or a URL that begins with {own}://")).collect();
+            let reason = format!("no source has the scheme '{scheme}'; give a path of this machine{known}");
+            Err(Error::InvalidOption { option: "path", value: url, reason })
+        }
+    }
 }
 
 /// The source that an open file is.

@@ -32,14 +32,15 @@ pub(crate) struct ThreeFs {
 pub(super) fn take(open: &Arc<OpenFile>, filesystem: FileSystem) -> Option<Arc<dyn Source>> {
     // Only FUSE file systems are asked: to others the question may mean something else.
     let is_3fs = filesystem.kind == FileSystemKind::Fuse && windlass_usrbio::is_3fs(&open.file);
-    is_3fs.then(|| {
-        let local = Arc::new(Local::new(open.clone(), THREEFS));
-        let (extensions, mount) = (Extensions::default(), RwLock::default());
-        Arc::new(ThreeFs { extensions, local, held: None, mount }) as Arc<dyn Source>
-    })
+    is_3fs.then(|| Arc::new(ThreeFs::new(open.clone())) as Arc<dyn Source>)
 }
 
 impl ThreeFs {
+    pub(super) fn new(open: Arc<OpenFile>) -> Self {
+        let local = Arc::new(Local::new(open, THREEFS));
+        Self { extensions: Extensions::default(), local, held: None, mount: RwLock::default() }
+    }
+
     /// The source as a file on a 3FS, if it is one.
     pub(crate) fn of(source: &Arc<dyn Source>) -> Option<&Self> {
         let source: &dyn Any = &**source;

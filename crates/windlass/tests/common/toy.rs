@@ -1,23 +1,20 @@
-//! A route of the tests: files lie on a shelf, and reads come back last first, short every third time. It shows what a route
-//! takes to be one, and passes the suites of loads, readers and streams. The engine has it with the feature
+//! A source and a route of the tests. The source `toy://PATH` has the bytes of a file, but no file descriptor. The reads
+//! of the route come back last first, short every third time. They show what it takes
+//! to be a member, and pass the suites of loads, readers and streams. The engine has them with the feature
 //! `fault-injection` alone.
 #![forbid(unsafe_code)]
 
 use crate::{
-    parallel::lock,
+    ByteRange, Result,
     route::{
-        Access, Done, ReadLane, ReadOp, Route, Unavailable,
+        Access, Done, Lane, ReadLane, ReadOp, Route, Unavailable,
         member::{Demand, Member, Share, Wanted},
         registry::NotOpened,
     },
-    source::Source,
+    source::{Bytes, Extensions, Latency, Source},
 };
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    io,
-    sync::{Arc, Mutex, Weak},
-};
-use windlass_io::lane::{Lane, ReadsFile};
+use std::{fs, io, path::Path, sync::Arc, time::SystemTime};
+use windlass_io::Error::{Changed, Truncated};
 
 /// Reads in flight in each lane.
 const DEPTH: usize = 4;
@@ -26,19 +23,76 @@ const BLOCK: usize = 4096;
 /// Threads of a load, each with a lane.
 const THREADS: usize = 2;
 
-/// The bytes of each file, by the address of its source.
-type Shelf = Mutex<HashMap<usize, (Weak<dyn Source>, Arc<[u8]>)>>;
+/// A source of bytes that were copied when it was opened.
+#[derive(Debug)]
+struct ToySource {
+    url: String,
+    /// What tells these bytes from others of the same name.
+    version: (u64, SystemTime),
+    bytes: Bytes<Vec<u8>>,
+}
 
-#[derive(Debug, Default)]
-struct Toy(Arc<Shelf>);
+/// Opens the source of this URL.
+pub(crate) fn open_source(url: &str) -> Result<Arc<dyn Source>> {
+    let opened = version_of(url).and_then(|version| Ok((version, fs::read(file_of(url))?)));
+    let (version, bytes) = opened.map_err(|source| windlass_io::Error::opening(url.as_ref(), source))?;
+    Ok(Arc::new(ToySource { url: url.to_owned(), version, bytes: Bytes::new(bytes) }))
+}
 
-/// Opens it if it is named.
-pub(in crate::route) fn open(
+fn file_of(url: &str) -> &str {
+    url.trim_start_matches("toy://")
+}
+
+fn version_of(url: &str) -> io::Result<(u64, SystemTime)> {
+    let stat = fs::metadata(file_of(url))?;
+    Ok((stat.len(), stat.modified()?))
+}
+
+impl Source for ToySource {
+    fn path(&self) -> &Path {
+        self.url.as_ref()
+    }
+
+    fn len(&self) -> u64 {
+        self.version.0
+    }
+
+    fn medium(&self) -> &'static str {
+        "a toy"
+    }
+
+    fn latency(&self) -> Latency {
+        Latency::Remote
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.bytes.read_at(buffer, offset)
+    }
+
+    fn check_identity(&self, needed: ByteRange) -> windlass_io::Result<()> {
+        let path = self.url.clone().into();
+        match version_of(&self.url).map_err(|source| windlass_io::Error::opening(self.path(), source))? {
+            now if now == self.version => Ok(()),
+            (file_len, _) if file_len < needed.end() => Err(Truncated { path, needed, file_len }),
+            _ => Err(Changed { path, needed, change: "its version is another".into() }),
+        }
+    }
+
+    fn extensions(&self) -> &Extensions {
+        self.bytes.extensions()
+    }
+}
+
+#[derive(Debug)]
+struct Toy;
+
+/// Opens the route if it is named.
+pub(crate) fn open_route(
     wanted: &Wanted<'_>,
     _: &[&Arc<dyn Source>],
     _: &[Arc<dyn Member>],
 ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
-    Ok((wanted.route == Route::Toy).then(|| Arc::new(Toy::default()) as Arc<dyn Member>))
+    Ok((wanted.route == Route::Toy).then(|| Arc::new(Toy) as Arc<dyn Member>))
 }
 
 impl Member for Toy {
@@ -46,18 +100,12 @@ impl Member for Toy {
         Route::Toy
     }
 
-    fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
-        let mut shelf = lock(&self.0);
-        shelf.retain(|_, (file, _)| file.strong_count() > 0);
-        if let Entry::Vacant(place) = shelf.entry(Arc::as_ptr(source).addr()) {
-            let bytes = fetch(&**source).map_err(|error| Unavailable::new(error.to_string(), ""))?;
-            place.insert((Arc::downgrade(source), bytes.into()));
-        }
+    fn add(&self, _: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
         Ok(true)
     }
 
     fn lane(&self, depth: usize) -> Result<Box<ReadLane>, Unavailable> {
-        Ok(Box::new(ToyLane { shelf: self.0.clone(), depth, reads: 0, waiting: Vec::new() }))
+        Ok(Box::new(ToyLane { depth, ..ToyLane::default() }))
     }
 
     fn share(&self, _: &Demand<'_>) -> Share {
@@ -73,41 +121,21 @@ impl Member for Toy {
     }
 }
 
-/// All bytes of a file.
-fn fetch(source: &dyn Source) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; source.len() as usize];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        match source.read_at(&mut bytes[filled..], filled as u64)? {
-            0 => break,
-            count => filled += count,
-        }
-    }
-    bytes.truncate(filled);
-    Ok(bytes)
-}
-
+#[derive(Default)]
 struct ToyLane {
-    shelf: Arc<Shelf>,
     depth: usize,
     reads: usize,
     waiting: Vec<ReadOp>,
 }
 
 impl ToyLane {
-    /// Copies what a read asks for from the shelf; half of it every third time.
+    /// Reads from the source; half of what was asked for every third time.
     fn read(&mut self, op: &mut ReadOp) -> io::Result<usize> {
-        let missing = || io::Error::other("the file is not on the shelf");
-        let bytes = lock(&self.shelf).get(&Arc::as_ptr(&op.source).addr()).map(|(_, bytes)| bytes.clone());
-        let bytes = bytes.ok_or_else(missing)?;
-        let read = op.next_read()?;
-        let left = bytes.get(read.offset as usize..).unwrap_or_default();
         self.reads += 1;
-        let most = left.len().min(read.target.len());
-        let half = most / 2 / BLOCK * BLOCK;
-        let count = if self.reads.is_multiple_of(3) && half > 0 { half } else { most };
-        read.target[..count].copy_from_slice(&left[..count]);
-        Ok(count)
+        let target = op.buffer.target(op.progress)?;
+        let half = target.len() / 2 / BLOCK * BLOCK;
+        let len = if self.reads.is_multiple_of(3) && half > 0 { half } else { target.len() };
+        op.source.read_at(&mut target[..len], op.progress.offset)
     }
 }
 

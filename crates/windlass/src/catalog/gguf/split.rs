@@ -2,7 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::{GgufError, Header, Value};
-use std::path::{Path, PathBuf};
+use crate::source::SourceName;
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 /// Files of one model, at most: what fits the number that counts them.
 const MAX_FILES: u64 = u16::MAX as u64;
@@ -49,7 +53,8 @@ impl Part {
             .filter(|name| name.count == count)
             .filter(|name| name.number.checked_sub(1) == Some(number))
             .ok_or(GgufError::SplitName { number, count })?;
-        Ok((1..=count).map(|number| Name { number, ..name }.path(path)).collect())
+        let own = SourceName::from(path);
+        Ok((1..=count).map(|number| own.beside(&Name { number, ..name }.to_string())).collect())
     }
 
     /// Fails unless `header` is that of the file at `number` of this model.
@@ -101,7 +106,7 @@ impl<'a> Name<'a> {
         let name = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
         let (name, count) = name.rsplit_once("-of-")?;
         let (stem, number) = name.rsplit_once('-')?;
-        // As `path` writes them, and not otherwise: else the file would not be among its own siblings.
+        // As `Display` writes them, and not otherwise: else the file would not be among its own siblings.
         let number_of = |text: &str| text.parse::<u64>().ok().filter(|number| text == format!("{number:05}"));
         Some(Self { stem, number: number_of(number)?, count: number_of(count)? })
     }
@@ -110,11 +115,12 @@ impl<'a> Name<'a> {
     pub(in crate::catalog) fn is_sibling(&self, other: &Self) -> bool {
         (self.stem, self.count) == (other.stem, other.count)
     }
+}
 
-    /// The file of this name beside `path`.
-    fn path(&self, path: &Path) -> PathBuf {
+impl fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { stem, number, count } = self;
-        path.with_file_name(format!("{stem}-{number:05}-of-{count:05}.gguf"))
+        write!(f, "{stem}-{number:05}-of-{count:05}.gguf")
     }
 }
 

@@ -5,8 +5,5 @@ pub(super) mod gds;
 #[cfg(target_os = "linux")]
 pub(super) mod io_uring;
 pub(super) mod threads;
-#[cfg(feature = "fault-injection")]
-#[path = "../../../tests/common/toy.rs"]
-pub(super) mod toy;
 #[cfg(target_os = "linux")]
 pub(super) mod usrbio;
