@@ -6,15 +6,18 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("windlass runs on 64-bit systems");
 
+pub mod direct_path;
 mod error;
 pub mod executor;
 pub mod file;
 pub mod lane;
 pub mod memory;
 pub mod parallel;
+mod refusal;
 mod setters;
 pub mod sys;
 mod units;
 
 pub use error::{Error, Result};
+pub use refusal::Refusal;
 pub use units::{Alignment, ByteRange, counted};

@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Locks what is consistent between any two statements that change it, so that a panic elsewhere does not spoil it.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

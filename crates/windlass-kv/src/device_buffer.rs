@@ -3,10 +3,7 @@
 
 use crate::{Buffer, Piece, Region, Result, Store, buffer::sealed::Piecewise};
 use std::sync::Arc;
-use windlass::{
-    DeviceId, Error,
-    device::{CopyDirection, CopyStream, Device, DeviceMemory, HostCopy, Pinned},
-};
+use windlass_device::{CopyDirection, CopyStream, Device, DeviceId, DeviceMemory, Error, HostCopy, Pinned};
 
 /// What direct transfers want the addresses of memory to be multiples of.
 const ALIGNMENT: u64 = 4096;
@@ -24,17 +21,12 @@ impl DeviceBuffer {
     /// Allocates `count` buffers of `len` bytes each on the device `id`. What they hold is arbitrary.
     ///
     /// # Errors
-    /// [`Error::Engine`](crate::Error::Engine) if the device cannot be used, or has too little memory.
+    /// [`Error::Device`](crate::Error::Device) if the device cannot be used, or has too little memory.
     pub fn allocate(id: DeviceId, len: usize, count: usize) -> Result<Vec<Self>> {
         let device = Device::open(id)?;
         let too_much = || {
             let (free, _) = device.memory().unwrap_or_default();
-            Error::MemoryBudget {
-                needed: u64::MAX,
-                available: free,
-                limit_name: format!("the memory of {}", device.name()),
-                fix: "ask for fewer or shorter buffers".into(),
-            }
+            Error::OutOfMemory { device: device.name(), needed: u64::MAX, available: free }
         };
         let distance = (len as u64).checked_next_multiple_of(ALIGNMENT).ok_or_else(too_much)?;
         let bytes = distance.checked_mul(count as u64).and_then(|bytes| bytes.checked_add(ALIGNMENT));
@@ -48,7 +40,7 @@ impl DeviceBuffer {
     /// Copies bytes to its beginning, as many as it has room for.
     ///
     /// # Errors
-    /// [`Error::Engine`](crate::Error::Engine) if the device fails.
+    /// [`Error::Device`](crate::Error::Device) if the device fails.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let mut staging = Buffer::zeroed(bytes.len().min(self.len));
         let len = staging.len();
@@ -59,7 +51,7 @@ impl DeviceBuffer {
     /// Copies its first `len` bytes, or all of them if there are fewer.
     ///
     /// # Errors
-    /// [`Error::Engine`](crate::Error::Engine) if the device fails.
+    /// [`Error::Device`](crate::Error::Device) if the device fails.
     pub fn read(&self, len: usize) -> Result<Buffer> {
         self.copy(CopyDirection::ToHost, Buffer::zeroed(len.min(self.len)))
     }

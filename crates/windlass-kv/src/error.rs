@@ -3,7 +3,7 @@
 
 use crate::Fingerprint;
 use std::{io, path::PathBuf};
-use windlass::route::Unavailable;
+use windlass_device::Unavailable;
 
 /// Result of the store's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -77,9 +77,9 @@ pub enum Error {
         /// What is in the way.
         why: Unavailable,
     },
-    /// The engine's error: a device, memory, a file.
+    /// A device cannot be used, or failed.
     #[error(transparent)]
-    Engine(#[from] windlass::Error),
+    Device(#[from] windlass_device::Error),
     /// The store's threads have ended: it was closed, or this process is a child of fork.
     #[error("the store {} is closed", path.display())]
     Closed {
@@ -109,10 +109,4 @@ pub enum Error {
     /// A defect of this library.
     #[error("internal error: {0}; please report it")]
     Internal(String),
-}
-
-impl From<windlass::device::Error> for Error {
-    fn from(error: windlass::device::Error) -> Self {
-        Self::Engine(error.into())
-    }
 }

@@ -4,7 +4,6 @@
 //! Children that are made by the system call alone, without the C library's `fork`, keep the locks.
 #![allow(unsafe_code)]
 
-use crate::sync::lock;
 use std::{
     fs::File,
     io,
@@ -14,6 +13,7 @@ use std::{
         atomic::{AtomicI32, Ordering},
     },
 };
+use windlass_io::parallel::lock;
 
 /// No descriptor.
 const NONE: i32 = -1;

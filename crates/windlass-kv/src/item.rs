@@ -3,7 +3,7 @@
 
 use crate::Key;
 use std::{any::Any, fmt, sync::Arc};
-use windlass::DeviceId;
+use windlass_device::DeviceId;
 
 /// A piece of the caller's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,6 @@ mod options;
 mod report;
 mod request;
 mod store;
-mod sync;
 mod ticket;
 
 pub use buffer::{Buffer, BufferItem, Lend, Transfer, TransferOptions};

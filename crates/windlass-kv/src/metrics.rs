@@ -5,7 +5,6 @@ use crate::{
     Completion, DropReason, Dropped, NamespaceId, NamespaceStats, Result, Stats, Status,
     io::{Carrier, Direction, Outcome},
     report::CarrierShare,
-    sync::lock,
     ticket::Kind,
 };
 use prometheus_client::{
@@ -27,6 +26,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use windlass_io::parallel::lock;
 
 /// Gauges of this hold bytes and counts.
 type Level = Gauge<u64, AtomicU64>;

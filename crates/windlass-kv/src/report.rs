@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use windlass::Refusal;
+use windlass_io::Refusal;
 
 /// What a store holds, and what was done since it was opened. Counters only grow.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

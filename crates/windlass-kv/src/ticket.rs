@@ -5,7 +5,6 @@ use crate::{
     Carrier, Completion, Error, KeepAlive, Notify, Result, Status,
     io::{Failure, Outcome, Withdrawn},
     store::Core,
-    sync::lock,
 };
 use std::{
     collections::BTreeMap,
@@ -17,6 +16,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use windlass_io::parallel::lock;
 
 /// A request under way. Dropping it changes nothing: the request goes on.
 #[derive(Clone)]

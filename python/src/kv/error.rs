@@ -8,7 +8,7 @@ use windlass_kv::Error;
 impl<T> IntoPython<T> for windlass_kv::Result<T> {
     fn into_python(self, py: Python<'_>) -> PyResult<T> {
         self.map_err(|error| match error {
-            Error::Engine(error) => exception_of(py, &error),
+            Error::Device(error) => exception_of(py, &error.into()),
             error => exception(py, &error).unwrap_or_else(|broken| broken),
         })
     }

@@ -1,5 +1,6 @@
 //! Files of this machine: opened, told apart, asked what they can do.
 
+mod access;
 mod direct;
 mod filesystem;
 mod identity;
@@ -8,6 +9,7 @@ mod opened;
 mod residency;
 mod write;
 
+pub use access::Access;
 pub use direct::{
     DirectAlignment, DirectFile, FileUse, is_refusal_of_direct, is_remote, open_direct, ring_refusal,
 };

@@ -14,6 +14,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use windlass_io::sys::files::Space;
 
 /// A file in a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,15 +24,6 @@ pub(crate) struct Listing {
     pub(crate) is_directory: bool,
     /// Bytes that it takes on the disk.
     pub(crate) allocated: u64,
-}
-
-/// How much of a file system is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FreeSpace {
-    /// Bytes that unprivileged processes can still write.
-    pub(crate) available: u64,
-    /// Bytes of all of it.
-    pub(crate) total: u64,
 }
 
 /// A file system.
@@ -64,7 +56,7 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     fn sync_directory(&self, path: &Path) -> io::Result<()>;
 
     /// What is free on the file system of a path.
-    fn free_space(&self, path: &Path) -> io::Result<FreeSpace>;
+    fn free_space(&self, path: &Path) -> io::Result<Space>;
 
     /// Reads at most `most` bytes of a small file.
     fn read_file(&self, path: &Path, most: usize) -> io::Result<Vec<u8>> {

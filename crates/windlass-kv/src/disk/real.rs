@@ -1,13 +1,13 @@
 //! The system's file systems.
 #![forbid(unsafe_code)]
 
-use super::{Disk, DiskFile, Extend, FreeSpace, Listing};
+use super::{Disk, DiskFile, Extend, Listing};
 use crate::{
     fork::NotInChildren,
-    io::{DataFile, FileAccess, expect_directory, open_directory, open_regular},
+    io::{DataFile, FileAccess, expect_directory, open_regular},
 };
 use rustix::{
-    fs::{self, CWD, FallocateFlags, FlockOperation, Mode, RenameFlags},
+    fs::{self, CWD, FallocateFlags, Mode, RenameFlags},
     io::Errno,
 };
 use std::{
@@ -15,7 +15,15 @@ use std::{
     io,
     os::unix::fs::{FileExt, MetadataExt},
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
+};
+use windlass_io::{
+    file,
+    parallel::lock,
+    sys::{
+        files::{self, Space},
+        folders,
+    },
 };
 
 /// File systems as the system has them.
@@ -81,13 +89,11 @@ impl Disk for RealDisk {
     }
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
-        open_directory(path)?.sync_all()
+        folders::open(path)?.sync_all()
     }
 
-    fn free_space(&self, path: &Path) -> io::Result<FreeSpace> {
-        let space = fs::statvfs(path)?;
-        let bytes = |blocks: u64| blocks.saturating_mul(space.f_frsize);
-        Ok(FreeSpace { available: bytes(space.f_bavail), total: bytes(space.f_blocks) })
+    fn free_space(&self, path: &Path) -> io::Result<Space> {
+        files::space(path)
     }
 }
 
@@ -113,7 +119,7 @@ impl RealFile {
 
     /// What is kept while it is locked.
     fn own_lock(&self) -> MutexGuard<'_, Option<NotInChildren>> {
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lock)
     }
 
     fn file(&self) -> &File {
@@ -166,22 +172,19 @@ impl DiskFile for RealFile {
         }
         // Before it is locked: a child that is made meanwhile does not keep the lock either.
         let not_in_children = NotInChildren::new(self.file())?;
-        loop {
-            return match fs::flock(self.file(), FlockOperation::NonBlockingLockExclusive) {
-                Err(Errno::INTR) => continue,
-                Err(Errno::WOULDBLOCK) => Ok(false),
-                locked => {
-                    locked?;
-                    *own = Some(not_in_children);
-                    Ok(true)
-                }
-            };
+        match file::try_lock(self.file()) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            locked => {
+                locked?;
+                *own = Some(not_in_children);
+                Ok(true)
+            }
         }
     }
 
     fn unlock(&self) -> io::Result<()> {
         let mut own = self.own_lock();
-        fs::flock(self.file(), FlockOperation::Unlock)?;
+        self.file().unlock()?;
         *own = None;
         Ok(())
     }

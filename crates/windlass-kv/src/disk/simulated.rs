@@ -2,7 +2,7 @@
 //! were not synced survive, in any of the states that they had; the dice are seeded.
 #![forbid(unsafe_code)]
 
-use super::{Disk, DiskFile, Extend, FreeSpace, Listing};
+use super::{Disk, DiskFile, Extend, Listing};
 use crate::io::{DataFile, FileAccess};
 use std::{
     collections::BTreeMap,
@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
 };
+use windlass_io::sys::files::Space;
 
 /// What a disk writes as a whole.
 const SECTOR: usize = 512;
@@ -515,9 +516,9 @@ impl Disk for SimulatedDisk {
         Ok(())
     }
 
-    fn free_space(&self, _: &Path) -> io::Result<FreeSpace> {
+    fn free_space(&self, _: &Path) -> io::Result<Space> {
         let state = self.state();
-        Ok(FreeSpace { total: state.capacity, available: state.capacity.saturating_sub(state.used()) })
+        Ok(Space { total_bytes: state.capacity, free_bytes: state.capacity.saturating_sub(state.used()) })
     }
 }
 

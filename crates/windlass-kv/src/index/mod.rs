@@ -29,10 +29,11 @@ use shard::{Rules, Shard};
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
+use windlass_io::parallel::lock;
 
 /// Shards of an index: enough for many threads, few enough to look at the front of each.
 const SHARDS: usize = 64;
@@ -414,9 +415,4 @@ impl fmt::Debug for Index {
         let clock = self.shared.rules.clock.load(Ordering::Relaxed);
         f.debug_struct("Index").field("totals", &self.totals(None)).field("clock", &clock).finish()
     }
-}
-
-/// Nothing that is done under these locks can panic half-way, unless memory runs out.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

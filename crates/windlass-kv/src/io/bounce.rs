@@ -3,19 +3,20 @@
 //! It is cut into slots of one size. A step takes as many as it needs at once, not necessarily neighbours, and gives
 //! them back when it is done; it never waits for more while it holds some, so that nobody waits for ever. Whoever came
 //! first is served first, however much it needs; but what somebody waits for goes before the rest, most of the time.
-#![allow(unsafe_code)]
 
 use super::wake::Wake;
 use crate::{Priority, layout::BLOCK_LEN};
-use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::{
     collections::VecDeque,
     io, mem,
-    ptr::{self, NonNull},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    ptr::NonNull,
+    sync::{Arc, Mutex, MutexGuard},
+};
+use windlass_io::{
+    memory::{Mapping, PageKind},
+    parallel::lock,
 };
 
-const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// So often may others go before a step that nobody waits for.
 const MOST_OVERTAKINGS: u32 = 64;
 
@@ -32,56 +33,6 @@ impl Urgency {
 
     pub(super) fn of(priority: Priority) -> Self {
         if priority == Priority::Demand { Self::Demand } else { Self::Rest }
-    }
-}
-
-/// Anonymous memory, aligned to huge pages.
-#[derive(Debug)]
-struct Mapping {
-    mapped: NonNull<u8>,
-    mapped_len: usize,
-    start: NonNull<u8>,
-    /// The process that it is mapped in.
-    process: u32,
-}
-
-// SAFETY: plain memory without thread affinity; who touches which byte when is decided by the leases, which do not
-// overlap.
-unsafe impl Send for Mapping {}
-// SAFETY: as above; it has no method that reads or writes the bytes.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    fn new(len: usize) -> io::Result<Self> {
-        let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
-        let mapped_len = len.checked_add(HUGE_PAGE_BYTES).ok_or_else(too_large)?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no existing memory.
-        let address = unsafe { mm::mmap_anonymous(ptr::null_mut(), mapped_len, protection, flags)? };
-        let mapped = NonNull::new(address.cast::<u8>()).ok_or_else(too_large)?;
-        let skipped = mapped.as_ptr().align_offset(HUGE_PAGE_BYTES);
-        // SAFETY: less than a huge page, which was mapped in addition to `len`.
-        let start = unsafe { mapped.add(skipped.min(HUGE_PAGE_BYTES)) };
-        // Advice may be refused: small pages then serve.
-        // SAFETY: of our own mapping; it changes no bytes.
-        let _ = unsafe { mm::madvise(address, mapped_len, Advice::LinuxHugepage) };
-        // Children of `fork` never use it, and transfers go on in the parent: a copy on write would take their bytes. A
-        // refusal means that children get a copy.
-        // SAFETY: of our own mapping; it changes no bytes.
-        let _ = unsafe { mm::madvise(address, mapped_len, Advice::LinuxDontFork) };
-        Ok(Self { mapped, mapped_len, start, process: std::process::id() })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        if self.process != std::process::id() {
-            // A child of `fork` does not have it, and may have something else there.
-            return;
-        }
-        // SAFETY: mapped by `new`, and nobody has an address in it any more: leases hold the pool.
-        let _ = unsafe { mm::munmap(self.mapped.as_ptr().cast(), self.mapped_len) };
     }
 }
 
@@ -141,12 +92,10 @@ impl BouncePool {
         let slots = usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(slot_len).max(1);
         let len = slots.checked_mul(slot_len).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let free = (0..slots).rev().collect();
-        Ok(Arc::new(Self {
-            mapping: Mapping::new(len)?,
-            slot_len,
-            slots,
-            state: Mutex::new(State { free, ..State::default() }),
-        }))
+        let mut mapping = Mapping::anonymous(len, PageKind::TransparentHuge)?;
+        // Children of `fork` never use it, and transfers go on in the parent: a copy on write would take their bytes.
+        mapping.hide_from_children();
+        Ok(Arc::new(Self { mapping, slot_len, slots, state: Mutex::new(State { free, ..State::default() }) }))
     }
 
     /// Bytes of all slots that are not lost.
@@ -156,7 +105,7 @@ impl BouncePool {
 
     /// All of its memory, for a device to know.
     pub(super) fn memory(&self) -> (NonNull<u8>, usize) {
-        (self.mapping.start, self.slots * self.slot_len)
+        (self.mapping.pointer(0), self.slots * self.slot_len)
     }
 
     /// Room for `bytes`, if there is any and nobody waits longer for it. Where that may come later, `wake` is notified
@@ -207,8 +156,7 @@ impl BouncePool {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Kept consistent by every statement, so a panic elsewhere does not spoil it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
@@ -236,9 +184,7 @@ impl Lease {
                 return None;
             }
             position += count;
-            // SAFETY: slots lie inside the mapping, and the run ends with the last of its neighbours.
-            let address = unsafe { self.pool.mapping.start.add(index * slot_len + within) };
-            Some((address.as_ptr(), count))
+            Some((self.pool.mapping.pointer(index * slot_len + within).as_ptr(), count))
         })
     }
 
@@ -275,6 +221,7 @@ impl Drop for Lease {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "a test forks")]
 mod tests {
     use super::*;
 

@@ -14,12 +14,15 @@ use std::{
     collections::{HashMap, HashSet},
     io, mem,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
-use windlass::{
-    DeviceId,
-    device::{self, CopyDirection, CopyError, CopyStream, Device, DirectBuffer, HostCopy, Pinned},
-    route::{DirectProof, Unavailable, direct_path_is_plausible},
+use windlass_device::{
+    self as device, CopyDirection, CopyError, CopyStream, Device, DeviceId, DirectBuffer, HostCopy, Pinned,
+    Unavailable,
+};
+use windlass_io::{
+    direct_path::{self, DirectProof},
+    parallel::lock,
 };
 
 /// Host memory that bytes of devices pass through.
@@ -58,7 +61,7 @@ impl DeviceSide {
     /// [`Error::RouteUnavailable`] if the direct path is required, and this machine cannot have it.
     pub(super) fn new(direct: DirectPath, root: PathBuf, refusals: Arc<Refusals>) -> Result<Self> {
         if direct == DirectPath::Require
-            && let Err(why) = direct_path_is_plausible()
+            && let Err(why) = direct_path::plausible()
         {
             return Err(Error::RouteUnavailable { route: GDS.into(), path: root, why });
         }
@@ -67,7 +70,7 @@ impl DeviceSide {
 
     /// The memory that bytes pass through; not pinned yet.
     pub(super) fn pool(&self) -> io::Result<Arc<BouncePool>> {
-        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pool = lock(&self.pool);
         if let Some(pool) = &*pool {
             return Ok(pool.clone());
         }
@@ -111,7 +114,7 @@ impl DeviceSide {
             let reason = "switched off by the option direct=off".into();
             return Err(Unavailable { reason, fix: String::new() });
         }
-        direct_path_is_plausible()?;
+        direct_path::plausible()?;
         let id = device.id();
         if !self.lock().proofs.contains_key(&id) {
             let proof = Arc::new(DirectProof::find(device, &self.root)?);
@@ -181,14 +184,14 @@ impl DeviceSide {
     ///
     /// # Safety
     /// It must be a live event.
-    pub(super) unsafe fn is_reached(&self, event: AwaitedEvent) -> windlass::Result<bool> {
+    pub(super) unsafe fn is_reached(&self, event: AwaitedEvent) -> device::Result<bool> {
         let device = self.device(event.id)?;
         // SAFETY: passed on.
         Ok(unsafe { device.is_event_reached(event.handle)? })
     }
 
     /// A device, which stays open: it is asked after often.
-    fn device(&self, id: DeviceId) -> windlass::Result<Arc<Device>> {
+    fn device(&self, id: DeviceId) -> device::Result<Arc<Device>> {
         let open = self.lock().devices.get(&id).cloned();
         if let Some(device) = open {
             return Ok(device);
@@ -248,8 +251,7 @@ impl DeviceSide {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Kept consistent by every statement, so a panic elsewhere does not spoil it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

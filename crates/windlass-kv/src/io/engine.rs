@@ -14,20 +14,24 @@ use super::{
     wake::Wake,
     worker::Worker,
 };
-use crate::{DirectPath, Error, Result, Route, sync::thread_named};
+use crate::{DirectPath, Error, Result, Route};
 use std::{
     fs::File,
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
     thread::{self, JoinHandle},
 };
-use windlass::{DeviceId, Refusal, route::Unavailable};
-use windlass_io::file::ring_refusal;
+use windlass_device::{DeviceId, Unavailable};
+use windlass_io::{
+    Refusal,
+    file::ring_refusal,
+    parallel::{lock, thread_named},
+};
 
 /// Memory of our own for bytes that are not aligned.
 pub(crate) const DEFAULT_BOUNCE_BYTES: u64 = 64 << 20;
@@ -104,13 +108,12 @@ impl Refusals {
         let is_known = refused.iter().any(|own| own.what == what && own.why == *why);
         if !is_known && refused.len() < MAX_REFUSALS {
             tracing::warn!(what, path = %path.display(), %why, "refused");
-            refused.push(Refusal::new(what, Some(path.to_owned()), why.clone()));
+            refused.push(Refusal { what: what.to_owned(), path: Some(path.to_owned()), why: why.clone() });
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Refusal>> {
-        // Kept consistent by every statement, so a panic elsewhere does not spoil it.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 
@@ -247,7 +250,7 @@ impl IoEngine {
     /// What the workers share that serve devices; they are started if they are not. Jobs are pushed, or rejected, once
     /// the lock is free: their ends may submit others.
     fn devices(&self) -> Result<Arc<Shared>> {
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = lock(&self.devices);
         if let Some(group) = &*devices {
             return Ok(group.shared.clone());
         }
@@ -268,7 +271,7 @@ impl IoEngine {
         if self.is_childs() {
             return 0;
         }
-        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let devices = lock(&self.devices);
         let of_devices = devices.as_ref().map(|group| group.shared.clone());
         drop(devices);
         self.hosts.shared.cancel(tag) + of_devices.map_or(0, |shared| shared.cancel(tag))
@@ -278,7 +281,7 @@ impl IoEngine {
     /// work; else the report says why not, and the memory's bytes go by way of the host.
     ///
     /// # Errors
-    /// [`Error::RouteUnavailable`] if the direct path is required, and cannot be had; [`Error::Engine`] if the device
+    /// [`Error::RouteUnavailable`] if the direct path is required, and cannot be had; [`Error::Device`] if the device
     /// cannot be used at all.
     ///
     /// # Safety

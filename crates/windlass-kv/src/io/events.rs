@@ -5,14 +5,14 @@ use super::{
     Failure, Job,
     queue::{Closing, Queue, Queued},
 };
-use crate::sync::lock;
 use std::{
     collections::{BTreeMap, HashMap},
     mem,
     sync::{Condvar, Mutex, PoisonError},
     time::Duration,
 };
-use windlass::DeviceId;
+use windlass_device::DeviceId;
+use windlass_io::parallel::lock;
 
 /// Time between questions: at first, and after some in vain.
 const SHORT_PAUSE: Duration = Duration::from_micros(100);
@@ -54,7 +54,7 @@ struct State {
 #[derive(Debug, Default)]
 struct Answered {
     reached: Vec<Job>,
-    failed: Vec<(Job, windlass::Error)>,
+    failed: Vec<(Job, windlass_device::Error)>,
 }
 
 impl EventLine {
@@ -109,7 +109,11 @@ impl EventLine {
     }
 
     /// Hands jobs on to the queue as their events are reached, until this is closed.
-    pub(super) fn watch(&self, queue: &Queue, is_reached: impl Fn(AwaitedEvent) -> windlass::Result<bool>) {
+    pub(super) fn watch(
+        &self,
+        queue: &Queue,
+        is_reached: impl Fn(AwaitedEvent) -> windlass_device::Result<bool>,
+    ) {
         let mut pause = SHORT_PAUSE;
         let mut state = lock(&self.state);
         while state.closing.is_none() {
@@ -139,7 +143,7 @@ impl EventLine {
 
 impl State {
     /// Takes out the jobs whose events are reached, or cannot be asked after.
-    fn ask(&mut self, is_reached: impl Fn(AwaitedEvent) -> windlass::Result<bool>) -> Answered {
+    fn ask(&mut self, is_reached: impl Fn(AwaitedEvent) -> windlass_device::Result<bool>) -> Answered {
         let mut answered = Answered::default();
         self.by_event.retain(|event, by_tag| {
             while !by_tag.is_empty() {
@@ -268,7 +272,7 @@ mod tests {
     fn jobs_of_an_event_that_cannot_be_asked_after_fail() {
         let (line, queue) = (EventLine::default(), Queue::default());
         thread::scope(|scope| {
-            scope.spawn(|| line.watch(&queue, |_| Err(windlass::Error::Internal("no".into()))));
+            scope.spawn(|| line.watch(&queue, |_| Err(windlass_device::Error::Internal("no".into()))));
             let ends: Vec<_> = (0..3).map(|number| push(&line, number / 2, &Withdrawn::default())).collect();
             for ends in ends {
                 assert!(matches!(ends.recv_timeout(PATIENCE), Ok(Err(Failure::Device(_)))));

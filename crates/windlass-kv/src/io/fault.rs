@@ -15,13 +15,13 @@ use std::{
     os::unix::fs::FileExt,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
     thread,
     time::Duration,
 };
-use windlass::route::Access;
+use windlass_io::{file::Access, parallel::lock};
 
 /// What happens to one read or write.
 #[derive(Clone, Debug)]
@@ -129,7 +129,7 @@ impl Gate {
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -8,11 +8,8 @@ use std::{
     path::{Path, PathBuf},
     sync::OnceLock,
 };
-use windlass::{
-    device::CuFileHandle,
-    route::{Access, Unavailable},
-};
-use windlass_io::file::{DirectFile, FileUse, open_direct};
+use windlass_device::{CuFileHandle, Unavailable};
+use windlass_io::file::{Access, DirectFile, FileUse, open_direct};
 
 /// Whether a file is only read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

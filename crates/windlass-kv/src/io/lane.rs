@@ -8,7 +8,7 @@ use super::{
     wake::Wake,
 };
 use std::{io, mem, sync::Arc};
-use windlass::route::Access;
+use windlass_io::file::Access;
 
 /// One read or write. It holds the memory of ours that it uses; that of the caller is held by its transfer.
 #[derive(Debug)]

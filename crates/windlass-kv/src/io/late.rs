@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use super::file::{DataFile, FileAccess};
-use crate::sync::lock;
 use std::{
     fs::Metadata,
     io,
@@ -10,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, Weak},
 };
+use windlass_io::parallel::lock;
 
 /// A file that bytes are to be moved to or from.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::layout::HEADER_LEN;
 use std::{ops::Range, ptr, slice};
-use windlass::DeviceId;
+use windlass_device::DeviceId;
 
 /// Bytes that are copied before they are summed: what a core's nearest cache holds.
 const CHUNK_BYTES: usize = 16 << 10;

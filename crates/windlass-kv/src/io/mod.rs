@@ -30,7 +30,7 @@ pub(crate) use device::Region as DeviceRegion;
 pub(crate) use engine::{IoEngine, IoOptions, IoReport};
 pub(crate) use file::{DataFile, FileAccess};
 pub(crate) use late::FileRef;
-pub(crate) use opening::{expect_directory, is_unexpected_kind, open_directory, open_regular};
+pub(crate) use opening::{expect_directory, is_unexpected_kind, open_regular};
 pub(crate) use transfers::Transfers;
 
 use crate::{KeepAlive, Piece, Priority};
@@ -43,7 +43,7 @@ use std::{
     },
     time::Instant,
 };
-use windlass::route::Access;
+use windlass_io::file::Access;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,7 +267,7 @@ pub(crate) enum Failure {
     /// It had not begun when it was cancelled.
     Cancelled,
     /// A device failed.
-    Device(windlass::Error),
+    Device(windlass_device::Error),
     /// The system's error, after which nobody knows whether it still uses the memory: that must never be freed, and
     /// `keep` is not dropped.
     Lost(io::Error),

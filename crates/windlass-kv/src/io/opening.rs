@@ -77,12 +77,6 @@ pub(crate) fn expect_directory(path: &Path) -> io::Result<()> {
     expect(path, FileType::Directory)
 }
 
-/// Opens a directory to sync it. Waits for no FIFO.
-pub(crate) fn open_directory(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
-}
-
 fn expect(path: &Path, expected: FileType) -> io::Result<()> {
     let found = FileType::from_raw_mode(lstat(path)?.st_mode);
     if found == expected { Ok(()) } else { Err(unexpected(expected, found)) }

@@ -4,7 +4,7 @@
 use super::{Direction, Failure, lane::Op};
 use crate::layout::BLOCK_LEN;
 use std::{io, thread, time::Duration};
-use windlass::route::Access;
+use windlass_io::file::{Access, is_refusal_of_direct, is_transient};
 
 /// Attempts in a row without progress before an error is final.
 const MAX_STALLS: u32 = 100;
@@ -28,7 +28,7 @@ pub(super) enum Next {
 pub(super) fn settle(op: &mut Op, result: io::Result<usize>) -> Next {
     match result {
         Ok(count) => moved(op, count as u64),
-        Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
+        Err(error) if is_transient(&error) => {
             op.stalls += 1;
             if op.stalls > MAX_STALLS {
                 return Next::Failed(Failure::Io(error));
@@ -38,10 +38,7 @@ pub(super) fn settle(op: &mut Op, result: io::Result<usize>) -> Next {
             }
             Next::Again
         }
-        Err(error)
-            if op.access == Access::Direct
-                && matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) =>
-        {
+        Err(error) if op.access == Access::Direct && is_refusal_of_direct(&error) => {
             op.file.refuse_direct(&error);
             op.access = Access::Buffered;
             Next::Again

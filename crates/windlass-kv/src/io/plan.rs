@@ -8,7 +8,7 @@
 use super::Part;
 use crate::layout::{BLOCK_LEN, HEADER_LEN};
 use std::collections::VecDeque;
-use windlass::DeviceId;
+use windlass_device::DeviceId;
 
 /// Shorter pieces are gathered in memory of our own: that is cheaper than a segment of a request.
 const SHORTEST_IN_PLACE: u64 = 4096;

@@ -6,10 +6,11 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     io, mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
+use windlass_io::parallel::lock;
 
 /// Every so many jobs, one that nobody waits for is taken first.
 const REST_TURN: u64 = 8;
@@ -255,7 +256,6 @@ impl Queue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Kept consistent by every statement, so a panic elsewhere does not spoil it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }

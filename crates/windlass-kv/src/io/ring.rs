@@ -12,7 +12,7 @@ use std::{
     os::fd::{AsRawFd, RawFd},
     time::Duration,
 };
-use windlass::route::Unavailable;
+use windlass_device::Unavailable;
 use windlass_io::lane::open_ring;
 
 /// What completions of the wait for a [`Wake`] carry.

@@ -3,7 +3,7 @@
 
 use super::{DeviceRegion, IoEngine, IoReport, Job};
 use crate::Result;
-use windlass::DeviceId;
+use windlass_device::DeviceId;
 
 /// Moves bytes: the engine, or in tests what takes its place.
 pub(crate) trait Transfers: Send + Sync {

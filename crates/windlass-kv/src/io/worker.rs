@@ -17,7 +17,8 @@ use super::{
 };
 use crate::layout::BLOCK_LEN;
 use std::{collections::VecDeque, io, mem, sync::Arc, time::Instant};
-use windlass::{device::CopyError, route::Access};
+use windlass_device::CopyError;
+use windlass_io::file::Access;
 
 /// Bytes of one step.
 const STEP_BYTES: u64 = 8 << 20;
@@ -509,7 +510,7 @@ fn fail_copy(transfer: &mut Transfer, failed: CopyError, lease: Lease) {
         lease.lose();
         transfer.lose(io::Error::other(failed.error));
     } else {
-        transfer.fail(Failure::Device(failed.error.into()));
+        transfer.fail(Failure::Device(failed.error));
     }
 }
 

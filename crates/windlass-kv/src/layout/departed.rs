@@ -1,8 +1,9 @@
 //! Own blocks that went to make room, or as their time was over, until somebody asks which.
 #![forbid(unsafe_code)]
 
-use crate::{Evicted, Fingerprint, sync::lock};
+use crate::{Evicted, Fingerprint};
 use std::{collections::VecDeque, sync::Mutex};
+use windlass_io::parallel::lock;
 
 /// Blocks that are remembered; older ones are forgotten.
 const MOST_DEPARTED: usize = 1 << 16;

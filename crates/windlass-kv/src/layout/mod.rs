@@ -47,7 +47,8 @@ pub(crate) fn open(options: &StoreOptions) -> Result<(LayoutKind, Arc<dyn Layout
 fn check_min_free(options: &StoreOptions) -> Result<()> {
     let root = std::path::absolute(&options.root).unwrap_or_else(|_| options.root.clone());
     // The root may have to be made. What is wrong with it is found when it is opened.
-    let total = root.ancestors().find_map(|path| RealDisk.free_space(path).ok()).map(|space| space.total);
+    let total =
+        root.ancestors().find_map(|path| RealDisk.free_space(path).ok()).map(|space| space.total_bytes);
     let writes = options.access == StoreAccess::ReadWrite && !options.for_upkeep;
     match total {
         Some(total) if writes && total <= options.min_free_bytes => Err(Error::InvalidOption {

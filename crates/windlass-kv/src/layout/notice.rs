@@ -1,8 +1,9 @@
 //! What a layout notices on its own, until the store makes events of it.
 #![forbid(unsafe_code)]
 
-use crate::{EventKind, sync::lock};
+use crate::EventKind;
 use std::{collections::VecDeque, sync::Mutex};
+use windlass_io::parallel::lock;
 
 /// Notices that are kept; older ones are forgotten.
 const MOST_NOTICES: usize = 1024;

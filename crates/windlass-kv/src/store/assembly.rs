@@ -5,7 +5,6 @@ use super::group::{Group, GroupItem};
 use crate::{
     Fingerprint, Key, NamespaceId, Status,
     layout::{Claim, Layout, NewBlock, Place, Shard, ShardTable, Written},
-    sync::lock,
 };
 use std::{
     collections::HashMap,
@@ -13,6 +12,7 @@ use std::{
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
+use windlass_io::parallel::lock;
 
 /// Every block that is being written by this process, until it is found or given up.
 #[derive(Default)]

@@ -13,7 +13,6 @@ use crate::{
     io::{Direction, Failure, Job, Outcome, Transfers},
     layout::{Layout, Notice},
     metrics::Metrics,
-    sync::lock,
     ticket::TicketState,
 };
 use crossbeam_channel::Sender;
@@ -27,6 +26,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
+use windlass_io::parallel::lock;
 
 /// Warnings that a report has.
 const MOST_WARNINGS: usize = 64;

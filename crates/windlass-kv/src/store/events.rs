@@ -1,7 +1,7 @@
 //! What happened, until somebody asks.
 #![forbid(unsafe_code)]
 
-use crate::{Event, EventKind, Key, NamespaceId, sync::lock};
+use crate::{Event, EventKind, Key, NamespaceId};
 use std::{
     collections::VecDeque,
     sync::{
@@ -10,6 +10,7 @@ use std::{
     },
     time::SystemTime,
 };
+use windlass_io::parallel::lock;
 
 /// Events that are remembered; older ones are forgotten.
 const MOST_EVENTS: usize = 1024;

@@ -3,12 +3,12 @@
 #![forbid(unsafe_code)]
 
 use super::{Core, gate::Waiting, load::WaitingLoad};
-use crate::sync::lock;
 use std::{
     collections::VecDeque,
     mem,
     sync::{Condvar, Mutex, PoisonError},
 };
+use windlass_io::parallel::lock;
 
 #[derive(Default)]
 pub(crate) struct Finder {

@@ -2,11 +2,12 @@
 #![forbid(unsafe_code)]
 
 use super::load::WaitingLoad;
-use crate::{Priority, io::Job, sync::lock};
+use crate::{Priority, io::Job};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Mutex,
 };
+use windlass_io::parallel::lock;
 
 /// The least that a transfer counts, so that their number is limited too.
 const LEAST_CHARGE: u64 = 4096;

@@ -2,11 +2,12 @@
 #![forbid(unsafe_code)]
 
 use super::Core;
-use crate::{EventKind, sync::lock};
+use crate::EventKind;
 use std::{
     sync::{Arc, Condvar, Mutex, PoisonError},
     time::{Duration, Instant},
 };
+use windlass_io::parallel::lock;
 
 /// Time between rounds: what others wrote is found after so long.
 const ROUND: Duration = Duration::from_millis(100);

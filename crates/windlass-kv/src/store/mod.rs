@@ -43,7 +43,6 @@ use crate::{
     io::{IoEngine, IoOptions, Transfers},
     layout::{self, Layout},
     metrics::Metrics,
-    sync::lock,
 };
 use std::{
     collections::HashMap,
@@ -57,6 +56,7 @@ use std::{
     },
     time::Duration,
 };
+use windlass_io::parallel::lock;
 
 /// A store of KV-cache blocks below a directory. Clones are the same store.
 ///

@@ -15,7 +15,6 @@ use crate::{
     Priority, Request, Result, Status, Ticket,
     layout::{BLOCK_LEN, MAX_SHARDS},
     metrics::NamespaceCounters,
-    sync::lock,
     ticket::{Kind, TicketOptions, TicketState},
 };
 use std::{
@@ -24,6 +23,7 @@ use std::{
     sync::{Arc, Mutex},
     time::{Instant, SystemTime},
 };
+use windlass_io::parallel::lock;
 
 /// Keys that are looked up together, where the answer may make others needless.
 const LOOKUP_STEP: usize = 64;

@@ -4,7 +4,7 @@
 use super::Store;
 use crate::{Result, io::DeviceRegion};
 use std::sync::Arc;
-use windlass::{DeviceId, device::DeviceMemory};
+use windlass_device::{DeviceId, DeviceMemory};
 
 /// Memory that was registered. It is known as long as this lives.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::RouteUnavailable`](crate::Error::RouteUnavailable) if the direct path is required and cannot be had;
-    /// [`Error::Engine`](crate::Error::Engine) if the device cannot be used at all;
+    /// [`Error::Device`](crate::Error::Device) if the device cannot be used at all;
     /// [`Error::Closed`](crate::Error::Closed).
     pub unsafe fn register_device(&self, id: DeviceId, address: u64, len: u64) -> Result<Region> {
         let core = self.core();

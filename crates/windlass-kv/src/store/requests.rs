@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::Metrics;
-use crate::{Completion, Error, Notify, Result, Status, sync::lock, ticket::TicketState};
+use crate::{Completion, Error, Notify, Result, Status, ticket::TicketState};
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -13,6 +13,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use windlass_io::parallel::lock;
 
 /// Requests with [`Notify::EventFd`] that have not ended, or were not drained: at most this many.
 const MOST_COMPLETIONS: usize = 1 << 16;

@@ -9,11 +9,7 @@ use super::{
     placement::{self, StoreTask},
     scrub,
 };
-use crate::{
-    Error, Result, Status,
-    io::Transfers,
-    sync::{lock, thread_named},
-};
+use crate::{Error, Result, Status, io::Transfers};
 use crossbeam_channel::Receiver;
 use std::{
     io, mem,
@@ -21,6 +17,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use windlass_io::parallel::{lock, thread_named};
 
 /// Time that the system gets to end what it has when the store closes.
 const GRACE: Duration = Duration::from_secs(10);

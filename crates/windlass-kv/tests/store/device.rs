@@ -16,7 +16,7 @@ use device_memory::DeviceMemory;
 use requirements::{Requirement, skip};
 use stand_in::Turn;
 use std::sync::Arc;
-use windlass::{DeviceId, device::CopyDirection};
+use windlass_device::{CopyDirection, DeviceId};
 use windlass_kv::{
     BufferItem, Carrier, DeviceBuffer, DirectPath, Durability, Item, KeepAlive, LayoutKind, Namespace, Piece,
     Region, Request, Status, Store, StoreOptions, Ticket, TransferOptions,

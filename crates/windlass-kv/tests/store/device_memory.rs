@@ -2,10 +2,7 @@
 
 use super::{Piece, stand_in::STAND_IN};
 use std::{ffi::c_void, sync::Arc};
-use windlass::{
-    DeviceId,
-    device::{CopyDirection, CopyStream, Device, HostCopy},
-};
+use windlass_device::{CopyDirection, CopyStream, Device, DeviceId, HostCopy};
 
 /// What calls of the driver give back.
 pub type Code = i32;

@@ -26,8 +26,6 @@ use absent as threefs;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use absent::{errno, probe_ring};
 pub(crate) use gds::CuFileRead;
-#[doc(hidden)]
-pub use gds::{DirectProof, plausible as direct_path_is_plausible};
 #[cfg(target_os = "linux")]
 pub(crate) use members::io_uring::probe_ring;
 #[cfg(target_os = "linux")]
@@ -38,6 +36,7 @@ pub use threefs_client::Client as UsrbioClient;
 #[cfg(target_os = "linux")]
 pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 pub use windlass_device::Unavailable;
+pub use windlass_io::file::Access;
 #[doc(hidden)]
 pub use windlass_io::file::is_remote;
 #[cfg(target_os = "linux")]
@@ -211,32 +210,6 @@ pub enum DirectIo {
     Always,
     /// Never.
     Never,
-}
-
-/// Whether reads pass through the page cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Access {
-    /// Past the page cache (`O_DIRECT`).
-    Direct,
-    /// Through the page cache, or from a source that is no file of this machine.
-    Buffered,
-}
-
-impl Access {
-    /// The name that reports and metrics use.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::Buffered => "buffered",
-        }
-    }
-}
-
-impl fmt::Display for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
 }
 
 /// A read on its way: it owns the memory that it fills, so nobody else can touch that meanwhile.

@@ -13,7 +13,7 @@ use crate::{DirectPath, Route};
 use device_memory::{Code, DeviceMemory, in_context};
 use stand_in::{STAND_IN, Turn};
 use std::ffi::c_void;
-use windlass::{DeviceId, device::CopyDirection};
+use windlass_device::{CopyDirection, DeviceId};
 
 fn parts_of(pieces: Vec<Piece>) -> Vec<Part> {
     let len = pieces.iter().map(|piece| piece.len).sum();

@@ -17,7 +17,6 @@ use crate::{
     index::{Existing, Slot},
     io::{FileAccess, expect_directory, open_regular},
     layout::Written,
-    sync::thread_named,
 };
 use std::{
     collections::BTreeMap,
@@ -26,6 +25,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
+use windlass_io::parallel::thread_named;
 
 /// Threads that wait for the disk at the same time.
 const SYNC_THREADS: usize = 16;

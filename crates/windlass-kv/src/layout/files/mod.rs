@@ -54,7 +54,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -62,6 +62,7 @@ use std::{
 use sums::Sums;
 use unsynced::Unsynced;
 use uuid::Uuid;
+use windlass_io::parallel::lock;
 use writer::{Left, Said, Writer};
 
 /// How often things are done, and how long others are believed.
@@ -559,8 +560,4 @@ fn read_superblock(disk: &RealDisk, root: &Path) -> Result<()> {
 fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
     let path = path.to_owned();
     move |source| Error::Io { operation, path, source }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

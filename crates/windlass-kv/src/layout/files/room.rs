@@ -239,7 +239,7 @@ impl Shared {
 
     /// Bytes that can still be written. Where nobody can say, the attempt tells.
     fn available(&self) -> u64 {
-        self.disk.free_space(&self.root).map_or(u64::MAX, |space| space.available)
+        self.disk.free_space(&self.root).map_or(u64::MAX, |space| space.free_bytes)
     }
 
     /// Evicts blocks of so many bytes; says of how many it did.

@@ -58,12 +58,13 @@ use std::{
     fmt, io,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 use uuid::Uuid;
+use windlass_io::parallel::lock;
 use writer::{COUNT_BITS, Writer, stride_of};
 
 /// Blocks that are counted at a time.
@@ -542,9 +543,4 @@ fn raise_descriptor_limit() {
 fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Io { operation, path, source }
-}
-
-/// Nothing that is done under these locks can panic half-way, unless memory runs out.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

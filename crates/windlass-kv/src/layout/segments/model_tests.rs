@@ -134,7 +134,7 @@ impl Model {
         options.min_free_bytes = 0;
         options.durability = self.durability;
         options.segment_bytes = Some(96 << 10);
-        let ids = Mutex::new(self.dice.clone());
+        let ids = std::sync::Mutex::new(self.dice.clone());
         let surroundings = Surroundings {
             clock: Box::new(|| 1000),
             new_id: Box::new(move || {

@@ -283,7 +283,7 @@ impl Root {
     /// Bytes that others can still write on this file system.
     pub(super) fn available(&self) -> Result<u64> {
         let space = self.disk.free_space(&self.path).map_err(failed("asking for the room at", &self.path))?;
-        Ok(space.available)
+        Ok(space.free_bytes)
     }
 
     /// Takes the lease of a directory if its writer is gone.

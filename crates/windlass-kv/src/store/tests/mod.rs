@@ -293,10 +293,10 @@ fn blocks_of_one_request_share_commits() {
 #[test]
 fn a_commit_that_fails_leaves_no_block() {
     let bench = bench(|_| {});
-    crate::sync::lock(&bench.layout.state).commits_fail = true;
+    windlass_io::parallel::lock(&bench.layout.state).commits_fail = true;
     assert_eq!(end(&bench.store_shard("a", 0, 1).0).items, [Status::Io(libc::EIO)]);
     assert_eq!((bench.get("a", 0), bench.layout.free()), (Status::Miss, 4));
-    crate::sync::lock(&bench.layout.state).commits_fail = false;
+    windlass_io::parallel::lock(&bench.layout.state).commits_fail = false;
     bench.put("a");
 }
 
@@ -413,7 +413,7 @@ fn a_store_that_is_cancelled_while_others_of_its_blocks_are_placed_lets_its_memo
         let bench = bench(|options| options.max_in_flight_bytes = limit);
         bench.transfers.hold(Some(Direction::Write));
         let (send, tickets) = std::sync::mpsc::channel::<Ticket>();
-        *crate::sync::lock(&bench.layout.on_reserve) = Some(Box::new(move |key| {
+        *windlass_io::parallel::lock(&bench.layout.on_reserve) = Some(Box::new(move |key| {
             if *key == Key::new(b"c").unwrap() {
                 assert!(tickets.recv_timeout(LONG.unwrap()).unwrap().cancel());
             }
@@ -469,7 +469,7 @@ fn deadlines_are_kept_while_a_block_is_looked_for_in_vain() {
     bench.transfers.hold(Some(Direction::Read));
     let (open, opened) = std::sync::mpsc::channel::<()>();
     let own = std::thread::current().id();
-    *crate::sync::lock(&bench.layout.on_find) = Some(Box::new(move |_| {
+    *windlass_io::parallel::lock(&bench.layout.on_find) = Some(Box::new(move |_| {
         if std::thread::current().id() != own {
             let _ = opened.recv_timeout(LONG.unwrap());
         }
@@ -609,9 +609,9 @@ fn verify_finds_damage_and_scrubbing_too() {
 #[test]
 fn scrubbing_rests_where_it_owns_no_blocks() {
     let bench = bench(|options| options.scrub_bytes_per_second = 1 << 30);
-    crate::sync::lock(&bench.layout.state).is_others = true;
+    windlass_io::parallel::lock(&bench.layout.state).is_others = true;
     bench.put("a");
-    let lists = || crate::sync::lock(&bench.layout.state).lists;
+    let lists = || windlass_io::parallel::lock(&bench.layout.state).lists;
     eventually("it looks", || lists() > 0);
     let before = lists();
     std::thread::sleep(Duration::from_millis(500));
@@ -699,7 +699,7 @@ fn what_its_owner_has_moved_is_a_miss_unless_its_checksum_was_compared() {
     for (verify, status) in [(true, Status::Ok), (false, Status::Miss)] {
         let bench = bench(|options| options.verify = verify);
         bench.put("a");
-        crate::sync::lock(&bench.layout.state).has_moved = true;
+        windlass_io::parallel::lock(&bench.layout.state).has_moved = true;
         assert_eq!(bench.get("a", 0), status, "verify: {verify}");
         assert!(bench.store.events().is_empty());
     }
@@ -710,7 +710,7 @@ fn bytes_of_another_block_in_a_moved_place_are_no_damage() {
     let bench = bench(|_| {});
     bench.put("a");
     bench.layout.damage("a", &bench.namespace);
-    crate::sync::lock(&bench.layout.state).has_moved = true;
+    windlass_io::parallel::lock(&bench.layout.state).has_moved = true;
     assert_eq!(bench.get("a", 0), Status::Miss);
     let verified = bench.store.verify(|_| std::ops::ControlFlow::Continue(())).unwrap();
     assert_eq!((verified.gone, verified.corrupt), (1, 0));

@@ -11,7 +11,6 @@ use crate::{
         Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Place, Reservation, ShardTable, Usage,
         Verdict, Written,
     },
-    sync::lock,
 };
 use std::{
     collections::{HashMap, VecDeque},
@@ -20,6 +19,7 @@ use std::{
     sync::{Arc, Condvar, Mutex},
     time::{Instant, SystemTime},
 };
+use windlass_io::parallel::lock;
 
 /// Bytes of a slot of [`Slots`].
 const SLOT: u64 = 1 << 20;
@@ -429,7 +429,7 @@ impl Transfers for OneThread {
         }
     }
 
-    unsafe fn register_device(&self, _: windlass::DeviceId, _: u64, _: u64) -> Result<DeviceRegion> {
+    unsafe fn register_device(&self, _: windlass_device::DeviceId, _: u64, _: u64) -> Result<DeviceRegion> {
         Err(crate::Error::Internal("there are no devices here".into()))
     }
 }

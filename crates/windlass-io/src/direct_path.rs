@@ -1,0 +1,342 @@
+//! The path between drives and a device past the host's memory (GPUDirect Storage): whether this machine may have it, and
+//! the proof that reads and writes take it.
+#![forbid(unsafe_code)]
+
+use crate::{
+    Alignment, Error,
+    file::{self, FileUse, LocalFile, open_direct},
+    memory::{SlotKind, Slots},
+    sys::folders,
+};
+use std::{
+    collections::HashMap,
+    fmt,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use windlass_device::{
+    Counters, CuFileHandle, Device, DeviceId, DirectBuffer, Unavailable, cuda::cufile::is_stand_in,
+};
+
+/// Bytes of the read that proves the path.
+const PROBE_BYTES: u64 = 1 << 20;
+/// Where nvidia-fs shows itself.
+const NVIDIA_FS: &str = "/proc/driver/nvidia-fs";
+
+/// Whether this machine may have a direct path to devices at all. Asked before cuFile is opened unless the caller
+/// insists: opening costs time and memory of the device, and where nothing is prepared for it, some versions misbehave.
+///
+/// # Errors
+/// What is missing.
+pub fn plausible() -> Result<(), Unavailable> {
+    if Path::new(NVIDIA_FS).exists() || is_stand_in() {
+        return Ok(());
+    }
+    p2pdma().map_err(|why| {
+        let reason = format!("there is no nvidia-fs ({NVIDIA_FS}), and no P2PDMA: {}", why.reason);
+        Unavailable::new(reason, format!("modprobe nvidia-fs, or: {}", why.fix))
+    })
+}
+
+/// What is known to keep drives from reaching a device by themselves.
+///
+/// # Errors
+/// The first of it.
+pub fn p2pdma() -> Result<(), Unavailable> {
+    let version = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    if !version.contains("Open Kernel Module") {
+        let reason = "NVIDIA's open driver is not in use";
+        return Err(Unavailable::new(reason, "install the open kernel modules, 570 or later"));
+    }
+    let multipath = fs::read_to_string("/sys/module/nvme_core/parameters/multipath").unwrap_or_default();
+    if multipath.trim() == "Y" {
+        return Err(Unavailable::new(
+            "NVMe multipath is on, which has none",
+            "boot with nvme_core.multipath=N",
+        ));
+    }
+    let parameters = fs::read_to_string("/proc/driver/nvidia/params").unwrap_or_default();
+    if !parameters.contains("RMForceStaticBar1=1") {
+        let fix = "options nvidia NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\"";
+        return Err(Unavailable::new("BAR1 is not mapped once and for all", fix));
+    }
+    Ok(())
+}
+
+/// What proves that reads of a file into a device take the direct path: found once for each file system and device.
+/// `register` makes the file known to cuFile.
+///
+/// # Errors
+/// Why there is no proof.
+pub fn prove<'f>(
+    device: &Arc<Device>,
+    source: &LocalFile,
+    register: impl FnOnce() -> Result<&'f CuFileHandle, Unavailable>,
+) -> Result<String, Unavailable> {
+    type Known = HashMap<(u64, DeviceId), Verdict>;
+    static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+    // Kept consistent by every statement, so a panic elsewhere does not spoil it. Held while probing: the counters
+    // below are the process's.
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = known.get_or_insert_default();
+    let key = (source.device(), device.id());
+    let verdict = match known.get(&key) {
+        Some(verdict) => verdict.clone(),
+        None => probe(device, source, register).unwrap_or_else(Verdict::Unknown),
+    };
+    // A small file says nothing about its file system.
+    if source.len() >= PROBE_BYTES && !matches!(verdict, Verdict::Unknown(_)) {
+        known.insert(key, verdict.clone());
+    }
+    verdict.proof()
+}
+
+/// Reads a little by cuFile, compares the bytes with a plain read, and asks the counters which way they came.
+fn probe<'f>(
+    device: &Arc<Device>,
+    source: &LocalFile,
+    register: impl FnOnce() -> Result<&'f CuFileHandle, Unavailable>,
+) -> Result<Verdict, Unavailable> {
+    device.check_direct()?;
+    let file = register()?;
+    let len = Alignment::BLOCK.down(source.len().min(PROBE_BYTES));
+    if len == 0 {
+        let reason = "the file is shorter than a block, so no trial read proves the path";
+        return Err(Unavailable::new(reason, "choose route auto or staged"));
+    }
+    let plain = source.direct_file().map_err(|error| failed("a trial read cannot be checked", &error))?;
+    trial_read(device, file, plain, len)
+}
+
+fn failed(what: &str, error: &dyn fmt::Display) -> Unavailable {
+    Unavailable::new(
+        format!("{what}: {error}"),
+        "check gdscheck -p and cufile.log in the temporary directory",
+    )
+}
+
+/// Reads the first `len` bytes of a file by cuFile and plainly.
+fn trial_read(
+    device: &Arc<Device>,
+    file: &CuFileHandle,
+    plain: &File,
+    len: u64,
+) -> Result<Verdict, Unavailable> {
+    let buffer =
+        DirectBuffer::new(device, len).map_err(|error| failed("no buffer for a trial read", &error))?;
+    let before = device.direct_reads();
+    let count =
+        file.read_at(&buffer, 0, len as usize, 0).map_err(|error| failed("a trial read failed", &error))?;
+    let after = device.direct_reads();
+    let unchecked = |error: &dyn fmt::Display| failed("a trial read cannot be checked", error);
+    let mut bytes = vec![0; len as usize];
+    buffer.read_back(&mut bytes).map_err(|error| unchecked(&error))?;
+    let expected = read_plainly(plain, len).map_err(|error| unchecked(&error))?;
+    if count != len as usize || bytes != expected {
+        return Err(Unavailable::new(
+            format!("a trial read gave {count} of {len} bytes, or others than the file's"),
+            "",
+        ));
+    }
+    Ok(verdict(before, after, "read"))
+}
+
+/// Writes the first `len` bytes of a file by cuFile, and reads them plainly.
+fn trial_write(
+    device: &Arc<Device>,
+    file: &CuFileHandle,
+    plain: &File,
+    len: u64,
+) -> Result<Verdict, Unavailable> {
+    let failed = |error: &dyn fmt::Display| failed("a trial write failed", error);
+    let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8 ^ (at >> 12) as u8).collect();
+    let buffer = DirectBuffer::new(device, len).map_err(|error| failed(&error))?;
+    buffer.write(&bytes).map_err(|error| failed(&error))?;
+    let before = device.direct_writes();
+    let count = file.write_at(&buffer, 0, len as usize, 0).map_err(|error| failed(&error))?;
+    let after = device.direct_writes();
+    let written = read_plainly(plain, len).map_err(|error| failed(&error))?;
+    if count != len as usize || written != bytes {
+        let reason = format!("a trial write wrote {count} of {len} bytes, or others than it was given");
+        return Err(Unavailable::new(reason, ""));
+    }
+    Ok(verdict(before, after, "write"))
+}
+
+/// The first bytes of a file that was opened with `O_DIRECT`: the page cache stays as it is.
+fn read_plainly(file: &File, len: u64) -> crate::Result<Vec<u8>> {
+    let slots = Slots::new(1, len as usize, SlotKind::Host)?;
+    let no_slot = || Error::Internal("there is no slot".into());
+    let mut slot = slots.try_take().ok_or_else(no_slot)?;
+    let bytes = slot.as_mut_slice();
+    let count = file::read_at(file, &mut *bytes, 0).map_err(|error| Error::Internal(error.to_string()))?;
+    Ok(bytes[..count.min(bytes.len())].to_vec())
+}
+
+/// Proof that reads and writes between one device and the files of one file system go past the host's memory.
+#[derive(Debug)]
+pub struct DirectProof {
+    device: Arc<Device>,
+    text: String,
+    /// Reads and writes through host memory that cuFile had counted by then.
+    through_host: (u64, u64),
+}
+
+impl DirectProof {
+    /// Writes and reads a file of 1 MiB in `directory` by cuFile, compares the bytes, and asks the counters which way
+    /// they went. The file is removed.
+    ///
+    /// # Errors
+    /// Why there is no proof.
+    pub fn find(device: &Arc<Device>, directory: &Path) -> Result<Self, Unavailable> {
+        // One at a time: the counters are the process's.
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        device.check_direct()?;
+        let scratch = Scratch::new(directory)?;
+        let plain = open_direct(&scratch.file, FileUse::ReadWrite)?.file;
+        let file = CuFileHandle::register(&plain)?;
+        let written = trial_write(device, &file, &plain, PROBE_BYTES)?.proof()?;
+        let read = trial_read(device, &file, &plain, PROBE_BYTES)?.proof()?;
+        let through_host = count_through_host(device).ok_or_else(counters_stopped)?;
+        Ok(Self { device: device.clone(), text: format!("{written}; {read}"), through_host })
+    }
+
+    /// What it is, for people.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Fails if reads or writes between the device and files went through host memory since, or if nobody counted them.
+    ///
+    /// # Errors
+    /// How many, or that nobody knows.
+    pub fn check_kept(&self) -> Result<(), Unavailable> {
+        let (reads, writes) = self.through_host;
+        match count_through_host(&self.device) {
+            Some(now) if now == self.through_host => Ok(()),
+            Some((now_reads, now_writes)) if now_reads >= reads && now_writes >= writes => {
+                Err(Unavailable::new(
+                    format!(
+                        "cuFile made {} reads and {} writes through host memory meanwhile, of ours or of others in this \
+                         process",
+                        now_reads - reads,
+                        now_writes - writes
+                    ),
+                    "see what gdscheck -p says of this file system",
+                ))
+            }
+            _ => Err(counters_stopped()),
+        }
+    }
+}
+
+fn count_through_host(device: &Device) -> Option<(u64, u64)> {
+    let (reads, writes) = (device.direct_reads()?, device.direct_writes()?);
+    Some((reads.posix, writes.posix))
+}
+
+fn counters_stopped() -> Unavailable {
+    Unavailable::new("cuFile's counters were stopped or set back meanwhile", "")
+}
+
+/// A file that is gone when this is dropped.
+struct Scratch {
+    file: File,
+    path: PathBuf,
+}
+
+impl Scratch {
+    fn new(directory: &Path) -> Result<Self, Unavailable> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = directory.join(format!(".windlass-trial-{}-{number}", std::process::id()));
+        let refused = |error: io::Error| {
+            let reason = format!("no file for a trial write can be made in {}: {error}", directory.display());
+            Unavailable::new(reason, "")
+        };
+        // Killed while it was here, another process of this number may have left one.
+        let _ = fs::remove_file(&path);
+        let file = folders::create_private(&path).map_err(refused)?;
+        Ok(Self { file, path })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Which way a trial `read` or `write` between two counts went.
+fn verdict(before: Option<Counters>, after: Option<Counters>, what: &str) -> Verdict {
+    let (Some(before), Some(after)) = (before, after) else {
+        return Verdict::Unknown(Unavailable::new(
+            format!("this cuFile does not count each {what} by path, so that nothing proves the direct one"),
+            "install cuFile of CUDA 13: its package libcufile or, for Python, 'pip install nvidia-cufile'",
+        ));
+    };
+    if after.posix > before.posix {
+        let reason = format!("a trial {what} of cuFile went through host memory, as its counters show");
+        return Verdict::ThroughHost(Unavailable::new(
+            reason,
+            "see what gdscheck -p says of this file system",
+        ));
+    }
+    if after.p2p > before.p2p {
+        return Verdict::Direct(format!("cuFile counted a trial {what} as P2PDMA"));
+    }
+    if after.nvfs > before.nvfs {
+        return Verdict::Direct(format!("cuFile counted a trial {what} as nvidia-fs"));
+    }
+    Verdict::Unknown(Unavailable::new(format!("cuFile's counters do not show which way a {what} went"), ""))
+}
+
+/// Which way a trial read went.
+#[derive(Clone, Debug)]
+enum Verdict {
+    Direct(String),
+    ThroughHost(Unavailable),
+    /// It failed, or nobody says: another attempt may tell more.
+    Unknown(Unavailable),
+}
+
+impl Verdict {
+    fn proof(self) -> Result<String, Unavailable> {
+        match self {
+            Self::Direct(proof) => Ok(proof),
+            Self::ThroughHost(why) | Self::Unknown(why) => Err(why),
+        }
+    }
+}
+
+/// How many reads into a device have gone through host memory, if cuFile counts them.
+pub fn reads_through_host(device: &Device) -> Option<u64> {
+    device.direct_reads().map(|counters| counters.posix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_counted_direct_reads_are_proof() {
+        let counters = |p2p, nvfs, posix| Some(Counters { p2p, nvfs, posix });
+        let before = counters(1, 1, 1);
+        assert!(
+            matches!(verdict(before, counters(2, 1, 1), "read"), Verdict::Direct(proof) if proof.contains("P2PDMA"))
+        );
+        assert!(
+            matches!(verdict(before, counters(1, 2, 1), "read"), Verdict::Direct(proof) if proof.contains("nvidia-fs"))
+        );
+        assert!(matches!(verdict(before, counters(1, 1, 2), "read"), Verdict::ThroughHost(_)));
+        assert!(matches!(verdict(before, counters(2, 1, 2), "read"), Verdict::ThroughHost(_)), "part of it");
+        assert!(matches!(verdict(before, before, "read"), Verdict::Unknown(_)));
+        assert!(matches!(verdict(None, None, "read"), Verdict::Unknown(_)));
+    }
+}

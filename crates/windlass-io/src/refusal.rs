@@ -1,0 +1,24 @@
+//! What could not be used, and why: for reports.
+#![forbid(unsafe_code)]
+
+use serde::{Deserialize, Serialize, Serializer};
+use std::path::PathBuf;
+use windlass_device::Unavailable;
+
+/// A route that was not used for some or all bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// What was refused, such as `io_uring` or `direct reads`.
+    pub what: String,
+    /// The file that it was refused for; `None` if for all.
+    #[serde(serialize_with = "as_text")]
+    pub path: Option<PathBuf>,
+    /// Why, and what would change it.
+    #[serde(flatten)]
+    pub why: Unavailable,
+}
+
+/// A path may hold bytes that are no text: a report is for reading, so they are replaced.
+fn as_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
+}
