@@ -32,7 +32,7 @@ pub trait Customer: Sized + Send + Sync {
 }
 
 /// What one thread with a lane does with the operations of a customer. Panics are contained: the operation fails.
-pub trait Carrier<C: Customer> {
+pub trait Handler<C: Customer> {
     /// An operation was taken from its queue, and has its room: takes the slot, opens the file, aims the first attempt.
     fn begin(&mut self, flight: Flight<C>) -> Next<C>;
 
