@@ -49,7 +49,7 @@ pub enum Error {
         change: String,
     },
     /// The operating system refused or failed an operation on a file.
-    #[error("{operation} failed on {}{}: {source}", path.display(), Place(*range))]
+    #[error("{operation} failed on {}{}: {source}", path.display(), AtRange(*range))]
     Io {
         /// What was tried, such as `read`.
         operation: &'static str,
@@ -100,9 +100,9 @@ impl Error {
     }
 }
 
-struct Place(Option<ByteRange>);
+struct AtRange(Option<ByteRange>);
 
-impl fmt::Display for Place {
+impl fmt::Display for AtRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(range) => write!(f, ", bytes {range}"),

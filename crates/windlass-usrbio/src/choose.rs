@@ -88,7 +88,7 @@ pub fn probe(mount: &Mount, file: &Path) -> Result<()> {
         .ok_or_else(|| failed("its buffer has no room".into()))?;
     let mut ring =
         mount.create_ring(&RingOptions { depth: 1, farewell: Duration::ZERO, ..RingOptions::default() })?;
-    match ring.push(Transfer { file: opened, offset: 0, len, slot, slot_offset: 0, token: 0 }) {
+    match ring.push(Transfer::new(opened, 0, len, slot)) {
         Ok(()) => {}
         Err(Refused::Full(_)) => return Err(failed("an empty ring has no room".into())),
         Err(Refused::Failed(_, error)) => return Err(error),

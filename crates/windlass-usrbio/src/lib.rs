@@ -36,7 +36,7 @@
 //!         && let Some(slot) = slots.pop()
 //!     {
 //!         let wanted = SLOT.min((len - offset) as usize);
-//!         let read = Transfer { file: file.clone(), offset, len: wanted, slot, slot_offset: 0, token: 0 };
+//!         let read = Transfer::new(file.clone(), offset, wanted, slot);
 //!         match ring.push(read) {
 //!             Ok(()) => offset += wanted as u64,
 //!             Err(Refused::Full(read)) => {

@@ -45,12 +45,12 @@ impl Verdict {
 /// The thread that looks, when asked to.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    shared: Arc<Shared>,
+    shared: Arc<Watched>,
     thread: Worker,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Watched {
     mount: PathBuf,
     submit_target: PathBuf,
     state: Mutex<State>,
@@ -68,7 +68,7 @@ struct State {
 
 impl Watch {
     pub(crate) fn start(mount: &Path, submit_target: &Path) -> Result<Self, Error> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(Watched {
             mount: mount.to_owned(),
             submit_target: submit_target.to_owned(),
             state: Mutex::default(),
@@ -110,7 +110,7 @@ impl Watch {
     }
 }
 
-impl Shared {
+impl Watched {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -104,7 +104,7 @@ impl Peer {
     #[allow(clippy::result_large_err, reason = "as the ring has it")]
     pub(crate) fn push(&mut self, offset: u64, len: usize) -> Result<(), Refused> {
         let slot = self.slots.pop().unwrap();
-        let transfer = Transfer { file: self.file.clone(), offset, len, slot, slot_offset: 0, token: offset };
+        let transfer = Transfer::new(self.file.clone(), offset, len, slot).token(offset);
         self.ring.push(transfer)
     }
 

@@ -74,19 +74,34 @@ impl Default for RingOptions {
 
 /// One transfer: a read from a file into a slot, or a write to it, whichever the ring does.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Transfer {
     /// The file.
     pub file: Arc<File>,
-    /// Where in the file.
+    /// Offset of the first byte in the file.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: usize,
     /// The memory.
     pub slot: IovSlot,
-    /// Where in the slot.
+    /// Offset of the first byte in the slot. Default: 0.
     pub slot_offset: usize,
-    /// The caller's own mark; comes back with the completion.
+    /// A number of the caller's, which comes back with the completion. Default: 0.
     pub token: u64,
+}
+
+setters! {
+    Transfer {
+        slot_offset: usize,
+        token: u64,
+    }
+}
+
+impl Transfer {
+    /// A transfer between `len` bytes of a file, from `offset` on, and the start of a slot.
+    pub fn new(file: Arc<File>, offset: u64, len: usize, slot: IovSlot) -> Self {
+        Self { file, offset, len, slot, slot_offset: 0, token: 0 }
+    }
 }
 
 /// A transfer that has ended. Nobody writes to its slot any more, unless it failed with an error that

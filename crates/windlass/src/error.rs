@@ -90,7 +90,7 @@ pub enum Error {
         change: String,
     },
     /// The operating system refused or failed an operation.
-    #[error("{} failed on {}{}: {source}", operation, path.display(), Place { tensor, range })]
+    #[error("{} failed on {}{}: {source}", operation, path.display(), Location { tensor, range })]
     Io {
         /// What was tried, such as `read`.
         operation: &'static str,
@@ -220,7 +220,7 @@ pub enum Error {
         reason: String,
     },
     /// The function that was to take bytes did not.
-    #[error("{}: bytes {range}{} were not taken: {source}", path.display(), Place { tensor, range: &None })]
+    #[error("{}: bytes {range}{} were not taken: {source}", path.display(), Location { tensor, range: &None })]
     Sink {
         /// The file.
         path: PathBuf,
@@ -338,12 +338,12 @@ impl fmt::Display for Served<'_> {
     }
 }
 
-struct Place<'a> {
+struct Location<'a> {
     tensor: &'a Option<String>,
     range: &'a Option<ByteRange>,
 }
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for Location<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(range) = self.range {
             write!(f, ", bytes {range}")?;

@@ -32,7 +32,7 @@ pub trait Customer: Sized + Send + Sync {
 }
 
 /// Decides for one thread what its lane does with operations. If a call panics, the operation fails.
-pub trait Carrier<C: Customer> {
+pub trait Handler<C: Customer> {
     /// Begins an operation that was taken from its queue: takes a slot, opens the file, aims the first attempt.
     fn begin(&mut self, flight: Flight<C>) -> Next<C>;
 

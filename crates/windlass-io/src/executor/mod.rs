@@ -11,9 +11,9 @@
 //! * An [`Operation`] is one read, write or sync. Its content is the customer's, and owns the memory that it uses.
 //! * A group ([`Submission`]) is what ends: once, when all of its operations have ended and are dropped, with the first
 //!   error. Operations that have not begun by then do not begin. An operation that ends for itself is a group of one.
-//! * A queue ([`QueueId`]) holds what waits for lanes of one kind. A [`Carrier`] hands operations over to another queue, and
+//! * A queue ([`QueueId`]) holds what waits for lanes of one kind. A [`Handler`] hands operations over to another queue, and
 //!   [`Scheduler::redirect`] gives a whole queue to another.
-//! * A [`Carrier`] is what one thread with a lane does with operations. A [`Customer`] is told of the ends of groups.
+//! * A [`Handler`] is what one thread with a lane does with operations. A [`Customer`] is told of the ends of groups.
 //! * A [`Ticket`] is an operation's right to its room. Its end is the operation's end, on whatever thread.
 //!
 //! # What the scheduler decides
@@ -30,12 +30,12 @@
 //! nothing locks.
 //!
 //! # How customers use it
-//! | customer | groups | queues | gate | what its carriers do |
+//! | customer | groups | queues | gate | what its handlers do |
 //! |---|---|---|---|---|
 //! | reader | a read of a batch; the tag is the batch | one | open | copy from the page cache in `begin`, else aim a read; keep the ticket while a device copies |
 //! | save | a file | one | stages: writes, sync | write in `begin`, without a [lane](crate::lane::NoLane) |
 //! | load | the load, with an operation for each extent, whose order is its position | the probe of the page cache, then one for each route; the probe hands over to them | `Below(u64::MAX)`, or what the stream has room for | take a slot, aim, deliver; fail the group and close |
-//! | KV store | a transfer, with an operation for each step; the tag is the request | find, host, devices | stages: payload and header, sync | open files, compute checksums as bytes pass; blocks are found by carriers of the first queue, which hand over |
+//! | KV store | a transfer, with an operation for each step; the tag is the request | find, host, devices | stages: payload and header, sync | open files, compute checksums as bytes pass; blocks are found by handlers of the first queue, which hand over |
 //!
 //! A load makes one scheduler, submits its group, and [seals](Scheduler::seal) it. Its threads serve the queue of their route
 //! until that [is over](Patience::UntilOver): those of the probe return first, and touch memory ahead. A ring that is refused
@@ -60,7 +60,7 @@ mod threads;
 mod worker;
 
 pub use admission::{Bound, Limits};
-pub use customer::{Carrier, Customer, Next, Reason};
+pub use customer::{Customer, Handler, Next, Reason};
 pub use flight::{Flight, Ticket};
 pub use limit::InFlightLimit;
 pub use operation::{Cancelled, Charge, Gate, GroupId, Operation, Priority, QueueId, Submission, Whose};

@@ -28,7 +28,7 @@ mod sync {
 use super::limit;
 use crate::lane::{Done, Lane};
 use admission::{Bound, Limits};
-use customer::{Carrier, Customer, Next, Reason};
+use customer::{Customer, Handler, Next, Reason};
 use flight::{Flight, Ticket};
 use limit::InFlightLimit;
 use operation::{Charge, Gate, Operation, Priority, QueueId, Submission, Whose};
@@ -135,7 +135,7 @@ impl Stepper {
     }
 }
 
-impl Carrier<Model> for Stepper {
+impl Handler<Model> for Stepper {
     fn begin(&mut self, flight: Flight<Model>) -> Next<Model> {
         let model = self.0.customer();
         let before = model.in_flight.fetch_add(1, Ordering::SeqCst);

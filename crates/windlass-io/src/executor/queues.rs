@@ -46,7 +46,7 @@ impl QueueSet {
 pub struct QueueOptions {
     /// Staging slots that its operations share. `None` if they need none, or find their own.
     pub slots: Option<u32>,
-    /// Queues that its carriers hand operations over to.
+    /// Queues that its handlers hand operations over to.
     pub hands_over_to: Vec<QueueId>,
 }
 

@@ -1,8 +1,8 @@
-//! Drives a lane: takes operations from queues, keeps the lane full, and asks the carrier about each.
+//! Drives a lane: takes operations from queues, keeps the lane full, and asks the handler about each.
 #![forbid(unsafe_code)]
 
 use super::{
-    customer::{Carrier, Customer, Next, Reason},
+    customer::{Customer, Handler, Next, Reason},
     flight::{Flight, Ticket},
     limit::InFlightLimit,
     operation::QueueId,
@@ -68,7 +68,7 @@ pub enum Patience {
 pub enum Served {
     /// No operation will come any more; with [`Patience::None`], none may begin now.
     Over,
-    /// The carrier has given the lane up. Operations wait in the queues.
+    /// The handler has given the lane up. Operations wait in the queues.
     GaveUp,
     /// The lane failed. Its operations are lost, and the scheduler is closed.
     Failed(io::Error),
@@ -94,7 +94,7 @@ struct InLane<C: Customer> {
 
 impl<C: Customer> Scheduler<C> {
     /// Serves queues with a lane, on this thread.
-    pub fn serve<L>(self: &Arc<Self>, lane: L, carrier: &mut impl Carrier<C>, service: Service<'_>) -> Served
+    pub fn serve<L>(self: &Arc<Self>, lane: L, handler: &mut impl Handler<C>, service: Service<'_>) -> Served
     where
         L: Lane<Carried<C::Operation>>,
     {
@@ -112,14 +112,14 @@ impl<C: Customer> Scheduler<C> {
             free: Vec::new(),
             has_given_up: false,
         };
-        worker.run(carrier, service.limit, service.patience)
+        worker.run(handler, service.limit, service.patience)
     }
 }
 
 impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
-    fn run(mut self, carrier: &mut impl Carrier<C>, limit: InFlightLimit, patience: Patience) -> Served {
-        // Panics of carriers are contained below: this is one of the lane.
-        let worked = panic::catch_unwind(AssertUnwindSafe(|| self.work(carrier, limit, patience)));
+    fn run(mut self, handler: &mut impl Handler<C>, limit: InFlightLimit, patience: Patience) -> Served {
+        // Panics of handlers are contained below: this is one of the lane.
+        let worked = panic::catch_unwind(AssertUnwindSafe(|| self.work(handler, limit, patience)));
         let ended = worked.unwrap_or_else(|_| Err(io::Error::other("the lane panicked")));
         let Self { scheduler, number, lane, tickets, .. } = self;
         scheduler.discharge(number);
@@ -141,13 +141,13 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
     /// Serves until nothing is left to do. Operations that the lane has then are lost.
     fn work(
         &mut self,
-        carrier: &mut impl Carrier<C>,
+        handler: &mut impl Handler<C>,
         mut limit: InFlightLimit,
         patience: Patience,
     ) -> io::Result<Served> {
         let (mut done, mut closed_at) = (Vec::new(), None);
         loop {
-            let is_in_lane = self.fill(carrier, &limit, patience);
+            let is_in_lane = self.fill(handler, &limit, patience);
             if self.lane.in_flight() == 0 {
                 return Ok(if self.has_given_up { Served::GaveUp } else { Served::Over });
             }
@@ -173,13 +173,13 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
                 let (bytes, took) = (*result.as_ref().unwrap_or(&0), now.saturating_duration_since(pushed));
                 limit.ended(bytes, took, others, now);
                 let flight = Flight::new(content, ticket);
-                self.follow(|| carrier.settle(flight, result));
+                self.follow(|| handler.settle(flight, result));
             }
         }
     }
 
     /// Pushes operations as long as there is room in the lane. Returns whether the scheduler may wake it in its lane.
-    fn fill(&mut self, carrier: &mut impl Carrier<C>, limit: &InFlightLimit, patience: Patience) -> bool {
+    fn fill(&mut self, handler: &mut impl Handler<C>, limit: &InFlightLimit, patience: Patience) -> bool {
         while !self.has_given_up && self.lane.in_flight() < limit.operations().min(self.lane.allowed()) {
             let wait = match patience {
                 _ if self.lane.in_flight() > 0 => self.waker.clone().map_or(Wait::Not, Wait::InLane),
@@ -189,12 +189,12 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
             let Some(flight) = self.scheduler.next(self.number, self.serves, &wait) else {
                 return matches!(wait, Wait::InLane(_));
             };
-            self.follow(|| carrier.begin(flight));
+            self.follow(|| handler.begin(flight));
         }
         false
     }
 
-    /// Carries out the answer of a carrier. If the carrier panics, the operation fails.
+    /// Carries out the answer of a handler. If the handler panics, the operation fails.
     fn follow(&mut self, ask: impl FnOnce() -> Next<C>) {
         match panic::catch_unwind(AssertUnwindSafe(ask)).unwrap_or(Next::Ended) {
             Next::Carry(flight) => self.push(flight),

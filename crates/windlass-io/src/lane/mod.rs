@@ -59,7 +59,7 @@ pub trait Lane<T> {
     }
 }
 
-/// A lane for threads whose carrier does all of an operation as it begins. What is pushed nevertheless fails.
+/// A lane for threads whose handler does all of an operation as it begins. What is pushed nevertheless fails.
 #[derive(Debug)]
 pub struct NoLane<T>(Option<T>);
 

@@ -19,7 +19,7 @@ use windlass_device::{Address, Device, DirectBuffer, Pinned};
 /// A fixed number of slots of equal size. A slot is free, or a [`Slot`] owns it.
 #[derive(Debug)]
 pub struct Slots {
-    shared: Arc<Shared>,
+    shared: Arc<SlotsInner>,
 }
 
 /// What slots are made of.
@@ -68,7 +68,7 @@ pub unsafe trait SharedMemory: Any + fmt::Debug + Send + Sync {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SlotsInner {
     memory: SlotMemory,
     slot_bytes: usize,
     count: usize,
@@ -136,7 +136,7 @@ impl Slots {
         };
         let free = Mutex::new(Free { slots: (0..count).rev().collect(), lost: 0, closed: false });
         let (returned, waited) = (Condvar::new(), AtomicU64::new(0));
-        Ok(Self { shared: Arc::new(Shared { memory, slot_bytes, count, free, returned, waited }) })
+        Ok(Self { shared: Arc::new(SlotsInner { memory, slot_bytes, count, free, returned, waited }) })
     }
 
     fn own_memory(bytes: usize, node: Option<u32>) -> Result<Backing> {
@@ -260,7 +260,7 @@ impl Backing {
     }
 }
 
-impl Shared {
+impl SlotsInner {
     fn free(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -277,7 +277,7 @@ impl Shared {
 /// A slot, which returns to its [`Slots`] when it is dropped.
 #[derive(Debug)]
 pub struct Slot {
-    shared: Arc<Shared>,
+    shared: Arc<SlotsInner>,
     index: usize,
 }
 
@@ -285,8 +285,9 @@ impl Slot {
     /// Returns the slot's bytes, if the host can reach them and no other process can; else none. They hold what the slot's
     /// last owner left.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        let Shared { memory: SlotMemory::Host { backing: Backing::Own(mapping), .. }, slot_bytes, .. } =
-            &*self.shared
+        let SlotsInner {
+            memory: SlotMemory::Host { backing: Backing::Own(mapping), .. }, slot_bytes, ..
+        } = &*self.shared
         else {
             return &mut [];
         };
@@ -390,8 +391,9 @@ impl Slot {
     /// # Errors
     /// [`Error::Device`].
     pub fn pin(&self) -> Result<()> {
-        let Shared { memory: SlotMemory::Host { pins, device: Some(device), backing }, slot_bytes, .. } =
-            &*self.shared
+        let SlotsInner {
+            memory: SlotMemory::Host { pins, device: Some(device), backing }, slot_bytes, ..
+        } = &*self.shared
         else {
             return Ok(());
         };

@@ -10,7 +10,7 @@ use std::{
 };
 use windlass_io::{
     executor::{
-        Bound, Carried, Carrier, Charge, Customer, Executor, Flight, Gate, GroupId, InFlightLimit, Limits,
+        Bound, Carried, Charge, Customer, Executor, Flight, Gate, GroupId, Handler, InFlightLimit, Limits,
         Next, Operation, Patience, Priority, QueueId, QueueOptions, Reason, Scheduler, Service, Submission,
         Whose,
     },
@@ -123,7 +123,7 @@ fn checksum(bytes: &[u8]) -> u32 {
 
 struct Mover;
 
-impl Carrier<Store> for Mover {
+impl Handler<Store> for Mover {
     fn begin(&mut self, mut flight: Flight<Store>) -> Next<Store> {
         let job = &mut flight.content;
         match &job.work {

@@ -1,4 +1,4 @@
-//! Faults at every step: errors, panics, lanes that fail, carriers that forget their operations.
+//! Faults at every step: errors, panics, lanes that fail, handlers that forget their operations.
 
 use crate::kit::{
     Act, FIRST, Failure, Job, Kit, Memory, Pace, SECOND, Script, lock, serve_inline, spawn, submit,
@@ -6,7 +6,7 @@ use crate::kit::{
 use std::{io, sync::Arc, time::Instant};
 use windlass_io::{
     executor::{
-        Carried, Carrier, Executor, Flight, Gate, InFlightLimit, Limits, Next, Patience, QueueOptions,
+        Carried, Executor, Flight, Gate, Handler, InFlightLimit, Limits, Next, Patience, QueueOptions,
         Reason, Scheduler, Served, Service,
     },
     lane::{Done, Lane},
@@ -42,7 +42,7 @@ fn an_error_at_any_attempt_ends_the_operation_and_frees_its_room() {
 }
 
 #[test]
-fn a_carrier_that_panics_loses_one_operation() {
+fn a_handler_that_panics_loses_one_operation() {
     let abandoned = (Err(Failure::Reason(Reason::Abandoned)), Ok(()));
     assert_eq!(ends(&[Act::Panic]), abandoned);
     assert_eq!(ends(&[Act::Move, Act::Panic]), abandoned);
@@ -63,9 +63,9 @@ fn an_end_that_panics_harms_nothing() {
 }
 
 #[test]
-fn a_carrier_that_panics_without_an_operation_harms_nothing() {
+fn a_handler_that_panics_without_an_operation_harms_nothing() {
     struct Bomb(Script);
-    impl Carrier<Kit> for Bomb {
+    impl Handler<Kit> for Bomb {
         fn begin(&mut self, flight: Flight<Kit>) -> Next<Kit> {
             self.0.begin(flight)
         }

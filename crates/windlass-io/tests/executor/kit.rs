@@ -9,7 +9,7 @@ use std::{
 };
 use windlass_io::{
     executor::{
-        Carried, Carrier, Charge, Customer, Executor, Flight, GroupId, InFlightLimit, Limits, Next,
+        Carried, Charge, Customer, Executor, Flight, GroupId, Handler, InFlightLimit, Limits, Next,
         Operation, Patience, Priority, QueueId, QueueOptions, Reason, Scheduler, Served, Service, Submission,
         Ticket,
     },
@@ -192,14 +192,14 @@ impl Script {
                 lock(&scheduler.customer().kept).push((group, ticket));
                 scheduler.customer().changed.notify_all();
             }
-            Act::Panic => panic!("a carrier that panics"),
+            Act::Panic => panic!("a handler that panics"),
             Act::Fail(why) => flight.end(Err(Failure::Said(why))),
         }
         Next::Ended
     }
 }
 
-impl Carrier<Kit> for Script {
+impl Handler<Kit> for Script {
     fn begin(&mut self, flight: Flight<Kit>) -> Next<Kit> {
         let scheduler = flight.ticket().scheduler().clone();
         lock(&scheduler.customer().begun).push((flight.content.group, flight.content.number));

@@ -10,7 +10,7 @@ use std::{
 };
 use windlass_io::{
     executor::{
-        Carrier, Charge, Executor, Flight, InFlightLimit, Limits, Next, Patience, QueueOptions, Reason,
+        Charge, Executor, Flight, Handler, InFlightLimit, Limits, Next, Patience, QueueOptions, Reason,
         Served, Service, Whose,
     },
     lane::NoLane,
@@ -168,7 +168,7 @@ fn an_operation_that_was_put_back_is_offered_again_when_another_is_handed_over()
 #[test]
 fn what_becomes_free_while_an_operation_is_put_back_is_not_missed() {
     struct Late;
-    impl Carrier<Kit> for Late {
+    impl Handler<Kit> for Late {
         fn begin(&mut self, flight: Flight<Kit>) -> Next<Kit> {
             let kit = flight.ticket().scheduler().clone();
             // It finds no memory, which then becomes free.

@@ -47,7 +47,7 @@ fn soak() {
     // The hook would print a backtrace for each fault.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        if info.payload_as_str() != Some("a carrier that panics") {
+        if info.payload_as_str() != Some("a handler that panics") {
             hook(info);
         }
     }));

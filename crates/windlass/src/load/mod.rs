@@ -1,16 +1,16 @@
 //! Loading: from a checkpoint and options to tensors and a report.
 //!
 //! [`Checkpoint::load`] is the door. `loading` plans, opens `routes`, allocates and starts `threads`. A load is a customer
-//! of the executor: its threads `serve` a queue of reads each, with a lane that a `carrier` uses. `job` turns finished
+//! of the executor: its threads `serve` a queue of reads each, with a lane that a `handler` uses. `job` turns finished
 //! reads into tensors, `delivery` those that go to a device. `reporting` says what was done. `mapped` is the route without
 //! reads.
 
 mod array;
-mod carrier;
 mod checkpoint;
 mod delivery;
 mod fill;
 mod flow;
+mod handler;
 mod job;
 mod loading;
 mod mapped;

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    carrier::{Copier, Fetcher},
+    handler::{Copier, Fetcher},
     job::Job,
 };
 use crate::{
@@ -20,7 +20,7 @@ use std::{
 };
 use windlass_io::{
     executor::{
-        Carried, Carrier, Customer, Flight, InFlightLimit, Limits, Next, QueueId, QueueOptions, Reason,
+        Carried, Customer, Flight, Handler, InFlightLimit, Limits, Next, QueueId, QueueOptions, Reason,
         Scheduler, Served, Service,
     },
     lane::{self, Lane, NoLane},
@@ -139,7 +139,7 @@ pub(super) fn touch(job: &Job, ahead: usize) {
 /// Waits for the first read of a queue, and leaves it there.
 struct FirstRead;
 
-impl Carrier<Reads> for FirstRead {
+impl Handler<Reads> for FirstRead {
     fn begin(&mut self, flight: Flight<Reads>) -> Next<Reads> {
         Next::GiveUp(flight)
     }

@@ -29,11 +29,11 @@ const TOUCH_BYTES: usize = 32 << 20;
 /// ```
 #[derive(Clone, Debug)]
 pub struct MemoryPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolMemory>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct PoolMemory {
     mapping: Mapping,
     /// Start and length of each free piece; neighbours are merged.
     free: Mutex<BTreeMap<usize, usize>>,
@@ -56,7 +56,7 @@ impl MemoryPool {
             touched => touched.map_err(failed)?,
         }
         let free = if len > 0 { BTreeMap::from([(0, len)]) } else { BTreeMap::new() };
-        Ok(Self { shared: Arc::new(Shared { mapping, free: Mutex::new(free) }) })
+        Ok(Self { shared: Arc::new(PoolMemory { mapping, free: Mutex::new(free) }) })
     }
 
     /// Size of the whole pool in bytes.
@@ -91,7 +91,7 @@ impl MemoryPool {
     }
 }
 
-impl Shared {
+impl PoolMemory {
     fn free(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
         // Every update leaves the map consistent, so a panic elsewhere does not spoil it.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
@@ -101,7 +101,7 @@ impl Shared {
 /// A piece of a pool, given back on drop.
 #[derive(Debug)]
 pub(super) struct PoolPiece {
-    shared: Arc<Shared>,
+    shared: Arc<PoolMemory>,
     start: usize,
     len: usize,
 }

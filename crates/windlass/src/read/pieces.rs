@@ -21,11 +21,11 @@ pub(super) struct Piece {
     /// The bytes of the file that it delivers.
     pub(super) wanted: ByteRange,
     /// Where they go. `None` while they are read.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<Destination>,
 }
 
 /// Where the bytes of a piece go.
-pub(super) enum Place {
+pub(super) enum Destination {
     /// Memory of the reader's: whole blocks are read right there. It has room for all blocks of the piece.
     Own(WriteRegion),
     /// The caller's memory, of exactly the bytes that are wanted.
@@ -45,11 +45,11 @@ pub(super) enum Place {
 /// A request without its pieces, and what to make them of.
 pub(super) struct Cut {
     pub(super) state: ReadState,
-    pub(super) pieces: Vec<(ByteRange, Place)>,
+    pub(super) pieces: Vec<(ByteRange, Destination)>,
 }
 
 impl Piece {
-    pub(super) fn new(batch: &Arc<BatchState>, read: usize, wanted: ByteRange, place: Place) -> Self {
+    pub(super) fn new(batch: &Arc<BatchState>, read: usize, wanted: ByteRange, place: Destination) -> Self {
         Self { batch: batch.clone(), read, wanted, place: Some(place) }
     }
 
@@ -63,14 +63,14 @@ impl Piece {
     }
 }
 
-impl Place {
+impl Destination {
     /// Whether the bytes go to a device past the host.
     fn is_direct(&self) -> bool {
         matches!(self, Self::Device { is_direct: true, .. })
     }
 }
 
-impl std::fmt::Debug for Place {
+impl std::fmt::Debug for Destination {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Own(_) => "Own",
@@ -92,7 +92,7 @@ pub(super) fn cut(
 ) -> std::result::Result<Cut, Box<(ReadState, Error)>> {
     let ReadRequest { file, range, target, name, on_end, counted, packed } = request;
     let (file_len, path) = (file.len(), file.path().to_owned());
-    let is_owned = matches!(target.0, request::Place::Memory);
+    let is_owned = matches!(target.0, request::TargetKind::Memory);
     let placed = match target.0 {
         // Nothing has a place then, so nothing is read.
         _ if usable.is_err() => usable.map(|()| (None, Vec::new())),
@@ -101,8 +101,8 @@ pub(super) fn cut(
             Err(Error::Truncated { path, tensor, needed: range, file_len })
         }
         _ if range.is_empty() => Ok((None, Vec::new())),
-        request::Place::Memory => own(range, chunk).map(|(fill, pieces)| (Some(fill), pieces)),
-        request::Place::Host(start) => {
+        request::TargetKind::Memory => own(range, chunk).map(|(fill, pieces)| (Some(fill), pieces)),
+        request::TargetKind::Host(start) => {
             // SAFETY: `Target::host` passes the condition on: nobody else uses the bytes until the read has ended, and
             // it ends after its last region is gone.
             let arena = unsafe { memory::borrow(start.pointer(), range.len() as usize) };
@@ -112,33 +112,33 @@ pub(super) fn cut(
             let writes: Vec<ByteRange> = parts.iter().map(|part| relative(*part, range.start())).collect();
             let whole = [(0, relative(range, range.start()))];
             Fill::new(arena, whole, &writes).map(|(fill, regions)| {
-                (Some(fill), parts.into_iter().zip(regions.into_iter().map(Place::Borrowed)).collect())
+                (Some(fill), parts.into_iter().zip(regions.into_iter().map(Destination::Borrowed)).collect())
             })
         }
-        request::Place::Device(_, address) if address.checked_add(range.len()).is_none() => {
+        request::TargetKind::Device(_, address) if address.checked_add(range.len()).is_none() => {
             let reason = format!("{} bytes from there end past 2^64", range.len());
             Err(Error::InvalidOption { option: "device", value: format!("{address:#x}"), reason })
         }
-        request::Place::Device(device, address) => line(device).map(|(line, is_direct)| {
+        request::TargetKind::Device(device, address) => line(device).map(|(line, is_direct)| {
             let place = |part: ByteRange| {
                 let before = if packed.is_some() { 0 } else { part.start() - range.start() };
-                Place::Device { line: line.clone(), address: address + before, is_direct }
+                Destination::Device { line: line.clone(), address: address + before, is_direct }
             };
             let parts = device_parts(range, chunk, is_direct.then_some(file_len));
             (None, parts.map(|part| (part, place(part))).collect())
         }),
-        request::Place::Scratch(device) => line(device).and_then(|(line, is_direct)| {
+        request::TargetKind::Scratch(device) => line(device).and_then(|(line, is_direct)| {
             let address = line.scratch()?;
-            let place = |part| (part, Place::Device { line: line.clone(), address, is_direct });
+            let place = |part| (part, Destination::Device { line: line.clone(), address, is_direct });
             Ok((None, device_parts(range, chunk, is_direct.then_some(file_len)).map(place).collect()))
         }),
-        request::Place::Sink(sink) => {
+        request::TargetKind::Sink(sink) => {
             let parts = parts(range, chunk, false).into_iter();
-            Ok((None, parts.map(|part| (part, Place::Sink(sink.clone()))).collect()))
+            Ok((None, parts.map(|part| (part, Destination::Sink(sink.clone()))).collect()))
         }
-        request::Place::Discard => {
+        request::TargetKind::Discard => {
             let parts = parts(range, chunk, false).into_iter();
-            Ok((None, parts.map(|part| (part, Place::Discard)).collect()))
+            Ok((None, parts.map(|part| (part, Destination::Discard)).collect()))
         }
     };
     match placed {
@@ -153,7 +153,7 @@ pub(super) fn cut(
 }
 
 /// Memory for `range` with room for whole blocks, and the pieces that fill it.
-fn own(range: ByteRange, chunk: u64) -> Result<(Fill, Vec<(ByteRange, Place)>)> {
+fn own(range: ByteRange, chunk: u64) -> Result<(Fill, Vec<(ByteRange, Destination)>)> {
     let blocks = range
         .aligned_hull(Alignment::BLOCK)
         .ok_or_else(|| Error::Internal(format!("bytes {range} end past 2^64")))?;
@@ -162,7 +162,7 @@ fn own(range: ByteRange, chunk: u64) -> Result<(Fill, Vec<(ByteRange, Place)>)> 
     let writes: Vec<ByteRange> = parts.iter().map(|part| relative(*part, blocks.start())).collect();
     let (fill, regions) = Fill::new(arena, [(0, relative(range, blocks.start()))], &writes)?;
     let wanted = parts.into_iter().map(|part| part.intersection(range).unwrap_or_default());
-    Ok((fill, wanted.zip(regions.into_iter().map(Place::Own)).collect()))
+    Ok((fill, wanted.zip(regions.into_iter().map(Destination::Own)).collect()))
 }
 
 /// `range`, cut at multiples of `chunk` and, if it goes past the host, at the last block of a file of `direct_len` bytes if

@@ -40,7 +40,7 @@ use windlass_io::executor::{Reason, Scheduler};
 /// drops it.
 #[derive(Debug)]
 pub struct Reader {
-    shared: Arc<Shared>,
+    shared: Arc<ReaderShared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// Held while the main route is opened.
     opening: Mutex<()>,
@@ -50,7 +50,7 @@ pub struct Reader {
 
 /// What the threads of a reader share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct ReaderShared {
     pub(super) options: ReaderOptions,
     pub(super) scheduler: Arc<Scheduler<Reads>>,
     /// What copies from the page cache, if the route looks there.
@@ -76,7 +76,7 @@ impl Reader {
         let (cached, main) = open_routes(options, &[])?;
         let (lines, lost) = (Mutex::default(), OnceLock::new());
         let (options, slots) = (options.clone(), OnceLock::new());
-        let shared = Shared { options, scheduler, cached, main: OnceLock::new(), slots, lost, lines };
+        let shared = ReaderShared { options, scheduler, cached, main: OnceLock::new(), slots, lost, lines };
         let (threads, opening, next_batch) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
         let (shared, process) = (Arc::new(shared), std::process::id());
         let reader = Self { shared, threads, opening, next_batch, process };
@@ -119,7 +119,7 @@ impl Reader {
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut lines, mut refused) = (Vec::new(), Vec::new());
         for (number, request) in requests.into_iter().enumerate() {
-            if let request::Place::Host(start) = &request.target.0 {
+            if let request::TargetKind::Host(start) = &request.target.0 {
                 borrowed.extend(ByteRange::at(start.pointer().addr().get() as u64, request.range.len()));
             }
             let (source, is_on_device) = (request.file.0.clone(), request.target.0.is_on_device());
@@ -241,7 +241,7 @@ impl Reader {
 
     /// Makes the slots for reads to the host, unless they are there.
     fn make_host_slots(&self) -> Result<()> {
-        let Shared { options, main, slots, .. } = &*self.shared;
+        let ReaderShared { options, main, slots, .. } = &*self.shared;
         let _opening = lock(&self.opening);
         if slots.get().is_none() {
             let (count, slot_bytes) = (options.slots(), options.chunk_bytes as usize);
@@ -303,7 +303,7 @@ impl Reader {
         Ok(())
     }
 
-    fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) -> Result<()> {
+    fn spawn(&self, name: &str, work: impl FnOnce(&ReaderShared) + Send + 'static) -> Result<()> {
         let shared = self.shared.clone();
         let thread = thread_named(name).spawn(move || work(&shared));
         let thread = thread.map_err(|source| Error::System { operation: "starting a thread", source })?;
@@ -312,7 +312,7 @@ impl Reader {
     }
 }
 
-impl Shared {
+impl ReaderShared {
     /// Where reads to the host land that are not made in place.
     pub(super) fn host_slots(&self) -> Option<&Slots> {
         self.slots.get()

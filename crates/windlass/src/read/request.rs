@@ -150,9 +150,9 @@ impl fmt::Debug for OnEnd {
 }
 
 /// Where bytes go.
-pub struct Target(pub(super) Place);
+pub struct Target(pub(super) TargetKind);
 
-pub(super) enum Place {
+pub(super) enum TargetKind {
     Memory,
     Host(HostAddress),
     Device(DeviceId, u64),
@@ -177,7 +177,7 @@ impl HostAddress {
     }
 }
 
-impl Place {
+impl TargetKind {
     pub(super) fn is_on_device(&self) -> bool {
         matches!(self, Self::Device(..) | Self::Scratch(_))
     }
@@ -187,7 +187,7 @@ impl Target {
     /// Memory of the reader's, which [`Batch::take`](super::Batch::take) hands out. It lies so that direct reads need no
     /// copy.
     pub fn memory() -> Self {
-        Self(Place::Memory)
+        Self(TargetKind::Memory)
     }
 
     /// The caller's memory.
@@ -197,7 +197,7 @@ impl Target {
     /// they are, and nobody else may use them, until the read has ended: until its [`ReadStatus`](super::ReadStatus) is no longer pending, or the batch
     /// was dropped.
     pub unsafe fn host(start: NonNull<u8>) -> Self {
-        Self(Place::Host(HostAddress(start)))
+        Self(TargetKind::Host(HostAddress(start)))
     }
 
     /// Memory of a device, such as a CUDA pointer, which belongs to the caller.
@@ -207,7 +207,7 @@ impl Target {
     /// nobody else may use them until the read has ended; if it ended with [`Error::Device`](crate::Error::Device), until
     /// the device was waited for besides, since the copy may be under way still.
     pub unsafe fn device(device: DeviceId, address: u64) -> Self {
-        Self(Place::Device(device, address))
+        Self(TargetKind::Device(device, address))
     }
 
     /// A function that gets the bytes in pieces, with their position in the read, in any order and from several threads
@@ -215,29 +215,29 @@ impl Target {
     pub fn sink(
         sink: impl Fn(u64, &[u8]) -> std::result::Result<(), SinkError> + Send + Sync + 'static,
     ) -> Self {
-        Self(Place::Sink(Arc::new(sink)))
+        Self(TargetKind::Sink(Arc::new(sink)))
     }
 
     /// One chunk of memory of a device, which all such reads of a reader overwrite. For measurements.
     pub fn scratch(device: DeviceId) -> Self {
-        Self(Place::Scratch(device))
+        Self(TargetKind::Scratch(device))
     }
 
     /// Nowhere: the bytes are read and forgotten. For measurements.
     pub fn discard() -> Self {
-        Self(Place::Discard)
+        Self(TargetKind::Discard)
     }
 }
 
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Place::Memory => f.write_str("Memory"),
-            Place::Host(address) => write!(f, "Host({:p})", address.0),
-            Place::Device(device, address) => write!(f, "Device({device}, {address:#x})"),
-            Place::Scratch(device) => write!(f, "Scratch({device})"),
-            Place::Sink(_) => f.write_str("Sink"),
-            Place::Discard => f.write_str("Discard"),
+            TargetKind::Memory => f.write_str("Memory"),
+            TargetKind::Host(address) => write!(f, "Host({:p})", address.0),
+            TargetKind::Device(device, address) => write!(f, "Device({device}, {address:#x})"),
+            TargetKind::Scratch(device) => write!(f, "Scratch({device})"),
+            TargetKind::Sink(_) => f.write_str("Sink"),
+            TargetKind::Discard => f.write_str("Discard"),
         }
     }
 }

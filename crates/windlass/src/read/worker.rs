@@ -3,9 +3,9 @@
 
 use super::{
     batch::ReadState,
-    pieces::{Piece, Place},
+    pieces::{Destination, Piece},
     queue::{PIECES, Reads, Taken, Work},
-    reader::Shared,
+    reader::ReaderShared,
     request::SinkError,
 };
 use crate::{
@@ -34,7 +34,7 @@ use windlass_io::{
 
 /// What one thread does with pieces.
 pub(super) struct Worker<'a> {
-    shared: &'a Shared,
+    shared: &'a ReaderShared,
     /// The route that its lane was made for.
     main: Arc<dyn Member>,
     /// Copies from the page cache, for routes that look there first.
@@ -43,7 +43,7 @@ pub(super) struct Worker<'a> {
 
 /// The lanes of a thread: the one that it was made for, and those of routes past the host.
 struct Lanes<'a> {
-    shared: &'a Shared,
+    shared: &'a ReaderShared,
     // Dropped before what they read: a lane waits for the kernel.
     lanes: Vec<RouteLane>,
     /// What they read, by the number that its reads carry.
@@ -157,7 +157,7 @@ impl Lanes<'_> {
     }
 }
 
-impl executor::Carrier<Reads> for Worker<'_> {
+impl executor::Handler<Reads> for Worker<'_> {
     fn begin(&mut self, flight: Flight<Reads>) -> Next<Reads> {
         let (taken, _) = Taken::of(flight);
         match self.look(taken) {
@@ -179,7 +179,7 @@ impl executor::Carrier<Reads> for Worker<'_> {
 
 impl<'a> Worker<'a> {
     /// Serves the queue with a lane of `member`, until it is closed.
-    pub(super) fn run(shared: &'a Shared, member: Arc<dyn Member>, lane: Box<ReadLane>) {
+    pub(super) fn run(shared: &'a ReaderShared, member: Arc<dyn Member>, lane: Box<ReadLane>) {
         let cached = shared.cached.clone().and_then(|member| {
             let lane = shared.with_faults(member.lane(1).ok()?);
             Some(RouteLane { lane, member })
@@ -231,8 +231,8 @@ impl<'a> Worker<'a> {
         let (is_shared, is_direct) = (member.landing() == Landing::Shared, access == Access::Direct);
         let may_borrow = !is_shared && !member.may_outlive_lane();
         let (buffer, range) = match taken.piece.place.take() {
-            Some(Place::Own(region)) if !is_shared => (Buffer::InPlace(region), blocks),
-            Some(Place::Borrowed(region))
+            Some(Destination::Own(region)) if !is_shared => (Buffer::InPlace(region), blocks),
+            Some(Destination::Borrowed(region))
                 if may_borrow && (!is_direct || is_whole_blocks(region.address() as u64, wanted)) =>
             {
                 (Buffer::InPlace(region), wanted)
@@ -251,7 +251,7 @@ impl<'a> Worker<'a> {
                     taken.piece.batch().account(carriers, 0, false);
                     return Begun::NoRoom(taken);
                 };
-                let is_own = matches!(place, Some(Place::Own(_)));
+                let is_own = matches!(place, Some(Destination::Own(_)));
                 let pieces = put_aside(&mut taken.piece, place);
                 let range = if is_own || is_direct && !is_shared { blocks } else { wanted };
                 (Buffer::Staged { slot: Some(slot), pieces }, range)
@@ -286,12 +286,12 @@ impl<'a> Worker<'a> {
     /// A slot for a member to read a piece into, whose place this is. `None` if none is free.
     fn slot(
         &self,
-        place: Option<&Place>,
+        place: Option<&Destination>,
         member: &Arc<dyn Member>,
         source: &dyn Source,
     ) -> Result<Option<Slot>> {
         match place {
-            Some(Place::Device { line, .. }) => line.slot(!Arc::ptr_eq(member, &self.main)),
+            Some(Destination::Device { line, .. }) => line.slot(!Arc::ptr_eq(member, &self.main)),
             _ => self.host_slot(source),
         }
     }
@@ -334,8 +334,10 @@ impl<'a> Worker<'a> {
         let wanted = taken.piece.wanted;
         let (is_own, buffer, range) = match taken.piece.place.take() {
             // Memory of the reader's has room for all blocks.
-            Some(Place::Own(region)) => (true, Buffer::InPlace(region), blocks_of(wanted, source.len())),
-            Some(Place::Borrowed(region)) => (false, Buffer::InPlace(region), wanted),
+            Some(Destination::Own(region)) => {
+                (true, Buffer::InPlace(region), blocks_of(wanted, source.len()))
+            }
+            Some(Destination::Borrowed(region)) => (false, Buffer::InPlace(region), wanted),
             place => {
                 let slot = self.slot(place.as_ref(), &self.main, &**source);
                 taken.piece.place = place;
@@ -375,7 +377,8 @@ impl<'a> Worker<'a> {
         // It starts over, so these bytes were read for nothing.
         carriers.iter_mut().for_each(|carrier| carrier.tensor_bytes = 0);
         if let Buffer::InPlace(region) = op.buffer {
-            taken.piece.place = Some(if is_own { Place::Own(region) } else { Place::Borrowed(region) });
+            taken.piece.place =
+                Some(if is_own { Destination::Own(region) } else { Destination::Borrowed(region) });
         }
         ControlFlow::Continue((taken, carriers))
     }
@@ -475,7 +478,7 @@ impl Reading {
         let delivered = window.intersection(self.taken.piece.wanted).unwrap_or_default();
         let counted = &self.taken.piece.of().counted;
         let onward = match (&self.taken.piece.place, &op.buffer) {
-            (Some(Place::Device { .. }), Buffer::Staged { slot: Some(slot), .. })
+            (Some(Destination::Device { .. }), Buffer::Staged { slot: Some(slot), .. })
                 if slot.device_address().is_none() =>
             {
                 Onward::ToDevice
@@ -507,7 +510,7 @@ fn hand_over(reading: Reading, op: ReadOp, why: Unavailable) -> Next<Reads> {
     let what = member.route().to_string();
     batch.note_refusal(Refusal { what, path: None, why: why.clone() });
     batch.account(carriers, 0, false);
-    if let Some(Place::Device { line, .. }) = &taken.piece.place
+    if let Some(Destination::Device { line, .. }) = &taken.piece.place
         && let Some(direct) = line.direct()
     {
         direct.give_up(why);
@@ -519,18 +522,18 @@ fn hand_over(reading: Reading, op: ReadOp, why: Unavailable) -> Next<Reads> {
 
 /// What reads a piece past the host, if anything does.
 fn direct_member(piece: &Piece, blocks: ByteRange) -> Option<Arc<dyn Member>> {
-    let Some(Place::Device { line, is_direct: true, .. }) = &piece.place else { return None };
+    let Some(Destination::Device { line, is_direct: true, .. }) = &piece.place else { return None };
     let direct = line.direct().filter(|direct| direct.is_open())?;
     let is_cut_short = direct.member.needs_whole_blocks() && !Alignment::BLOCK.divides(blocks.end());
     (!is_cut_short).then(|| direct.member.clone())
 }
 
 /// All bytes of a piece were read: they go where they belong.
-fn complete(shared: &Shared, mut reading: Reading, op: ReadOp) {
+fn complete(shared: &ReaderShared, mut reading: Reading, op: ReadOp) {
     let piece = &mut reading.taken.piece;
     let changed = match piece.place {
         // It would have used the bytes by the end of the read.
-        Some(Place::Sink(_)) => check_unchanged(piece),
+        Some(Destination::Sink(_)) => check_unchanged(piece),
         _ => piece.of().check_first(|| check_unchanged(piece)),
     };
     if let Err(error) = changed {
@@ -564,7 +567,7 @@ fn complete(shared: &Shared, mut reading: Reading, op: ReadOp) {
                 .and_then(|target| Ok(slot.copy_to(skip as usize, target)?))
                 .and_then(|()| piece.of().complete(region))
         }
-        (None, Some(Place::Device { line, address, .. })) => {
+        (None, Some(Destination::Device { line, address, .. })) => {
             match transfers(&mut slot, skip, wanted, piece.of().packed.as_ref()) {
                 Ok(transfers) if !transfers.is_empty() => {
                     line.send(slot, &transfers, address, reading.taken, reading.carriers);
@@ -573,7 +576,7 @@ fn complete(shared: &Shared, mut reading: Reading, op: ReadOp) {
                 packed => packed.map(drop),
             }
         }
-        (None, Some(Place::Sink(sink))) => part(&mut slot, skip, wanted.len()).and_then(|bytes| {
+        (None, Some(Destination::Sink(sink))) => part(&mut slot, skip, wanted.len()).and_then(|bytes| {
             let bytes = &*bytes;
             let read = piece.of();
             let position = wanted.start() - read.range.start();
@@ -582,7 +585,7 @@ fn complete(shared: &Shared, mut reading: Reading, op: ReadOp) {
                 .unwrap_or_else(|_| Err("it panicked".into()))
                 .map_err(|source| sink_error(read, wanted, source))
         }),
-        (None, Some(Place::Discard)) => Ok(()),
+        (None, Some(Destination::Discard)) => Ok(()),
         (None, _) => Err(Error::Internal("a piece has no place".into())),
     };
     drop(slot);
@@ -645,9 +648,9 @@ fn part(slot: &mut Slot, skip: u64, len: u64) -> Result<Cow<'_, [u8]>> {
 }
 
 /// What a read by way of a slot fills in the end, if that is a region; else the place stays the piece's.
-fn put_aside(piece: &mut Piece, place: Option<Place>) -> Vec<WriteRegion> {
+fn put_aside(piece: &mut Piece, place: Option<Destination>) -> Vec<WriteRegion> {
     match place {
-        Some(Place::Own(region) | Place::Borrowed(region)) => vec![region],
+        Some(Destination::Own(region) | Destination::Borrowed(region)) => vec![region],
         place => {
             piece.place = place;
             Vec::new()
@@ -668,7 +671,7 @@ fn is_whole_blocks(address: u64, wanted: ByteRange) -> bool {
 }
 
 /// A piece ends with an error, and with it all others, if that says that its route brings nothing any more.
-fn fail(shared: &Shared, reading: Reading, error: Error) {
+fn fail(shared: &ReaderShared, reading: Reading, error: Error) {
     if let Error::Io { source, .. } = &error
         && shared.is_lost_by(source)
     {

@@ -116,14 +116,8 @@ impl UsrbioLane {
         let len = op.progress.len.min(left);
         let slot = op.buffer.slot().and_then(|slot| slot.shared_memory::<SharedSlots>()?.lend(slot.index()));
         let slot = slot.ok_or_else(|| io::Error::other("a read by USRBIO has no shared memory"))?;
-        Ok(Transfer {
-            file,
-            offset: op.progress.offset,
-            len,
-            slot,
-            slot_offset: op.progress.position,
-            token: token as u64,
-        })
+        let transfer = Transfer::new(file, op.progress.offset, len, slot);
+        Ok(transfer.slot_offset(op.progress.position).token(token as u64))
     }
 
     fn offer(&mut self, transfer: Transfer) {

@@ -15,13 +15,13 @@ pub(super) struct PlannedFile {
     /// The length prefix, the text and its padding.
     header: Vec<u8>,
     /// In the order of their bytes, empty ones included.
-    places: Vec<Place>,
+    ranges: Vec<TensorRange>,
     len: u64,
 }
 
 /// Where a tensor goes.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct TensorRange {
     /// Position among the tensors of the save.
     tensor: usize,
     /// Its bytes in the file.
@@ -59,11 +59,11 @@ impl PlannedFile {
         let start = header.len() as u64;
         let len = start.checked_add(end).filter(|&len| i64::try_from(len).is_ok());
         let len = len.ok_or(ContentError::TooLarge)?;
-        let places = entries.into_iter().map(|(tensor, data)| {
+        let ranges = entries.into_iter().map(|(tensor, data)| {
             let range = ByteRange::new(start + data.start(), start + data.end()).unwrap_or(data);
-            Place { tensor, range }
+            TensorRange { tensor, range }
         });
-        Ok(Self { header, places: places.collect(), len })
+        Ok(Self { header, ranges: ranges.collect(), len })
     }
 
     /// Its length in bytes.
@@ -78,7 +78,7 @@ impl PlannedFile {
 
     /// The positions of its tensors, in the order of their bytes.
     pub(super) fn tensors(&self) -> impl Iterator<Item = usize> {
-        self.places.iter().map(|place| place.tensor)
+        self.ranges.iter().map(|own| own.tensor)
     }
 
     /// Bytes of its tensors.
@@ -88,8 +88,8 @@ impl PlannedFile {
 
     /// The tensor that byte `offset` belongs to, if it is one's.
     pub(super) fn tensor_at(&self, offset: u64) -> Option<usize> {
-        let position = self.places.partition_point(|place| place.range.end() <= offset);
-        self.places.get(position).filter(|place| place.range.start() <= offset).map(|place| place.tensor)
+        let position = self.ranges.partition_point(|own| own.range.end() <= offset);
+        self.ranges.get(position).filter(|own| own.range.start() <= offset).map(|own| own.tensor)
     }
 
     /// What the bytes of `range` are made of, in order.
@@ -97,8 +97,8 @@ impl PlannedFile {
         let header_end = self.header.len().min(usize::try_from(range.end()).unwrap_or(usize::MAX));
         let header_start = usize::try_from(range.start()).unwrap_or(usize::MAX).min(header_end);
         let header = &self.header[header_start..header_end];
-        let first = self.places.partition_point(|place| place.range.end() <= range.start());
-        let tensors = self.places[first..].iter().take_while(move |place| place.range.start() < range.end());
+        let first = self.ranges.partition_point(|own| own.range.end() <= range.start());
+        let tensors = self.ranges[first..].iter().take_while(move |own| own.range.start() < range.end());
         let pieces = tensors.filter_map(move |place| {
             let part = place.range.intersection(range)?;
             let start = part.start() - place.range.start();

@@ -33,7 +33,7 @@ use std::{
 };
 use windlass_io::{
     executor::{
-        Carrier, Charge, Customer, Flight, Gate, InFlightLimit, Limits, Next, Operation, Patience, QueueId,
+        Charge, Customer, Flight, Gate, Handler, InFlightLimit, Limits, Next, Operation, Patience, QueueId,
         QueueOptions, Reason, Scheduler, Service, Submission,
     },
     file::{is_refusal_of_direct, write_all_at},
@@ -92,7 +92,7 @@ struct Writer<'a> {
     slots: &'a Slots,
 }
 
-impl<'a> Carrier<Files<'a>> for Writer<'a> {
+impl<'a> Handler<Files<'a>> for Writer<'a> {
     fn begin(&mut self, flight: Flight<Files<'a>>) -> Next<Files<'a>> {
         let Step { target, extent } = flight.content;
         let result = match extent {

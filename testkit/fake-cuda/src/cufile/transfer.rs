@@ -40,11 +40,11 @@ static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
 pub(super) struct Transfer {
     pub(super) direction: Direction,
     file: Arc<RegisteredFile>,
-    place: Place,
+    request: Request,
 }
 
 /// What a transfer moves, in an order of our own.
-struct Place {
+struct Request {
     base: u64,
     buffer_offset: i64,
     file_offset: i64,
@@ -69,8 +69,8 @@ pub(super) fn is_under_way() -> bool {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuFileRead(file: usize, base: u64, size: usize, file_offset: i64, buffer_offset: i64) -> isize {
-    let place = Place { base, buffer_offset, file_offset, size };
-    transfer("cuFileRead", Direction::Read, file, place)
+    let request = Request { base, buffer_offset, file_offset, size };
+    transfer("cuFileRead", Direction::Read, file, request)
 }
 
 #[unsafe(no_mangle)]
@@ -81,11 +81,11 @@ extern "C" fn cuFileWrite(
     file_offset: i64,
     buffer_offset: i64,
 ) -> isize {
-    let place = Place { base, buffer_offset, file_offset, size };
-    transfer("cuFileWrite", Direction::Write, file, place)
+    let request = Request { base, buffer_offset, file_offset, size };
+    transfer("cuFileWrite", Direction::Write, file, request)
 }
 
-fn transfer(name: &'static str, direction: Direction, file: usize, place: Place) -> isize {
+fn transfer(name: &'static str, direction: Direction, file: usize, request: Request) -> isize {
     let prepared = admit(name).map_err(|status| status.error).and_then(|()| {
         session::mode()?;
         file::get(file)
@@ -94,7 +94,7 @@ fn transfer(name: &'static str, direction: Direction, file: usize, place: Place)
         Ok(file) => file,
         Err(error) => return -(error as isize),
     };
-    match (Transfer { direction, file, place }).run() {
+    match (Transfer { direction, file, request }).run() {
         Ok(bytes) => bytes as isize,
         Err(Failure::Cufile(error)) => -(error as isize),
         Err(Failure::Errno(errno)) => {
@@ -133,15 +133,15 @@ impl Transfer {
         let size = match fault {
             Some(ReadFault::Cufile(error)) => return Err(Failure::Cufile(error)),
             Some(ReadFault::Errno(errno)) => return Err(Failure::Errno(errno)),
-            Some(ReadFault::Short(most)) => most.min(self.place.size as u64),
-            None => self.place.size as u64,
+            Some(ReadFault::Short(most)) => most.min(self.request.size as u64),
+            None => self.request.size as u64,
         };
         let file_offset =
-            u64::try_from(self.place.file_offset).map_err(|_| Failure::Cufile(INVALID_VALUE))?;
+            u64::try_from(self.request.file_offset).map_err(|_| Failure::Cufile(INVALID_VALUE))?;
         if !self.file.is_open() {
             return Err(Failure::Errno(libc::EBADF));
         }
-        if self.place.size == 0 {
+        if self.request.size == 0 {
             return Ok(0);
         }
         // Checked for what was asked, even if less is read.
@@ -156,7 +156,7 @@ impl Transfer {
     }
 
     fn target(&self) -> Result<Target, Error> {
-        buffer::target(self.place.base, self.place.buffer_offset, self.place.size as u64)
+        buffer::target(self.request.base, self.request.buffer_offset, self.request.size as u64)
     }
 
     /// On which device the buffer is.
@@ -167,15 +167,15 @@ impl Transfer {
     /// Whether GPUDirect Storage would have moved the bytes through a buffer of its own.
     pub(super) fn is_unaligned(&self) -> bool {
         let address = self.target().map_or(0, |target| target.address);
-        !(address | self.place.file_offset as u64 | self.place.size as u64).is_multiple_of(ALIGNMENT)
+        !(address | self.request.file_offset as u64 | self.request.size as u64).is_multiple_of(ALIGNMENT)
     }
 }
 
 fn read_buffered(fd: c_int, target: &Target, size: u64, offset: u64) -> io::Result<u64> {
     repeat(size, |done| {
-        let place = target.shadow.wrapping_add(done as usize).cast();
+        let memory = target.shadow.wrapping_add(done as usize).cast();
         // SAFETY: the target is `size` bytes of an allocation, all of which is mapped for writing.
-        unsafe { libc::pread(fd, place, (size - done) as usize, (offset + done) as libc::off_t) }
+        unsafe { libc::pread(fd, memory, (size - done) as usize, (offset + done) as libc::off_t) }
     })
 }
 
@@ -212,9 +212,9 @@ fn write(file: &RegisteredFile, target: &Target, size: u64, offset: u64) -> io::
     let reopened = if file.is_direct { Some(reopen(file.fd)?) } else { None };
     let fd = reopened.as_ref().map_or(file.fd, |reopened| reopened.0);
     repeat(size, |done| {
-        let place = target.shadow.wrapping_add(done as usize).cast_const().cast();
+        let memory = target.shadow.wrapping_add(done as usize).cast_const().cast();
         // SAFETY: the target is `size` bytes of an allocation, all of which is mapped.
-        unsafe { libc::pwrite(fd, place, (size - done) as usize, (offset + done) as libc::off_t) }
+        unsafe { libc::pwrite(fd, memory, (size - done) as usize, (offset + done) as libc::off_t) }
     })
 }
 

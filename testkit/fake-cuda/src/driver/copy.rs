@@ -4,7 +4,7 @@ use super::stream;
 use crate::{
     execution::{
         context::Context,
-        copy::{Copy, Place, Side, stage},
+        copy::{Copy, Endpoint, Side, stage},
         operation::Operation,
     },
     gate,
@@ -80,16 +80,16 @@ unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyHtoD_v2(destination: u64, source: *const c_void, bytes: usize) -> Code {
     gate::in_context("cuMemcpyHtoD_v2", |context| {
-        let source = Side { place: Place::Waiting(source as usize), pitch: 0 };
-        run(context, source, Side { place: Place::AnyDevice(destination), pitch: 0 }, bytes)
+        let source = Side { place: Endpoint::Waiting(source as usize), pitch: 0 };
+        run(context, source, Side { place: Endpoint::AnyDevice(destination), pitch: 0 }, bytes)
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoH_v2(destination: *mut c_void, source: u64, bytes: usize) -> Code {
     gate::in_context("cuMemcpyDtoH_v2", |context| {
-        let destination = Side { place: Place::Waiting(destination as usize), pitch: 0 };
-        run(context, Side { place: Place::AnyDevice(source), pitch: 0 }, destination, bytes)
+        let destination = Side { place: Endpoint::Waiting(destination as usize), pitch: 0 };
+        run(context, Side { place: Endpoint::AnyDevice(source), pitch: 0 }, destination, bytes)
     })
 }
 
@@ -140,12 +140,12 @@ impl Memcpy2DSide {
 }
 
 fn at_device(address: u64) -> Side {
-    Side { place: Place::Device(address), pitch: 0 }
+    Side { place: Endpoint::Device(address), pitch: 0 }
 }
 
 /// Taken to be pinned until the whole range is known.
 fn at_host(address: usize) -> Side {
-    Side { place: Place::Pinned(address), pitch: 0 }
+    Side { place: Endpoint::Pinned(address), pitch: 0 }
 }
 
 /// How many bytes a side spans, if such a side can exist.
@@ -199,10 +199,10 @@ unsafe fn staged(source: Side, width: usize, rows: usize) -> Result<Side, Code> 
     check(&source)?;
     let span = span(&source, width, rows)?;
     match source.place {
-        Place::Pinned(address) if !host::pinned().covers(address, span) => {
+        Endpoint::Pinned(address) if !host::pinned().covers(address, span) => {
             // SAFETY: the caller promised so.
             let bytes = unsafe { stage(address, source.pitch, width, rows) };
-            Ok(Side { place: Place::Staged(bytes), pitch: width })
+            Ok(Side { place: Endpoint::Staged(bytes), pitch: width })
         }
         _ => Ok(source),
     }
@@ -213,8 +213,8 @@ fn awaited(destination: Side, width: usize, rows: usize) -> Result<(Side, bool),
     check(&destination)?;
     let span = span(&destination, width, rows)?;
     match destination.place {
-        Place::Pinned(address) if !host::pinned().covers(address, span) => {
-            Ok((Side { place: Place::Waiting(address), ..destination }, true))
+        Endpoint::Pinned(address) if !host::pinned().covers(address, span) => {
+            Ok((Side { place: Endpoint::Waiting(address), ..destination }, true))
         }
         _ => Ok((destination, false)),
     }
@@ -223,7 +223,7 @@ fn awaited(destination: Side, width: usize, rows: usize) -> Result<(Side, bool),
 /// The host can't follow a device's addresses, nor null.
 fn check(side: &Side) -> Result<(), Code> {
     match side.place {
-        Place::Pinned(address) | Place::Waiting(address)
+        Endpoint::Pinned(address) | Endpoint::Waiting(address)
             if address == 0 || device::of_address(address as u64).is_some() =>
         {
             Err(INVALID_VALUE)

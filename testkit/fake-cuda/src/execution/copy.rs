@@ -18,12 +18,12 @@ pub(crate) struct Copy {
 
 /// Where the first row begins and how far the next one is.
 pub(crate) struct Side {
-    pub(crate) place: Place,
+    pub(crate) place: Endpoint,
     pub(crate) pitch: usize,
 }
 
 /// Memory that a copy reads or writes when its stream gets to it.
-pub(crate) enum Place {
+pub(crate) enum Endpoint {
     /// Of the stream's own device.
     Device(u64),
     /// Of any device: only a copy that the caller waits for.
@@ -36,9 +36,9 @@ pub(crate) enum Place {
     Staged(Box<[u8]>),
 }
 
-impl Place {
+impl Endpoint {
     fn is_device(&self) -> bool {
-        matches!(self, Place::Device(_) | Place::AnyDevice(_))
+        matches!(self, Endpoint::Device(_) | Endpoint::AnyDevice(_))
     }
 }
 
@@ -88,21 +88,21 @@ impl Copy {
     fn resolve(&self, side: &Side, owner: &Owner, pinned: &host::Pinned) -> Result<*mut u8, Code> {
         let span = side.pitch * (self.rows - 1) + self.width;
         let memory = match side.place {
-            Place::Device(_) => device::of_device(owner.device),
-            Place::AnyDevice(address) => device::of_address(address),
+            Endpoint::Device(_) => device::of_device(owner.device),
+            Endpoint::AnyDevice(address) => device::of_address(address),
             _ => None,
         };
         match &side.place {
-            Place::Device(address) | Place::AnyDevice(address) => {
+            Endpoint::Device(address) | Endpoint::AnyDevice(address) => {
                 match memory.ok_or(ILLEGAL_ADDRESS)?.shadow(*address, span as u64) {
                     // Devices reach pinned memory under the address that it has for the host.
                     Err(_) if pinned.covers(*address as usize, span) => Ok(*address as *mut u8),
                     shadow => shadow,
                 }
             }
-            Place::Pinned(address) if !pinned.covers(*address, span) => Err(ILLEGAL_ADDRESS),
-            Place::Pinned(address) | Place::Waiting(address) => Ok(*address as *mut u8),
-            Place::Staged(bytes) => Ok(bytes.as_ptr().cast_mut()),
+            Endpoint::Pinned(address) if !pinned.covers(*address, span) => Err(ILLEGAL_ADDRESS),
+            Endpoint::Pinned(address) | Endpoint::Waiting(address) => Ok(*address as *mut u8),
+            Endpoint::Staged(bytes) => Ok(bytes.as_ptr().cast_mut()),
         }
     }
 }

@@ -63,8 +63,7 @@ fn read(path: &Path, expected: &Path, client: &OsString, again: bool) -> Result<
                 && let Some(slot) = slots.pop()
             {
                 let wanted = SLOT_BYTES.min((len - offset) as usize);
-                let transfer =
-                    Transfer { file: file.clone(), offset, len: wanted, slot, slot_offset: 0, token: 0 };
+                let transfer = Transfer::new(file.clone(), offset, wanted, slot);
                 if let Some(slot) = pushed(&mut ring, transfer)? {
                     slots.push(slot);
                     break;

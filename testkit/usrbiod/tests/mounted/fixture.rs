@@ -123,7 +123,7 @@ impl Session {
     #[allow(clippy::result_large_err, reason = "as the ring has it")]
     pub(crate) fn push(&mut self, file: &Arc<UsrbioFile>, offset: u64, len: usize) -> Result<(), Refused> {
         let slot = self.slots.pop().expect("a slot is free");
-        self.ring.push(Transfer { file: file.clone(), offset, len, slot, slot_offset: 0, token: offset })
+        self.ring.push(Transfer::new(file.clone(), offset, len, slot).token(offset))
     }
 
     /// Waits for whatever is in flight.

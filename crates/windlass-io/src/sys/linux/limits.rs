@@ -12,17 +12,17 @@ const MEMINFO: &str = "/proc/meminfo";
 
 /// A place that tells a limit and what it leaves.
 #[derive(Clone, Debug)]
-pub struct LimitSource(Place);
+pub struct LimitSource(Scope);
 
 #[derive(Clone, Debug)]
-enum Place {
+enum Scope {
     Machine,
     Cgroup(PathBuf, Version),
 }
 
 /// Returns every limit that applies to this process. Which ones do rarely changes; what they leave always does.
 pub fn sources() -> Vec<LimitSource> {
-    let mut sources = vec![LimitSource(Place::Machine)];
+    let mut sources = vec![LimitSource(Scope::Machine)];
     sources.extend(cgroups(
         &fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
         &fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(),
@@ -34,16 +34,16 @@ impl LimitSource {
     /// Reads the limit and what it leaves; `None` if it sets none or cannot be read.
     pub fn read(&self) -> Option<MemoryLimit> {
         match &self.0 {
-            Place::Machine => machine(&fs::read_to_string(MEMINFO).unwrap_or_default()),
-            Place::Cgroup(group, version) => group_limit(group, *version),
+            Scope::Machine => machine(&fs::read_to_string(MEMINFO).unwrap_or_default()),
+            Scope::Cgroup(group, version) => group_limit(group, *version),
         }
     }
 
     /// Returns the file that the limit stands in. Processes under the same limit have the same file.
     pub fn file(&self) -> PathBuf {
         match &self.0 {
-            Place::Machine => MEMINFO.into(),
-            Place::Cgroup(group, version) => group.join(version.limit_file()),
+            Scope::Machine => MEMINFO.into(),
+            Scope::Cgroup(group, version) => group.join(version.limit_file()),
         }
     }
 }
@@ -84,7 +84,7 @@ fn cgroups(proc_cgroup: &str, mountinfo: &str) -> Vec<LimitSource> {
         let below = path.strip_prefix(&root).or_else(|_| path.strip_prefix("/")).unwrap_or(path);
         let group = mount_point.join(below);
         let ancestors = group.ancestors().take_while(|ancestor| ancestor.starts_with(&mount_point));
-        sources.extend(ancestors.map(|group| LimitSource(Place::Cgroup(group.to_owned(), version))));
+        sources.extend(ancestors.map(|group| LimitSource(Scope::Cgroup(group.to_owned(), version))));
     }
     sources
 }

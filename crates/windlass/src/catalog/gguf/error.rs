@@ -7,7 +7,7 @@ use std::{fmt, io, sync::Arc};
 
 /// What part of a header an error is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum HeaderPart {
     /// The fixed fields at its start.
     Start,
     /// One of the keys, by its position.
@@ -20,7 +20,7 @@ pub enum Place {
     Tensor(Arc<str>),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for HeaderPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Start => f.write_str("the start of the header"),
@@ -79,10 +79,10 @@ pub enum GgufError {
         version: u32,
     },
     /// The file ends before its header does, or the header claims more than the file has.
-    #[error("{place} needs {needed} bytes from byte {offset} on, but the file ends at {file_len}")]
+    #[error("{part} needs {needed} bytes from byte {offset} on, but the file ends at {file_len}")]
     PastEnd {
         /// What needs them.
-        place: Place,
+        part: HeaderPart,
         /// Where they begin.
         offset: u64,
         /// How many there must be, at least.
@@ -91,10 +91,10 @@ pub enum GgufError {
         file_len: u64,
     },
     /// More of something than any real file has.
-    #[error("{place}, at byte {offset}, has {count} {what}; at most {limit} are read")]
+    #[error("{part}, at byte {offset}, has {count} {what}; at most {limit} are read")]
     TooMany {
         /// Where.
-        place: Place,
+        part: HeaderPart,
         /// Of what.
         what: &'static str,
         /// How many are claimed.
@@ -106,12 +106,12 @@ pub enum GgufError {
     },
     /// A header that goes on for longer than any real one: a file of holes can claim to be of any length.
     #[error(
-        "{place} needs {needed} bytes from byte {offset} on, and then the header has more than {MAX_HEADER_BYTES}, the most \
+        "{part} needs {needed} bytes from byte {offset} on, and then the header has more than {MAX_HEADER_BYTES}, the most \
          that is read"
     )]
     LongHeader {
         /// What needs them.
-        place: Place,
+        part: HeaderPart,
         /// Where they begin.
         offset: u64,
         /// How many there must be, at least.
@@ -119,28 +119,28 @@ pub enum GgufError {
     },
     /// More text than any real header has.
     #[error(
-        "with {place}, at byte {offset}, the keys, strings and names of the header have more than {MAX_TEXT_BYTES} bytes \
+        "with {part}, at byte {offset}, the keys, strings and names of the header have more than {MAX_TEXT_BYTES} bytes \
          together, the most that is read"
     )]
     TooMuchText {
         /// The string that is too much.
-        place: Place,
+        part: HeaderPart,
         /// Where it stands in the file.
         offset: u64,
     },
     /// A string that is not text.
-    #[error("{place} is not UTF-8: byte {offset} of the file is wrong")]
+    #[error("{part} is not UTF-8: byte {offset} of the file is wrong")]
     NotUtf8 {
         /// Where.
-        place: Place,
+        part: HeaderPart,
         /// Offset in the file of the first byte that is not UTF-8.
         offset: u64,
     },
     /// A number that stands for no type of values.
-    #[error("{place}, at byte {offset}, is of type {id}, which GGUF does not have")]
+    #[error("{part}, at byte {offset}, is of type {id}, which GGUF does not have")]
     ValueType {
         /// Where.
-        place: Place,
+        part: HeaderPart,
         /// The number.
         id: u32,
         /// Where it stands in the file.
@@ -148,11 +148,11 @@ pub enum GgufError {
     },
     /// A boolean that is neither true nor false.
     #[error(
-        "{place}, at byte {offset}, is the boolean {value}, which is neither 0 nor 1; open the file leniently to take it for true"
+        "{part}, at byte {offset}, is the boolean {value}, which is neither 0 nor 1; open the file leniently to take it for true"
     )]
     Boolean {
         /// Where.
-        place: Place,
+        part: HeaderPart,
         /// The byte.
         value: u8,
         /// Where it stands in the file.
@@ -160,11 +160,11 @@ pub enum GgufError {
     },
     /// Arrays in an array.
     #[error(
-        "{place}, at byte {offset}, has arrays in arrays, {depth} deep; {limit} are allowed, {lenient_limit} if the file is opened leniently"
+        "{part}, at byte {offset}, has arrays in arrays, {depth} deep; {limit} are allowed, {lenient_limit} if the file is opened leniently"
     )]
     Nested {
         /// Where.
-        place: Place,
+        part: HeaderPart,
         /// How deep, at least.
         depth: u32,
         /// How deep they may be.
@@ -175,7 +175,7 @@ pub enum GgufError {
         offset: u64,
     },
     /// An array that was read as something that it does not hold.
-    #[error("{} is an array of elements of type {element}, not of {wanted}", Place::Value(key.clone()))]
+    #[error("{} is an array of elements of type {element}, not of {wanted}", HeaderPart::Value(key.clone()))]
     ElementType {
         /// The array's key.
         key: Arc<str>,
@@ -185,7 +185,7 @@ pub enum GgufError {
         wanted: &'static str,
     },
     /// Memory that an array was to be read into, of another length.
-    #[error("{} has {needed} bytes, not {len}, as many as there is memory for", Place::Value(key.clone()))]
+    #[error("{} has {needed} bytes, not {len}, as many as there is memory for", HeaderPart::Value(key.clone()))]
     BufferLen {
         /// The array's key.
         key: Arc<str>,
@@ -378,8 +378,8 @@ impl GgufError {
             | Self::Misaligned { tensor, .. }
             | Self::Overlap { second: tensor, .. }
             | Self::Truncated { tensor, .. } => Some(tensor),
-            Self::PastEnd { place: Place::Tensor(tensor), .. }
-            | Self::TooMany { place: Place::Tensor(tensor), .. } => Some(tensor),
+            Self::PastEnd { part: HeaderPart::Tensor(tensor), .. }
+            | Self::TooMany { part: HeaderPart::Tensor(tensor), .. } => Some(tensor),
             _ => None,
         }
     }

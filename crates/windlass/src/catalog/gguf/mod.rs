@@ -21,7 +21,7 @@ mod value;
 
 pub(super) use parse::no_magic;
 
-pub use error::{GgufError, Place};
+pub use error::{GgufError, HeaderPart};
 pub use reader::ByteSource;
 pub use value::{Array, ArrayValues, ByteStrings, KeyValues, Strings, Value, ValueType};
 

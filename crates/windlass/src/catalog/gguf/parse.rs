@@ -2,8 +2,8 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Array, ByteOrder, ByteSource, Gguf, GgufError, Header, KeyValues, MAGIC, MAX_ARRAY_LEN, MAX_KEY_BYTES,
-    MAX_KEYS, MAX_NESTED_ARRAYS, MAX_STRING_BYTES, MAX_TENSORS, OpenOptions, Place, Value, ValueType,
+    Array, ByteOrder, ByteSource, Gguf, GgufError, Header, HeaderPart, KeyValues, MAGIC, MAX_ARRAY_LEN,
+    MAX_KEY_BYTES, MAX_KEYS, MAX_NESTED_ARRAYS, MAX_STRING_BYTES, MAX_TENSORS, OpenOptions, Value, ValueType,
     reader::{Reader, read},
     tensors::{self, Described},
 };
@@ -57,7 +57,7 @@ pub(super) fn parse(source: &dyn ByteSource, options: &OpenOptions) -> Result<Gg
         metadata.push(key, value);
     }
     let alignment = alignment(&metadata, options)?;
-    reader.enter(Place::Start);
+    reader.enter(HeaderPart::Start);
     reader.require(tensor_count, LEAST_TENSOR_BYTES)?;
     let described = describe_tensors(&mut reader, tensor_count, options)?;
 
@@ -65,7 +65,7 @@ pub(super) fn parse(source: &dyn ByteSource, options: &OpenOptions) -> Result<Gg
     let header_len = reader.position() - options.offset;
     let data_start = alignment.up(header_len).and_then(|len| options.offset.checked_add(len));
     let data_start = data_start.ok_or_else(|| GgufError::PastEnd {
-        place: Place::Start,
+        part: HeaderPart::Start,
         offset: reader.position(),
         needed: alignment.bytes(),
         file_len,
@@ -110,13 +110,13 @@ fn key_and_value(
     position: u64,
     options: &OpenOptions,
 ) -> Result<(Arc<str>, Value), GgufError> {
-    reader.enter(Place::Key(position));
+    reader.enter(HeaderPart::Key(position));
     let offset = reader.position();
     let key: Arc<str> = reader.kept_string(MAX_KEY_BYTES)?.into();
     if key.is_empty() && !options.lenient {
         return Err(GgufError::EmptyKey { position, offset });
     }
-    reader.enter(Place::Value(key.clone()));
+    reader.enter(HeaderPart::Value(key.clone()));
     let value = match value_type(reader)? {
         ValueType::U8 => Value::U8(u8::from_le_bytes(reader.number()?)),
         ValueType::I8 => Value::I8(i8::from_le_bytes(reader.number()?)),
@@ -138,14 +138,14 @@ fn key_and_value(
 fn value_type(reader: &mut Reader<'_>) -> Result<ValueType, GgufError> {
     let offset = reader.position();
     let id = reader.u32()?;
-    ValueType::from_id(id).ok_or_else(|| GgufError::ValueType { place: reader.place(), id, offset })
+    ValueType::from_id(id).ok_or_else(|| GgufError::ValueType { part: reader.part(), id, offset })
 }
 
 fn boolean(reader: &mut Reader<'_>, options: &OpenOptions) -> Result<bool, GgufError> {
     let offset = reader.position();
     let [value] = reader.array()?;
     if value > 1 && !options.lenient {
-        return Err(GgufError::Boolean { place: reader.place(), value, offset });
+        return Err(GgufError::Boolean { part: reader.part(), value, offset });
     }
     Ok(value != 0)
 }
@@ -169,8 +169,8 @@ fn array(
     let offset = reader.position();
     let limit = if options.lenient { MAX_LENIENT_DEPTH } else { MAX_DEPTH };
     if nesting.depth >= limit {
-        let (place, depth, lenient_limit) = (reader.place(), nesting.depth + 1, MAX_LENIENT_DEPTH);
-        return Err(GgufError::Nested { place, depth, limit, lenient_limit, offset });
+        let (part, depth, lenient_limit) = (reader.part(), nesting.depth + 1, MAX_LENIENT_DEPTH);
+        return Err(GgufError::Nested { part, depth, limit, lenient_limit, offset });
     }
     let element = value_type(reader)?;
     let len = reader.u64()?;
@@ -232,9 +232,9 @@ fn describe_tensors(
     let mut described = Vec::new();
     let mut names: HashSet<Arc<str>> = HashSet::new();
     for position in 0..count {
-        reader.enter(Place::TensorName(position));
+        reader.enter(HeaderPart::TensorName(position));
         let name: Arc<str> = reader.kept_string(MAX_KEY_BYTES)?.into();
-        reader.enter(Place::Tensor(name.clone()));
+        reader.enter(HeaderPart::Tensor(name.clone()));
         let tensor = describe_tensor(reader, name.clone(), options)?;
         if !names.insert(name) {
             return Err(GgufError::DuplicateTensor { tensor: tensor.name.to_string() });

@@ -1,7 +1,7 @@
 //! A window that moves over a source of bytes, and the numbers and strings in it.
 #![forbid(unsafe_code)]
 
-use super::{ByteOrder, GgufError, MAX_HEADER_BYTES, MAX_STRING_BYTES, MAX_TEXT_BYTES, Place};
+use super::{ByteOrder, GgufError, HeaderPart, MAX_HEADER_BYTES, MAX_STRING_BYTES, MAX_TEXT_BYTES};
 use crate::ByteRange;
 use std::{fs::File, io};
 use windlass_io::file;
@@ -62,7 +62,7 @@ pub(super) struct Reader<'a> {
     window: Vec<u8>,
     window_start: u64,
     /// What is being read, for errors.
-    place: Place,
+    part: HeaderPart,
 }
 
 impl<'a> Reader<'a> {
@@ -78,7 +78,7 @@ impl<'a> Reader<'a> {
             text_bytes: 0,
             window: Vec::new(),
             window_start: position,
-            place: Place::Start,
+            part: HeaderPart::Start,
         }
     }
 
@@ -91,12 +91,12 @@ impl<'a> Reader<'a> {
     }
 
     /// What errors from now on are about.
-    pub(super) fn enter(&mut self, place: Place) {
-        self.place = place;
+    pub(super) fn enter(&mut self, part: HeaderPart) {
+        self.part = part;
     }
 
-    pub(super) fn place(&self) -> Place {
-        self.place.clone()
+    pub(super) fn part(&self) -> HeaderPart {
+        self.part.clone()
     }
 
     /// Offset in the source of the next byte.
@@ -108,11 +108,11 @@ impl<'a> Reader<'a> {
     pub(super) fn require(&self, count: u64, least_bytes: u64) -> Result<u64, GgufError> {
         let needed = count.saturating_mul(least_bytes);
         if needed > self.end - self.position {
-            let (place, offset) = (self.place(), self.position);
-            return Err(GgufError::PastEnd { place, offset, needed, file_len: self.end });
+            let (part, offset) = (self.part(), self.position);
+            return Err(GgufError::PastEnd { part, offset, needed, file_len: self.end });
         }
         if self.position - self.start + needed > MAX_HEADER_BYTES {
-            return Err(GgufError::LongHeader { place: self.place(), offset: self.position, needed });
+            return Err(GgufError::LongHeader { part: self.part(), offset: self.position, needed });
         }
         Ok(needed)
     }
@@ -127,7 +127,7 @@ impl<'a> Reader<'a> {
     ) -> Result<(), GgufError> {
         if count > limit {
             let offset = self.position.saturating_sub(width);
-            return Err(GgufError::TooMany { place: self.place(), what, count, limit, offset });
+            return Err(GgufError::TooMany { part: self.part(), what, count, limit, offset });
         }
         Ok(())
     }
@@ -163,7 +163,7 @@ impl<'a> Reader<'a> {
         let len = self.string_len(limit)?;
         self.text_bytes += len;
         if self.text_bytes > MAX_TEXT_BYTES {
-            return Err(GgufError::TooMuchText { place: self.place(), offset });
+            return Err(GgufError::TooMuchText { part: self.part(), offset });
         }
         self.text(len)
     }
@@ -183,7 +183,7 @@ impl<'a> Reader<'a> {
     fn text(&mut self, len: u64) -> Result<String, GgufError> {
         let offset = self.position;
         String::from_utf8(self.bytes(len)?).map_err(|error| GgufError::NotUtf8 {
-            place: self.place(),
+            part: self.part(),
             offset: offset + error.utf8_error().valid_up_to() as u64,
         })
     }
@@ -233,7 +233,7 @@ impl<'a> Reader<'a> {
         let start = usize::try_from(self.position - self.window_start).unwrap_or(usize::MAX);
         let bytes = self.window.get(start..start.saturating_add(len));
         bytes.ok_or_else(|| GgufError::PastEnd {
-            place: self.place.clone(),
+            part: self.part.clone(),
             offset: self.position,
             needed: len as u64,
             file_len: self.end,

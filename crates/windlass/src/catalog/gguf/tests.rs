@@ -280,7 +280,7 @@ fn the_text_of_a_header_has_a_limit_but_not_that_of_its_arrays() {
     let found = error(&writer);
     let last = format!("{}", strings - 1);
     assert!(
-        matches!(&found, GgufError::TooMuchText { place: Place::Value(key), .. } if **key == *last),
+        matches!(&found, GgufError::TooMuchText { part: HeaderPart::Value(key), .. } if **key == *last),
         "{found:?}"
     );
     writer.keys.pop();
@@ -336,14 +336,14 @@ fn keys_must_be_text_and_unique() {
     writer.keys.push((b"a\xFFb".into(), Item::U8(1)));
     let found = error(&writer);
     // Magic, version, two counts, and the key's length come before it.
-    assert!(matches!(found, GgufError::NotUtf8 { place: Place::Key(0), offset: 33 }), "{found:?}");
+    assert!(matches!(found, GgufError::NotUtf8 { part: HeaderPart::Key(0), offset: 33 }), "{found:?}");
     let found = error(&Writer::default().key(&"k".repeat(65_536), Item::U8(1)));
     assert!(matches!(found, GgufError::TooMany { limit: MAX_KEY_BYTES, .. }), "{found:?}");
     assert!(parse(&Writer::default().key(&"k".repeat(65_535), Item::U8(1)).finish()).is_ok());
     let found = error(&Writer::default().key("a", Item::Raw(13, vec![0; 8])));
     assert!(matches!(found, GgufError::ValueType { id: 13, .. }), "{found:?}");
     let found = error(&Writer::default().key("a", Item::Str(b"\xFF".into())));
-    assert!(matches!(found, GgufError::NotUtf8 { place: Place::Value(key), .. } if &*key == "a"));
+    assert!(matches!(found, GgufError::NotUtf8 { part: HeaderPart::Value(key), .. } if &*key == "a"));
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn strings_of_arrays_are_checked_when_they_are_read() {
     assert_eq!(found.next().unwrap().unwrap(), "fine");
     let wrong = array.bytes().start() + 8 + 4 + 8 + 2;
     match found.next().unwrap() {
-        Err(GgufError::NotUtf8 { place: Place::Value(key), offset }) => {
+        Err(GgufError::NotUtf8 { part: HeaderPart::Value(key), offset }) => {
             assert_eq!((&*key, offset), ("tokens", wrong));
         }
         other => panic!("{other:?}"),

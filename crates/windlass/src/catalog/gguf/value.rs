@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    ByteOrder, ByteSource, GgufError, Place,
+    ByteOrder, ByteSource, GgufError, HeaderPart,
     reader::{Reader, read},
 };
 use crate::ByteRange;
@@ -379,7 +379,7 @@ impl Array {
             return Err(self.differs(wanted));
         }
         let mut reader = Reader::new(source, self.bytes, self.byte_order);
-        reader.enter(Place::Value(self.key.clone()));
+        reader.enter(HeaderPart::Value(self.key.clone()));
         Ok(reader)
     }
 

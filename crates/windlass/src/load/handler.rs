@@ -14,7 +14,7 @@ use crate::{
 };
 use std::io;
 use windlass_io::{
-    executor::{Carrier, Charge, Flight, Next},
+    executor::{Charge, Flight, Handler, Next},
     file::{Residency, is_transient},
 };
 
@@ -79,7 +79,7 @@ impl<'a> Fetcher<'a> {
     }
 }
 
-impl Carrier<Reads> for Fetcher<'_> {
+impl Handler<Reads> for Fetcher<'_> {
     fn begin(&mut self, mut flight: Flight<Reads>) -> Next<Reads> {
         match take_slot(self.job, &mut flight.content, self.own, self.in_flight == 0) {
             Ok(true) => self.carry(flight),
@@ -158,7 +158,7 @@ impl<'a> Copier<'a> {
     }
 }
 
-impl Carrier<Reads> for Copier<'_> {
+impl Handler<Reads> for Copier<'_> {
     fn begin(&mut self, mut flight: Flight<Reads>) -> Next<Reads> {
         let (job, op) = (self.job, &mut flight.content);
         if op.source.residency(job.extent(op).read) == Residency::Cold {
