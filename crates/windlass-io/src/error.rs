@@ -1,4 +1,4 @@
-//! What can go wrong between a byte range and memory. The engine adds the names of tensors.
+//! Errors of moving bytes. The engine adds the names of tensors.
 #![forbid(unsafe_code)]
 
 use crate::ByteRange;
@@ -20,7 +20,7 @@ pub enum Error {
         /// The path as given.
         path: PathBuf,
     },
-    /// What lies at this path is no regular file.
+    /// The file at this path is not a regular one.
     #[error("{}: it is {kind}, not a regular file", path.display())]
     NotRegular {
         /// The path as given.
@@ -84,7 +84,7 @@ pub enum Error {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] windlass_device::Error),
-    /// A promise that the code makes to itself was broken. Please report it.
+    /// An invariant of this crate was broken. Please report it.
     #[error("internal error, please report it: {0}")]
     Internal(String),
 }

@@ -1,4 +1,4 @@
-//! What threads share: doing many small things at once, and locking.
+//! Helpers for threads: parallel maps, locks, names and stacks.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-/// Locks what is consistent between any two statements that change it, so that a panic elsewhere does not spoil it.
+/// Locks data that every statement leaves consistent, so that a panic in another thread does no harm.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -17,7 +17,7 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Bytes of a thread's stack. Set for each, as `RUST_MIN_STACK` may give others too little.
 const STACK_BYTES: usize = 2 << 20;
 
-/// Begins a thread with this name, and a stack that the work of any thread fits in.
+/// Returns a builder of threads with this name, and a stack that any work fits in.
 pub fn thread_named(name: &str) -> thread::Builder {
     thread::Builder::new().name(name.into()).stack_size(STACK_BYTES)
 }
@@ -54,7 +54,7 @@ pub fn map<T: Send, I: Sync>(items: &[I], threads: usize, work: impl Fn(&I) -> T
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// Cores that this process may use. Asked once: the answer takes a walk through the cgroups.
+/// Returns the number of cores that this process may use. Queried once, as that reads the cgroups.
 pub fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))

@@ -47,7 +47,8 @@ pub enum Next<C: Customer> {
     /// Another queue serves the rest, with this charge. The room is free meanwhile. It must be one of those that the queue
     /// [hands over to](super::QueueOptions::hands_over_to).
     HandOver(Flight<C>, QueueId, Charge),
-    /// The operation cannot begin now and returns to its place. This thread begins no other until an operation has ended.
+    /// The operation cannot begin now and returns to its place. This thread begins no other until an operation has ended,
+    /// or a pause is over.
     PutBack(Flight<C>),
     /// The lane cannot serve this queue. The operation returns to its place, and the thread returns once the lane is empty.
     GiveUp(Flight<C>),

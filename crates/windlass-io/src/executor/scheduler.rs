@@ -19,8 +19,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Pause before an operation is offered again that was put back while none was in flight.
+/// Pause before an operation that was put back is offered again while none is in flight.
 const PUT_BACK_PAUSE: Duration = Duration::from_millis(1);
+
+/// The same while some are in flight. The first of these that ends is the end of the pause.
+const LONG_PUT_BACK_PAUSE: Duration = Duration::from_millis(100);
 
 /// Decides which operation is next, for all threads that serve its queues.
 pub struct Scheduler<C: Customer> {
@@ -282,8 +285,10 @@ impl<C: Customer> Scheduler<C> {
         let Some(condvar) = state.worker(worker).map(|own| own.condvar.clone()) else { return state };
         state.park(worker, Parked::Idle(condvar.clone()));
         while state.is_parked(worker) {
-            if is_held_up && state.queues.room().operations() == 0 {
-                let waited = condvar.wait_timeout(state, PUT_BACK_PAUSE);
+            if is_held_up {
+                let is_idle = state.queues.room().operations() == 0;
+                let pause = if is_idle { PUT_BACK_PAUSE } else { LONG_PUT_BACK_PAUSE };
+                let waited = condvar.wait_timeout(state, pause);
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 state.leave(worker);
                 if let Some(own) = state.worker(worker) {

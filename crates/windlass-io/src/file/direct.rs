@@ -6,10 +6,10 @@ use crate::{Alignment, sys};
 use std::{fs::File, io};
 use windlass_device::Unavailable;
 
-/// What a file that is opened past the page cache is for.
+/// The use of a file that is opened past the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileUse {
-    /// Reading alone.
+    /// Only reading.
     Read,
     /// Reading and writing.
     ReadWrite,
@@ -20,22 +20,23 @@ pub enum FileUse {
 pub struct DirectFile {
     /// The file.
     pub file: File,
-    /// What offsets and lengths of reads and writes are multiples of: at most 4096.
+    /// Offsets and lengths of transfers must be multiples of this, at most 4096.
     pub offset_alignment: u64,
-    /// What addresses of memory are multiples of: at most 4096.
+    /// Addresses of memory must be multiples of this, at most 4096.
     pub memory_alignment: u64,
 }
 
-/// What direct transfers need to be multiples of, in bytes.
+/// The alignment that direct transfers need, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectAlignment {
-    /// Of addresses of memory.
+    /// The alignment of addresses of memory.
     pub memory: u64,
-    /// Of offsets in the file, and of lengths. 0: it takes none.
+    /// The alignment of offsets and lengths. 0 if the file takes no direct transfers.
     pub offset: u64,
 }
 
-/// Where the file system does not say. Only a transfer tells; see [`is_refusal_of_direct`].
+/// The alignment to try where the file system does not report one. A transfer may still be refused; see
+/// [`is_refusal_of_direct`].
 impl Default for DirectAlignment {
     fn default() -> Self {
         Self { memory: Alignment::BLOCK.bytes(), offset: Alignment::BLOCK.bytes() }
@@ -52,7 +53,7 @@ pub fn open_direct(file: &File, file_use: FileUse) -> Result<DirectFile, Unavail
     open_on(file, filesystem, file_use)
 }
 
-/// As [`open_direct`], for a file that lies on `filesystem`.
+/// Does what [`open_direct`] does, for a file that lies on `filesystem`.
 pub(super) fn open_on(
     file: &File,
     filesystem: FileSystem,
@@ -78,7 +79,7 @@ pub(super) fn open_on(
     Ok(DirectFile { file, offset_alignment: offset, memory_alignment: memory })
 }
 
-/// Whether an error of a direct transfer says that the file takes none.
+/// Returns whether an error of a direct transfer means that the file takes none.
 pub fn is_refusal_of_direct(error: &io::Error) -> bool {
     sys::files::is_refusal_of_direct(error)
 }

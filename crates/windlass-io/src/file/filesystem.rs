@@ -5,16 +5,16 @@ use crate::sys;
 use std::{fmt, fs::File, io};
 use windlass_device::Unavailable;
 
-/// A file system's name and what follows from it.
+/// The name and the kind of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileSystem {
     /// Its usual name, or `unknown`.
     pub name: &'static str,
-    /// What it is made of.
+    /// Its kind.
     pub kind: FileSystemKind,
 }
 
-/// What a file system is made of.
+/// The kind of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSystemKind {
     /// Blocks of a local device.
@@ -27,9 +27,9 @@ pub enum FileSystemKind {
     Fuse,
     /// Layers of other file systems, as in containers.
     Overlay,
-    /// Not known to this version.
+    /// Unknown to this version.
     Unknown,
-    /// The process may not ask.
+    /// The process is not allowed to ask.
     Hidden,
 }
 
@@ -42,7 +42,7 @@ impl FileSystem {
         sys::files::filesystem(file)
     }
 
-    /// Why rings cannot be used, or nothing if they can. See docs/decisions/0002-no-io-uring-on-fuse.md.
+    /// Returns why rings cannot be used, or `None` if they can. See docs/decisions/0002-no-io-uring-on-fuse.md.
     pub fn ring_refusal(self) -> Option<Unavailable> {
         let (reason, fix) = match self.kind {
             FileSystemKind::Fuse => (
@@ -62,7 +62,7 @@ impl FileSystem {
         Some(Unavailable::new(reason, fix))
     }
 
-    /// Whether reads take long to answer, however fast they are in bulk.
+    /// Returns whether reads have a high latency.
     pub fn is_remote(self) -> bool {
         matches!(self.kind, FileSystemKind::Network | FileSystemKind::Fuse)
     }

@@ -1,10 +1,10 @@
-//! What tells a file from another, and from itself before it was rewritten.
+//! The identity of a file, which changes when it is replaced or rewritten.
 #![forbid(unsafe_code)]
 
 use crate::sys;
 use std::{fs::File, io};
 
-/// What tells a file from another of the same name, and from itself before it was rewritten.
+/// The identity of a file, which changes when another file takes its name or it is rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity {
     pub(crate) device: u64,
@@ -19,7 +19,7 @@ impl FileIdentity {
     /// The identity of an open file.
     ///
     /// # Errors
-    /// Those of `fstat`.
+    /// The system's.
     pub fn of(file: &File) -> io::Result<Self> {
         sys::files::identity(file)
     }
@@ -44,7 +44,7 @@ impl FileIdentity {
         self.inode
     }
 
-    /// The number of its names.
+    /// The number of links to it.
     pub const fn links(&self) -> u64 {
         self.links
     }
@@ -69,7 +69,7 @@ impl FileIdentity {
         }
     }
 
-    /// Whether the change time moved and nothing else that tells of other bytes.
+    /// Returns whether only the change time moved.
     pub(super) fn is_touched(&self, now: &Self) -> bool {
         let bytes = |of: &Self| (of.device, of.inode, of.len, of.modified_ns);
         bytes(self) == bytes(now) && self.changed_ns != now.changed_ns

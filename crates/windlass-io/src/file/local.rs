@@ -30,67 +30,67 @@ impl LocalFile {
         Self { open, filesystem, direct, direct_failed: OnceLock::new(), probe }
     }
 
-    /// The path that messages call it.
+    /// Returns the path for messages.
     pub fn path(&self) -> &Path {
         &self.open.path
     }
 
-    /// The file as it was opened.
+    /// Returns the file as it was opened.
     pub fn open_file(&self) -> &Arc<OpenFile> {
         &self.open
     }
 
-    /// The file system that it lies on.
+    /// Returns the file system that the file lies on.
     pub fn filesystem(&self) -> FileSystem {
         self.filesystem
     }
 
-    /// How to ask what the page cache holds of it.
+    /// Returns the probe of the page cache.
     pub fn probe(&self) -> &Probe {
         &self.probe
     }
 
-    /// The device that the file lies on.
+    /// Returns the number of the device that the file lies on.
     pub fn device(&self) -> u64 {
         self.open.identity.device()
     }
 
-    /// The file's number on its file system.
+    /// Returns the file's number on its file system.
     pub fn inode(&self) -> u64 {
         self.open.identity.inode()
     }
 
-    /// The length of reads that the file system likes best.
+    /// Returns the length of reads that the file system prefers.
     pub fn preferred_bytes(&self) -> u64 {
         sys::files::preferred_bytes(&self.open.file)
     }
 
-    /// Length in bytes when it was opened.
+    /// Returns the length in bytes when it was opened.
     pub fn len(&self) -> u64 {
         self.open.identity.len()
     }
 
-    /// Whether it had no byte when it was opened.
+    /// Returns whether it had no byte when it was opened.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes that the page cache holds, if that can be known.
+    /// Returns the bytes that the page cache holds, if that can be known.
     pub fn cached_bytes(&self) -> Option<u64> {
         self.probe.cached_bytes(&self.open.file, self.len())
     }
 
-    /// What the page cache holds of `range`.
+    /// Returns what the page cache holds of `range`.
     pub fn residency(&self, range: ByteRange) -> Residency {
         self.probe.ask(&self.open.file, range)
     }
 
-    /// The file for reads through the page cache.
+    /// Returns the file for reads through the page cache.
     pub fn buffered_file(&self) -> &File {
         &self.open.file
     }
 
-    /// The file for direct reads.
+    /// Returns the file for direct reads.
     ///
     /// # Errors
     /// [`Unsupported`](io::ErrorKind::Unsupported) if there is none.
@@ -99,7 +99,7 @@ impl LocalFile {
         direct.map_err(|why| io::Error::new(io::ErrorKind::Unsupported, why.to_string()))
     }
 
-    /// The file for direct reads, also if some were refused.
+    /// Returns the file for direct reads, even if some were refused.
     ///
     /// # Errors
     /// Why there is none.
@@ -107,12 +107,12 @@ impl LocalFile {
         self.direct.as_ref().map(|direct| &direct.file)
     }
 
-    /// Why direct reads cannot be used, or nothing if they can.
+    /// Returns why direct reads cannot be used, or `None` if they can.
     pub fn direct_refusal(&self) -> Option<&Unavailable> {
         self.direct_failed.get().or(self.direct.as_ref().err())
     }
 
-    /// Why rings cannot be used, or nothing if they can.
+    /// Returns why rings cannot be used, or `None` if they can.
     pub fn ring_refusal(&self) -> Option<Unavailable> {
         self.filesystem.ring_refusal()
     }

@@ -1,4 +1,4 @@
-//! Files of this machine: opened, told apart, asked what they can do.
+//! Files of this machine: opening, identity, file systems, the page cache.
 
 mod access;
 mod direct;
@@ -22,7 +22,7 @@ pub use write::write_all_at;
 
 pub use crate::sys::files::{read_at, read_cached_at, read_exact_at, try_lock, unlock};
 
-/// Whether an error says that the same is worth another try.
+/// Returns whether an error asks for another attempt.
 pub fn is_transient(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::Interrupted | std::io::ErrorKind::WouldBlock)
 }

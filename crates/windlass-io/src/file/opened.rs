@@ -1,4 +1,4 @@
-//! A file that stays open: nothing can swap it for another, and a rewrite is noticed.
+//! A file that stays open: it cannot be replaced, and a rewrite is noticed.
 #![forbid(unsafe_code)]
 
 use super::FileIdentity;
@@ -10,7 +10,7 @@ use std::{
     sync::Mutex,
 };
 
-/// An open regular file, and what it was when it was opened.
+/// An open regular file, and its identity when it was opened.
 #[derive(Debug)]
 pub struct OpenFile {
     /// The path that it was opened by.
@@ -49,7 +49,7 @@ impl OpenFile {
         Self::from_file(file, path)
     }
 
-    /// Takes an open file over, which must be a regular one.
+    /// Takes ownership of an open file, which must be a regular one.
     ///
     /// # Errors
     /// [`Error::NotRegular`]; [`Error::Io`].
@@ -61,7 +61,7 @@ impl OpenFile {
         Ok(Self { path: path.to_owned(), file, identity, names })
     }
 
-    /// Fails if the file is no longer what it was when it was opened. `needed` are the bytes at stake.
+    /// Fails if the file was replaced or rewritten since it was opened. The error names the bytes that were `needed`.
     ///
     /// # Errors
     /// [`Error::Truncated`]; [`Error::Changed`]; [`Error::Io`].
@@ -69,10 +69,10 @@ impl OpenFile {
         self.check_identity(FileIdentity::of(&self.file), needed)
     }
 
-    /// As [`check_unchanged`](Self::check_unchanged), with an identity that was asked for elsewhere.
+    /// Does what [`check_unchanged`](Self::check_unchanged) does, with an identity that the caller has queried.
     ///
     /// # Errors
-    /// The same.
+    /// [`Error::Truncated`]; [`Error::Changed`]; [`Error::Io`].
     pub fn check_identity(&self, now: io::Result<FileIdentity>, needed: ByteRange) -> Result<()> {
         let now = now.map_err(|source| self.io_error("stat", source))?;
         let Some(change) = self.change(&now) else { return Ok(()) };
@@ -84,7 +84,7 @@ impl OpenFile {
         })
     }
 
-    /// What is different `now`, in words, or `None` if its bytes are the same.
+    /// Describes what is different `now`. `None` if its bytes are the same.
     ///
     /// A file that gets another name, loses one or is replaced keeps its bytes, and its change time moves. Such a change
     /// is accepted once: from then on, its new change time counts.

@@ -1,4 +1,4 @@
-//! What the page cache holds of a file, by probes that cannot lie.
+//! Probes of the page cache that report only what it holds.
 //!
 //! `mincore` is not one of them: for a file that the caller neither owns nor may write, it says that everything is
 //! resident. `cachestat` is exact but answers such callers EPERM; `preadv2(RWF_NOWAIT)` of single pages answers
@@ -12,23 +12,23 @@ use crate::{
 use std::{fs::File, io};
 use windlass_device::Unavailable;
 
-/// How to ask about one file.
+/// The way to ask about one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
     /// `cachestat(2)`, Linux 6.5, for files that one owns or may write.
     Cachestat,
     /// Reads of single pages that may not wait.
     Nowait,
-    /// The file system answers neither.
+    /// The file system supports neither.
     None(Unavailable),
 }
 
-/// What [`Probe::ask`] found.
+/// The answer of [`Probe::ask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residency {
-    /// Worth copying: all of it, or at least its beginning, seems to be cached. The copy itself will tell.
+    /// All of it, or at least its beginning, seems to be cached. Only a copy shows how much.
     Cached,
-    /// Not cached, or not from its beginning.
+    /// It is not cached, or not from its beginning.
     Cold,
 }
 
@@ -57,7 +57,7 @@ impl Probe {
         Self::Nowait
     }
 
-    /// What the page cache holds of `range`.
+    /// Returns what the page cache holds of `range`.
     pub fn ask(&self, file: &File, range: ByteRange) -> Residency {
         match self {
             Self::Cachestat => ask_cachestat(file, range),
@@ -66,12 +66,12 @@ impl Probe {
         }
     }
 
-    /// Whether the page cache is known to hold all of `range`.
+    /// Returns whether the page cache is known to hold all of `range`.
     pub fn is_whole(&self, file: &File, range: ByteRange) -> bool {
         *self == Self::Cachestat && is_whole(file, range)
     }
 
-    /// Bytes of the first `len` of `file` that the page cache holds, if that can be known.
+    /// Returns how many of the first `len` bytes the page cache holds, if that can be known.
     pub fn cached_bytes(&self, file: &File, len: u64) -> Option<u64> {
         let whole = ByteRange::new(0, len)?;
         let pages = (*self == Self::Cachestat).then(|| files::cached_pages(file, whole).ok()).flatten()?;

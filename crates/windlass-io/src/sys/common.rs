@@ -1,4 +1,4 @@
-//! What every system answers with.
+//! Types that every system returns.
 #![forbid(unsafe_code)]
 
 use serde::Serialize;
@@ -20,7 +20,7 @@ pub struct MemoryLimit {
 /// A limit of this process. `None` stands for no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessLimit {
-    /// The limit that holds.
+    /// The limit now.
     pub current: Option<u64>,
     /// What the process may raise it to.
     pub maximum: Option<u64>,
@@ -47,8 +47,8 @@ pub struct Usage {
 /// Bytes of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// Those that this process may still take.
+    /// Bytes that this process may still use.
     pub free_bytes: u64,
-    /// All of them.
+    /// All bytes.
     pub total_bytes: u64,
 }

@@ -5,13 +5,17 @@ use crate::kit::{
     submit,
 };
 use std::{
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     time::Duration,
 };
 use windlass_io::{
     executor::{
         Charge, Executor, Flight, Handler, InFlightLimit, Limits, Next, Patience, QueueOptions, Reason,
-        Served, Service, Whose,
+        Scheduler, Served, Service, Whose,
     },
     lane::NoLane,
 };
@@ -202,6 +206,56 @@ fn what_becomes_free_while_an_operation_is_put_back_is_not_missed() {
     let kept = kit.take_kept();
     assert_eq!(kept.len(), 1, "another operation is in flight all the time");
     kept.into_iter().for_each(|(_, ticket)| ticket.end(Ok(())));
+}
+
+#[test]
+fn operations_that_were_put_back_by_turns_are_all_offered_again() {
+    /// Begins an operation if it has what it needs.
+    struct Needs<F>(F);
+    impl<F: FnMut() -> bool> Handler<Kit> for Needs<F> {
+        fn begin(&mut self, flight: Flight<Kit>) -> Next<Kit> {
+            if !(self.0)() {
+                return Next::PutBack(flight);
+            }
+            flight.end(Ok(()));
+            Next::Ended
+        }
+        fn settle(&mut self, flight: Flight<Kit>, _: std::io::Result<usize>) -> Next<Kit> {
+            Next::Carry(flight)
+        }
+    }
+    let scheduler = Kit::scheduler(Limits::NONE, &queues());
+    let executor = Executor::new(scheduler.clone());
+    let kit = scheduler.customer();
+    let [has_begun, is_held_up, is_free] = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
+    let service = |queues| Service { queues, limit: InFlightLimit::fixed(1), patience: Patience::UntilOver };
+    let flags = (has_begun.clone(), is_held_up.clone(), is_free.clone());
+    let second = move |scheduler: &Arc<Scheduler<Kit>>| {
+        let (has_begun, is_held_up, is_free) = flags;
+        let mut needs = Needs(|| {
+            has_begun.store(true, Ordering::SeqCst);
+            eventually("the other is not put back", || is_held_up.load(Ordering::SeqCst));
+            // The other thread sleeps by now, and would be woken by the end of this one.
+            std::thread::sleep(Duration::from_millis(20));
+            is_free.store(true, Ordering::SeqCst);
+            scheduler.customer().ends().len() == 1
+        });
+        scheduler.serve(NoLane::default(), &mut needs, service(&[SECOND]));
+    };
+    executor.spawn("second", second).unwrap();
+    submit(&scheduler, kit.group(0, SECOND, &[&[]]));
+    eventually("it does not begin", || has_begun.load(Ordering::SeqCst));
+    let first = move |scheduler: &Arc<Scheduler<Kit>>| {
+        let mut needs = Needs(|| {
+            is_held_up.store(true, Ordering::SeqCst);
+            is_free.load(Ordering::SeqCst)
+        });
+        scheduler.serve(NoLane::default(), &mut needs, service(&[FIRST]));
+    };
+    executor.spawn("first", first).unwrap();
+    submit(&scheduler, kit.group(1, FIRST, &[&[]]));
+    kit.wait(2);
+    assert_eq!(kit.ends(), [(1, Ok(())), (0, Ok(()))]);
 }
 
 #[test]

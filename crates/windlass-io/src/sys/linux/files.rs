@@ -90,12 +90,12 @@ pub fn create_nameless(folder: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR)?.into())
 }
 
-/// The path through which the open file itself is reached, rather than what has its name now.
+/// Returns the path of the open file itself, whatever has its name now.
 pub fn link(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-/// The path that the system has for an open file; `None` where it does not say.
+/// Returns the path that the system has for an open file; `None` where it does not say.
 pub fn name(file: &File) -> Option<PathBuf> {
     std::fs::read_link(link(file)).ok()
 }
@@ -117,7 +117,7 @@ pub fn identity(file: &File) -> io::Result<FileIdentity> {
     })
 }
 
-/// What a file is that is neither a regular one nor a directory.
+/// Describes a file that is neither a regular one nor a directory.
 pub fn kind(file_type: FileType) -> &'static str {
     match file_type {
         other if other.is_fifo() => "a FIFO (a named pipe)",
@@ -128,12 +128,12 @@ pub fn kind(file_type: FileType) -> &'static str {
     }
 }
 
-/// The length of transfers that the file system likes best; 0 if it does not say.
+/// Returns the length of transfers that the file system prefers; 0 if it does not say.
 pub fn preferred_bytes(file: &File) -> u64 {
     file.metadata().map_or(0, |stat| stat.blksize())
 }
 
-/// What the file system says of direct transfers, if anything.
+/// Returns the alignment that the file system reports for direct transfers, if any.
 pub fn direct_alignment(direct: &File) -> Option<DirectAlignment> {
     let stat = rustix::fs::statx(direct, c"", AtFlags::EMPTY_PATH, STATX_DIOALIGN).ok()?;
     StatxFlags::from_bits_retain(stat.stx_mask).contains(STATX_DIOALIGN).then(|| DirectAlignment {
@@ -142,17 +142,17 @@ pub fn direct_alignment(direct: &File) -> Option<DirectAlignment> {
     })
 }
 
-/// Whether an error of a direct transfer says that the file takes none.
+/// Returns whether an error of a direct transfer means that the file takes none.
 pub fn is_refusal_of_direct(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// Whether an error says that the program that serves a file system is gone.
+/// Returns whether an error means that the program that serves a file system is gone.
 pub fn is_server_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
 
-/// The file system of an open file. What the name decides can be done without, where a filter of system calls keeps the
+/// Returns the file system of an open file. It is [hidden](FileSystemKind::Hidden) if a filter of system calls keeps the
 /// process from asking.
 ///
 /// # Errors
@@ -267,7 +267,7 @@ pub fn write_vectored_at(file: &File, slices: &[IoSlice<'_>], offset: u64) -> io
 /// Locks a file or folder unless another descriptor has the lock.
 ///
 /// # Errors
-/// [`WouldBlock`](io::ErrorKind::WouldBlock) if another has it; others where it cannot be locked.
+/// [`WouldBlock`](io::ErrorKind::WouldBlock) if another has the lock; others where it cannot be locked.
 pub fn try_lock(file: &File) -> io::Result<()> {
     loop {
         match file.try_lock() {
@@ -277,7 +277,7 @@ pub fn try_lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// Unlocks it. To close it would not do: a process that was forked off meanwhile has the descriptor too, and so the lock.
+/// Unlocks a file or folder. Closing it is not enough: a child of `fork` has the descriptor too, and so the lock.
 pub fn unlock(file: &File) {
     // What was not locked need not be unlocked.
     let _ = file.unlock();

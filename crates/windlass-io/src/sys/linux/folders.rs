@@ -25,7 +25,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
-/// Sees to it that names given and taken in a folder so far are on the disk.
+/// Makes the names in a folder durable.
 ///
 /// # Errors
 /// The system's.

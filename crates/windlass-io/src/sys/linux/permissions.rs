@@ -1,4 +1,4 @@
-//! Who may read and write a saved file: those who may read and write the files that it replaces.
+//! The permissions of a saved file: those of the files that it replaces.
 #![forbid(unsafe_code)]
 
 use crate::{Error, Result};
@@ -24,18 +24,19 @@ const ACCESS_LIST: &CStr = c"system.posix_acl_access";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permissions {
     mode: Mode,
-    /// Those of the replaced file.
+    /// The owner and group of the replaced file.
     owner: Option<(Uid, Gid)>,
 }
 
 impl Permissions {
-    /// Those of a file that replaces none: what the process's mask leaves.
+    /// Returns those of a new file: what the process's mask leaves.
     pub fn of_new_file() -> Self {
         Self { mode: mode_of_new_files(), owner: None }
     }
 
-    /// Those of a file that replaces the files of these paths that exist: what all of them allow, and the owner and group
-    /// of the first. The group gets no more than all others if the files have several. Where none exists, those of a new file.
+    /// Returns those of a file that replaces the files of these paths: the rights that all of them give, and the owner and
+    /// group of the first. If they have several groups, the group gets the rights of all others. Missing files do not count;
+    /// if all are missing, it is a new file.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -65,8 +66,8 @@ impl Permissions {
         Ok(replacing.unwrap_or_else(Self::of_new_file))
     }
 
-    /// Gives them to a complete file that has no name yet, as far as the system lets the process. Never more than they
-    /// are: where the group cannot be given, the group gets what all others have. Notes what a file system refuses.
+    /// Gives them to a complete file that has no name yet, as far as the process is allowed to, and never more rights. If the
+    /// group cannot be given, the group gets the rights of all others. Adds a note of what the file system refuses.
     pub fn give(&self, file: &File, path: &Path, notes: &mut Vec<String>) {
         let mut mode = self.mode;
         let (uid, gid) = match (self.owner, file.metadata()) {

@@ -1,11 +1,11 @@
-//! What this process has used so far.
+//! CPU time and page faults of this process.
 #![allow(unsafe_code)]
 
 pub use crate::sys::common::Usage;
 use std::time::Duration;
 
 impl Usage {
-    /// As of now.
+    /// Returns the usage up to now.
     pub fn now() -> Self {
         // SAFETY: all-zero is a valid value of this plain structure of integers.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

@@ -27,7 +27,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().access_mode(access).custom_flags(FILE_FLAG_BACKUP_SEMANTICS).open(path)
 }
 
-/// Sees to it that names given and taken in a folder so far are on the disk.
+/// Makes the names in a folder durable.
 ///
 /// # Errors
 /// The system's.

@@ -1,4 +1,4 @@
-//! Who may read and write a saved file: those who may read and write the file that it replaces.
+//! The permissions of a saved file: those of the files that it replaces.
 #![allow(unsafe_code)]
 
 use super::code;
@@ -24,12 +24,12 @@ pub struct Permissions {
 }
 
 impl Permissions {
-    /// Those of a file that replaces none: what its folder gives.
+    /// Returns those of a new file: what its folder gives.
     pub fn of_new_file() -> Self {
         Self { replaced: Vec::new() }
     }
 
-    /// Those of a file that replaces the files of these paths that exist. Where none exists, those of a new file.
+    /// Returns those of a file that replaces the files of these paths. If all are missing, it is a new file.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -50,8 +50,8 @@ impl Permissions {
         Ok(Self { replaced })
     }
 
-    /// Gives them to a complete file that has no name yet, as far as the system lets the process. Notes what it refuses, and
-    /// if the replaced files have different ones: then the file keeps what its folder gives.
+    /// Gives them to a complete file that has no name yet, as far as the process is allowed to. Adds a note of what the system
+    /// refuses. If the replaced files have different ones, the file keeps what its folder gives, with a note.
     pub fn give(&self, file: &File, path: &Path, notes: &mut Vec<String>) {
         let list = match &self.replaced[..] {
             [] => return,

@@ -1,4 +1,4 @@
-//! What this process has used so far.
+//! CPU time and page faults of this process.
 #![allow(unsafe_code)]
 
 pub use crate::sys::common::Usage;
@@ -12,7 +12,7 @@ use windows_sys::Win32::{
 };
 
 impl Usage {
-    /// As of now.
+    /// Returns the usage up to now.
     pub fn now() -> Self {
         Self { cpu: cpu().unwrap_or_default(), page_faults: page_faults().unwrap_or_default() }
     }
