@@ -13,14 +13,14 @@ use crate::{
     memory::{self, Arena, Block, DeviceBlock, Fill, MemoryRequest, Promise, SlotKind, Slots, WriteRegion},
     parallel::lock,
     plan::{Extent, Plan, Target},
-    report::{Carrier, Onward, Refusal, Retries},
-    route::{Buffer, DirectIo, ReadOp, Route, member::ThreadPlan},
+    report::{Carrier, Onward, Refusal, Tally},
+    route::{Buffer, DirectIo, ReadOp, Route, attempt::Read, member::ThreadPlan},
     sys::usage::Usage,
 };
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Condvar, Mutex, OnceLock, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -58,13 +58,10 @@ pub(super) struct Job {
     target: DeviceId,
     state: Mutex<LoadState>,
     posted: Condvar,
-    carriers: Mutex<Vec<Carrier>>,
-    refused: Mutex<Vec<Refusal>>,
+    /// What was done so far.
+    tally: Mutex<Tally>,
     tensor_bytes_done: AtomicU64,
     tensors_done: AtomicUsize,
-    short_reads: AtomicU64,
-    interrupted_reads: AtomicU64,
-    staged_bytes: AtomicU64,
     /// Next extent whose memory nobody has touched ahead of the reads.
     next_to_touch: AtomicUsize,
     /// The memory that the load may have.
@@ -224,13 +221,9 @@ impl Job {
             target: options.device,
             state: Mutex::default(),
             posted: Condvar::new(),
-            carriers: Mutex::default(),
-            refused: Mutex::new(refused),
+            tally: Mutex::new(Tally { refused, ..Tally::default() }),
             tensor_bytes_done: AtomicU64::new(0),
             tensors_done: AtomicUsize::new(0),
-            short_reads: AtomicU64::new(0),
-            interrupted_reads: AtomicU64::new(0),
-            staged_bytes: AtomicU64::new(0),
             next_to_touch: AtomicUsize::new(0),
             promise,
             touched: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
@@ -284,63 +277,15 @@ impl Job {
         &self.plan.extents()[op.extent]
     }
 
-    /// The name of the tensor that a read has got to.
-    pub(super) fn tensor_name(&self, op: &ReadOp) -> Option<String> {
-        let extent = self.extent(op);
-        self.tensor_name_at(extent, extent.read.start() + op.progress.filled)
-    }
-
-    fn tensor_name_at(&self, extent: &Extent, offset: u64) -> Option<String> {
-        let tensor = self.plan.tensor_at(extent, offset)?;
-        Some(self.catalog.tensor(tensor).name.to_string())
-    }
-
-    /// Fails if the file of a read is no longer the one whose header was read.
-    pub(super) fn check_unchanged(&self, op: &ReadOp) -> Result<()> {
-        let extent = self.extent(op);
-        let checked = op.source.check_unchanged(extent.read, |offset| self.tensor_name_at(extent, offset));
-        checked.map_err(|error| match error {
-            Error::Io { operation, path, source, .. } => {
-                let tensor = self.tensor_name_at(extent, extent.read.start());
-                Error::Io { operation, path, tensor, range: Some(extent.read), source }
-            }
-            other => other,
-        })
-    }
-
-    /// `op` got further than byte `before` of its extent, by `read` bytes that this route has read.
-    pub(super) fn account(&self, op: &ReadOp, route: Route, read: usize, before: u64) {
-        let extent = self.extent(op);
-        let start = extent.read.start();
-        let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
-        let delivered: u64 = self.plan.delivered_bytes(extent, window);
-        self.tensor_bytes_done.fetch_add(delivered, Ordering::Relaxed);
-        let onward = match (&self.sink, &op.buffer) {
-            (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. }) if slot.device_address().is_none() => {
-                Onward::ToDevice
-            }
-            (Sink::Host(_), _) if self.route.is_unified() => Onward::Unified,
-            _ => Onward::Stay,
-        };
-        let new = Carrier::new(route, op.access, onward);
-        let mut carriers = lock(&self.carriers);
-        let carrier = match carriers.iter().position(|own| own.is_same_way(&new)) {
-            Some(known) => &mut carriers[known],
-            None => carriers.push_mut(new),
-        };
-        carrier.tensor_bytes += delivered;
-        carrier.read_bytes += read as u64;
-        carrier.reads += 1;
-    }
-
     /// What `route` has brought of `op` is of no use: its read begins again.
     pub(super) fn take_back(&self, op: &mut ReadOp, route: Route) {
         let extent = self.extent(op);
         let window = ByteRange::at(extent.read.start(), op.progress.filled).unwrap_or_default();
         let delivered = self.plan.delivered_bytes(extent, window);
         self.tensor_bytes_done.fetch_sub(delivered, Ordering::Relaxed);
-        let mut carriers = lock(&self.carriers);
-        if let Some(own) = carriers.iter_mut().find(|own| own.route == route && own.access == op.access) {
+        let mut tally = self.tally();
+        if let Some(own) = tally.carriers.iter_mut().find(|own| own.route == route && own.access == op.access)
+        {
             own.tensor_bytes = own.tensor_bytes.saturating_sub(delivered);
         }
         op.begin_again();
@@ -348,7 +293,7 @@ impl Job {
 
     /// All bytes of a read are there: they become parts of tensors, and tensors that are whole are posted.
     pub(super) fn complete(&self, flight: Flight<Reads>) -> Next<Reads> {
-        if let Err(error) = self.check_unchanged(&flight.content) {
+        if let Err(error) = (&self).check_unchanged(&flight.content) {
             return self.fail_read(flight, error);
         }
         let (op, ticket) = flight.into_parts();
@@ -393,13 +338,14 @@ impl Job {
                 slot.copy_to(0, place)?;
                 drop(slot);
                 let delivered = self.plan.delivered_bytes(extent, extent.read);
-                self.staged_bytes.fetch_add(delivered, Ordering::Relaxed);
+                self.tally().staged_bytes += delivered;
                 fills[arena].complete(region, &mut ready)?;
             }
             Buffer::Staged { slot, pieces: regions } => {
                 let Some(mut slot) = slot else {
                     return Err(Error::Internal("a staged extent has no slot".into()));
                 };
+                let mut staged = 0;
                 for (piece, mut region) in self.plan.pieces(extent, extent.read).zip(regions) {
                     self.promise.touch(piece.place.len(), || self.is_stopped(), || ())?;
                     let place = region.as_mut_slice();
@@ -410,9 +356,10 @@ impl Job {
                         slot.copy_to(from, &mut place[filled..filled + len])?;
                         filled += len;
                     }
-                    self.staged_bytes.fetch_add(filled as u64, Ordering::Relaxed);
+                    staged += filled as u64;
                     fills[piece.arena].complete(region, &mut ready)?;
                 }
+                self.tally().staged_bytes += staged;
             }
         }
         self.post(tensors);
@@ -422,7 +369,7 @@ impl Job {
     /// The copies of a read to a device are done, which makes the tensors of `blocks` whole.
     pub(super) fn deliver(&self, extent: &Extent, blocks: Vec<(usize, DeviceBlock)>) {
         let staged = self.plan.delivered_bytes(extent, extent.read);
-        self.staged_bytes.fetch_add(staged, Ordering::Relaxed);
+        self.tally().staged_bytes += staged;
         let memory = |block| TensorMemory::Device(Arc::new(block));
         self.post(blocks.into_iter().map(|(position, block)| self.tensor(position, memory(block))).collect());
     }
@@ -531,21 +478,9 @@ impl Job {
         }
     }
 
-    pub(super) fn note_short_read(&self) {
-        self.short_reads.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn note_interruption(&self) {
-        self.interrupted_reads.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Something better than what will be done is not possible.
-    pub(super) fn note_refusal(&self, refusal: Refusal) {
-        tracing::debug!(what = refusal.what, why = %refusal.why, "refused");
-        let mut refused = lock(&self.refused);
-        if !refused.contains(&refusal) {
-            refused.push(refusal);
-        }
+    /// What was done so far.
+    pub(super) fn tally(&self) -> MutexGuard<'_, Tally> {
+        lock(&self.tally)
     }
 
     /// Faults in the memory of one extent that no read has got to, at least `ahead` extents into the plan.
@@ -589,19 +524,14 @@ impl Job {
     /// Fails if the route that the caller named has not done what its name promises.
     pub(super) fn check_kept(&self) -> Result<()> {
         for route in &self.routes {
-            let Err(why) = route.check_kept() else { continue };
+            let Err(why) = route.promise.check() else { continue };
             let route = route.member.route();
             if self.route == route {
                 return Err(Error::RouteUnavailable { route, path: None, why });
             }
-            self.note_refusal(Refusal { what: route.to_string(), path: None, why });
+            self.tally().refuse(Refusal::new(route.name(), None, why));
         }
         Ok(())
-    }
-
-    /// Whether reads may pass through the page cache where a file system refuses direct ones.
-    pub(super) fn may_read_buffered(&self) -> bool {
-        self.direct != DirectIo::Always && self.route.falls_back_to_buffered()
     }
 
     /// A read begins to fill the memory of its extent.
@@ -661,31 +591,41 @@ impl Job {
     pub(super) fn tensors_done(&self) -> usize {
         self.tensors_done.load(Ordering::Relaxed)
     }
+}
 
-    pub(super) fn staged_bytes(&self) -> u64 {
-        self.staged_bytes.load(Ordering::Relaxed)
+impl Read for &Job {
+    fn chosen(&self) -> (Route, DirectIo) {
+        (self.route, self.direct)
     }
 
-    pub(super) fn retries(&self) -> Retries {
-        Retries {
-            short: self.short_reads.load(Ordering::Relaxed),
-            interrupted: self.interrupted_reads.load(Ordering::Relaxed),
-        }
+    fn range(&self, op: &ReadOp) -> ByteRange {
+        self.extent(op).read
     }
 
-    pub(super) fn carriers(&self) -> Vec<Carrier> {
-        let mut carriers = lock(&self.carriers).clone();
-        for route in self.routes.iter().filter(|route| !route.is_kept()) {
-            // Which reads broke the promise is not known: none of them may have its name.
-            for carrier in carriers.iter_mut().filter(|carrier| carrier.route == route.member.route()) {
-                carrier.route = route.member.route_unless_kept();
+    fn name_at(&self, op: &ReadOp, offset: u64) -> Option<String> {
+        let tensor = self.plan.tensor_at(self.extent(op), offset)?;
+        Some(self.catalog.tensor(tensor).name.to_string())
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        Job::tally(self)
+    }
+
+    fn account(&mut self, op: &ReadOp, route: Route, count: usize, before: u64) {
+        let extent = self.extent(op);
+        let start = extent.read.start();
+        let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
+        let delivered = self.plan.delivered_bytes(extent, window);
+        self.tensor_bytes_done.fetch_add(delivered, Ordering::Relaxed);
+        let onward = match (&self.sink, &op.buffer) {
+            (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. }) if slot.device_address().is_none() => {
+                Onward::ToDevice
             }
-        }
-        carriers
-    }
-
-    pub(super) fn refused(&self) -> Vec<Refusal> {
-        lock(&self.refused).clone()
+            (Sink::Host(_), _) if self.route.is_unified() => Onward::Unified,
+            _ => Onward::Stay,
+        };
+        let carrier = Carrier::new(route, op.access, onward).of_read(count, delivered);
+        carrier.add_to(&mut self.tally().carriers);
     }
 }
 

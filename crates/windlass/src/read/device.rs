@@ -35,7 +35,7 @@ pub(super) struct DeviceLine {
     changed: Condvar,
     slots: Slots,
     /// The route past the host, or why there is none if there might be.
-    direct: std::result::Result<Option<DirectRoute>, (Route, NotOpened)>,
+    direct: std::result::Result<Option<Arc<DirectRoute>>, (Route, NotOpened)>,
     /// Memory of one chunk that reads for measurements overwrite, once there was one.
     scratch: Mutex<Option<DeviceMemory>>,
     chunk_bytes: u64,
@@ -60,12 +60,12 @@ impl DirectRoute {
     fn open(
         options: &ReaderOptions,
         device: &Arc<Device>,
-    ) -> std::result::Result<Option<Self>, (Route, NotOpened)> {
+    ) -> std::result::Result<Option<Arc<Self>>, (Route, NotOpened)> {
         for entry in registry::readers().filter(|entry| entry.landing == Landing::Device) {
             let opened = (entry.open)(&options.wanted(Some(device)), &[], &[]);
             if let Some(member) = opened.map_err(|why| (entry.route, why))? {
                 let (slots, making, given_up) = (OnceLock::new(), Mutex::default(), OnceLock::new());
-                return Ok(Some(Self { slots, making, member, given_up }));
+                return Ok(Some(Arc::new(Self { slots, making, member, given_up })));
             }
         }
         Ok(None)
@@ -154,7 +154,7 @@ impl DeviceLine {
     }
 
     /// The route past the host.
-    pub(super) fn direct(&self) -> Option<&DirectRoute> {
+    pub(super) fn direct(&self) -> Option<&Arc<DirectRoute>> {
         self.direct.as_ref().ok()?.as_ref()
     }
 

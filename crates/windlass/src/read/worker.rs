@@ -12,10 +12,11 @@ use crate::{
     Alignment, ByteRange, Error, Result,
     memory::{Slot, WriteRegion},
     plan::{self, Runs, Transfer},
-    report::{Carrier, Onward, Refusal},
+    report::{Carrier, Onward, Refusal, Tally},
     route::{
-        Access, Buffer, DirectIo, Done, Outcome, ReadLane, ReadOp, Unavailable,
-        member::{Landing, Member, no_direct_reads},
+        Access, Buffer, DirectIo, Done, ReadLane, ReadOp, Route, Unavailable,
+        attempt::{self, Read},
+        member::{Landing, Member},
     },
     source::Source,
 };
@@ -24,7 +25,7 @@ use std::{
     io,
     ops::ControlFlow,
     panic::{self, AssertUnwindSafe},
-    sync::Arc,
+    sync::{Arc, MutexGuard},
 };
 use windlass_io::{
     executor::{self, Carried, Flight, InFlightLimit, Next, Patience, Service},
@@ -264,19 +265,9 @@ impl<'a> Worker<'a> {
 
     /// Whether a piece is read past the page cache.
     fn access(&self, piece: &Piece, source: &dyn Source) -> Result<Access> {
-        let options = &self.shared.options;
-        let (access, refusal) = options.wanted(None).access(source).map_err(|why| {
-            Error::RouteUnavailable { route: options.route, path: Some(source.path().to_owned()), why }
-        })?;
-        if let Some(why) = refusal {
-            let (what, path) = ("direct reads".into(), Some(source.path().to_owned()));
-            piece.batch().note_refusal(Refusal { what, path, why: why.clone() });
-        }
+        let (access, refusal) = self.shared.options.wanted(None).access(source)?;
+        refusal.into_iter().for_each(|refusal| piece.batch().tally().refuse(refusal));
         Ok(access)
-    }
-
-    fn may_read_buffered(&self) -> bool {
-        self.shared.options.wanted(None).may_read_buffered()
     }
 
     fn is_named(&self, member: &Arc<dyn Member>) -> bool {
@@ -317,8 +308,8 @@ impl<'a> Worker<'a> {
             Ok(true) => source.residency(piece.wanted) == Residency::Cached,
             Ok(false) => false,
             Err(why) => {
-                let (what, path) = (member.route().to_string(), Some(source.path().to_owned()));
-                piece.batch().note_refusal(Refusal { what, path, why });
+                let path = Some(source.path().to_owned());
+                piece.batch().tally().refuse(Refusal::new(member.route().name(), path, why));
                 false
             }
         }
@@ -397,70 +388,18 @@ impl<'a> Worker<'a> {
         if let Some(why) = member.gives_up(&op, &result) {
             return hand_over(reading, op, why);
         }
-        let (route, whole) = (member.route(), reading.range.len());
-        let outcome = op.outcome(whole, result, member.reads_any_bytes(), |op, count, before| {
-            reading.account(op, route, count, before);
-        });
-        let batch = reading.taken.piece.batch();
-        if outcome.is_short() {
-            batch.note_short_read();
-            if let Err(error) = check_unchanged(&reading.taken.piece) {
+        match attempt::settle(&mut reading, &*member, &mut op, result) {
+            Ok(true) => complete(self.shared, reading, op),
+            Ok(false) => {
+                op.aim(reading.range);
+                return reading.carry(op);
+            }
+            Err(error) => {
                 drop(op);
                 fail(self.shared, reading, error);
-                return Next::Ended;
             }
         }
-        let refuse = |reason: String| {
-            let why = Unavailable::new(reason, "");
-            let (what, path) = ("direct reads".into(), Some(op.source.path().to_owned()));
-            batch.note_refusal(Refusal { what, path, why: why.clone() });
-            why
-        };
-        match outcome {
-            Outcome::Complete => {
-                complete(self.shared, reading, op);
-                return Next::Ended;
-            }
-            Outcome::Short => {}
-            Outcome::Interrupted => batch.note_interruption(),
-            Outcome::DirectEndsEarly { is_final } => {
-                let reason = format!("{} ends direct reads early", op.source.medium());
-                if self.shared.options.direct != DirectIo::Always {
-                    refuse(reason);
-                    op.access = Access::Buffered;
-                } else if is_final {
-                    let error = self.refused_direct(&op, reason);
-                    drop(op);
-                    reading.end(Err(error));
-                    return Next::Ended;
-                }
-            }
-            Outcome::DirectRefused(error) => {
-                let reason = format!("{} refused a direct read: {error}", op.source.medium());
-                if !self.may_read_buffered() {
-                    let error = self.refused_direct(&op, reason);
-                    drop(op);
-                    reading.end(Err(error));
-                    return Next::Ended;
-                }
-                let why = refuse(reason);
-                op.source.refuse_direct(why);
-                op.access = Access::Buffered;
-            }
-            Outcome::Failed(error) => {
-                let error = read_error(&member, &reading, &op, error);
-                drop(op);
-                fail(self.shared, reading, error);
-                return Next::Ended;
-            }
-        }
-        op.aim(reading.range);
-        reading.carry(op)
-    }
-
-    fn refused_direct(&self, op: &ReadOp, reason: String) -> Error {
-        let (route, path) = (self.shared.options.route, Some(op.source.path().to_owned()));
-        Error::RouteUnavailable { route, path, why: no_direct_reads(&reason) }
+        Next::Ended
     }
 }
 
@@ -471,12 +410,35 @@ impl Reading {
         Next::Carry(taken.into_flight(Some(InLane { op: Some(op), range, carriers, member })))
     }
 
-    /// `op` got further than byte `before` of what is read, by `read` bytes that this route has read.
-    fn account(&mut self, op: &ReadOp, route: crate::Route, read: usize, before: u64) {
+    /// Its memory is not used any more.
+    fn end(self, result: Result<()>) {
+        self.taken.end_carried(self.carriers, 0, result);
+    }
+}
+
+impl Read for Reading {
+    fn chosen(&self) -> (Route, DirectIo) {
+        self.taken.piece.batch().chosen
+    }
+
+    fn range(&self, _: &ReadOp) -> ByteRange {
+        self.range
+    }
+
+    fn name_at(&self, _: &ReadOp, _: u64) -> Option<String> {
+        self.taken.piece.of().name()
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.taken.piece.batch().tally()
+    }
+
+    fn account(&mut self, op: &ReadOp, route: Route, count: usize, before: u64) {
         let start = self.range.start();
         let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
         let delivered = window.intersection(self.taken.piece.wanted).unwrap_or_default();
         let counted = &self.taken.piece.of().counted;
+        let delivered = counted.as_ref().map_or(delivered.len(), |counted| counted.in_window(delivered));
         let onward = match (&self.taken.piece.place, &op.buffer) {
             (Some(Destination::Device { .. }), Buffer::Staged { slot: Some(slot), .. })
                 if slot.device_address().is_none() =>
@@ -485,19 +447,11 @@ impl Reading {
             }
             _ => Onward::Stay,
         };
-        let mut carrier = Carrier::new(route, op.access, onward);
-        carrier.tensor_bytes =
-            counted.as_ref().map_or(delivered.len(), |counted| counted.in_window(delivered));
-        (carrier.read_bytes, carrier.reads) = (read as u64, 1);
-        match self.carriers.iter_mut().find(|own| own.is_same_way(&carrier)) {
-            Some(own) => own.add(&carrier),
-            None => self.carriers.push(carrier),
-        }
+        Carrier::new(route, op.access, onward).of_read(count, delivered).add_to(&mut self.carriers);
     }
 
-    /// Its memory is not used any more.
-    fn end(self, result: Result<()>) {
-        self.taken.end_carried(self.carriers, 0, result);
+    fn check_unchanged(&self, _: &ReadOp) -> Result<()> {
+        check_unchanged(&self.taken.piece)
     }
 }
 
@@ -507,8 +461,7 @@ fn hand_over(reading: Reading, op: ReadOp, why: Unavailable) -> Next<Reads> {
     drop(op);
     let Reading { taken, carriers, member, .. } = reading;
     let batch = taken.piece.batch();
-    let what = member.route().to_string();
-    batch.note_refusal(Refusal { what, path: None, why: why.clone() });
+    batch.tally().refuse(Refusal::new(member.route().name(), None, why.clone()));
     batch.account(carriers, 0, false);
     if let Some(Destination::Device { line, .. }) = &taken.piece.place
         && let Some(direct) = line.direct()
@@ -683,26 +636,6 @@ fn fail(shared: &ReaderShared, reading: Reading, error: Error) {
 fn check_unchanged(piece: &Piece) -> Result<()> {
     let read = piece.of();
     read.file.0.check_unchanged(piece.wanted, |_| read.name())
-}
-
-/// The error of a read that cannot be repeated.
-fn read_error(member: &Arc<dyn Member>, reading: &Reading, op: &ReadOp, source: io::Error) -> Error {
-    let piece = &reading.taken.piece;
-    // A file that was cut or swapped explains most read errors better than the error does. A daemon that hangs would not
-    // say so, ever.
-    if !member.is_lost(&source)
-        && let Err(changed) = check_unchanged(piece)
-    {
-        return changed;
-    }
-    let range = ByteRange::new(reading.range.start() + op.progress.filled, reading.range.end());
-    Error::Io {
-        operation: "read",
-        path: op.source.path().to_owned(),
-        tensor: piece.of().name(),
-        range,
-        source,
-    }
 }
 
 /// The error of a route that copies from the page cache where that does not hold a piece.
