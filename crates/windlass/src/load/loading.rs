@@ -4,7 +4,8 @@
 use super::{
     LoadOptions, Loaded, NumaPlacement, Tensor,
     flow::{Flow, StreamOptions},
-    job::{Job, LoadEvent, MemoryPlan, Running},
+    job::{Job, LoadEvent, Running},
+    memory_plan::MemoryPlan,
     reporting::{self, Planned},
     routes::{LoadRoute, Opening},
     serve,

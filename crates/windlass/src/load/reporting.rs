@@ -93,7 +93,7 @@ pub(super) fn add_progress(report: &mut Report, job: &Job) {
     let mut tally = job.tally().clone();
     let mut proof = None;
     for route in &job.routes {
-        proof = proof.or(route.promise.name_truly(&mut tally.carriers));
+        proof = proof.or(route.name_check.name_truly(&mut tally.carriers));
     }
     let Tally { mut carriers, refused, retries, staged_bytes } = tally;
     carriers.sort_by_key(|carrier| Reverse(carrier.tensor_bytes));

@@ -13,7 +13,7 @@ use crate::{
     plan::{Extent, Plan, PlanOptions},
     report::{Refusal, add_new},
     route::{
-        Access, Buffer, DirectIo, Promise, ReadOp, Route, Unavailable,
+        Access, Buffer, DirectIo, NameCheck, ReadOp, Route, Unavailable,
         member::{Demand, Landing, Member, Share, ThreadPlan, Wanted},
         registry::{self, Entry, NotOpened},
     },
@@ -33,7 +33,7 @@ pub(super) struct LoadRoute {
     pub(super) share: Share,
     /// Whether it reads each file of the catalog.
     files: Box<[bool]>,
-    pub(super) promise: Promise,
+    pub(super) name_check: NameCheck,
 }
 
 impl LoadRoute {
@@ -219,8 +219,8 @@ impl<'a> Opening<'a> {
         if is_used && self.routes.len() < Takers::MOST {
             self.refused.extend(member.refusals());
             let share = Share { threads: 0, depth: (1, 1), slots: 0, slot_bytes: 0 };
-            let promise = Promise::of(&member);
-            self.routes.push(LoadRoute { slots: None, member, share, files, promise });
+            let name_check = NameCheck::of(&member);
+            self.routes.push(LoadRoute { slots: None, member, share, files, name_check });
         }
         Ok(())
     }

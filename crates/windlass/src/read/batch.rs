@@ -13,7 +13,7 @@ use crate::{
     parallel::lock,
     plan::Runs,
     report::{Carrier, Refusal, Tally},
-    route::{DirectIo, Promise, Route},
+    route::{DirectIo, NameCheck, Route},
 };
 use std::{
     collections::VecDeque,
@@ -82,7 +82,7 @@ pub(super) struct BatchState {
     started: Instant,
     process: u32,
     /// The routes past the host that its reads may take.
-    direct: Vec<(Arc<DirectRoute>, Promise)>,
+    direct: Vec<(Arc<DirectRoute>, NameCheck)>,
 }
 
 /// One read.
@@ -235,8 +235,8 @@ impl Batch {
         };
         let Tally { mut carriers, refused, retries, staged_bytes } = tally;
         let mut proof = None;
-        for (_, promise) in state.direct.iter().filter(|_| !self.is_foreign()) {
-            proof = proof.or(promise.name_truly(&mut carriers));
+        for (_, name_check) in state.direct.iter().filter(|_| !self.is_foreign()) {
+            proof = proof.or(name_check.name_truly(&mut carriers));
         }
         BatchReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -388,7 +388,7 @@ impl BatchState {
             tally: Mutex::default(),
             started: Instant::now(),
             process: std::process::id(),
-            direct: direct.into_iter().map(|own| (own.clone(), Promise::of(&own.member))).collect(),
+            direct: direct.into_iter().map(|own| (own.clone(), NameCheck::of(&own.member))).collect(),
         }
     }
 
@@ -415,9 +415,9 @@ impl BatchState {
     fn check_ended(&self, read: &ReadState) -> Result<()> {
         read.file.0.check_unchanged(read.range, |_| read.name())?;
         let route = self.chosen.0;
-        for (direct, promise) in self.direct.iter().filter(|_| read.is_promised) {
+        for (direct, name_check) in self.direct.iter().filter(|_| read.is_promised) {
             if direct.member.route() == route
-                && let Err(why) = promise.look()
+                && let Err(why) = name_check.look()
             {
                 return Err(Error::RouteUnavailable { route, path: None, why });
             }
@@ -428,8 +428,8 @@ impl BatchState {
     /// Finds out at the end of the batch whether its routes have done what their names promise. One that was chosen and has
     /// not is not used any more.
     fn check_kept(&self) {
-        for (direct, promise) in &self.direct {
-            let (route, kept) = (direct.member.route(), promise.check());
+        for (direct, name_check) in &self.direct {
+            let (route, kept) = (direct.member.route(), name_check.check());
             if let (false, Err(why)) = (route == self.chosen.0, kept) {
                 self.tally().refuse(Refusal::new(route.name(), None, why.clone()));
                 direct.give_up(why);

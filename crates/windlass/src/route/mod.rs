@@ -1,9 +1,10 @@
 //! How bytes move from a file to memory.
 //!
-//! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. Their lanes are
-//! those of `windlass-io`, and two of their own: `usrbio`, and the reads of cuFile in `gds`, which also proves their path.
-//! `threefs` is the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands
-//! for what a system that is not Linux lacks.
+//! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. `attempt` decides
+//! what a read asks for next, and `name_check` finds out whether a route has done what its name says. Their lanes are those of
+//! `windlass-io`, and two of their own: `usrbio`, and the reads of cuFile in `gds`, which also proves their path. `threefs` is
+//! the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands for what a system that is not Linux
+//! lacks.
 
 #[cfg(not(target_os = "linux"))]
 mod absent;
@@ -13,7 +14,7 @@ pub(crate) mod member;
 mod members;
 #[cfg(target_os = "linux")]
 mod mounts;
-mod promise;
+mod name_check;
 pub(crate) mod registry;
 #[cfg(target_os = "linux")]
 mod shared;
@@ -30,7 +31,7 @@ pub(crate) use absent::{errno, probe_ring};
 pub(crate) use gds::CuFileRead;
 #[cfg(target_os = "linux")]
 pub(crate) use members::io_uring::probe_ring;
-pub(crate) use promise::Promise;
+pub(crate) use name_check::NameCheck;
 #[cfg(target_os = "linux")]
 use shared::SharedSlots;
 pub(crate) use threefs::OpenMount;

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 /// A route that a load or a batch may take, watched since that began.
 #[derive(Debug)]
-pub(crate) struct Promise {
+pub(crate) struct NameCheck {
     member: Arc<dyn Member>,
     /// Reads that were not what the name promises, before.
     broken: Option<u64>,
@@ -15,12 +15,12 @@ pub(crate) struct Promise {
     kept: OnceLock<Result<(), Unavailable>>,
 }
 
-impl Promise {
+impl NameCheck {
     pub(crate) fn of(member: &Arc<dyn Member>) -> Self {
         Self { member: member.clone(), broken: member.broken(), kept: OnceLock::new() }
     }
 
-    /// Fails if the promise is broken, as far as is known: for good after [`Promise::check`].
+    /// Fails if the route has done something else, as far as is known: for good after [`NameCheck::check`].
     ///
     /// # Errors
     /// What the route did instead.
@@ -28,7 +28,7 @@ impl Promise {
         self.kept.get().cloned().unwrap_or_else(|| self.member.check_kept(self.broken))
     }
 
-    /// Fails if the promise is broken. Asked when all reads are made; the answer stays.
+    /// Fails if the route has done something else. Asked when all reads are made; the answer stays.
     ///
     /// # Errors
     /// What the route did instead.
@@ -43,7 +43,7 @@ impl Promise {
         for own in carriers.iter_mut().filter(|own| own.route == route) {
             has_carried |= own.tensor_bytes > 0;
             if !is_kept {
-                // Which reads broke the promise is not known: none of them may have its name.
+                // Which reads did is not known: none of them may have its name.
                 own.route = self.member.route_unless_kept();
             }
         }
