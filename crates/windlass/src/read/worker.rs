@@ -79,23 +79,6 @@ pub(super) struct InLane {
     member: Arc<dyn Member>,
 }
 
-/// What became of a piece at the first look.
-enum Begun {
-    /// It is to be read.
-    Reading(Reading, ReadOp),
-    /// It has ended already.
-    Ended,
-    /// No slot is free.
-    NoRoom(Taken),
-}
-
-impl Begun {
-    fn failed(taken: Taken, error: Error) -> Self {
-        taken.end(Err(error));
-        Self::Ended
-    }
-}
-
 impl lane::Lane<Carried<Work>> for Lanes<'_> {
     fn capacity(&self) -> usize {
         self.lanes[0].lane.capacity()
@@ -161,18 +144,13 @@ impl Lanes<'_> {
 impl executor::Handler<Reads> for Worker<'_> {
     fn begin(&mut self, flight: Flight<Reads>) -> Next<Reads> {
         let (taken, _) = Taken::of(flight);
-        match self.look(taken) {
-            Begun::Reading(reading, op) => reading.carry(op),
-            Begun::Ended => Next::Ended,
-            Begun::NoRoom(taken) => Next::PutBack(taken.into_flight(None)),
-        }
+        self.look(taken)
     }
 
     fn settle(&mut self, flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
         let (taken, in_lane) = Taken::of(flight);
         let Some(InLane { op: Some(op), range, carriers, member }) = in_lane else {
-            taken.end(Err(Error::Internal("a read was lost on its way to a lane".into())));
-            return Next::Ended;
+            return taken.fail(Error::Internal("a read was lost on its way to a lane".into()));
         };
         self.follow(Reading { taken, range, carriers, member }, op, result)
     }
@@ -193,38 +171,31 @@ impl<'a> Worker<'a> {
     }
 
     /// Starts with a piece: copies what is cached, if the route does that, or aims a read.
-    fn look(&mut self, mut taken: Taken) -> Begun {
+    fn look(&mut self, mut taken: Taken) -> Next<Reads> {
         let piece = &taken.piece;
         let source = piece.of().file.0.clone();
         if let Some(error) = self.shared.loss(piece) {
-            return Begun::failed(taken, error);
+            return taken.fail(error);
         }
         let access = match self.access(piece, &*source) {
             Ok(access) => access,
-            Err(error) => return Begun::failed(taken, error),
+            Err(error) => return taken.fail(error),
         };
-        let mut carriers = Vec::new();
         if self.may_be_cached(piece, &source, access) {
-            (taken, carriers) = match self.copy_cached(taken, &source) {
+            taken = match self.copy_cached(taken, &source) {
                 ControlFlow::Continue(missed) => missed,
-                ControlFlow::Break(begun) => return begun,
+                ControlFlow::Break(next) => return next,
             };
         }
         if let Some(cached) = self.cached.as_ref().filter(|own| self.is_named(&own.member)) {
             let error = not_cached(&taken.piece, &*source, &cached.member);
-            taken.end_carried(carriers, 0, Err(error));
-            return Begun::Ended;
+            return taken.fail(error);
         }
-        self.aim(taken, carriers, (source, access))
+        self.aim(taken, source, access)
     }
 
     /// Aims a read at a piece, into its place or a slot.
-    fn aim(
-        &mut self,
-        mut taken: Taken,
-        carriers: Vec<Carrier>,
-        (source, access): (Arc<dyn Source>, Access),
-    ) -> Begun {
+    fn aim(&mut self, mut taken: Taken, source: Arc<dyn Source>, access: Access) -> Next<Reads> {
         let wanted = taken.piece.wanted;
         let blocks = blocks_of(wanted, source.len());
         let member = direct_member(&taken.piece, blocks).unwrap_or_else(|| self.main.clone());
@@ -243,14 +214,12 @@ impl<'a> Worker<'a> {
                     Ok(slot) => slot,
                     Err(error) => {
                         drop(place);
-                        taken.end_carried(carriers, 0, Err(error));
-                        return Begun::Ended;
+                        return taken.fail(error);
                     }
                 };
                 let Some(slot) = slot else {
                     taken.piece.place = place;
-                    taken.piece.batch().account(carriers, 0, false);
-                    return Begun::NoRoom(taken);
+                    return Next::PutBack(taken.into_flight(None));
                 };
                 let is_own = matches!(place, Some(Destination::Own(_)));
                 let pieces = put_aside(&mut taken.piece, place);
@@ -260,7 +229,7 @@ impl<'a> Worker<'a> {
         };
         let mut op = ReadOp::new(0, source, access, buffer);
         op.aim(range);
-        Begun::Reading(Reading { taken, range, carriers, member }, op)
+        Reading { taken, range, carriers: Vec::new(), member }.carry(op)
     }
 
     /// Whether a piece is read past the page cache.
@@ -315,13 +284,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Copies a piece from the page cache. If that does not hold all of it, the piece comes back with what was read for
-    /// nothing.
-    fn copy_cached(
-        &mut self,
-        mut taken: Taken,
-        source: &Arc<dyn Source>,
-    ) -> ControlFlow<Begun, (Taken, Vec<Carrier>)> {
+    /// Copies a piece from the page cache. If that does not hold all of it, the piece comes back.
+    fn copy_cached(&mut self, mut taken: Taken, source: &Arc<dyn Source>) -> ControlFlow<Next<Reads>, Taken> {
         let wanted = taken.piece.wanted;
         let (is_own, buffer, range) = match taken.piece.place.take() {
             // Memory of the reader's has room for all blocks.
@@ -336,8 +300,8 @@ impl<'a> Worker<'a> {
                     Ok(Some(slot)) => {
                         (false, Buffer::Staged { slot: Some(slot), pieces: Vec::new() }, wanted)
                     }
-                    Ok(None) => return ControlFlow::Break(Begun::NoRoom(taken)),
-                    Err(error) => return ControlFlow::Break(Begun::failed(taken, error)),
+                    Ok(None) => return ControlFlow::Break(Next::PutBack(taken.into_flight(None))),
+                    Err(error) => return ControlFlow::Break(taken.fail(error)),
                 }
             }
         };
@@ -352,7 +316,7 @@ impl<'a> Worker<'a> {
         });
         let Some((Done { mut op, result }, route)) = copied else {
             reading.end(Err(Error::Internal("a copy from the page cache was lost".into())));
-            return ControlFlow::Break(Begun::Ended);
+            return ControlFlow::Break(Next::Ended);
         };
         // If it failed, the route that reads from the device will see what is wrong, if anything is.
         let count = result.unwrap_or(0);
@@ -362,16 +326,16 @@ impl<'a> Worker<'a> {
         }
         if op.progress.filled == range.len() {
             complete(self.shared, reading, op);
-            return ControlFlow::Break(Begun::Ended);
+            return ControlFlow::Break(Next::Ended);
         }
-        let Reading { mut taken, mut carriers, .. } = reading;
+        let Reading { mut taken, carriers, .. } = reading;
         // It starts over, so these bytes were read for nothing.
-        carriers.iter_mut().for_each(|carrier| carrier.tensor_bytes = 0);
+        taken.piece.batch().account(carriers, 0, false);
         if let Buffer::InPlace(region) = op.buffer {
             taken.piece.place =
                 Some(if is_own { Destination::Own(region) } else { Destination::Borrowed(region) });
         }
-        ControlFlow::Continue((taken, carriers))
+        ControlFlow::Continue(taken)
     }
 
     /// What came of a read.
