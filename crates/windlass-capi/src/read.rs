@@ -282,10 +282,12 @@ pub unsafe extern "C" fn windlass_batch_next_ended(
         if index.is_null() {
             return Err(Failure::argument("there is no place for the index: the pointer is NULL"));
         }
+        // Before it waits: a read that ends after that was not told.
+        let have_ended = batch.ended() == batch.len();
         match batch.next_ended(timeout(timeout_ms)) {
             // SAFETY: writable, as the caller says.
             Some(read) => unsafe { index.write(read as u64) },
-            None if batch.ended() == batch.len() => return Err(Failure::not_found("all reads were told")),
+            None if have_ended => return Err(Failure::not_found("all reads were told")),
             None => return Err(Failure::pending()),
         }
         Ok(())

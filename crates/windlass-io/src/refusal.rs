@@ -18,6 +18,13 @@ pub struct Refusal {
     pub why: Unavailable,
 }
 
+impl Refusal {
+    /// The refusal of `what`, for one file or for all.
+    pub fn new(what: impl Into<String>, path: Option<PathBuf>, why: Unavailable) -> Self {
+        Self { what: what.into(), path, why }
+    }
+}
+
 /// A path may hold bytes that are no text: a report is for reading, so they are replaced.
 fn as_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)

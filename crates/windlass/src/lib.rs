@@ -25,6 +25,7 @@ pub mod doctor;
 mod dtype;
 mod environment;
 mod error;
+mod handoff;
 mod load;
 pub mod memory;
 pub mod plan;

@@ -91,16 +91,43 @@ impl Carrier {
         Self { route, access, via, tensor_bytes: 0, read_bytes: 0, reads: 0 }
     }
 
+    /// One read of `read_bytes`, of which `tensor_bytes` are delivered.
+    pub(crate) fn of_read(self, read_bytes: usize, tensor_bytes: u64) -> Self {
+        Self { tensor_bytes, read_bytes: read_bytes as u64, reads: 1, ..self }
+    }
+
     /// Whether it is the share of the same way.
-    pub(crate) fn is_same_way(&self, other: &Self) -> bool {
+    fn is_same_way(&self, other: &Self) -> bool {
         (self.route, self.access, self.via) == (other.route, other.access, other.via)
     }
 
-    /// Adds another share of the same way.
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.tensor_bytes += other.tensor_bytes;
-        self.read_bytes += other.read_bytes;
-        self.reads += other.reads;
+    /// Adds it to the share of the same way, if there is one.
+    pub(crate) fn add_to(self, carriers: &mut Vec<Self>) {
+        match carriers.iter_mut().find(|own| own.is_same_way(&self)) {
+            Some(own) => {
+                own.tensor_bytes += self.tensor_bytes;
+                own.read_bytes += self.read_bytes;
+                own.reads += self.reads;
+            }
+            None => carriers.push(self),
+        }
+    }
+}
+
+/// What the reads of a load or a batch have done so far.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) carriers: Vec<Carrier>,
+    pub(crate) refused: Vec<Refusal>,
+    pub(crate) retries: Retries,
+    pub(crate) staged_bytes: u64,
+}
+
+impl Tally {
+    /// Something better than what will be done is not possible.
+    pub(crate) fn refuse(&mut self, refusal: Refusal) {
+        tracing::debug!(what = refusal.what, why = %refusal.why, "refused");
+        add_new(&mut self.refused, [refusal]);
     }
 }
 
@@ -201,14 +228,9 @@ impl Report {
         self.tensor_bytes += later.tensor_bytes;
         self.read_bytes += later.read_bytes;
         self.staged_bytes += later.staged_bytes;
-        for carrier in &later.carriers {
-            match self.carriers.iter_mut().find(|own| own.is_same_way(carrier)) {
-                Some(own) => own.add(carrier),
-                None => self.carriers.push(carrier.clone()),
-            }
-        }
-        add_new(&mut self.refused, &later.refused);
-        add_new(&mut self.notes, &later.notes);
+        later.carriers.iter().for_each(|carrier| carrier.clone().add_to(&mut self.carriers));
+        add_new(&mut self.refused, later.refused.iter().cloned());
+        add_new(&mut self.notes, later.notes.iter().cloned());
         self.retries.short += later.retries.short;
         self.retries.interrupted += later.retries.interrupted;
         self.memory.arenas += later.memory.arenas;
@@ -281,10 +303,11 @@ pub(crate) fn write_refused(f: &mut fmt::Formatter<'_>, refused: &[Refusal]) -> 
     Ok(())
 }
 
-fn add_new<T: PartialEq + Clone>(own: &mut Vec<T>, later: &[T]) {
+/// Adds those that are not there.
+pub(crate) fn add_new<T: PartialEq>(own: &mut Vec<T>, later: impl IntoIterator<Item = T>) {
     for item in later {
-        if !own.contains(item) {
-            own.push(item.clone());
+        if !own.contains(&item) {
+            own.push(item);
         }
     }
 }

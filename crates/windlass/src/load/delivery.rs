@@ -1,19 +1,23 @@
 //! From staging slots to a device: each read that ends starts its own copies, and frees its slot when they are done.
 #![allow(unsafe_code)]
 
-use super::{DeviceAllocator, LoadOptions, job::Job, serve::Reads};
+use super::{
+    DeviceAllocator, LoadOptions,
+    job::Job,
+    memory_plan::{ArenaPlaces, arena_places},
+    serve::Reads,
+};
 use crate::{
     Alignment, ByteRange, Error, Result,
     device::{CopyStream, Device, DeviceMemory, Scratch},
+    handoff::Handoff,
     memory::{Copying, DeviceArena, DeviceBlock, DeviceFill, Slot, SlotKind, Slots},
-    parallel::lock,
     plan::{Plan, Target, Transfer},
 };
 use std::{
-    collections::VecDeque,
     ops::Range,
     sync::{
-        Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard,
+        Arc, PoisonError, RwLock, RwLockReadGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -68,8 +72,7 @@ fn allocate_some(
 #[derive(Debug)]
 pub(super) struct Delivery {
     /// Copies that were queued, oldest first. Dropped before everything that they use.
-    queued: Mutex<VecDeque<Queued>>,
-    changed: Condvar,
+    queued: Handoff<Queued>,
     fills: Vec<DeviceFill>,
     /// Of the arenas that there are so far, or were.
     addresses: RwLock<Vec<u64>>,
@@ -154,28 +157,16 @@ impl Delivery {
         needs: &Needs,
         is_inline: bool,
     ) -> Result<Self> {
-        let mut writes: Vec<Vec<ByteRange>> = vec![Vec::new(); plan.arenas().len()];
-        let mut tensors: Vec<Vec<(usize, ByteRange)>> = vec![Vec::new(); plan.arenas().len()];
         for extent in plan.extents() {
             if extent.target != Target::Staged {
                 return Err(Error::Internal("a plan for a device reads in place".into()));
             }
-            for piece in plan.pieces(extent, extent.read) {
-                writes[piece.arena].push(piece.place);
-            }
             check_inside(&plan.transfers(extent), plan, needs.slot_bytes)?;
         }
-        for (position, tensor) in plan.tensors().iter().enumerate() {
-            if !tensor.place.is_empty() {
-                tensors[tensor.arena].push((position, tensor.place));
-            }
-        }
-        let fills = plan
-            .arenas()
-            .iter()
-            .zip(tensors.into_iter().zip(&writes))
-            .map(|(&len, (tensors, writes))| DeviceFill::new(len, tensors, writes))
-            .collect::<Result<Vec<_>>>()?;
+        let places = arena_places(plan).into_iter().zip(plan.arenas());
+        let fills =
+            places.map(|(ArenaPlaces { tensors, writes }, &len)| DeviceFill::new(len, tensors, &writes));
+        let fills = fills.collect::<Result<Vec<_>>>()?;
         let addresses = arenas.iter().map(|arena| arena.address()).collect();
         let is_complete = arenas.len() == plan.arenas().len();
         for (fill, arena) in fills.iter().zip(arenas) {
@@ -194,8 +185,7 @@ impl Delivery {
             _ => Some(ScratchMemory::new(&queue, counts, needs)?),
         };
         Ok(Self {
-            queued: Mutex::default(),
-            changed: Condvar::new(),
+            queued: Handoff::default(),
             fills,
             addresses: RwLock::new(addresses),
             allocator,
@@ -261,8 +251,7 @@ impl Delivery {
         if self.is_inline {
             return self.finish(job, queued);
         }
-        lock(&self.queued).push_back(queued);
-        self.changed.notify_all();
+        self.queued.send(queued);
     }
 
     fn copy(&self, job: &Job, extent: usize, slot: Slot) -> Result<Copying<(Option<Slot>, Slot)>> {
@@ -299,27 +288,14 @@ impl Delivery {
 
     /// Waits for copies, one after the other, until the load is over.
     pub(super) fn serve(&self, job: &Job) {
-        loop {
-            let mut queued = lock(&self.queued);
-            let next = loop {
-                if let Some(next) = queued.pop_front() {
-                    break next;
-                }
-                if job.is_over() {
-                    return;
-                }
-                queued = self.changed.wait(queued).unwrap_or_else(PoisonError::into_inner);
-            };
-            drop(queued);
+        while let Some(next) = self.queued.next() {
             self.finish(job, next);
         }
     }
 
-    /// The load is over: nobody needs to wait for copies any more.
+    /// The load is over: nothing more is copied.
     pub(super) fn stop(&self) {
-        // The lock makes sure that nobody is between looking and waiting.
-        drop(lock(&self.queued));
-        self.changed.notify_all();
+        self.queued.close();
     }
 
     /// Waits for the copies of an extent, which ends its read.
@@ -352,7 +328,8 @@ impl Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        lock(&self.queued).clear();
+        self.queued.close();
+        while self.queued.next().is_some() {}
         if self.in_doubt.load(Ordering::Relaxed) {
             // What copies may still write to is nobody else's, whoever lent it.
             std::mem::forget((std::mem::take(&mut self.fills), self.scratch.take()));

@@ -7,10 +7,12 @@ use super::{
     serve::{Reads, queue_of},
 };
 use crate::{
-    Alignment, ByteRange, Error, Result,
+    Alignment, Error, Result,
     memory::Slot,
-    report::Refusal,
-    route::{Access, Buffer, DirectIo, Outcome, ReadOp, Unavailable, member::no_direct_reads},
+    route::{
+        Access, Buffer, ReadOp, Unavailable,
+        attempt::{self, Read},
+    },
 };
 use std::io;
 use windlass_io::{
@@ -46,37 +48,6 @@ impl<'a> Fetcher<'a> {
         self.in_flight += 1;
         Next::Carry(flight)
     }
-
-    /// What an attempt asks for that did not bring all.
-    fn go_on(&self, op: &mut ReadOp, outcome: Outcome) -> Result<()> {
-        let job = self.job;
-        match outcome {
-            Outcome::Complete | Outcome::Short => {}
-            Outcome::DirectEndsEarly { is_final } => {
-                let reason = format!("{} ends direct reads early", op.source.medium());
-                let why = Unavailable::new(reason, "");
-                if job.direct != DirectIo::Always {
-                    let path = Some(op.source.path().to_owned());
-                    job.note_refusal(Refusal { what: "direct reads".into(), path, why });
-                    op.access = Access::Buffered;
-                } else if is_final {
-                    return Err(refused_direct(job, op, &why));
-                }
-            }
-            Outcome::Interrupted => job.note_interruption(),
-            Outcome::DirectRefused(error) => {
-                let reason = format!("{} refused a direct read: {error}", op.source.medium());
-                let why = Unavailable::new(reason, "");
-                if !job.may_read_buffered() {
-                    return Err(refused_direct(job, op, &why));
-                }
-                // `aim` reports it.
-                op.source.refuse_direct(why);
-            }
-            Outcome::Failed(error) => return Err(read_error(job, op, error, self.own)),
-        }
-        Ok(())
-    }
 }
 
 impl Handler<Reads> for Fetcher<'_> {
@@ -91,30 +62,18 @@ impl Handler<Reads> for Fetcher<'_> {
     fn settle(&mut self, mut flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
         self.in_flight -= 1;
         let (job, own, op) = (self.job, self.own, &mut flight.content);
-        let (name, any_bytes) = (own.member.route(), own.member.reads_any_bytes());
         if let Some(why) = own.member.gives_up(op, &result).filter(|_| job.heir(self.number).is_some()) {
             self.refused.get_or_insert(why);
-            job.take_back(op, name);
+            job.take_back(op, own.member.route());
             op.buffer.give_slot_back();
             return Next::GiveUp(flight);
         }
         if job.is_stopped() {
             return job.drop_read(flight);
         }
-        let whole = job.extent(op).read.len();
-        let outcome =
-            op.outcome(whole, result, any_bytes, |op, count, filled| job.account(op, name, count, filled));
-        if outcome.is_short() {
-            job.note_short_read();
-            if let Err(error) = job.check_unchanged(op) {
-                return job.fail_read(flight, error);
-            }
-        }
-        if matches!(outcome, Outcome::Complete) {
-            return job.complete(flight);
-        }
-        match self.go_on(op, outcome) {
-            Ok(()) => self.carry(flight),
+        match attempt::settle(&mut &*job, &*own.member, op, result) {
+            Ok(true) => job.complete(flight),
+            Ok(false) => self.carry(flight),
             Err(error) => job.fail_read(flight, error),
         }
     }
@@ -177,13 +136,13 @@ impl Handler<Reads> for Copier<'_> {
     }
 
     fn settle(&mut self, mut flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
-        let (job, op) = (self.job, &mut flight.content);
+        let (mut job, op) = (self.job, &mut flight.content);
         let whole = job.extent(op).read.len();
         let name = self.own.member.route();
         let count = match result {
             Ok(count) => count,
             Err(error) if job.route == name && !is_transient(&error) => {
-                let error = read_error(job, op, error, self.own);
+                let error = attempt::failed(&job, &*self.own.member, op, error);
                 return job.fail_read(flight, error);
             }
             // The route that reads it from the device will see what is wrong, if anything is.
@@ -238,13 +197,11 @@ fn aim(job: &Job, op: &mut ReadOp, route: &LoadRoute) -> Result<()> {
     job.note_reached(op)?;
     if op.access == Access::Direct
         && !route.member.reads_any_bytes()
-        && job.may_read_buffered()
-        && let Some(why) = op.source.direct_refusal()
+        && job.route.may_read_buffered(job.direct)
+        && let Some(why) = op.source.direct_refusal().cloned()
     {
         // Found out by an earlier read, perhaps of another load.
-        let (what, path) = ("direct reads".into(), Some(op.source.path().to_owned()));
-        job.note_refusal(Refusal { what, path, why: why.clone() });
-        op.access = Access::Buffered;
+        attempt::read_buffered(&job, op, why);
     }
     op.aim(job.extent(op).read);
     Ok(())
@@ -253,29 +210,8 @@ fn aim(job: &Job, op: &mut ReadOp, route: &LoadRoute) -> Result<()> {
 /// The error of a load that must read what the page cache holds, of a read that it does not hold.
 fn not_cached(job: &Job, op: &ReadOp) -> Error {
     let offset = job.extent(op).read.start() + op.progress.filled;
-    let tensor = job.tensor_name(op).map(|tensor| format!(" (tensor '{tensor}')")).unwrap_or_default();
+    let tensor = job.name_at(op, offset).map(|tensor| format!(" (tensor '{tensor}')")).unwrap_or_default();
     let reason = format!("the page cache does not hold byte {offset}{tensor}");
     let why = Unavailable::new(reason, "run 'windlass warm' first, or choose route auto");
     Error::RouteUnavailable { route: job.route, path: Some(op.source.path().to_owned()), why }
-}
-
-/// The error of a load that must read past the page cache and cannot.
-fn refused_direct(job: &Job, op: &ReadOp, why: &Unavailable) -> Error {
-    let why = no_direct_reads(&why.reason);
-    Error::RouteUnavailable { route: job.route, path: Some(op.source.path().to_owned()), why }
-}
-
-/// The error of a read that cannot be repeated.
-fn read_error(job: &Job, op: &ReadOp, source: io::Error, route: &LoadRoute) -> Error {
-    let extent = job.extent(op);
-    // A file that was cut or swapped explains most read errors better than the error does. A daemon that hangs would not
-    // say so, ever.
-    if !route.member.is_lost(&source)
-        && let Err(changed) = job.check_unchanged(op)
-    {
-        return changed;
-    }
-    let tensor = job.tensor_name(op);
-    let range = ByteRange::new(extent.read.start() + op.progress.filled, extent.read.end());
-    Error::Io { operation: "read", path: op.source.path().to_owned(), tensor, range, source }
 }

@@ -3,24 +3,24 @@
 
 use super::{
     LoadOptions, Tensor, TensorMemory,
-    delivery::{self, Delivery, Needs},
+    delivery::Delivery,
+    memory_plan::{MemoryPlan, Sink},
     routes::{Assigned, LoadRoute, Opening, Room},
     serve::{self, Reads, Takers, queue_of},
 };
 use crate::{
     ByteRange, Catalog, DeviceId, Error, Result,
-    device::{CopyStream, Device},
-    memory::{self, Arena, Block, DeviceBlock, Fill, MemoryRequest, Promise, SlotKind, Slots, WriteRegion},
+    memory::{Block, DeviceBlock, Fill, Promise, Slots},
     parallel::lock,
     plan::{Extent, Plan, Target},
-    report::{Carrier, Onward, Refusal, Retries},
-    route::{Buffer, DirectIo, ReadOp, Route, member::ThreadPlan},
+    report::{Carrier, Onward, Refusal, Tally},
+    route::{Buffer, DirectIo, ReadOp, Route, attempt::Read},
     sys::usage::Usage,
 };
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Condvar, Mutex, OnceLock, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -58,13 +58,10 @@ pub(super) struct Job {
     target: DeviceId,
     state: Mutex<LoadState>,
     posted: Condvar,
-    carriers: Mutex<Vec<Carrier>>,
-    refused: Mutex<Vec<Refusal>>,
+    /// What was done so far.
+    tally: Mutex<Tally>,
     tensor_bytes_done: AtomicU64,
     tensors_done: AtomicUsize,
-    short_reads: AtomicU64,
-    interrupted_reads: AtomicU64,
-    staged_bytes: AtomicU64,
     /// Next extent whose memory nobody has touched ahead of the reads.
     next_to_touch: AtomicUsize,
     /// The memory that the load may have.
@@ -75,97 +72,6 @@ pub(super) struct Job {
     reached: Box<[AtomicBool]>,
     #[cfg(feature = "fault-injection")]
     pub(super) faults: Option<crate::route::fault::FaultScript>,
-}
-
-/// Where completed reads go.
-enum Sink {
-    /// Arenas of host memory.
-    Host(Vec<Fill>),
-    /// A device.
-    Device(Box<Delivery>),
-}
-
-/// The memory that a load goes to and passes through.
-pub(super) struct MemoryPlan<'a> {
-    pub(super) memory: &'a MemoryRequest,
-    /// The device that is to get copies; `None` if host memory is the place.
-    pub(super) device: Option<&'a Arc<Device>>,
-    /// Slots of the load's own, at most.
-    pub(super) slots: usize,
-    /// Bytes of one.
-    pub(super) slot_bytes: u64,
-    /// Bytes of all slots in host memory, at most.
-    pub(super) staging_bytes: u64,
-    pub(super) threads: &'a ThreadPlan,
-    /// Whether the caller's thread does everything.
-    pub(super) is_inline: bool,
-    /// How many extents may be read before the owner of the load takes any tensor.
-    pub(super) admitted: usize,
-    /// Bytes of tensors in memory at once.
-    pub(super) most_bytes: u64,
-}
-
-impl MemoryPlan<'_> {
-    /// Bytes of host memory that a load of `arena_bytes` touches first.
-    fn fresh_bytes(&self, arena_bytes: u64) -> u64 {
-        if self.device.is_some() { 0 } else { self.memory.fresh_bytes(arena_bytes) }
-    }
-
-    fn needs(&self, plan: &Plan) -> Result<Needs> {
-        match self.device {
-            None => Ok(Needs { slot_bytes: self.slot_bytes, table_bytes: 0 }),
-            Some(device) => Needs::of(plan, device, self.slot_bytes),
-        }
-    }
-
-    /// Slots of the load's own, and the memory that it may have besides.
-    fn slots(
-        &self,
-        plan: &Plan,
-        needs: &Needs,
-        opening: &Opening<'_>,
-        options: &LoadOptions,
-    ) -> Result<(Slots, Promise)> {
-        let taken = opening.host_bytes();
-        let is_staged = |extent: &&Extent| extent.target == Target::Staged && opening.needs_host_slot(extent);
-        let most = self.slots.min(needs.slots_in(self.staging_bytes.saturating_sub(taken)));
-        let count = plan.extents().iter().filter(is_staged).count().min(most);
-        let staging_bytes = (needs.slot_bytes + needs.table_bytes).saturating_mul(count as u64);
-        let fresh = self.fresh_bytes(plan.arena_bytes().min(self.most_bytes));
-        let budget = options.memory_budget_bytes.map(|budget| budget.saturating_sub(taken));
-        let promise = memory::budget::promise(fresh, staging_bytes, budget)?;
-        let kind = match self.device {
-            None => SlotKind::Host,
-            Some(device) => SlotKind::Pinned(device, self.memory.numa_node),
-        };
-        Ok((Slots::new(count, needs.slot_bytes as usize, kind)?, promise))
-    }
-
-    /// The memory of the tensors, and for each extent where it is read to. Opens the routes that were not opened before it
-    /// was there.
-    fn sink(
-        &self,
-        plan: &Plan,
-        room: &Room<'_>,
-        opening: &mut Opening<'_>,
-        options: &LoadOptions,
-        slots: &Slots,
-    ) -> Result<(Sink, Vec<Buffer>)> {
-        let Some(device) = self.device else {
-            let arenas = plan.arenas().iter().map(|&len| memory::allocate(len, self.memory));
-            let (fills, buffers) = fills_and_buffers(plan, arenas.collect::<Result<_>>()?)?;
-            opening.open_others(plan, room)?;
-            return Ok((Sink::Host(fills), buffers));
-        };
-        let queue = CopyStream::new(device)?;
-        // Before what routes need on the device, which a route that chooses can do without.
-        let arenas = delivery::allocate(plan, &queue, options, (self.admitted, self.most_bytes))?;
-        opening.open_others(plan, room)?;
-        let (counts, lent) = (opening.slot_counts(slots.count()), options.allocator.clone());
-        let delivery = Delivery::new(queue, plan, arenas, lent, counts, &room.needs, self.is_inline)?;
-        let buffers = plan.extents().iter().map(|_| Buffer::Staged { slot: None, pieces: Vec::new() });
-        Ok((Sink::Device(Box::new(delivery)), buffers.collect()))
-    }
 }
 
 /// What the threads of a load have to say to its owner.
@@ -224,13 +130,9 @@ impl Job {
             target: options.device,
             state: Mutex::default(),
             posted: Condvar::new(),
-            carriers: Mutex::default(),
-            refused: Mutex::new(refused),
+            tally: Mutex::new(Tally { refused, ..Tally::default() }),
             tensor_bytes_done: AtomicU64::new(0),
             tensors_done: AtomicUsize::new(0),
-            short_reads: AtomicU64::new(0),
-            interrupted_reads: AtomicU64::new(0),
-            staged_bytes: AtomicU64::new(0),
             next_to_touch: AtomicUsize::new(0),
             promise,
             touched: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
@@ -284,63 +186,15 @@ impl Job {
         &self.plan.extents()[op.extent]
     }
 
-    /// The name of the tensor that a read has got to.
-    pub(super) fn tensor_name(&self, op: &ReadOp) -> Option<String> {
-        let extent = self.extent(op);
-        self.tensor_name_at(extent, extent.read.start() + op.progress.filled)
-    }
-
-    fn tensor_name_at(&self, extent: &Extent, offset: u64) -> Option<String> {
-        let tensor = self.plan.tensor_at(extent, offset)?;
-        Some(self.catalog.tensor(tensor).name.to_string())
-    }
-
-    /// Fails if the file of a read is no longer the one whose header was read.
-    pub(super) fn check_unchanged(&self, op: &ReadOp) -> Result<()> {
-        let extent = self.extent(op);
-        let checked = op.source.check_unchanged(extent.read, |offset| self.tensor_name_at(extent, offset));
-        checked.map_err(|error| match error {
-            Error::Io { operation, path, source, .. } => {
-                let tensor = self.tensor_name_at(extent, extent.read.start());
-                Error::Io { operation, path, tensor, range: Some(extent.read), source }
-            }
-            other => other,
-        })
-    }
-
-    /// `op` got further than byte `before` of its extent, by `read` bytes that this route has read.
-    pub(super) fn account(&self, op: &ReadOp, route: Route, read: usize, before: u64) {
-        let extent = self.extent(op);
-        let start = extent.read.start();
-        let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
-        let delivered: u64 = self.plan.delivered_bytes(extent, window);
-        self.tensor_bytes_done.fetch_add(delivered, Ordering::Relaxed);
-        let onward = match (&self.sink, &op.buffer) {
-            (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. }) if slot.device_address().is_none() => {
-                Onward::ToDevice
-            }
-            (Sink::Host(_), _) if self.route.is_unified() => Onward::Unified,
-            _ => Onward::Stay,
-        };
-        let new = Carrier::new(route, op.access, onward);
-        let mut carriers = lock(&self.carriers);
-        let carrier = match carriers.iter().position(|own| own.is_same_way(&new)) {
-            Some(known) => &mut carriers[known],
-            None => carriers.push_mut(new),
-        };
-        carrier.tensor_bytes += delivered;
-        carrier.read_bytes += read as u64;
-        carrier.reads += 1;
-    }
-
     /// What `route` has brought of `op` is of no use: its read begins again.
     pub(super) fn take_back(&self, op: &mut ReadOp, route: Route) {
         let extent = self.extent(op);
         let window = ByteRange::at(extent.read.start(), op.progress.filled).unwrap_or_default();
         let delivered = self.plan.delivered_bytes(extent, window);
         self.tensor_bytes_done.fetch_sub(delivered, Ordering::Relaxed);
-        let mut carriers = lock(&self.carriers);
-        if let Some(own) = carriers.iter_mut().find(|own| own.route == route && own.access == op.access) {
+        let mut tally = self.tally();
+        if let Some(own) = tally.carriers.iter_mut().find(|own| own.route == route && own.access == op.access)
+        {
             own.tensor_bytes = own.tensor_bytes.saturating_sub(delivered);
         }
         op.begin_again();
@@ -348,7 +202,7 @@ impl Job {
 
     /// All bytes of a read are there: they become parts of tensors, and tensors that are whole are posted.
     pub(super) fn complete(&self, flight: Flight<Reads>) -> Next<Reads> {
-        if let Err(error) = self.check_unchanged(&flight.content) {
+        if let Err(error) = (&self).check_unchanged(&flight.content) {
             return self.fail_read(flight, error);
         }
         let (op, ticket) = flight.into_parts();
@@ -393,13 +247,14 @@ impl Job {
                 slot.copy_to(0, place)?;
                 drop(slot);
                 let delivered = self.plan.delivered_bytes(extent, extent.read);
-                self.staged_bytes.fetch_add(delivered, Ordering::Relaxed);
+                self.tally().staged_bytes += delivered;
                 fills[arena].complete(region, &mut ready)?;
             }
             Buffer::Staged { slot, pieces: regions } => {
                 let Some(mut slot) = slot else {
                     return Err(Error::Internal("a staged extent has no slot".into()));
                 };
+                let mut staged = 0;
                 for (piece, mut region) in self.plan.pieces(extent, extent.read).zip(regions) {
                     self.promise.touch(piece.place.len(), || self.is_stopped(), || ())?;
                     let place = region.as_mut_slice();
@@ -410,9 +265,10 @@ impl Job {
                         slot.copy_to(from, &mut place[filled..filled + len])?;
                         filled += len;
                     }
-                    self.staged_bytes.fetch_add(filled as u64, Ordering::Relaxed);
+                    staged += filled as u64;
                     fills[piece.arena].complete(region, &mut ready)?;
                 }
+                self.tally().staged_bytes += staged;
             }
         }
         self.post(tensors);
@@ -422,7 +278,7 @@ impl Job {
     /// The copies of a read to a device are done, which makes the tensors of `blocks` whole.
     pub(super) fn deliver(&self, extent: &Extent, blocks: Vec<(usize, DeviceBlock)>) {
         let staged = self.plan.delivered_bytes(extent, extent.read);
-        self.staged_bytes.fetch_add(staged, Ordering::Relaxed);
+        self.tally().staged_bytes += staged;
         let memory = |block| TensorMemory::Device(Arc::new(block));
         self.post(blocks.into_iter().map(|(position, block)| self.tensor(position, memory(block))).collect());
     }
@@ -531,21 +387,9 @@ impl Job {
         }
     }
 
-    pub(super) fn note_short_read(&self) {
-        self.short_reads.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn note_interruption(&self) {
-        self.interrupted_reads.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Something better than what will be done is not possible.
-    pub(super) fn note_refusal(&self, refusal: Refusal) {
-        tracing::debug!(what = refusal.what, why = %refusal.why, "refused");
-        let mut refused = lock(&self.refused);
-        if !refused.contains(&refusal) {
-            refused.push(refusal);
-        }
+    /// What was done so far.
+    pub(super) fn tally(&self) -> MutexGuard<'_, Tally> {
+        lock(&self.tally)
     }
 
     /// Faults in the memory of one extent that no read has got to, at least `ahead` extents into the plan.
@@ -589,19 +433,14 @@ impl Job {
     /// Fails if the route that the caller named has not done what its name promises.
     pub(super) fn check_kept(&self) -> Result<()> {
         for route in &self.routes {
-            let Err(why) = route.check_kept() else { continue };
+            let Err(why) = route.name_check.check() else { continue };
             let route = route.member.route();
             if self.route == route {
                 return Err(Error::RouteUnavailable { route, path: None, why });
             }
-            self.note_refusal(Refusal { what: route.to_string(), path: None, why });
+            self.tally().refuse(Refusal::new(route.name(), None, why));
         }
         Ok(())
-    }
-
-    /// Whether reads may pass through the page cache where a file system refuses direct ones.
-    pub(super) fn may_read_buffered(&self) -> bool {
-        self.direct != DirectIo::Always && self.route.falls_back_to_buffered()
     }
 
     /// A read begins to fill the memory of its extent.
@@ -661,31 +500,41 @@ impl Job {
     pub(super) fn tensors_done(&self) -> usize {
         self.tensors_done.load(Ordering::Relaxed)
     }
+}
 
-    pub(super) fn staged_bytes(&self) -> u64 {
-        self.staged_bytes.load(Ordering::Relaxed)
+impl Read for &Job {
+    fn chosen(&self) -> (Route, DirectIo) {
+        (self.route, self.direct)
     }
 
-    pub(super) fn retries(&self) -> Retries {
-        Retries {
-            short: self.short_reads.load(Ordering::Relaxed),
-            interrupted: self.interrupted_reads.load(Ordering::Relaxed),
-        }
+    fn range(&self, op: &ReadOp) -> ByteRange {
+        self.extent(op).read
     }
 
-    pub(super) fn carriers(&self) -> Vec<Carrier> {
-        let mut carriers = lock(&self.carriers).clone();
-        for route in self.routes.iter().filter(|route| !route.is_kept()) {
-            // Which reads broke the promise is not known: none of them may have its name.
-            for carrier in carriers.iter_mut().filter(|carrier| carrier.route == route.member.route()) {
-                carrier.route = route.member.route_unless_kept();
+    fn name_at(&self, op: &ReadOp, offset: u64) -> Option<String> {
+        let tensor = self.plan.tensor_at(self.extent(op), offset)?;
+        Some(self.catalog.tensor(tensor).name.to_string())
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        Job::tally(self)
+    }
+
+    fn account(&mut self, op: &ReadOp, route: Route, count: usize, before: u64) {
+        let extent = self.extent(op);
+        let start = extent.read.start();
+        let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
+        let delivered = self.plan.delivered_bytes(extent, window);
+        self.tensor_bytes_done.fetch_add(delivered, Ordering::Relaxed);
+        let onward = match (&self.sink, &op.buffer) {
+            (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. }) if slot.device_address().is_none() => {
+                Onward::ToDevice
             }
-        }
-        carriers
-    }
-
-    pub(super) fn refused(&self) -> Vec<Refusal> {
-        lock(&self.refused).clone()
+            (Sink::Host(_), _) if self.route.is_unified() => Onward::Unified,
+            _ => Onward::Stay,
+        };
+        let carrier = Carrier::new(route, op.access, onward).of_read(count, delivered);
+        carrier.add_to(&mut self.tally().carriers);
     }
 }
 
@@ -706,48 +555,4 @@ impl Drop for Running {
         drop(state);
         self.0.posted.notify_all();
     }
-}
-
-/// For each arena its fill, for each extent its buffer.
-fn fills_and_buffers(plan: &Plan, arenas: Vec<Arc<Arena>>) -> Result<(Vec<Fill>, Vec<Buffer>)> {
-    let mut writes: Vec<Vec<ByteRange>> = vec![Vec::new(); arenas.len()];
-    let mut tensors: Vec<Vec<(usize, ByteRange)>> = vec![Vec::new(); arenas.len()];
-    for extent in plan.extents() {
-        match extent.target {
-            Target::InPlace { arena, room } => writes[arena].push(room),
-            Target::Staged => {
-                for piece in plan.pieces(extent, extent.read) {
-                    writes[piece.arena].push(piece.place);
-                }
-            }
-        }
-    }
-    for (position, tensor) in plan.tensors().iter().enumerate() {
-        if !tensor.place.is_empty() {
-            tensors[tensor.arena].push((position, tensor.place));
-        }
-    }
-    let mut fills = Vec::with_capacity(arenas.len());
-    let mut regions: Vec<std::vec::IntoIter<WriteRegion>> = Vec::with_capacity(arenas.len());
-    for ((arena, tensors), writes) in arenas.into_iter().zip(tensors).zip(&writes) {
-        let (fill, arena_regions) = Fill::new(arena, tensors, writes)?;
-        fills.push(fill);
-        regions.push(arena_regions.into_iter());
-    }
-    // The regions come back in the order in which they were asked for above.
-    let missing = || Error::Internal("an extent has no place in its arena".into());
-    let mut next = |arena: usize| regions[arena].next().ok_or_else(missing);
-    let buffers = plan
-        .extents()
-        .iter()
-        .map(|extent| match extent.target {
-            Target::InPlace { arena, .. } => Ok(Buffer::InPlace(next(arena)?)),
-            Target::Staged => {
-                let pieces: Result<_> =
-                    plan.pieces(extent, extent.read).map(|piece| next(piece.arena)).collect();
-                Ok(Buffer::Staged { slot: None, pieces: pieces? })
-            }
-        })
-        .collect::<Result<_>>()?;
-    Ok((fills, buffers))
 }

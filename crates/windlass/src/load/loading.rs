@@ -4,7 +4,8 @@
 use super::{
     LoadOptions, Loaded, NumaPlacement, Tensor,
     flow::{Flow, StreamOptions},
-    job::{Job, LoadEvent, MemoryPlan, Running},
+    job::{Job, LoadEvent, Running},
+    memory_plan::MemoryPlan,
     reporting::{self, Planned},
     routes::{LoadRoute, Opening},
     serve,
@@ -161,7 +162,7 @@ fn refused_before(
         if options.route.is_past_host() {
             return Err(Error::RouteUnavailable { route: options.route, path: None, why });
         }
-        refused.push(Refusal { what: THREADS.into(), path: None, why });
+        refused.push(Refusal::new(THREADS, None, why));
     }
     if let Some(device) = copied_to.filter(|device| device.shares_host_memory()) {
         refused.extend(options.route.unified_refusal(device.name()));
@@ -344,7 +345,7 @@ impl Loading {
                 Err(error) => {
                     let why = no_thread(&error);
                     let what = format!("{THREADS} ({started} of {count} named {name} were started)");
-                    self.job.note_refusal(Refusal { what, path: None, why });
+                    self.job.tally().refuse(Refusal::new(what, None, why));
                     return if started == 0 { Err(error) } else { Ok(()) };
                 }
             }

@@ -1,9 +1,9 @@
 //! Loading: from a checkpoint and options to tensors and a report.
 //!
 //! [`Checkpoint::load`] is the door. `loading` plans, opens `routes`, allocates and starts `threads`. A load is a customer
-//! of the executor: its threads `serve` a queue of reads each, with a lane that a `handler` uses. `job` turns finished
-//! reads into tensors, `delivery` those that go to a device. `reporting` says what was done. `mapped` is the route without
-//! reads.
+//! of the executor: its threads `serve` a queue of reads each, with a lane that a `handler` uses. `memory_plan` says where
+//! each is read to, `job` turns finished reads into tensors, `delivery` those that go to a device. `reporting` says what was
+//! done. `mapped` is the route without reads.
 
 mod array;
 mod checkpoint;
@@ -14,6 +14,7 @@ mod handler;
 mod job;
 mod loading;
 mod mapped;
+mod memory_plan;
 mod options;
 mod reporting;
 mod routes;

@@ -7,7 +7,7 @@ use crate::{
     device::Device,
     memory::{HugePages, Slots},
     plan::Plan,
-    report::{DeviceReport, MemoryReport, TimeReport},
+    report::{DeviceReport, MemoryReport, Tally, TimeReport},
 };
 use std::cmp::Reverse;
 
@@ -90,22 +90,21 @@ pub(super) fn add_preparation(report: &mut Report, job: &Job) {
 
 /// Adds what a load has done so far.
 pub(super) fn add_progress(report: &mut Report, job: &Job) {
-    report.carriers = job.carriers();
-    report.carriers.sort_by_key(|carrier| Reverse(carrier.tensor_bytes));
-    report.read_bytes = report.carriers.iter().map(|carrier| carrier.read_bytes).sum();
-    report.refused = job.refused();
-    report.retries = job.retries();
-    report.staged_bytes = job.staged_bytes();
+    let mut tally = job.tally().clone();
+    let mut proof = None;
+    for route in &job.routes {
+        proof = proof.or(route.name_check.name_truly(&mut tally.carriers));
+    }
+    let Tally { mut carriers, refused, retries, staged_bytes } = tally;
+    carriers.sort_by_key(|carrier| Reverse(carrier.tensor_bytes));
+    report.read_bytes = carriers.iter().map(|carrier| carrier.read_bytes).sum();
+    (report.carriers, report.refused) = (carriers, refused);
+    (report.retries, report.staged_bytes) = (retries, staged_bytes);
     let (Some(device), Some(delivery)) = (&mut report.device, job.delivery()) else { return };
     let slots = || job.routes.iter().filter_map(LoadRoute::slots);
     device.scratch_bytes = delivery.scratch_bytes() + slots().map(Slots::device_bytes).sum::<u64>();
     device.slot_wait_seconds = slots().chain([&job.slots]).map(|slots| slots.waited().as_secs_f64()).sum();
-    let has_carried = |route: &&LoadRoute| {
-        let name = route.member.route();
-        report.carriers.iter().any(|own| own.route == name && own.tensor_bytes > 0)
-    };
-    let proven = job.routes.iter().filter(|route| route.is_kept()).filter(has_carried);
-    device.proof = proven.filter_map(|route| route.member.proof()).next();
+    device.proof = proof;
     device.copies = delivery.copies();
     device.copy_wait_seconds = delivery.waited().as_secs_f64();
 }

@@ -11,18 +11,15 @@ use crate::{
     device::Device,
     memory::{self, Slots},
     plan::{Extent, Plan, PlanOptions},
-    report::Refusal,
+    report::{Refusal, add_new},
     route::{
-        Access, Buffer, DirectIo, ReadOp, Route, Unavailable,
+        Access, Buffer, DirectIo, NameCheck, ReadOp, Route, Unavailable,
         member::{Demand, Landing, Member, Share, ThreadPlan, Wanted},
         registry::{self, Entry, NotOpened},
     },
     source::Source,
 };
-use std::{
-    path::PathBuf,
-    sync::{Arc, OnceLock},
-};
+use std::{path::PathBuf, sync::Arc};
 
 /// Longest chunk of a file that reads are made as long as.
 const MAX_CHUNK_BYTES: u64 = 32 << 20;
@@ -36,10 +33,7 @@ pub(super) struct LoadRoute {
     pub(super) share: Share,
     /// Whether it reads each file of the catalog.
     files: Box<[bool]>,
-    /// Reads that were not what its name promises, before the load.
-    broken: Option<u64>,
-    /// What was found out at the end of the load.
-    kept: OnceLock<std::result::Result<(), Unavailable>>,
+    pub(super) name_check: NameCheck,
 }
 
 impl LoadRoute {
@@ -49,22 +43,13 @@ impl LoadRoute {
     }
 
     fn takes(&self, extent: &Extent) -> bool {
-        self.files[extent.file.index()]
-            && (!self.member.needs_whole_blocks() || Plan::is_whole_blocks(extent))
+        takes(&*self.member, &self.files, extent)
     }
+}
 
-    /// Whether it has done what its name promises, as far as is known: for good, once the load has asked
-    /// [`LoadRoute::check_kept`] at its end.
-    pub(super) fn is_kept(&self) -> bool {
-        self.kept
-            .get()
-            .map_or_else(|| self.member.check_kept(self.broken).is_ok(), std::result::Result::is_ok)
-    }
-
-    /// Fails if it has not done what its name promises. Asked when all reads are made; the answer stays.
-    pub(super) fn check_kept(&self) -> std::result::Result<(), Unavailable> {
-        self.kept.get_or_init(|| self.member.check_kept(self.broken)).clone()
-    }
+/// Whether a member that reads these files reads an extent.
+fn takes(member: &dyn Member, files: &[bool], extent: &Extent) -> bool {
+    files[extent.file.index()] && (!member.needs_whole_blocks() || Plan::is_whole_blocks(extent))
 }
 
 /// The memory and threads that a load has for routes.
@@ -213,30 +198,29 @@ impl<'a> Opening<'a> {
     }
 
     fn open(&mut self, entry: &Entry, plan: &Plan) -> Result<()> {
-        let files = self.files_of(plan, false);
-        let sources: Vec<_> = files.iter().map(|&file| &self.sources[file]).collect();
+        let read = self.files_of(plan, false);
+        let sources: Vec<_> = read.iter().map(|&file| &self.sources[file]).collect();
         let before: Vec<_> = self.routes.iter().map(|route| route.member.clone()).collect();
         let member = match (entry.open)(&self.wanted, &sources, &before) {
             Ok(Some(member)) => member,
             Ok(None) => return Ok(()),
             Err(NotOpened { path, why }) => return self.refuse_route(entry.route, path, why),
         };
-        let mut takes = vec![false; self.sources.len()].into_boxed_slice();
-        for file in self.files_for(&*member, files, plan) {
+        let mut files = vec![false; self.sources.len()].into_boxed_slice();
+        for file in self.files_for(&*member, read, plan) {
             let access = if member.serves_alone() { Access::Direct } else { self.access(file)? };
             let source = &self.sources[file];
             match member.add(source, access) {
-                Ok(is_taken) => takes[file] = is_taken,
+                Ok(is_taken) => files[file] = is_taken,
                 Err(why) => self.refuse_route(entry.route, Some(source.path().to_owned()), why)?,
             }
         }
-        let share = Share { threads: 0, depth: (1, 1), slots: 0, slot_bytes: 0 };
-        let kept = OnceLock::new();
-        let mut route = LoadRoute { slots: None, member, share, files: takes, broken: None, kept };
-        if plan.extents().iter().any(|extent| route.takes(extent)) && self.routes.len() < Takers::MOST {
-            self.refused.extend(route.member.refusals());
-            route.broken = route.member.broken();
-            self.routes.push(route);
+        let is_used = plan.extents().iter().any(|extent| takes(&*member, &files, extent));
+        if is_used && self.routes.len() < Takers::MOST {
+            self.refused.extend(member.refusals());
+            let share = Share { threads: 0, depth: (1, 1), slots: 0, slot_bytes: 0 };
+            let name_check = NameCheck::of(&member);
+            self.routes.push(LoadRoute { slots: None, member, share, files, name_check });
         }
         Ok(())
     }
@@ -330,14 +314,8 @@ impl<'a> Opening<'a> {
             return Ok(access);
         }
         let source = &self.sources[file];
-        let (access, refusal) = self.wanted.access(&**source).map_err(|why| Error::RouteUnavailable {
-            route: self.wanted.route,
-            path: Some(source.path().to_owned()),
-            why,
-        })?;
-        if let Some(why) = refusal {
-            self.refuse("direct reads", Some(source.path().to_owned()), why.clone());
-        }
+        let (access, refusal) = self.wanted.access(&**source)?;
+        add_new(&mut self.refused, refusal);
         self.access[file] = Some(access);
         Ok(access)
     }
@@ -353,10 +331,7 @@ impl<'a> Opening<'a> {
     }
 
     fn refuse(&mut self, what: &str, path: Option<PathBuf>, why: Unavailable) {
-        let refusal = Refusal { what: what.into(), path, why };
-        if !self.refused.contains(&refusal) {
-            self.refused.push(refusal);
-        }
+        add_new(&mut self.refused, [Refusal::new(what, path, why)]);
     }
 }
 

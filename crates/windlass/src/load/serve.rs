@@ -117,7 +117,7 @@ pub(super) fn serve(job: &Job, route: usize) {
     let Some(heir) = job.heir(route).filter(|_| job.route != name) else {
         return job.fail(Error::RouteUnavailable { route: name, path: None, why });
     };
-    job.note_refusal(Refusal { what: name.to_string(), path: None, why });
+    job.tally().refuse(Refusal::new(name.name(), None, why));
     if !job.scheduler.redirect(queue_of(route), queue_of(heir)) {
         return;
     }

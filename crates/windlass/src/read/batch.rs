@@ -3,7 +3,7 @@
 
 use super::{
     BatchReport, Priority, ReadFile,
-    device::{DeviceLine, DirectRoute},
+    device::DirectRoute,
     queue::Reads,
     request::{Counted, OnEnd},
 };
@@ -12,8 +12,8 @@ use crate::{
     memory::{Block, Fill, WriteRegion},
     parallel::lock,
     plan::Runs,
-    report::{Carrier, Refusal, Retries},
-    route::{Route, Unavailable},
+    report::{Carrier, Refusal, Tally},
+    route::{DirectIo, NameCheck, Route},
 };
 use std::{
     collections::VecDeque,
@@ -72,43 +72,17 @@ impl<'a> ReadStatus<'a> {
 pub(super) struct BatchState {
     pub(super) number: u64,
     reads: Box<[ReadState]>,
-    route: Route,
+    /// The route, and the way to read directly, that the caller chose.
+    pub(super) chosen: (Route, DirectIo),
+    priority: Mutex<Priority>,
     bytes_done: AtomicU64,
     progress: Mutex<Progress>,
     changed: Condvar,
-    figures: Mutex<Figures>,
+    tally: Mutex<Tally>,
     started: Instant,
     process: u32,
     /// The routes past the host that its reads may take.
-    promises: Vec<Promise>,
-}
-
-/// A route that a batch may take, and whether it has done what its name promises.
-#[derive(Debug)]
-pub(super) struct Promise {
-    line: Arc<DeviceLine>,
-    /// Reads that were not what the name promises, before the batch.
-    broken: Option<u64>,
-    /// What was found out at the end of the batch.
-    kept: OnceLock<Result<(), Unavailable>>,
-}
-
-impl Promise {
-    pub(super) fn of(line: Arc<DeviceLine>) -> Self {
-        let broken = line.direct().and_then(|direct| direct.member.broken());
-        Self { line, broken, kept: OnceLock::new() }
-    }
-
-    fn is_of(&self, route: Route) -> bool {
-        self.line.direct().is_some_and(|direct| direct.member.route() == route)
-    }
-
-    /// The route, and what is known of it so far.
-    fn look(&self) -> Option<(&DirectRoute, Result<(), Unavailable>)> {
-        let direct = self.line.direct()?;
-        let kept = self.kept.get().cloned();
-        Some((direct, kept.unwrap_or_else(|| direct.member.check_kept(self.broken))))
-    }
+    direct: Vec<(Arc<DirectRoute>, NameCheck)>,
 }
 
 /// One read.
@@ -143,15 +117,6 @@ struct Progress {
     /// Those that have ended and that [`Batch::next_ended`] has not told.
     untold: VecDeque<usize>,
     ended_at: Option<Instant>,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Figures {
-    priority: Priority,
-    carriers: Vec<Carrier>,
-    refused: Vec<Refusal>,
-    retries: Retries,
-    staged_bytes: u64,
 }
 
 impl Batch {
@@ -259,40 +224,35 @@ impl Batch {
     /// What it has done so far. A child of `fork` learns only what was asked for.
     pub fn report(&self) -> BatchReport {
         let state = &self.state;
-        let (ended, failed, ended_at, figures) = if self.is_foreign() {
-            (self.len(), self.len(), None, Figures::default())
+        let (ended, failed, ended_at, tally, priority) = if self.is_foreign() {
+            (self.len(), self.len(), None, Tally::default(), Priority::default())
         } else {
             let progress = state.progress();
             let failed = state.reads.iter().zip(&progress.has_ended);
             let failed = failed.filter(|(read, has_ended)| **has_ended && read.error.get().is_some()).count();
-            (progress.ended, failed, progress.ended_at, lock(&state.figures).clone())
+            let (tally, priority) = (state.tally().clone(), *lock(&state.priority));
+            (progress.ended, failed, progress.ended_at, tally, priority)
         };
-        let (mut carriers, mut proof) = (figures.carriers, None);
-        for (direct, kept) in state.promises.iter().filter(|_| !self.is_foreign()).filter_map(Promise::look) {
-            let route = direct.member.route();
-            let mut own = carriers.iter_mut().filter(|own| own.route == route);
-            if kept.is_err() {
-                // Which reads broke the promise is not known: none of them may have its name.
-                own.for_each(|own| own.route = direct.member.route_unless_kept());
-            } else if own.any(|own| own.tensor_bytes > 0) {
-                proof = proof.or_else(|| direct.member.proof());
-            }
+        let Tally { mut carriers, refused, retries, staged_bytes } = tally;
+        let mut proof = None;
+        for (_, name_check) in state.direct.iter().filter(|_| !self.is_foreign()) {
+            proof = proof.or(name_check.name_truly(&mut carriers));
         }
         BatchReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            route: state.route,
-            priority: figures.priority,
+            route: state.chosen.0,
+            priority,
             reads: self.len(),
             delivered: ended - failed,
             failed,
             bytes: self.bytes_total(),
             delivered_bytes: carriers.iter().map(|carrier| carrier.tensor_bytes).sum(),
             read_bytes: carriers.iter().map(|carrier| carrier.read_bytes).sum(),
-            staged_bytes: figures.staged_bytes,
+            staged_bytes,
             carriers,
             proof,
-            refused: figures.refused,
-            retries: figures.retries,
+            refused,
+            retries,
             seconds: ended_at.unwrap_or_else(Instant::now).duration_since(state.started).as_secs_f64(),
         }
     }
@@ -301,19 +261,19 @@ impl Batch {
         if self.is_foreign() || !is_wanted(&self.state.progress()) {
             return;
         }
-        if lock(&self.state.figures).priority != Priority::Demand {
-            if read.is_none() {
-                lock(&self.state.figures).priority = Priority::Demand;
-            }
-            match read {
-                None => self.scheduler.promote(Whose::Tag(self.state.number)),
-                Some(read) => {
-                    if let Some(group) = self.state.reads[read].group.get() {
-                        self.scheduler.promote(Whose::Group(*group));
-                    }
-                }
-            }
+        let mut priority = lock(&self.state.priority);
+        if *priority == Priority::Demand {
+            return;
         }
+        let whose = match read {
+            None => {
+                *priority = Priority::Demand;
+                Some(Whose::Tag(self.state.number))
+            }
+            Some(read) => self.state.reads[read].group.get().copied().map(Whose::Group),
+        };
+        drop(priority);
+        whose.into_iter().for_each(|whose| self.scheduler.promote(whose));
     }
 
     /// Whether this process is a child of `fork` in which nobody reads: locks may be held by threads that it lacks.
@@ -412,22 +372,23 @@ impl BatchState {
     pub(super) fn new(
         number: u64,
         reads: Vec<ReadState>,
-        route: Route,
+        chosen: (Route, DirectIo),
         priority: Priority,
-        promises: Vec<Promise>,
+        direct: Vec<Arc<DirectRoute>>,
     ) -> Self {
         let progress = Progress { has_ended: vec![false; reads.len()], ..Progress::default() };
         Self {
             number,
             reads: reads.into(),
-            route,
+            chosen,
+            priority: Mutex::new(priority),
             bytes_done: AtomicU64::new(0),
             progress: Mutex::new(progress),
             changed: Condvar::new(),
-            figures: Mutex::new(Figures { priority, ..Figures::default() }),
+            tally: Mutex::default(),
             started: Instant::now(),
             process: std::process::id(),
-            promises,
+            direct: direct.into_iter().map(|own| (own.clone(), NameCheck::of(&own.member))).collect(),
         }
     }
 
@@ -453,9 +414,12 @@ impl BatchState {
     /// Fails if a read whose pieces have all come is worth nothing nevertheless.
     fn check_ended(&self, read: &ReadState) -> Result<()> {
         read.file.0.check_unchanged(read.range, |_| read.name())?;
-        for promise in self.promises.iter().filter(|own| read.is_promised && own.is_of(self.route)) {
-            if let Some((_, Err(why))) = promise.look() {
-                return Err(Error::RouteUnavailable { route: self.route, path: None, why });
+        let route = self.chosen.0;
+        for (direct, name_check) in self.direct.iter().filter(|_| read.is_promised) {
+            if direct.member.route() == route
+                && let Err(why) = name_check.look()
+            {
+                return Err(Error::RouteUnavailable { route, path: None, why });
             }
         }
         Ok(())
@@ -464,12 +428,10 @@ impl BatchState {
     /// Finds out at the end of the batch whether its routes have done what their names promise. One that was chosen and has
     /// not is not used any more.
     fn check_kept(&self) {
-        for promise in &self.promises {
-            let Some((direct, kept)) = promise.look() else { continue };
-            let _ = promise.kept.set(kept.clone());
-            let route = direct.member.route();
-            if let (false, Err(why)) = (route == self.route, kept) {
-                self.note_refusal(Refusal { what: route.to_string(), path: None, why: why.clone() });
+        for (direct, name_check) in &self.direct {
+            let (route, kept) = (direct.member.route(), name_check.check());
+            if let (false, Err(why)) = (route == self.chosen.0, kept) {
+                self.tally().refuse(Refusal::new(route.name(), None, why.clone()));
                 direct.give_up(why);
             }
         }
@@ -518,32 +480,19 @@ impl BatchState {
 
     /// What `carriers` did for a piece. If it failed, they have read but not delivered.
     pub(super) fn account(&self, carriers: Vec<Carrier>, staged_bytes: u64, was_delivered: bool) {
-        let mut figures = lock(&self.figures);
-        figures.staged_bytes += staged_bytes;
+        let mut tally = self.tally();
+        tally.staged_bytes += staged_bytes;
         for mut carrier in carriers {
             if !was_delivered {
                 carrier.tensor_bytes = 0;
             }
-            match figures.carriers.iter_mut().find(|own| own.is_same_way(&carrier)) {
-                Some(own) => own.add(&carrier),
-                None => figures.carriers.push(carrier),
-            }
+            carrier.add_to(&mut tally.carriers);
         }
     }
 
-    pub(super) fn note_refusal(&self, refusal: Refusal) {
-        let mut figures = lock(&self.figures);
-        if !figures.refused.contains(&refusal) {
-            figures.refused.push(refusal);
-        }
-    }
-
-    pub(super) fn note_short_read(&self) {
-        lock(&self.figures).retries.short += 1;
-    }
-
-    pub(super) fn note_interruption(&self) {
-        lock(&self.figures).retries.interrupted += 1;
+    /// What its reads have done so far.
+    pub(super) fn tally(&self) -> MutexGuard<'_, Tally> {
+        lock(&self.tally)
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {

@@ -5,6 +5,7 @@ use super::{options::ReaderOptions, queue::Taken};
 use crate::{
     DeviceId, Error, Result,
     device::{CopyStream, Device, DeviceMemory},
+    handoff::Handoff,
     memory::{Copying, Slot, SlotKind, Slots},
     parallel::lock,
     plan::Transfer,
@@ -16,12 +17,9 @@ use crate::{
     },
     source::Source,
 };
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc, Condvar, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Arc, Mutex, OnceLock,
+    atomic::{AtomicBool, Ordering},
 };
 
 /// Slots beside those that reads fill: what is being copied meanwhile.
@@ -31,11 +29,10 @@ const COPYING_SLOTS: usize = 4;
 #[derive(Debug)]
 pub(super) struct DeviceLine {
     /// Copies that were queued, oldest first.
-    sent: Mutex<Sent>,
-    changed: Condvar,
+    sent: Handoff<(Copying<Slot>, Delivery)>,
     slots: Slots,
     /// The route past the host, or why there is none if there might be.
-    direct: std::result::Result<Option<DirectRoute>, (Route, NotOpened)>,
+    direct: std::result::Result<Option<Arc<DirectRoute>>, (Route, NotOpened)>,
     /// Memory of one chunk that reads for measurements overwrite, once there was one.
     scratch: Mutex<Option<DeviceMemory>>,
     chunk_bytes: u64,
@@ -60,12 +57,12 @@ impl DirectRoute {
     fn open(
         options: &ReaderOptions,
         device: &Arc<Device>,
-    ) -> std::result::Result<Option<Self>, (Route, NotOpened)> {
+    ) -> std::result::Result<Option<Arc<Self>>, (Route, NotOpened)> {
         for entry in registry::readers().filter(|entry| entry.landing == Landing::Device) {
             let opened = (entry.open)(&options.wanted(Some(device)), &[], &[]);
             if let Some(member) = opened.map_err(|why| (entry.route, why))? {
                 let (slots, making, given_up) = (OnceLock::new(), Mutex::default(), OnceLock::new());
-                return Ok(Some(Self { slots, making, member, given_up }));
+                return Ok(Some(Arc::new(Self { slots, making, member, given_up })));
             }
         }
         Ok(None)
@@ -95,12 +92,6 @@ impl DirectRoute {
     pub(super) fn is_open(&self) -> bool {
         self.given_up.get().is_none()
     }
-}
-
-#[derive(Debug, Default)]
-struct Sent {
-    waiting: VecDeque<(Copying<Slot>, Delivery)>,
-    closed: bool,
 }
 
 /// A piece on its way to the device, and who read it.
@@ -141,8 +132,7 @@ impl DeviceLine {
         };
         let direct = DirectRoute::open(options, &device);
         Ok(Arc::new(Self {
-            sent: Mutex::default(),
-            changed: Condvar::new(),
+            sent: Handoff::default(),
             slots,
             direct,
             slot_count: count,
@@ -154,7 +144,7 @@ impl DeviceLine {
     }
 
     /// The route past the host.
-    pub(super) fn direct(&self) -> Option<&DirectRoute> {
+    pub(super) fn direct(&self) -> Option<&Arc<DirectRoute>> {
         self.direct.as_ref().ok()?.as_ref()
     }
 
@@ -239,8 +229,7 @@ impl DeviceLine {
         match queued.and_then(|()| self.queue.mark()) {
             Ok(ticket) => {
                 let copying = Copying::new(ticket, slot, self.in_doubt.clone());
-                lock(&self.sent).waiting.push_back((copying, delivery));
-                self.changed.notify_one();
+                self.sent.send((copying, delivery));
             }
             Err(error) => {
                 // Some of it may be under way, and reads the slot.
@@ -255,18 +244,7 @@ impl DeviceLine {
 
     /// Waits for copies, one after the other, until the line is closed and empty.
     pub(super) fn serve(&self) {
-        loop {
-            let mut sent = lock(&self.sent);
-            let (copying, delivery) = loop {
-                if let Some(next) = sent.waiting.pop_front() {
-                    break next;
-                }
-                if sent.closed {
-                    return;
-                }
-                sent = self.changed.wait(sent).unwrap_or_else(PoisonError::into_inner);
-            };
-            drop(sent);
+        while let Some((copying, delivery)) = self.sent.next() {
             let result = copying.wait().map_err(Error::from);
             drop(copying);
             if self.in_doubt.swap(false, Ordering::Relaxed) {
@@ -286,7 +264,6 @@ impl DeviceLine {
 
     /// Nothing will be sent any more.
     pub(super) fn close(&self) {
-        lock(&self.sent).closed = true;
-        self.changed.notify_all();
+        self.sent.close();
     }
 }

@@ -5,7 +5,7 @@ use super::{batch::BatchState, pieces::Piece, worker::InLane};
 use crate::{Error, Result, report::Carrier};
 use std::{convert::Infallible, sync::Arc};
 use windlass_io::executor::{
-    Bound, Charge, Customer, Flight, Limits, Operation, Priority, QueueId, QueueOptions, Scheduler,
+    Bound, Charge, Customer, Flight, Limits, Next, Operation, Priority, QueueId, QueueOptions, Scheduler,
     Submission, Ticket,
 };
 
@@ -88,7 +88,13 @@ impl Taken {
         ticket.end(result);
     }
 
-    /// The same, and notes who read it: `staged_bytes` of it by way of a slot.
+    /// It fails before anything was read.
+    pub(super) fn fail(self, error: Error) -> Next<Reads> {
+        self.end(Err(error));
+        Next::Ended
+    }
+
+    /// The same as [`Taken::end`], and notes who read it: `staged_bytes` of it by way of a slot.
     pub(super) fn end_carried(self, carriers: Vec<Carrier>, staged_bytes: u64, result: Result<()>) {
         self.piece.batch().account(carriers, staged_bytes, result.is_ok());
         self.end(result);

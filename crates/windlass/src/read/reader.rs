@@ -3,8 +3,8 @@
 
 use super::{
     Batch, Priority, ReadRequest, ReaderOptions,
-    batch::{BatchState, Promise},
-    device::DeviceLine,
+    batch::BatchState,
+    device::{DeviceLine, DirectRoute},
     pieces::{self, Cut, Piece},
     queue::{ReadOf, Reads},
     request,
@@ -14,7 +14,7 @@ use crate::{
     ByteRange, DeviceId, Error, Result,
     memory::{self, SlotKind, Slots},
     parallel::{lock, thread_named},
-    report::Refusal,
+    report::{Refusal, add_new},
     route::{
         Access, ReadLane, Unavailable,
         member::{Landing, Member},
@@ -117,14 +117,14 @@ impl Reader {
         let shared = &self.shared;
         let (mut reads, mut cuts, mut broken, mut borrowed) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (mut lines, mut refused) = (Vec::new(), Vec::new());
+        let (mut direct, mut refused) = (Vec::new(), Vec::new());
         for (number, request) in requests.into_iter().enumerate() {
             if let request::TargetKind::Host(start) = &request.target.0 {
                 borrowed.extend(ByteRange::at(start.pointer().addr().get() as u64, request.range.len()));
             }
             let (source, is_on_device) = (request.file.0.clone(), request.target.0.is_on_device());
             let usable = self.make_usable(&source, !is_on_device);
-            let line = |device| self.way_to(device, &source, &mut lines, &mut refused);
+            let line = |device| self.way_to(device, &source, &mut direct, &mut refused);
             match pieces::cut(request, shared.options.chunk_bytes, usable, line) {
                 Ok(Cut { state, pieces }) => {
                     reads.push(state);
@@ -141,11 +141,11 @@ impl Reader {
             memory::advise_huge_pages(borrowed);
         }
         let number = self.next_batch.fetch_add(1, Ordering::Relaxed);
-        let promises = lines.into_iter().map(Promise::of).collect();
-        let state = Arc::new(BatchState::new(number, reads, shared.options.route, priority, promises));
+        let chosen = (shared.options.route, shared.options.direct);
+        let state = Arc::new(BatchState::new(number, reads, chosen, priority, direct));
         let batch = Batch::new(state.clone(), shared.scheduler.clone());
         for refusal in refused {
-            state.note_refusal(refusal);
+            state.tally().refuse(refusal);
         }
         for (read, error) in broken {
             state.fail(read, error);
@@ -169,13 +169,13 @@ impl Reader {
         Ok(batch)
     }
 
-    /// The way to a device for reads of a file, and whether it leads past the host: then the line is added to `direct`. Adds
+    /// The way to a device for reads of a file, and whether it leads past the host: then its route is added to `direct`. Adds
     /// to `refused` why it does not, if it might.
     fn way_to(
         &self,
         device: DeviceId,
         source: &Arc<dyn Source>,
-        direct: &mut Vec<Arc<DeviceLine>>,
+        direct: &mut Vec<Arc<DirectRoute>>,
         refused: &mut Vec<Refusal>,
     ) -> Result<(Arc<DeviceLine>, bool)> {
         let line = self.line(device)?;
@@ -183,18 +183,20 @@ impl Reader {
             Ok(is_direct) => is_direct,
             Err(error) if self.shared.options.route.is_past_host() => return Err(error),
             Err(Error::RouteUnavailable { route, path, why }) => {
-                refused.push(Refusal { what: route.to_string(), path, why });
+                add_new(refused, [Refusal::new(route.name(), path, why)]);
                 false
             }
             Err(error) => {
                 let why = Unavailable::new(error.to_string(), "");
-                let what = line.direct().map(|direct| direct.member.route().to_string());
-                refused.extend(what.map(|what| Refusal { what, path: None, why }));
+                let route = line.direct().map(|direct| direct.member.route());
+                add_new(refused, route.map(|route| Refusal::new(route.name(), None, why)));
                 false
             }
         };
-        if is_direct && !direct.iter().any(|own| Arc::ptr_eq(own, &line)) {
-            direct.push(line.clone());
+        if let Some(own) = line.direct().filter(|_| is_direct)
+            && !direct.iter().any(|known| Arc::ptr_eq(known, own))
+        {
+            direct.push(own.clone());
         }
         Ok((line, is_direct))
     }

@@ -4,7 +4,7 @@
 use super::Priority;
 use crate::{
     counted,
-    report::{Carrier, Refusal, Retries, write_carriers, write_refused},
+    report::{Carrier, Refusal, Retries, add_new, write_carriers, write_refused},
     route::Route,
 };
 use bytesize::ByteSize;
@@ -62,18 +62,9 @@ impl BatchReport {
         self.seconds = self.seconds.max(later.seconds);
         self.retries.short += later.retries.short;
         self.retries.interrupted += later.retries.interrupted;
-        for carrier in later.carriers {
-            match self.carriers.iter_mut().find(|own| own.is_same_way(&carrier)) {
-                Some(own) => own.add(&carrier),
-                None => self.carriers.push(carrier),
-            }
-        }
+        later.carriers.into_iter().for_each(|carrier| carrier.add_to(&mut self.carriers));
         self.proof = self.proof.take().or(later.proof);
-        for refusal in later.refused {
-            if !self.refused.contains(&refusal) {
-                self.refused.push(refusal);
-            }
-        }
+        add_new(&mut self.refused, later.refused);
     }
 
     /// Bytes delivered per second.

@@ -12,10 +12,11 @@ use crate::{
     Alignment, ByteRange, Error, Result,
     memory::{Slot, WriteRegion},
     plan::{self, Runs, Transfer},
-    report::{Carrier, Onward, Refusal},
+    report::{Carrier, Onward, Refusal, Tally},
     route::{
-        Access, Buffer, DirectIo, Done, Outcome, ReadLane, ReadOp, Unavailable,
-        member::{Landing, Member, no_direct_reads},
+        Access, Buffer, DirectIo, Done, ReadLane, ReadOp, Route, Unavailable,
+        attempt::{self, Read},
+        member::{Landing, Member},
     },
     source::Source,
 };
@@ -24,7 +25,7 @@ use std::{
     io,
     ops::ControlFlow,
     panic::{self, AssertUnwindSafe},
-    sync::Arc,
+    sync::{Arc, MutexGuard},
 };
 use windlass_io::{
     executor::{self, Carried, Flight, InFlightLimit, Next, Patience, Service},
@@ -76,23 +77,6 @@ pub(super) struct InLane {
     range: ByteRange,
     carriers: Vec<Carrier>,
     member: Arc<dyn Member>,
-}
-
-/// What became of a piece at the first look.
-enum Begun {
-    /// It is to be read.
-    Reading(Reading, ReadOp),
-    /// It has ended already.
-    Ended,
-    /// No slot is free.
-    NoRoom(Taken),
-}
-
-impl Begun {
-    fn failed(taken: Taken, error: Error) -> Self {
-        taken.end(Err(error));
-        Self::Ended
-    }
 }
 
 impl lane::Lane<Carried<Work>> for Lanes<'_> {
@@ -160,18 +144,13 @@ impl Lanes<'_> {
 impl executor::Handler<Reads> for Worker<'_> {
     fn begin(&mut self, flight: Flight<Reads>) -> Next<Reads> {
         let (taken, _) = Taken::of(flight);
-        match self.look(taken) {
-            Begun::Reading(reading, op) => reading.carry(op),
-            Begun::Ended => Next::Ended,
-            Begun::NoRoom(taken) => Next::PutBack(taken.into_flight(None)),
-        }
+        self.look(taken)
     }
 
     fn settle(&mut self, flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
         let (taken, in_lane) = Taken::of(flight);
         let Some(InLane { op: Some(op), range, carriers, member }) = in_lane else {
-            taken.end(Err(Error::Internal("a read was lost on its way to a lane".into())));
-            return Next::Ended;
+            return taken.fail(Error::Internal("a read was lost on its way to a lane".into()));
         };
         self.follow(Reading { taken, range, carriers, member }, op, result)
     }
@@ -192,38 +171,31 @@ impl<'a> Worker<'a> {
     }
 
     /// Starts with a piece: copies what is cached, if the route does that, or aims a read.
-    fn look(&mut self, mut taken: Taken) -> Begun {
+    fn look(&mut self, mut taken: Taken) -> Next<Reads> {
         let piece = &taken.piece;
         let source = piece.of().file.0.clone();
         if let Some(error) = self.shared.loss(piece) {
-            return Begun::failed(taken, error);
+            return taken.fail(error);
         }
         let access = match self.access(piece, &*source) {
             Ok(access) => access,
-            Err(error) => return Begun::failed(taken, error),
+            Err(error) => return taken.fail(error),
         };
-        let mut carriers = Vec::new();
         if self.may_be_cached(piece, &source, access) {
-            (taken, carriers) = match self.copy_cached(taken, &source) {
+            taken = match self.copy_cached(taken, &source) {
                 ControlFlow::Continue(missed) => missed,
-                ControlFlow::Break(begun) => return begun,
+                ControlFlow::Break(next) => return next,
             };
         }
         if let Some(cached) = self.cached.as_ref().filter(|own| self.is_named(&own.member)) {
             let error = not_cached(&taken.piece, &*source, &cached.member);
-            taken.end_carried(carriers, 0, Err(error));
-            return Begun::Ended;
+            return taken.fail(error);
         }
-        self.aim(taken, carriers, (source, access))
+        self.aim(taken, source, access)
     }
 
     /// Aims a read at a piece, into its place or a slot.
-    fn aim(
-        &mut self,
-        mut taken: Taken,
-        carriers: Vec<Carrier>,
-        (source, access): (Arc<dyn Source>, Access),
-    ) -> Begun {
+    fn aim(&mut self, mut taken: Taken, source: Arc<dyn Source>, access: Access) -> Next<Reads> {
         let wanted = taken.piece.wanted;
         let blocks = blocks_of(wanted, source.len());
         let member = direct_member(&taken.piece, blocks).unwrap_or_else(|| self.main.clone());
@@ -242,14 +214,12 @@ impl<'a> Worker<'a> {
                     Ok(slot) => slot,
                     Err(error) => {
                         drop(place);
-                        taken.end_carried(carriers, 0, Err(error));
-                        return Begun::Ended;
+                        return taken.fail(error);
                     }
                 };
                 let Some(slot) = slot else {
                     taken.piece.place = place;
-                    taken.piece.batch().account(carriers, 0, false);
-                    return Begun::NoRoom(taken);
+                    return Next::PutBack(taken.into_flight(None));
                 };
                 let is_own = matches!(place, Some(Destination::Own(_)));
                 let pieces = put_aside(&mut taken.piece, place);
@@ -259,24 +229,14 @@ impl<'a> Worker<'a> {
         };
         let mut op = ReadOp::new(0, source, access, buffer);
         op.aim(range);
-        Begun::Reading(Reading { taken, range, carriers, member }, op)
+        Reading { taken, range, carriers: Vec::new(), member }.carry(op)
     }
 
     /// Whether a piece is read past the page cache.
     fn access(&self, piece: &Piece, source: &dyn Source) -> Result<Access> {
-        let options = &self.shared.options;
-        let (access, refusal) = options.wanted(None).access(source).map_err(|why| {
-            Error::RouteUnavailable { route: options.route, path: Some(source.path().to_owned()), why }
-        })?;
-        if let Some(why) = refusal {
-            let (what, path) = ("direct reads".into(), Some(source.path().to_owned()));
-            piece.batch().note_refusal(Refusal { what, path, why: why.clone() });
-        }
+        let (access, refusal) = self.shared.options.wanted(None).access(source)?;
+        refusal.into_iter().for_each(|refusal| piece.batch().tally().refuse(refusal));
         Ok(access)
-    }
-
-    fn may_read_buffered(&self) -> bool {
-        self.shared.options.wanted(None).may_read_buffered()
     }
 
     fn is_named(&self, member: &Arc<dyn Member>) -> bool {
@@ -317,20 +277,15 @@ impl<'a> Worker<'a> {
             Ok(true) => source.residency(piece.wanted) == Residency::Cached,
             Ok(false) => false,
             Err(why) => {
-                let (what, path) = (member.route().to_string(), Some(source.path().to_owned()));
-                piece.batch().note_refusal(Refusal { what, path, why });
+                let path = Some(source.path().to_owned());
+                piece.batch().tally().refuse(Refusal::new(member.route().name(), path, why));
                 false
             }
         }
     }
 
-    /// Copies a piece from the page cache. If that does not hold all of it, the piece comes back with what was read for
-    /// nothing.
-    fn copy_cached(
-        &mut self,
-        mut taken: Taken,
-        source: &Arc<dyn Source>,
-    ) -> ControlFlow<Begun, (Taken, Vec<Carrier>)> {
+    /// Copies a piece from the page cache. If that does not hold all of it, the piece comes back.
+    fn copy_cached(&mut self, mut taken: Taken, source: &Arc<dyn Source>) -> ControlFlow<Next<Reads>, Taken> {
         let wanted = taken.piece.wanted;
         let (is_own, buffer, range) = match taken.piece.place.take() {
             // Memory of the reader's has room for all blocks.
@@ -345,8 +300,8 @@ impl<'a> Worker<'a> {
                     Ok(Some(slot)) => {
                         (false, Buffer::Staged { slot: Some(slot), pieces: Vec::new() }, wanted)
                     }
-                    Ok(None) => return ControlFlow::Break(Begun::NoRoom(taken)),
-                    Err(error) => return ControlFlow::Break(Begun::failed(taken, error)),
+                    Ok(None) => return ControlFlow::Break(Next::PutBack(taken.into_flight(None))),
+                    Err(error) => return ControlFlow::Break(taken.fail(error)),
                 }
             }
         };
@@ -361,7 +316,7 @@ impl<'a> Worker<'a> {
         });
         let Some((Done { mut op, result }, route)) = copied else {
             reading.end(Err(Error::Internal("a copy from the page cache was lost".into())));
-            return ControlFlow::Break(Begun::Ended);
+            return ControlFlow::Break(Next::Ended);
         };
         // If it failed, the route that reads from the device will see what is wrong, if anything is.
         let count = result.unwrap_or(0);
@@ -371,16 +326,16 @@ impl<'a> Worker<'a> {
         }
         if op.progress.filled == range.len() {
             complete(self.shared, reading, op);
-            return ControlFlow::Break(Begun::Ended);
+            return ControlFlow::Break(Next::Ended);
         }
-        let Reading { mut taken, mut carriers, .. } = reading;
+        let Reading { mut taken, carriers, .. } = reading;
         // It starts over, so these bytes were read for nothing.
-        carriers.iter_mut().for_each(|carrier| carrier.tensor_bytes = 0);
+        taken.piece.batch().account(carriers, 0, false);
         if let Buffer::InPlace(region) = op.buffer {
             taken.piece.place =
                 Some(if is_own { Destination::Own(region) } else { Destination::Borrowed(region) });
         }
-        ControlFlow::Continue((taken, carriers))
+        ControlFlow::Continue(taken)
     }
 
     /// What came of a read.
@@ -397,70 +352,18 @@ impl<'a> Worker<'a> {
         if let Some(why) = member.gives_up(&op, &result) {
             return hand_over(reading, op, why);
         }
-        let (route, whole) = (member.route(), reading.range.len());
-        let outcome = op.outcome(whole, result, member.reads_any_bytes(), |op, count, before| {
-            reading.account(op, route, count, before);
-        });
-        let batch = reading.taken.piece.batch();
-        if outcome.is_short() {
-            batch.note_short_read();
-            if let Err(error) = check_unchanged(&reading.taken.piece) {
+        match attempt::settle(&mut reading, &*member, &mut op, result) {
+            Ok(true) => complete(self.shared, reading, op),
+            Ok(false) => {
+                op.aim(reading.range);
+                return reading.carry(op);
+            }
+            Err(error) => {
                 drop(op);
                 fail(self.shared, reading, error);
-                return Next::Ended;
             }
         }
-        let refuse = |reason: String| {
-            let why = Unavailable::new(reason, "");
-            let (what, path) = ("direct reads".into(), Some(op.source.path().to_owned()));
-            batch.note_refusal(Refusal { what, path, why: why.clone() });
-            why
-        };
-        match outcome {
-            Outcome::Complete => {
-                complete(self.shared, reading, op);
-                return Next::Ended;
-            }
-            Outcome::Short => {}
-            Outcome::Interrupted => batch.note_interruption(),
-            Outcome::DirectEndsEarly { is_final } => {
-                let reason = format!("{} ends direct reads early", op.source.medium());
-                if self.shared.options.direct != DirectIo::Always {
-                    refuse(reason);
-                    op.access = Access::Buffered;
-                } else if is_final {
-                    let error = self.refused_direct(&op, reason);
-                    drop(op);
-                    reading.end(Err(error));
-                    return Next::Ended;
-                }
-            }
-            Outcome::DirectRefused(error) => {
-                let reason = format!("{} refused a direct read: {error}", op.source.medium());
-                if !self.may_read_buffered() {
-                    let error = self.refused_direct(&op, reason);
-                    drop(op);
-                    reading.end(Err(error));
-                    return Next::Ended;
-                }
-                let why = refuse(reason);
-                op.source.refuse_direct(why);
-                op.access = Access::Buffered;
-            }
-            Outcome::Failed(error) => {
-                let error = read_error(&member, &reading, &op, error);
-                drop(op);
-                fail(self.shared, reading, error);
-                return Next::Ended;
-            }
-        }
-        op.aim(reading.range);
-        reading.carry(op)
-    }
-
-    fn refused_direct(&self, op: &ReadOp, reason: String) -> Error {
-        let (route, path) = (self.shared.options.route, Some(op.source.path().to_owned()));
-        Error::RouteUnavailable { route, path, why: no_direct_reads(&reason) }
+        Next::Ended
     }
 }
 
@@ -471,12 +374,35 @@ impl Reading {
         Next::Carry(taken.into_flight(Some(InLane { op: Some(op), range, carriers, member })))
     }
 
-    /// `op` got further than byte `before` of what is read, by `read` bytes that this route has read.
-    fn account(&mut self, op: &ReadOp, route: crate::Route, read: usize, before: u64) {
+    /// Its memory is not used any more.
+    fn end(self, result: Result<()>) {
+        self.taken.end_carried(self.carriers, 0, result);
+    }
+}
+
+impl Read for Reading {
+    fn chosen(&self) -> (Route, DirectIo) {
+        self.taken.piece.batch().chosen
+    }
+
+    fn range(&self, _: &ReadOp) -> ByteRange {
+        self.range
+    }
+
+    fn name_at(&self, _: &ReadOp, _: u64) -> Option<String> {
+        self.taken.piece.of().name()
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.taken.piece.batch().tally()
+    }
+
+    fn account(&mut self, op: &ReadOp, route: Route, count: usize, before: u64) {
         let start = self.range.start();
         let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
         let delivered = window.intersection(self.taken.piece.wanted).unwrap_or_default();
         let counted = &self.taken.piece.of().counted;
+        let delivered = counted.as_ref().map_or(delivered.len(), |counted| counted.in_window(delivered));
         let onward = match (&self.taken.piece.place, &op.buffer) {
             (Some(Destination::Device { .. }), Buffer::Staged { slot: Some(slot), .. })
                 if slot.device_address().is_none() =>
@@ -485,19 +411,11 @@ impl Reading {
             }
             _ => Onward::Stay,
         };
-        let mut carrier = Carrier::new(route, op.access, onward);
-        carrier.tensor_bytes =
-            counted.as_ref().map_or(delivered.len(), |counted| counted.in_window(delivered));
-        (carrier.read_bytes, carrier.reads) = (read as u64, 1);
-        match self.carriers.iter_mut().find(|own| own.is_same_way(&carrier)) {
-            Some(own) => own.add(&carrier),
-            None => self.carriers.push(carrier),
-        }
+        Carrier::new(route, op.access, onward).of_read(count, delivered).add_to(&mut self.carriers);
     }
 
-    /// Its memory is not used any more.
-    fn end(self, result: Result<()>) {
-        self.taken.end_carried(self.carriers, 0, result);
+    fn check_unchanged(&self, _: &ReadOp) -> Result<()> {
+        check_unchanged(&self.taken.piece)
     }
 }
 
@@ -507,8 +425,7 @@ fn hand_over(reading: Reading, op: ReadOp, why: Unavailable) -> Next<Reads> {
     drop(op);
     let Reading { taken, carriers, member, .. } = reading;
     let batch = taken.piece.batch();
-    let what = member.route().to_string();
-    batch.note_refusal(Refusal { what, path: None, why: why.clone() });
+    batch.tally().refuse(Refusal::new(member.route().name(), None, why.clone()));
     batch.account(carriers, 0, false);
     if let Some(Destination::Device { line, .. }) = &taken.piece.place
         && let Some(direct) = line.direct()
@@ -683,26 +600,6 @@ fn fail(shared: &ReaderShared, reading: Reading, error: Error) {
 fn check_unchanged(piece: &Piece) -> Result<()> {
     let read = piece.of();
     read.file.0.check_unchanged(piece.wanted, |_| read.name())
-}
-
-/// The error of a read that cannot be repeated.
-fn read_error(member: &Arc<dyn Member>, reading: &Reading, op: &ReadOp, source: io::Error) -> Error {
-    let piece = &reading.taken.piece;
-    // A file that was cut or swapped explains most read errors better than the error does. A daemon that hangs would not
-    // say so, ever.
-    if !member.is_lost(&source)
-        && let Err(changed) = check_unchanged(piece)
-    {
-        return changed;
-    }
-    let range = ByteRange::new(reading.range.start() + op.progress.filled, reading.range.end());
-    Error::Io {
-        operation: "read",
-        path: op.source.path().to_owned(),
-        tensor: piece.of().name(),
-        range,
-        source,
-    }
 }
 
 /// The error of a route that copies from the page cache where that does not hold a piece.

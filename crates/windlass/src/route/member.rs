@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{Access, DirectIo, ReadLane, ReadOp, Route, Unavailable, UsrbioClient};
-use crate::{device::Device, memory::Slots, report::Refusal, source::Source};
+use crate::{Error, device::Device, memory::Slots, report::Refusal, source::Source};
 use std::{fmt, io, path::PathBuf, sync::Arc};
 
 /// What a load or a reader asks of routes.
@@ -35,35 +35,33 @@ impl Wanted<'_> {
         self.route == route || route.is_past_host() && self.route.is_past_host()
     }
 
-    /// Whether reads may pass through the page cache where a file system refuses direct ones.
-    pub(crate) fn may_read_buffered(&self) -> bool {
-        self.direct != DirectIo::Always && self.route.falls_back_to_buffered()
-    }
-
     /// Whether a file is read past the page cache, and why not if that would be better.
     ///
     /// # Errors
-    /// Why a file cannot be read at all: direct reads are asked for, and refused.
-    pub(crate) fn access<'s>(
-        &self,
-        source: &'s dyn Source,
-    ) -> Result<(Access, Option<&'s Unavailable>), Unavailable> {
+    /// [`Error::RouteUnavailable`] if direct reads are asked for, and refused.
+    pub(crate) fn access(&self, source: &dyn Source) -> crate::Result<(Access, Option<Refusal>)> {
         match (self.direct, source.direct_refusal()) {
-            _ if self.route.reads_any_bytes() && source.direct_refusal().is_none() => {
-                Ok((Access::Direct, None))
-            }
-            _ if self.route.reads_any_bytes() => Ok((Access::Buffered, None)),
+            (_, None) if self.route.reads_any_bytes() => Ok((Access::Direct, None)),
+            (_, Some(_)) if self.route.reads_any_bytes() => Ok((Access::Buffered, None)),
             (DirectIo::Never, _) => Ok((Access::Buffered, None)),
             (_, None) => Ok((Access::Direct, None)),
-            (_, Some(why)) if !self.may_read_buffered() => Err(no_direct_reads(&why.reason)),
-            (_, Some(why)) => Ok((Access::Buffered, Some(why))),
+            (direct, Some(why)) if !self.route.may_read_buffered(direct) => {
+                Err(no_direct_reads(self.route, source, why))
+            }
+            (_, Some(why)) => Ok((Access::Buffered, Some(refused_direct_reads(source, why.clone())))),
         }
     }
 }
 
-/// Direct reads are asked for, and refused for this reason.
-pub(crate) fn no_direct_reads(reason: &str) -> Unavailable {
-    Unavailable::new(reason, FIX_DIRECT)
+/// The refusal of direct reads of a source.
+pub(crate) fn refused_direct_reads(source: &dyn Source, why: Unavailable) -> Refusal {
+    Refusal::new("direct reads", Some(source.path().to_owned()), why)
+}
+
+/// The error of a route that must read a source directly, where that is refused.
+pub(crate) fn no_direct_reads(route: Route, source: &dyn Source, why: &Unavailable) -> Error {
+    let why = Unavailable::new(&why.reason, FIX_DIRECT);
+    Error::RouteUnavailable { route, path: Some(source.path().to_owned()), why }
 }
 
 /// A route that is open: for one load, or for a reader as long as that lives.
@@ -139,7 +137,7 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
         numa_node: Option<u32>,
     ) -> crate::Result<Slots> {
         let _ = (count, slot_bytes, device, numa_node);
-        Err(crate::Error::Internal(format!("route {} has no memory of its own", self.route())))
+        Err(Error::Internal(format!("route {} has no memory of its own", self.route())))
     }
 
     /// Sets lanes up ahead of the threads that take them, so that a refusal is known before the first read.

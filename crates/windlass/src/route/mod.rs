@@ -1,17 +1,20 @@
 //! How bytes move from a file to memory.
 //!
-//! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. Their lanes are
-//! those of `windlass-io`, and two of their own: `usrbio`, and the reads of cuFile in `gds`, which also proves their path.
-//! `threefs` is the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands
-//! for what a system that is not Linux lacks.
+//! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. `attempt` decides
+//! what a read asks for next, and `name_check` finds out whether a route has done what its name says. Their lanes are those of
+//! `windlass-io`, and two of their own: `usrbio`, and the reads of cuFile in `gds`, which also proves their path. `threefs` is
+//! the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands for what a system that is not Linux
+//! lacks.
 
 #[cfg(not(target_os = "linux"))]
 mod absent;
+pub(crate) mod attempt;
 pub(crate) mod gds;
 pub(crate) mod member;
 mod members;
 #[cfg(target_os = "linux")]
 mod mounts;
+mod name_check;
 pub(crate) mod registry;
 #[cfg(target_os = "linux")]
 mod shared;
@@ -28,6 +31,7 @@ pub(crate) use absent::{errno, probe_ring};
 pub(crate) use gds::CuFileRead;
 #[cfg(target_os = "linux")]
 pub(crate) use members::io_uring::probe_ring;
+pub(crate) use name_check::NameCheck;
 #[cfg(target_os = "linux")]
 use shared::SharedSlots;
 pub(crate) use threefs::OpenMount;
@@ -145,9 +149,9 @@ impl Route {
         Some(Refusal { what: Self::Unified.to_string(), path: None, why })
     }
 
-    /// Whether it may read through the page cache where a file system refuses direct reads.
-    pub(crate) fn falls_back_to_buffered(self) -> bool {
-        self != Self::IoUring && !self.is_past_host()
+    /// Whether it may read through the page cache where a file system refuses direct reads, which are wanted so.
+    pub(crate) fn may_read_buffered(self, direct: DirectIo) -> bool {
+        direct != DirectIo::Always && self != Self::IoUring && !self.is_past_host()
     }
 
     /// Whether it shows files as they lie in the page cache, and reads nothing.
@@ -248,23 +252,6 @@ impl ReadOp {
     /// Points the next attempt at the bytes of `read` that are missing.
     pub(crate) fn aim(&mut self, read: ByteRange) {
         self.progress.aim(read, self.access == Access::Direct);
-    }
-
-    /// What came of an attempt to read `whole` bytes, by a route that may read any bytes or whole blocks alone. `account`
-    /// is told how many bytes it brought, and how many were there before.
-    pub(crate) fn outcome(
-        &mut self,
-        whole: u64,
-        result: io::Result<usize>,
-        reads_any_bytes: bool,
-        account: impl FnOnce(&Self, usize, u64),
-    ) -> Outcome {
-        let (before, count) = (self.progress.filled, result.as_ref().map_or(0, |&count| count));
-        let outcome = self.progress.outcome(whole, result, self.access == Access::Direct && !reads_any_bytes);
-        if self.progress.filled > before {
-            account(self, count, before);
-        }
-        outcome
     }
 }
 

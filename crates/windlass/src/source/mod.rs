@@ -109,7 +109,13 @@ impl dyn Source + '_ {
         needed: ByteRange,
         tensor_at: impl FnOnce(u64) -> Option<String>,
     ) -> Result<()> {
-        self.check_identity(needed).map_err(|error| Error::of_file(error, tensor_at))
+        self.check_identity(needed).map_err(|error| match error {
+            windlass_io::Error::Io { operation, path, source, .. } => {
+                let tensor = tensor_at(needed.start());
+                Error::Io { operation, path, tensor, range: Some(needed), source }
+            }
+            error => Error::of_file(error, tensor_at),
+        })
     }
 
     /// Fills `buffer` with the bytes from `offset` on, which are those of `tensor` if it is one's.

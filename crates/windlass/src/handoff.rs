@@ -1,0 +1,44 @@
+//! Work that threads hand over to one thread.
+#![forbid(unsafe_code)]
+
+use crate::parallel::lock;
+use std::sync::{
+    Mutex,
+    mpsc::{self, Receiver, Sender},
+};
+
+/// Items that one thread takes, the oldest first. Those that nobody takes are dropped with it.
+#[derive(Debug)]
+pub(crate) struct Handoff<T> {
+    /// `None` once it is closed.
+    sender: Mutex<Option<Sender<T>>>,
+    receiver: Mutex<Receiver<T>>,
+}
+
+impl<T> Handoff<T> {
+    /// Hands an item over. It is dropped if no thread takes items any more.
+    pub(crate) fn send(&self, item: T) {
+        let unsent = match &*lock(&self.sender) {
+            Some(sender) => sender.send(item).err().map(|refused| refused.0),
+            None => Some(item),
+        };
+        drop(unsent);
+    }
+
+    /// The next item. Waits for it; `None` once there is none, and it is closed.
+    pub(crate) fn next(&self) -> Option<T> {
+        lock(&self.receiver).recv().ok()
+    }
+
+    /// No item is sent any more.
+    pub(crate) fn close(&self) {
+        *lock(&self.sender) = None;
+    }
+}
+
+impl<T> Default for Handoff<T> {
+    fn default() -> Self {
+        let (sender, receiver) = mpsc::channel();
+        Self { sender: Mutex::new(Some(sender)), receiver: Mutex::new(receiver) }
+    }
+}

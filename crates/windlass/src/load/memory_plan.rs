@@ -1,0 +1,160 @@
+//! The memory of a load: what it may take, the arenas and slots that it gets, and where each extent is read to.
+#![forbid(unsafe_code)]
+
+use super::{
+    LoadOptions,
+    delivery::{self, Delivery, Needs},
+    routes::{Opening, Room},
+};
+use crate::{
+    ByteRange, Error, Result,
+    device::{CopyStream, Device},
+    memory::{self, Arena, Fill, MemoryRequest, Promise, SlotKind, Slots, WriteRegion},
+    plan::{Extent, Plan, Target},
+    route::{Buffer, member::ThreadPlan},
+};
+use std::sync::Arc;
+
+/// Where completed reads go.
+pub(super) enum Sink {
+    /// Arenas of host memory.
+    Host(Vec<Fill>),
+    /// A device.
+    Device(Box<Delivery>),
+}
+
+/// The memory that a load goes to and passes through.
+pub(super) struct MemoryPlan<'a> {
+    pub(super) memory: &'a MemoryRequest,
+    /// The device that is to get copies; `None` if host memory is the place.
+    pub(super) device: Option<&'a Arc<Device>>,
+    /// Slots of the load's own, at most.
+    pub(super) slots: usize,
+    /// Bytes of one.
+    pub(super) slot_bytes: u64,
+    /// Bytes of all slots in host memory, at most.
+    pub(super) staging_bytes: u64,
+    pub(super) threads: &'a ThreadPlan,
+    /// Whether the caller's thread does everything.
+    pub(super) is_inline: bool,
+    /// How many extents may be read before the owner of the load takes any tensor.
+    pub(super) admitted: usize,
+    /// Bytes of tensors in memory at once.
+    pub(super) most_bytes: u64,
+}
+
+impl MemoryPlan<'_> {
+    /// Bytes of host memory that a load of `arena_bytes` touches first.
+    pub(super) fn fresh_bytes(&self, arena_bytes: u64) -> u64 {
+        if self.device.is_some() { 0 } else { self.memory.fresh_bytes(arena_bytes) }
+    }
+
+    pub(super) fn needs(&self, plan: &Plan) -> Result<Needs> {
+        match self.device {
+            None => Ok(Needs { slot_bytes: self.slot_bytes, table_bytes: 0 }),
+            Some(device) => Needs::of(plan, device, self.slot_bytes),
+        }
+    }
+
+    /// Slots of the load's own, and the memory that it may have besides.
+    pub(super) fn slots(
+        &self,
+        plan: &Plan,
+        needs: &Needs,
+        opening: &Opening<'_>,
+        options: &LoadOptions,
+    ) -> Result<(Slots, Promise)> {
+        let taken = opening.host_bytes();
+        let is_staged = |extent: &&Extent| extent.target == Target::Staged && opening.needs_host_slot(extent);
+        let most = self.slots.min(needs.slots_in(self.staging_bytes.saturating_sub(taken)));
+        let count = plan.extents().iter().filter(is_staged).count().min(most);
+        let staging_bytes = (needs.slot_bytes + needs.table_bytes).saturating_mul(count as u64);
+        let fresh = self.fresh_bytes(plan.arena_bytes().min(self.most_bytes));
+        let budget = options.memory_budget_bytes.map(|budget| budget.saturating_sub(taken));
+        let promise = memory::budget::promise(fresh, staging_bytes, budget)?;
+        let kind = match self.device {
+            None => SlotKind::Host,
+            Some(device) => SlotKind::Pinned(device, self.memory.numa_node),
+        };
+        Ok((Slots::new(count, needs.slot_bytes as usize, kind)?, promise))
+    }
+
+    /// The memory of the tensors, and for each extent where it is read to. Opens the routes that were not opened before it
+    /// was there.
+    pub(super) fn sink(
+        &self,
+        plan: &Plan,
+        room: &Room<'_>,
+        opening: &mut Opening<'_>,
+        options: &LoadOptions,
+        slots: &Slots,
+    ) -> Result<(Sink, Vec<Buffer>)> {
+        let Some(device) = self.device else {
+            let arenas = plan.arenas().iter().map(|&len| memory::allocate(len, self.memory));
+            let (fills, buffers) = fills_and_buffers(plan, arenas.collect::<Result<_>>()?)?;
+            opening.open_others(plan, room)?;
+            return Ok((Sink::Host(fills), buffers));
+        };
+        let queue = CopyStream::new(device)?;
+        // Before what routes need on the device, which a route that chooses can do without.
+        let arenas = delivery::allocate(plan, &queue, options, (self.admitted, self.most_bytes))?;
+        opening.open_others(plan, room)?;
+        let (counts, lent) = (opening.slot_counts(slots.count()), options.allocator.clone());
+        let delivery = Delivery::new(queue, plan, arenas, lent, counts, &room.needs, self.is_inline)?;
+        let buffers = plan.extents().iter().map(|_| Buffer::Staged { slot: None, pieces: Vec::new() });
+        Ok((Sink::Device(Box::new(delivery)), buffers.collect()))
+    }
+}
+
+/// For each arena its fill, for each extent its buffer.
+fn fills_and_buffers(plan: &Plan, arenas: Vec<Arc<Arena>>) -> Result<(Vec<Fill>, Vec<Buffer>)> {
+    let mut fills = Vec::with_capacity(arenas.len());
+    let mut regions: Vec<std::vec::IntoIter<WriteRegion>> = Vec::with_capacity(arenas.len());
+    for (arena, ArenaPlaces { tensors, writes }) in arenas.into_iter().zip(arena_places(plan)) {
+        let (fill, arena_regions) = Fill::new(arena, tensors, &writes)?;
+        fills.push(fill);
+        regions.push(arena_regions.into_iter());
+    }
+    // The regions come back in the order in which they were asked for above.
+    let missing = || Error::Internal("an extent has no place in its arena".into());
+    let mut next = |arena: usize| regions[arena].next().ok_or_else(missing);
+    let buffers = plan
+        .extents()
+        .iter()
+        .map(|extent| match extent.target {
+            Target::InPlace { arena, .. } => Ok(Buffer::InPlace(next(arena)?)),
+            Target::Staged => {
+                let pieces: Result<_> =
+                    plan.pieces(extent, extent.read).map(|piece| next(piece.arena)).collect();
+                Ok(Buffer::Staged { slot: None, pieces: pieces? })
+            }
+        })
+        .collect::<Result<_>>()?;
+    Ok((fills, buffers))
+}
+
+/// The tensors of an arena by their positions in the plan, and the places in it that reads fill, in the order of extents.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ArenaPlaces {
+    pub(super) tensors: Vec<(usize, ByteRange)>,
+    pub(super) writes: Vec<ByteRange>,
+}
+
+/// The places in each arena.
+pub(super) fn arena_places(plan: &Plan) -> Vec<ArenaPlaces> {
+    let mut places = vec![ArenaPlaces::default(); plan.arenas().len()];
+    for extent in plan.extents() {
+        match extent.target {
+            Target::InPlace { arena, room } => places[arena].writes.push(room),
+            Target::Staged => plan
+                .pieces(extent, extent.read)
+                .for_each(|piece| places[piece.arena].writes.push(piece.place)),
+        }
+    }
+    for (position, tensor) in plan.tensors().iter().enumerate() {
+        if !tensor.place.is_empty() {
+            places[tensor.arena].tensors.push((position, tensor.place));
+        }
+    }
+    places
+}
