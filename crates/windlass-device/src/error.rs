@@ -3,7 +3,7 @@
 
 use crate::Unavailable;
 use bytesize::ByteSize;
-use std::{fmt, io};
+use std::io;
 
 /// Result of operations on devices.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -84,7 +84,8 @@ impl Error {
 }
 
 /// A call of a device's driver that failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{function} returned {name}{}", described(name, description))]
 #[non_exhaustive]
 pub struct DriverError {
     /// The function.
@@ -99,14 +100,6 @@ pub struct DriverError {
     pub(crate) ends_work: bool,
 }
 
-impl fmt::Display for DriverError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} returned {}", self.function, self.name)?;
-        if !self.description.is_empty() && self.description != self.name {
-            write!(f, " ({})", self.description)?;
-        }
-        Ok(())
-    }
+fn described(name: &str, description: &str) -> String {
+    if description.is_empty() || description == name { String::new() } else { format!(" ({description})") }
 }
-
-impl std::error::Error for DriverError {}

@@ -4,7 +4,7 @@
 use crate::ByteRange;
 use bytesize::ByteSize;
 use std::{
-    fmt, io,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -49,7 +49,7 @@ pub enum Error {
         change: String,
     },
     /// The operating system refused or failed an operation on a file.
-    #[error("{operation} failed on {}{}: {source}", path.display(), AtRange(*range))]
+    #[error("{operation} failed on {}{}: {source}", path.display(), at_range(range))]
     Io {
         /// What was tried, such as `read`.
         operation: &'static str,
@@ -100,13 +100,6 @@ impl Error {
     }
 }
 
-struct AtRange(Option<ByteRange>);
-
-impl fmt::Display for AtRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(range) => write!(f, ", bytes {range}"),
-            None => Ok(()),
-        }
-    }
+fn at_range(range: &Option<ByteRange>) -> String {
+    range.as_ref().map_or(String::new(), |range| format!(", bytes {range}"))
 }

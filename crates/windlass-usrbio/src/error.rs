@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
-    fmt, io,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -70,7 +70,7 @@ pub enum Error {
     #[error(
         "/dev/shm has no room for {needed_bytes} bytes ({}): enlarge it (docker run --shm-size), or use \
          smaller or fewer buffers",
-        Free(*.free_bytes)
+        free(*free_bytes)
     )]
     SharedMemoryFull {
         /// What was asked for.
@@ -79,7 +79,7 @@ pub enum Error {
         free_bytes: Option<u64>,
     },
     /// The path is not on a 3FS.
-    #[error("{} is not on a mounted 3FS: {}", path.display(), Mounts(seen))]
+    #[error("{} is not on a mounted 3FS: {}", path.display(), mounts(seen))]
     NotOn3fs {
         /// The path as given.
         path: PathBuf,
@@ -90,7 +90,7 @@ pub enum Error {
     #[error(
         "libhf3fs_api_shared.so was not found: set HF3FS_LIB_DIR to its directory, or use the native client \
          (tried {})",
-        Paths(tried)
+        listed(tried)
     )]
     NoLibrary {
         /// Where it was looked for.
@@ -205,14 +205,12 @@ impl Error {
     /// Whether bytes of a transfer that ended with this may still be on their way: a storage server that was asked for
     /// them can write to the transfer's memory after the daemon has given up on it. Then the memory is not to be used
     /// again.
-    #[must_use]
     pub fn leaves_memory_in_doubt(&self) -> bool {
         // With these the daemon refuses before it asks anybody: it does not know the buffer or the file.
         matches!(self, Self::Io { errno, .. } if !matches!(*errno, libc::EINVAL | libc::EACCES | libc::EBADF))
     }
 
     /// The number of the system's error behind this one, if there is one.
-    #[must_use]
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Io { errno, .. } => Some(*errno),
@@ -242,35 +240,18 @@ pub(crate) fn hint(errno: i32) -> &'static str {
     }
 }
 
-struct Free(Option<u64>);
-
-impl fmt::Display for Free {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(bytes) => write!(f, "{bytes} are free"),
-            None => f.write_str("how much is free is unknown"),
-        }
-    }
+fn free(bytes: Option<u64>) -> String {
+    bytes.map_or("how much is free is unknown".into(), |bytes| format!("{bytes} are free"))
 }
 
-struct Paths<'a>(&'a [PathBuf]);
-
-impl fmt::Display for Paths<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (position, path) in self.0.iter().enumerate() {
-            write!(f, "{}{}", if position == 0 { "" } else { ", " }, path.display())?;
-        }
-        Ok(())
-    }
+fn listed(paths: &[PathBuf]) -> String {
+    let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+    paths.join(", ")
 }
 
-struct Mounts<'a>(&'a [PathBuf]);
-
-impl fmt::Display for Mounts<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            [] => f.write_str("this process sees no mount of type fuse.hf3fs"),
-            seen => write!(f, "3FS is mounted at {}", Paths(seen)),
-        }
+fn mounts(seen: &[PathBuf]) -> String {
+    match seen {
+        [] => "this process sees no mount of type fuse.hf3fs".into(),
+        seen => format!("3FS is mounted at {}", listed(seen)),
     }
 }

@@ -41,13 +41,11 @@ enum Handle {
 }
 
 /// Whether a file descriptor is one of a 3FS, with a daemon that lives.
-#[must_use]
 pub fn is_3fs(file: impl AsFd) -> bool {
     ask(file.as_fd(), proto::GET_MAGIC) == Some(proto::MAGIC)
 }
 
 /// The version of the daemon's calls; `None` if it has none, or is dead.
-#[must_use]
 pub fn protocol_version(file: BorrowedFd<'_>) -> Option<u32> {
     ask(file, proto::GET_VERSION)
 }
@@ -79,19 +77,16 @@ impl File {
     }
 
     /// The path that it was opened by.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The length that transfers like best: one chunk of the file on 3FS.
-    #[must_use]
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
     }
 
     /// The file's inode number.
-    #[must_use]
     pub fn inode(&self) -> u64 {
         self.inode
     }

@@ -77,25 +77,21 @@ impl Iov {
     }
 
     /// The first byte. What lies there may be read and written through slots, or by devices that it is pinned for.
-    #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.registered.memory.base()
     }
 
     /// How many bytes.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.registered.memory.len()
     }
 
     /// Whether there are none: never.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The name under which the daemon knows it, in `3fs-virt/iovs`.
-    #[must_use]
     pub fn key(&self) -> &str {
         &self.registered.name
     }
@@ -104,9 +100,6 @@ impl Iov {
     ///
     /// A range is handed out once. A slot that is dropped is gone, so no two transfers can ever meet in memory; slots
     /// that are to be used again are kept.
-    ///
-    /// # Panics
-    /// Never.
     #[must_use]
     pub fn cut(self: &Arc<Self>, len: usize) -> Option<IovSlot> {
         let mut start = self.cut.load(Ordering::Relaxed);
@@ -150,31 +143,26 @@ pub struct IovSlot {
 
 impl IovSlot {
     /// The buffer that it is part of.
-    #[must_use]
     pub fn iov(&self) -> &Arc<Iov> {
         &self.iov
     }
 
     /// Where in the buffer it begins.
-    #[must_use]
     pub fn offset(&self) -> usize {
         self.range.start
     }
 
     /// How many bytes.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
     /// Whether there are none: never.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
     /// The address of its first byte. Valid as long as the slot.
-    #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         // SAFETY: `cut` made the range inside the buffer.
         unsafe { self.iov.base().add(self.range.start) }

@@ -54,7 +54,6 @@ pub enum RingPriority {
 
 impl RingPriority {
     /// The link in [`IOVS`](crate::proto::IOVS) that names the semaphore by which the daemon learns of submissions.
-    #[must_use]
     pub fn submit_link(self) -> &'static str {
         match self {
             Self::High => "submit-ios.ph",

@@ -34,7 +34,6 @@ pub enum Client {
 
 impl Client {
     /// Its short name: `native` or `vendor`.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Native => "native",
@@ -72,13 +71,11 @@ impl Mount {
     }
 
     /// Where it is mounted.
-    #[must_use]
     pub fn point(&self) -> &Path {
         &self.inner.point
     }
 
     /// Who speaks to the daemon.
-    #[must_use]
     pub fn client(&self) -> &Client {
         &self.inner.client
     }
@@ -263,6 +260,7 @@ impl Drop for Inner {
 }
 
 /// A link that is removed where it is dropped: on the control thread, if nobody waited for the registration.
+#[derive(Debug)]
 struct Undo(Option<PathBuf>);
 
 impl Drop for Undo {
@@ -274,6 +272,7 @@ impl Drop for Undo {
 }
 
 /// Memory that the daemon has mapped, until this is dropped.
+#[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) memory: SharedMemory,
     pub(crate) name: String,
@@ -289,14 +288,5 @@ impl Drop for Registered {
             self.mount.watch.remove(&self.name);
             self.mount.control.post(move || drop(Undo(link)));
         }
-    }
-}
-
-impl std::fmt::Debug for Registered {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Registered")
-            .field("name", &self.name)
-            .field("memory", &self.memory)
-            .finish_non_exhaustive()
     }
 }

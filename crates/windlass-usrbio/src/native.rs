@@ -64,7 +64,6 @@ impl RingClient {
     }
 
     /// How many transfers there is room for.
-    #[must_use]
     pub fn entries(&self) -> i32 {
         self.layout.slots() - 1
     }
@@ -128,7 +127,6 @@ impl RingClient {
     }
 
     /// Where the parts of the ring lie.
-    #[must_use]
     pub fn layout(&self) -> RingLayout {
         self.layout
     }

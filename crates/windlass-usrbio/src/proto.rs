@@ -87,13 +87,11 @@ const _: () = {
 const SLOT_BYTES: usize = size_of::<IoArgs>() + size_of::<Cqe>() + size_of::<Sqe>();
 
 /// How much memory a ring of so many entries takes.
-#[must_use]
 pub const fn ring_bytes(entries: usize) -> usize {
     COUNTERS_BYTES + size_of::<libc::sem_t>() + SPARE_BYTES + SLOT_BYTES * (entries + 1)
 }
 
 /// How many slots, one more than entries, a ring in so many bytes has; `None` if not even one entry fits.
-#[must_use]
 pub const fn ring_slots(bytes: usize) -> Option<i32> {
     let Some(slots) = bytes.checked_sub(COUNTERS_BYTES + size_of::<libc::sem_t>() + SPARE_BYTES) else {
         return None;
@@ -117,81 +115,68 @@ impl RingLayout {
     ///
     /// # Safety
     /// The memory must be mapped and writable for as long as the layout is used, and shared with the other side.
-    #[must_use]
     pub unsafe fn new(base: NonNull<u8>, bytes: usize) -> Option<Self> {
         let slots = ring_slots(bytes)?;
         base.cast::<u64>().is_aligned().then_some(Self { base, slots })
     }
 
     /// How many slots: one more than entries.
-    #[must_use]
     pub fn slots(&self) -> i32 {
         self.slots
     }
 
     /// Where the client appends next.
-    #[must_use]
     pub fn sqe_head(&self) -> &AtomicI32 {
         self.counter(0)
     }
 
     /// How far the daemon has got.
-    #[must_use]
     pub fn sqe_tail(&self) -> &AtomicI32 {
         self.counter(1)
     }
 
     /// Where the daemon appends next.
-    #[must_use]
     pub fn cqe_head(&self) -> &AtomicI32 {
         self.counter(2)
     }
 
     /// How far the client has got.
-    #[must_use]
     pub fn cqe_tail(&self) -> &AtomicI32 {
         self.counter(3)
     }
 
     /// Where the arguments with this index lie; `None` if there is no such index.
-    #[must_use]
     pub fn args(&self, index: i32) -> Option<NonNull<IoArgs>> {
         Some(self.part(0, self.checked(index)?))
     }
 
     /// Where the completion with this index lies; `None` if there is no such index.
-    #[must_use]
     pub fn cqe(&self, index: i32) -> Option<NonNull<Cqe>> {
         Some(self.part(size_of::<IoArgs>(), self.checked(index)?))
     }
 
     /// Where the submission with this index lies; `None` if there is no such index.
-    #[must_use]
     pub fn sqe(&self, index: i32) -> Option<NonNull<Sqe>> {
         Some(self.part(size_of::<IoArgs>() + size_of::<Cqe>(), self.checked(index)?))
     }
 
     /// The semaphore that the daemon posts after completions.
-    #[must_use]
     pub fn semaphore(&self) -> *mut libc::sem_t {
         self.part::<libc::sem_t>(SLOT_BYTES, 0).as_ptr()
     }
 
     /// The index after this one.
-    #[must_use]
     pub fn next(&self, index: i32) -> i32 {
         index.wrapping_add(1).rem_euclid(self.slots)
     }
 
     /// How many entries lie from `tail` on up to `head`; some number below `slots` if they are no indices.
-    #[must_use]
     pub fn distance(&self, head: i32, tail: i32) -> i32 {
         // In the ring's range again after the remainder.
         (i64::from(head) - i64::from(tail)).rem_euclid(i64::from(self.slots)) as i32
     }
 
     /// `index` if it is one.
-    #[must_use]
     pub fn checked(&self, index: i32) -> Option<usize> {
         (0..self.slots).contains(&index).then_some(index as usize)
     }

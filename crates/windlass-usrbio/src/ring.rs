@@ -187,7 +187,6 @@ impl Ring {
     }
 
     /// How many transfers are in flight.
-    #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }

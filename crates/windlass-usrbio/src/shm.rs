@@ -80,19 +80,16 @@ impl SharedMemory {
     }
 
     /// The first byte.
-    #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
     /// How many bytes.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are none: never.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

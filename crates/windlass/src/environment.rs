@@ -29,43 +29,35 @@ pub(crate) fn apply(
 
 /// `true` or `false`, in any case.
 pub(crate) fn boolean(option: &'static str, value: &str) -> Result<bool> {
-    value.to_ascii_lowercase().parse().map_err(|_| Error::InvalidOption {
-        option,
-        value: value.to_owned(),
-        reason: "it is true or false".into(),
-    })
+    value
+        .to_ascii_lowercase()
+        .parse()
+        .map_err(|_| Error::invalid_option(option, value, "it is true or false"))
 }
 
 /// A value of an enum, by its serialised name.
 pub(crate) fn named<T: for<'de> Deserialize<'de>>(option: &'static str, value: &str) -> Result<T> {
     let text = serde::de::value::StrDeserializer::<serde::de::value::Error>::new(value);
-    T::deserialize(text).map_err(|error| Error::InvalidOption {
-        option,
-        value: value.to_owned(),
-        reason: match error.to_string().split_once("expected ") {
+    T::deserialize(text).map_err(|error| {
+        let reason = match error.to_string().split_once("expected ") {
             Some((_, known)) => format!("it is {}", known.replace('`', "")),
             None => error.to_string(),
-        },
+        };
+        Error::invalid_option(option, value, reason)
     })
 }
 
 /// A size such as `4194304`, `4MiB` or `1.5 GB`.
 pub(crate) fn bytes(option: &'static str, value: &str) -> Result<u64> {
-    ByteSize::from_str(value).map(|size| size.as_u64()).map_err(|_| Error::InvalidOption {
-        option,
-        value: value.to_owned(),
-        reason: "it is a size such as 4194304, 4MiB or 8GB".into(),
-    })
+    ByteSize::from_str(value)
+        .map(|size| size.as_u64())
+        .map_err(|_| Error::invalid_option(option, value, "it is a size such as 4194304, 4MiB or 8GB"))
 }
 
 /// A number from 1 to 256.
 pub(crate) fn count(option: &'static str, value: &str) -> Result<usize> {
     match value.parse() {
         Ok(count @ 1..=256) => Ok(count),
-        _ => Err(Error::InvalidOption {
-            option,
-            value: value.to_owned(),
-            reason: "it is a number from 1 to 256".into(),
-        }),
+        _ => Err(Error::invalid_option(option, value, "it is a number from 1 to 256")),
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     save::ContentError,
 };
 use bytesize::ByteSize;
-use std::{fmt, io, path::PathBuf};
+use std::{io, path::PathBuf};
 use windlass_device::FREE_MEMORY;
 use windlass_io::executor::Reason;
 
@@ -66,7 +66,7 @@ pub enum Error {
     /// The file ends before the tensor does, although its header was fine.
     #[error(
         "{} is truncated: {} needs bytes {needed} but the file ends at {file_len}; copy or download it again",
-        path.display(), Subject(tensor)
+        path.display(), subject(tensor)
     )]
     Truncated {
         /// The file.
@@ -80,7 +80,7 @@ pub enum Error {
     },
     /// The file was rewritten since its header was read, or looks as if it was: only its change time moved. New
     /// permissions do that too. A file that got another name, or that another file replaced, is read to its end.
-    #[error("{} changed while it was being read ({change}), first noticed at {}; open it again", path.display(), Subject(tensor))]
+    #[error("{} changed while it was being read ({change}), first noticed at {}; open it again", path.display(), subject(tensor))]
     Changed {
         /// The file.
         path: PathBuf,
@@ -90,7 +90,7 @@ pub enum Error {
         change: String,
     },
     /// The operating system refused or failed an operation.
-    #[error("{} failed on {}{}: {source}", operation, path.display(), Location { tensor, range })]
+    #[error("{} failed on {}{}: {source}", operation, path.display(), location(tensor, range))]
     Io {
         /// What was tried, such as `read`.
         operation: &'static str,
@@ -124,7 +124,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The route that the caller named cannot carry the data.
-    #[error("route {route} cannot {}: {why}", Served(path))]
+    #[error("route {route} cannot {}: {why}", served(path))]
     RouteUnavailable {
         /// The route.
         route: Route,
@@ -153,7 +153,7 @@ pub enum Error {
         source: DriverError,
     },
     /// No tensor has this name, or no name matches the pattern.
-    #[error("no tensor matches '{pattern}'{}", Hint(nearest))]
+    #[error("no tensor matches '{pattern}'{}", hint(nearest))]
     NoSuchTensor {
         /// The name or pattern.
         pattern: String,
@@ -220,7 +220,7 @@ pub enum Error {
         reason: String,
     },
     /// The function that was to take bytes did not.
-    #[error("{}: bytes {range}{} were not taken: {source}", path.display(), Location { tensor, range: &None })]
+    #[error("{}: bytes {range}{} were not taken: {source}", path.display(), location(tensor, &None))]
     Sink {
         /// The file.
         path: PathBuf,
@@ -290,6 +290,15 @@ impl Error {
         }
     }
 
+    /// An option that cannot have this value, and what it may be.
+    pub(crate) fn invalid_option(
+        option: &'static str,
+        value: impl ToString,
+        reason: impl Into<String>,
+    ) -> Self {
+        Self::InvalidOption { option, value: value.to_string(), reason: reason.into() }
+    }
+
     /// The system's number of what went wrong, if there is one.
     pub fn errno(&self) -> Option<i32> {
         match self {
@@ -316,52 +325,20 @@ impl From<Reason> for Error {
     }
 }
 
-struct Subject<'a>(&'a Option<String>);
-
-impl fmt::Display for Subject<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(tensor) => write!(f, "tensor '{tensor}'"),
-            None => f.write_str("the read"),
-        }
-    }
+/// What a file lacks, or what is wrong in it.
+fn subject(tensor: &Option<String>) -> String {
+    tensor.as_ref().map_or("the read".into(), |tensor| format!("tensor '{tensor}'"))
 }
 
-struct Served<'a>(&'a Option<PathBuf>);
-
-impl fmt::Display for Served<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(path) => write!(f, "serve {}", path.display()),
-            None => f.write_str("be used"),
-        }
-    }
+fn served(path: &Option<PathBuf>) -> String {
+    path.as_ref().map_or("be used".into(), |path| format!("serve {}", path.display()))
 }
 
-struct Location<'a> {
-    tensor: &'a Option<String>,
-    range: &'a Option<ByteRange>,
+fn location(tensor: &Option<String>, range: &Option<ByteRange>) -> String {
+    let range = range.as_ref().map_or(String::new(), |range| format!(", bytes {range}"));
+    range + &tensor.as_ref().map_or(String::new(), |tensor| format!(" (tensor '{tensor}')"))
 }
 
-impl fmt::Display for Location<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(range) = self.range {
-            write!(f, ", bytes {range}")?;
-        }
-        if let Some(tensor) = self.tensor {
-            write!(f, " (tensor '{tensor}')")?;
-        }
-        Ok(())
-    }
-}
-
-struct Hint<'a>(&'a Option<String>);
-
-impl fmt::Display for Hint<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(nearest) => write!(f, "; did you mean '{nearest}'?"),
-            None => Ok(()),
-        }
-    }
+fn hint(nearest: &Option<String>) -> String {
+    nearest.as_ref().map_or(String::new(), |nearest| format!("; did you mean '{nearest}'?"))
 }

@@ -139,18 +139,12 @@ pub(crate) fn check(
         let id = catalog.find(tensor.name()).ok_or_else(|| catalog.no_such_tensor(tensor.name()))?;
         let entry = catalog.tensor(id);
         if tensor.shape() != &*entry.shape {
-            return Err(Error::InvalidOption {
-                option: "verify",
-                value: tensor.name().to_owned(),
-                reason: "a slice cannot be compared with the digest of the whole tensor".into(),
-            });
+            let reason = "a slice cannot be compared with the digest of the whole tensor";
+            return Err(Error::invalid_option("verify", tensor.name(), reason));
         }
         if tensor.dtype() != entry.dtype {
-            return Err(Error::InvalidOption {
-                option: "verify",
-                value: tensor.name().to_owned(),
-                reason: "converted elements cannot be compared with the digest of those in the file".into(),
-            });
+            let reason = "converted elements cannot be compared with the digest of those in the file";
+            return Err(Error::invalid_option("verify", tensor.name(), reason));
         }
         let describe = |digest| ManifestEntry { dtype: entry.dtype, shape: entry.shape.to_vec(), digest };
         let found = describe(blake3::hash(&tensor.bytes()?).to_hex().to_string());

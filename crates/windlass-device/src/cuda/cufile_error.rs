@@ -3,13 +3,14 @@
 
 use super::cufile::Status;
 use crate::Unavailable;
-use std::{ffi::c_int, fmt, io};
+use std::{ffi::c_int, io};
 
 /// First code of cuFile's own errors.
 const BASE_ERROR: c_int = 5000;
 
 /// A call of cuFile that failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{function} returned {code}{}", if *cuda == 0 { String::new() } else { format!(" (CUDA error {cuda})") })]
 pub(super) struct CuFileError {
     function: &'static str,
     pub(super) code: c_int,
@@ -23,23 +24,9 @@ impl CuFileError {
     }
 }
 
-impl fmt::Display for CuFileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} returned {}", self.function, self.code)?;
-        if self.cuda != 0 {
-            write!(f, " (CUDA error {})", self.cuda)?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for CuFileError {}
-
 pub(super) fn check(function: &'static str, status: Status) -> Result<(), CuFileError> {
-    match status {
-        Status { code: 0, .. } => Ok(()),
-        Status { code, cuda } => Err(CuFileError { function, code, cuda }),
-    }
+    let Status { code, cuda } = status;
+    if code == 0 { Ok(()) } else { Err(CuFileError { function, code, cuda }) }
 }
 
 /// What a read or write returned: bytes, -1 with the system's error, or the negative code of an error: cuFile's own
@@ -54,8 +41,7 @@ pub(super) fn outcome(result: isize, last_error: impl FnOnce() -> io::Error) -> 
                 return Err(io::Error::from_raw_os_error(code));
             }
             let (why, fix) = explain(code);
-            let why = Unavailable::new(format!("cuFile error {code}: {why}"), fix);
-            Err(io::Error::other(why.to_string()))
+            Err(io::Error::other(Unavailable::new(format!("cuFile error {code}: {why}"), fix).to_string()))
         }
     }
 }

@@ -232,9 +232,7 @@ fn open(names: &[OsString]) -> Result<Library, Unavailable> {
     for name in names {
         match library::open(name) {
             Ok(library) => return Ok(library),
-            Err(error) => tried.push(
-                std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string),
-            ),
+            Err(error) => tried.push(library::reason(&error)),
         }
     }
     let reason = format!("no CUDA driver was found: {}", tried.join("; "));

@@ -79,7 +79,6 @@ const _: () = {
 
 impl Iov {
     /// One of nothing.
-    #[must_use]
     pub const fn empty() -> Self {
         Self {
             base: std::ptr::null_mut(),
@@ -95,7 +94,6 @@ impl Iov {
 
 impl Ior {
     /// One of nothing.
-    #[must_use]
     pub const fn empty() -> Self {
         Self {
             iov: Iov::empty(),

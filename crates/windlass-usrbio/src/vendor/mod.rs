@@ -61,7 +61,6 @@ impl Library {
     }
 
     /// Where it was found.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -3,134 +3,82 @@
 
 use super::Dtype;
 
-/// A quantised type of ggml: so many elements along the innermost dimension share a block of so many bytes.
-///
-/// Names, numbers and sizes are those of ggml itself. Its plain types, such as `F32`, are [`Dtype`]s of their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-#[allow(missing_docs)]
-pub enum GgmlType {
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q8_1,
-    Q2K,
-    Q3K,
-    Q4K,
-    Q5K,
-    Q6K,
-    Q8K,
-    Iq2Xxs,
-    Iq2Xs,
-    Iq3Xxs,
-    Iq1S,
-    Iq4Nl,
-    Iq3S,
-    Iq2S,
-    Iq4Xs,
-    Iq1M,
-    Tq1_0,
-    Tq2_0,
-    Mxfp4,
-    Nvfp4,
-    Q1_0,
-    Q2_0,
+/// Defines ggml's block types: the variant, ggml's number and name, and the elements and bytes of a block.
+macro_rules! block_types {
+    ($($variant:ident, $id:literal, $name:literal, $len:literal, $bytes:literal;)+) => {
+        /// A quantised type of ggml: so many elements along the innermost dimension share a block of so many bytes.
+        ///
+        /// Names, numbers and sizes are those of ggml itself. Its plain types, such as `F32`, are [`Dtype`]s of their own.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        #[allow(missing_docs)]
+        pub enum GgmlType {
+            $($variant,)+
+        }
+
+        impl GgmlType {
+            /// Every block type, in the order of ggml's numbers.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// ggml's number of the type.
+            pub const fn id(self) -> u32 {
+                match self {
+                    $(Self::$variant => $id,)+
+                }
+            }
+
+            /// ggml's name of the type in capitals, such as `Q4_K`.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+
+            /// Elements of one block.
+            pub const fn block_len(self) -> u64 {
+                match self {
+                    $(Self::$variant => $len,)+
+                }
+            }
+
+            /// Bytes of one block.
+            pub const fn block_bytes(self) -> u64 {
+                match self {
+                    $(Self::$variant => $bytes,)+
+                }
+            }
+        }
+    };
 }
 
-/// What ggml says of a block type.
-struct Facts {
-    id: u32,
-    name: &'static str,
-    block_len: u64,
-    block_bytes: u64,
-}
-
-impl GgmlType {
-    /// Every block type, in the order of ggml's numbers.
-    pub const ALL: &[Self] = &[
-        Self::Q4_0,
-        Self::Q4_1,
-        Self::Q5_0,
-        Self::Q5_1,
-        Self::Q8_0,
-        Self::Q8_1,
-        Self::Q2K,
-        Self::Q3K,
-        Self::Q4K,
-        Self::Q5K,
-        Self::Q6K,
-        Self::Q8K,
-        Self::Iq2Xxs,
-        Self::Iq2Xs,
-        Self::Iq3Xxs,
-        Self::Iq1S,
-        Self::Iq4Nl,
-        Self::Iq3S,
-        Self::Iq2S,
-        Self::Iq4Xs,
-        Self::Iq1M,
-        Self::Tq1_0,
-        Self::Tq2_0,
-        Self::Mxfp4,
-        Self::Nvfp4,
-        Self::Q1_0,
-        Self::Q2_0,
-    ];
-
-    /// ggml's number of the type.
-    pub const fn id(self) -> u32 {
-        self.facts().id
-    }
-
-    /// ggml's name of the type in capitals, such as `Q4_K`.
-    pub const fn name(self) -> &'static str {
-        self.facts().name
-    }
-
-    /// Elements of one block.
-    pub const fn block_len(self) -> u64 {
-        self.facts().block_len
-    }
-
-    /// Bytes of one block.
-    pub const fn block_bytes(self) -> u64 {
-        self.facts().block_bytes
-    }
-
-    const fn facts(self) -> Facts {
-        let (id, name, block_len, block_bytes) = match self {
-            Self::Q4_0 => (2, "Q4_0", 32, 18),
-            Self::Q4_1 => (3, "Q4_1", 32, 20),
-            Self::Q5_0 => (6, "Q5_0", 32, 22),
-            Self::Q5_1 => (7, "Q5_1", 32, 24),
-            Self::Q8_0 => (8, "Q8_0", 32, 34),
-            Self::Q8_1 => (9, "Q8_1", 32, 36),
-            Self::Q2K => (10, "Q2_K", 256, 84),
-            Self::Q3K => (11, "Q3_K", 256, 110),
-            Self::Q4K => (12, "Q4_K", 256, 144),
-            Self::Q5K => (13, "Q5_K", 256, 176),
-            Self::Q6K => (14, "Q6_K", 256, 210),
-            Self::Q8K => (15, "Q8_K", 256, 292),
-            Self::Iq2Xxs => (16, "IQ2_XXS", 256, 66),
-            Self::Iq2Xs => (17, "IQ2_XS", 256, 74),
-            Self::Iq3Xxs => (18, "IQ3_XXS", 256, 98),
-            Self::Iq1S => (19, "IQ1_S", 256, 50),
-            Self::Iq4Nl => (20, "IQ4_NL", 32, 18),
-            Self::Iq3S => (21, "IQ3_S", 256, 110),
-            Self::Iq2S => (22, "IQ2_S", 256, 82),
-            Self::Iq4Xs => (23, "IQ4_XS", 256, 136),
-            Self::Iq1M => (29, "IQ1_M", 256, 56),
-            Self::Tq1_0 => (34, "TQ1_0", 256, 54),
-            Self::Tq2_0 => (35, "TQ2_0", 256, 66),
-            Self::Mxfp4 => (39, "MXFP4", 32, 17),
-            Self::Nvfp4 => (40, "NVFP4", 64, 36),
-            Self::Q1_0 => (41, "Q1_0", 128, 18),
-            Self::Q2_0 => (42, "Q2_0", 64, 18),
-        };
-        Facts { id, name, block_len, block_bytes }
-    }
+block_types! {
+    Q4_0, 2, "Q4_0", 32, 18;
+    Q4_1, 3, "Q4_1", 32, 20;
+    Q5_0, 6, "Q5_0", 32, 22;
+    Q5_1, 7, "Q5_1", 32, 24;
+    Q8_0, 8, "Q8_0", 32, 34;
+    Q8_1, 9, "Q8_1", 32, 36;
+    Q2K, 10, "Q2_K", 256, 84;
+    Q3K, 11, "Q3_K", 256, 110;
+    Q4K, 12, "Q4_K", 256, 144;
+    Q5K, 13, "Q5_K", 256, 176;
+    Q6K, 14, "Q6_K", 256, 210;
+    Q8K, 15, "Q8_K", 256, 292;
+    Iq2Xxs, 16, "IQ2_XXS", 256, 66;
+    Iq2Xs, 17, "IQ2_XS", 256, 74;
+    Iq3Xxs, 18, "IQ3_XXS", 256, 98;
+    Iq1S, 19, "IQ1_S", 256, 50;
+    Iq4Nl, 20, "IQ4_NL", 32, 18;
+    Iq3S, 21, "IQ3_S", 256, 110;
+    Iq2S, 22, "IQ2_S", 256, 82;
+    Iq4Xs, 23, "IQ4_XS", 256, 136;
+    Iq1M, 29, "IQ1_M", 256, 56;
+    Tq1_0, 34, "TQ1_0", 256, 54;
+    Tq2_0, 35, "TQ2_0", 256, 66;
+    Mxfp4, 39, "MXFP4", 32, 17;
+    Nvfp4, 40, "NVFP4", 64, 36;
+    Q1_0, 41, "Q1_0", 128, 18;
+    Q2_0, 42, "Q2_0", 64, 18;
 }
 
 /// ggml's numbers of plain types.

@@ -14,118 +14,104 @@ use std::{borrow::Cow, fmt};
 /// What the names of types begin with that only their number in ggml is known of.
 const UNKNOWN_PREFIX: &str = "GGML_";
 
-/// The type of one element.
-///
-/// These are the types of the `safetensors` 0.8 format, under the names that it writes in headers, and the block types
-/// of GGUF files. Types of less than a byte are packed: a tensor of them always fills whole bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Dtype {
+/// Defines the types of safetensors files: what each is, the variant, its name in headers and its bits.
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $variant:ident, $name:literal, $bits:literal;)+) => {
+        /// The type of one element.
+        ///
+        /// These are the types of the `safetensors` 0.8 format, under the names that it writes in headers, and the block
+        /// types of GGUF files. Types of less than a byte are packed: a tensor of them always fills whole bytes.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Dtype {
+            $($(#[$doc])* $variant,)+
+            /// Blocks of elements that share scales, from a GGUF file.
+            Quantized(GgmlType),
+            /// A type of a GGUF file that is newer than this library, by its number in ggml. Tensors of it can be listed,
+            /// not loaded.
+            UnknownGgml(u32),
+        }
+
+        impl Dtype {
+            /// Every type that safetensors files have. [`GgmlType::ALL`] are the others.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// Bits of one block, which is [`block_len`](Self::block_len) elements: of one element but for quantised
+            /// types. 0 if that is not known.
+            pub const fn block_bits(self) -> u64 {
+                match self {
+                    $(Self::$variant => $bits,)+
+                    Self::Quantized(block) => block.block_bytes() * 8,
+                    Self::UnknownGgml(_) => 0,
+                }
+            }
+
+            /// The name that safetensors headers use, such as `BF16`, or ggml's own in capitals, such as `Q4_K`.
+            pub fn name(self) -> Cow<'static, str> {
+                match self {
+                    $(Self::$variant => $name.into(),)+
+                    Self::Quantized(block) => block.name().into(),
+                    Self::UnknownGgml(id) => format!("{UNKNOWN_PREFIX}{id}").into(),
+                }
+            }
+        }
+    };
+}
+
+// In the order of the reference implementation, which writes tensors of later types first.
+dtypes! {
     /// Boolean, one byte.
-    Bool,
+    Bool, "BOOL", 8;
     /// 4-bit float, two elements a byte (OCP MX).
-    F4,
+    F4, "F4", 4;
     /// 6-bit float with 2 exponent and 3 mantissa bits (OCP MX).
-    F6E2M3,
+    F6E2M3, "F6_E2M3", 6;
     /// 6-bit float with 3 exponent and 2 mantissa bits (OCP MX).
-    F6E3M2,
+    F6E3M2, "F6_E3M2", 6;
     /// Unsigned 8-bit integer.
-    U8,
+    U8, "U8", 8;
     /// Signed 8-bit integer.
-    I8,
+    I8, "I8", 8;
     /// 8-bit float with 5 exponent and 2 mantissa bits.
-    F8E5M2,
+    F8E5M2, "F8_E5M2", 8;
     /// 8-bit float with 4 exponent and 3 mantissa bits, finite only (`e4m3fn`).
-    F8E4M3,
+    F8E4M3, "F8_E4M3", 8;
     /// 8-bit power-of-two scale (OCP MX).
-    F8E8M0,
+    F8E8M0, "F8_E8M0", 8;
     /// `e4m3` without negative zero (AMD).
-    F8E4M3Fnuz,
+    F8E4M3Fnuz, "F8_E4M3FNUZ", 8;
     /// `e5m2` without negative zero (AMD).
-    F8E5M2Fnuz,
+    F8E5M2Fnuz, "F8_E5M2FNUZ", 8;
     /// Signed 16-bit integer.
-    I16,
+    I16, "I16", 16;
     /// Unsigned 16-bit integer.
-    U16,
+    U16, "U16", 16;
     /// IEEE half precision.
-    F16,
+    F16, "F16", 16;
     /// bfloat16.
-    Bf16,
+    Bf16, "BF16", 16;
     /// Signed 32-bit integer.
-    I32,
+    I32, "I32", 32;
     /// Unsigned 32-bit integer.
-    U32,
+    U32, "U32", 32;
     /// IEEE single precision.
-    F32,
+    F32, "F32", 32;
     /// Complex number of two 32-bit floats.
-    C64,
+    C64, "C64", 64;
     /// IEEE double precision.
-    F64,
+    F64, "F64", 64;
     /// Signed 64-bit integer.
-    I64,
+    I64, "I64", 64;
     /// Unsigned 64-bit integer.
-    U64,
-    /// Blocks of elements that share scales, from a GGUF file.
-    Quantized(GgmlType),
-    /// A type of a GGUF file that is newer than this library, by its number in ggml. Tensors of it can be listed, not
-    /// loaded.
-    UnknownGgml(u32),
+    U64, "U64", 64;
 }
 
 impl Dtype {
-    /// Every type that safetensors files have, narrowest first. [`GgmlType::ALL`] are the others.
-    pub const ALL: &[Self] = &[
-        Self::F4,
-        Self::F6E2M3,
-        Self::F6E3M2,
-        Self::Bool,
-        Self::U8,
-        Self::I8,
-        Self::F8E5M2,
-        Self::F8E4M3,
-        Self::F8E8M0,
-        Self::F8E4M3Fnuz,
-        Self::F8E5M2Fnuz,
-        Self::I16,
-        Self::U16,
-        Self::F16,
-        Self::Bf16,
-        Self::I32,
-        Self::U32,
-        Self::F32,
-        Self::C64,
-        Self::F64,
-        Self::I64,
-        Self::U64,
-    ];
-
     /// Elements along the innermost dimension that belong together: 1 but for quantised types.
     pub const fn block_len(self) -> u64 {
         match self {
             Self::Quantized(block) => block.block_len(),
             _ => 1,
-        }
-    }
-
-    /// Bits of one block, which is [`block_len`](Self::block_len) elements: of one element but for quantised types. 0 if
-    /// that is not known.
-    pub const fn block_bits(self) -> u64 {
-        match self {
-            Self::UnknownGgml(_) => 0,
-            Self::Quantized(block) => block.block_bytes() * 8,
-            Self::F4 => 4,
-            Self::F6E2M3 | Self::F6E3M2 => 6,
-            Self::Bool
-            | Self::U8
-            | Self::I8
-            | Self::F8E5M2
-            | Self::F8E4M3
-            | Self::F8E8M0
-            | Self::F8E4M3Fnuz
-            | Self::F8E5M2Fnuz => 8,
-            Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 16,
-            Self::I32 | Self::U32 | Self::F32 => 32,
-            Self::C64 | Self::F64 | Self::I64 | Self::U64 => 64,
         }
     }
 
@@ -140,36 +126,6 @@ impl Dtype {
             _ if self.block_bits() < 8 => 1,
             _ => self.block_bits() / 8,
         }
-    }
-
-    /// The name that safetensors headers use, such as `BF16`, or ggml's own in capitals, such as `Q4_K`.
-    pub fn name(self) -> Cow<'static, str> {
-        Cow::Borrowed(match self {
-            Self::Quantized(block) => block.name(),
-            Self::UnknownGgml(id) => return format!("{UNKNOWN_PREFIX}{id}").into(),
-            Self::Bool => "BOOL",
-            Self::F4 => "F4",
-            Self::F6E2M3 => "F6_E2M3",
-            Self::F6E3M2 => "F6_E3M2",
-            Self::U8 => "U8",
-            Self::I8 => "I8",
-            Self::F8E5M2 => "F8_E5M2",
-            Self::F8E4M3 => "F8_E4M3",
-            Self::F8E8M0 => "F8_E8M0",
-            Self::F8E4M3Fnuz => "F8_E4M3FNUZ",
-            Self::F8E5M2Fnuz => "F8_E5M2FNUZ",
-            Self::I16 => "I16",
-            Self::U16 => "U16",
-            Self::F16 => "F16",
-            Self::Bf16 => "BF16",
-            Self::I32 => "I32",
-            Self::U32 => "U32",
-            Self::F32 => "F32",
-            Self::C64 => "C64",
-            Self::F64 => "F64",
-            Self::I64 => "I64",
-            Self::U64 => "U64",
-        })
     }
 
     /// The type of this name.

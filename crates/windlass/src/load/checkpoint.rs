@@ -100,11 +100,8 @@ impl Checkpoint {
         let (Some(source), Some(entry)) =
             (self.sources.get(file.index()), self.catalog.files().get(file.index()))
         else {
-            return Err(Error::InvalidOption {
-                option: "file",
-                value: file.index().to_string(),
-                reason: format!("the checkpoint has {} files, counted from 0", self.sources.len()),
-            });
+            let reason = format!("the checkpoint has {} files, counted from 0", self.sources.len());
+            return Err(Error::invalid_option("file", file.index(), reason));
         };
         let array = entry.gguf().and_then(|header| header.metadata.get(key)?.as_array());
         Ok(array.map(|array| OpenArray::new(source.clone(), array.clone())))

@@ -163,11 +163,8 @@ impl Checkpoint {
             if first.device == second.device && first.address.saturating_add(first.len_bytes) > second.address
             {
                 let name = |target: &FillTarget| &*self.catalog().tensor(target.request.tensor).name;
-                return Err(Error::InvalidOption {
-                    option: "copy_into",
-                    value: name(second).to_owned(),
-                    reason: format!("its target and that of '{}' overlap", name(first)),
-                });
+                let reason = format!("its target and that of '{}' overlap", name(first));
+                return Err(Error::invalid_option("copy_into", name(second), reason));
             }
         }
         Ok(())

@@ -110,11 +110,8 @@ impl Start<'_> {
         let options = self.options;
         options.check()?;
         if options.route.is_mapping() {
-            return Err(Error::InvalidOption {
-                option: "route",
-                value: options.route.to_string(),
-                reason: "a mapping has nothing to do in the background: use load rather than start".into(),
-            });
+            let reason = "a mapping has nothing to do in the background: use load rather than start";
+            return Err(Error::invalid_option("route", options.route, reason));
         }
         let device = match options.device {
             DeviceId::Cpu => None,

@@ -219,10 +219,12 @@ impl LoadOptions {
                 self.numa = match value {
                     "unbound" => NumaPlacement::Unbound,
                     "near_storage" => NumaPlacement::NearStorage,
-                    node => NumaPlacement::Node(node.parse().map_err(|_| Error::InvalidOption {
-                        option: "numa",
-                        value: value.to_owned(),
-                        reason: "it is unbound, near_storage or the number of a node".into(),
+                    node => NumaPlacement::Node(node.parse().map_err(|_| {
+                        Error::invalid_option(
+                            "numa",
+                            value,
+                            "it is unbound, near_storage or the number of a node",
+                        )
                     })?),
                 }
             }
@@ -231,11 +233,8 @@ impl LoadOptions {
             "populate" => self.populate = environment::boolean("populate", value)?,
             _ => {
                 let known: Vec<&str> = VARIABLES.iter().map(|(_, option)| *option).collect();
-                return Err(Error::InvalidOption {
-                    option: "option",
-                    value: option.to_owned(),
-                    reason: format!("the options are {}", known.join(", ")),
-                });
+                let reason = format!("the options are {}", known.join(", "));
+                return Err(Error::invalid_option("option", option, reason));
             }
         }
         Ok(())
@@ -250,26 +249,17 @@ impl LoadOptions {
         }
         let block = Alignment::BLOCK;
         if self.chunk_bytes == 0 || self.chunk_bytes > MAX_CHUNK_BYTES || !block.divides(self.chunk_bytes) {
-            return Err(Error::InvalidOption {
-                option: "chunk",
-                value: self.chunk_bytes.to_string(),
-                reason: format!("it is a multiple of {} up to {}", block.bytes(), ByteSize(MAX_CHUNK_BYTES)),
-            });
+            let reason = format!("it is a multiple of {} up to {}", block.bytes(), ByteSize(MAX_CHUNK_BYTES));
+            return Err(Error::invalid_option("chunk", self.chunk_bytes, reason));
         }
         if self.populate && !self.route.is_mapping() {
-            return Err(Error::InvalidOption {
-                option: "populate",
-                value: "true".into(),
-                reason: "only route mapped leaves anything to populate".into(),
-            });
+            let reason = "only route mapped leaves anything to populate";
+            return Err(Error::invalid_option("populate", "true", reason));
         }
         self.check_device()?;
         if self.route.is_of_page_cache() && self.direct == DirectIo::Always {
-            return Err(Error::InvalidOption {
-                option: "direct",
-                value: "always".into(),
-                reason: format!("route {} takes bytes from the page cache", self.route),
-            });
+            let reason = format!("route {} takes bytes from the page cache", self.route);
+            return Err(Error::invalid_option("direct", "always", reason));
         }
         Ok(())
     }
@@ -376,10 +366,8 @@ fn dtype(value: &str) -> Result<Dtype> {
         "bfloat16" => Some(Dtype::Bf16),
         other => Dtype::ALL.iter().copied().find(|dtype| dtype.name().eq_ignore_ascii_case(other)),
     };
-    found.ok_or_else(|| Error::InvalidOption {
-        option: "dtype",
-        value: value.to_owned(),
-        reason: "it is F32, F16 or BF16 (float32, float16, bfloat16)".into(),
+    found.ok_or_else(|| {
+        Error::invalid_option("dtype", value, "it is F32, F16 or BF16 (float32, float16, bfloat16)")
     })
 }
 

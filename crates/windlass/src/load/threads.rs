@@ -99,10 +99,6 @@ pub(super) fn numa_node(
             Ok(sources.first().and_then(|source| block_device::numa_node(source.as_local()?.device())))
         }
         NumaPlacement::Node(id) if numa::nodes().iter().any(|node| node.id == id) => Ok(Some(id)),
-        NumaPlacement::Node(id) => Err(Error::InvalidOption {
-            option: "numa",
-            value: id.to_string(),
-            reason: "this machine has no such node".into(),
-        }),
+        NumaPlacement::Node(id) => Err(Error::invalid_option("numa", id, "this machine has no such node")),
     }
 }

@@ -168,10 +168,10 @@ impl Matcher {
                 matcher.exact.insert(tensor);
                 continue;
             }
-            let pattern = Pattern::new(text).map_err(|error| Error::InvalidOption {
-                option: if unmatched == Unmatched::IsFine { "exclude" } else { "select" },
-                value: text.clone(),
-                reason: format!("it is neither the name of a tensor nor a glob pattern: {error}"),
+            let pattern = Pattern::new(text).map_err(|error| {
+                let option = if unmatched == Unmatched::IsFine { "exclude" } else { "select" };
+                let reason = format!("it is neither the name of a tensor nor a glob pattern: {error}");
+                Error::invalid_option(option, text, reason)
             })?;
             if unmatched == Unmatched::IsAnError
                 && !catalog.tensors().iter().any(|tensor| pattern.matches(&tensor.name))

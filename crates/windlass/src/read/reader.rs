@@ -203,11 +203,8 @@ impl Reader {
 
     fn line(&self, device: DeviceId) -> Result<Arc<DeviceLine>> {
         if device.is_host() {
-            return Err(Error::InvalidOption {
-                option: "device",
-                value: device.to_string(),
-                reason: "it has no addresses of its own: give a pointer of the host".into(),
-            });
+            let reason = "it has no addresses of its own: give a pointer of the host";
+            return Err(Error::invalid_option("device", device, reason));
         }
         let mut lines = lock(&self.shared.lines);
         if let Some(line) = lines.get(&device) {

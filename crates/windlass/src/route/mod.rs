@@ -191,14 +191,8 @@ impl FromStr for Route {
 
     fn from_str(name: &str) -> crate::Result<Self> {
         Self::ALL.iter().copied().find(|route| route.name() == name).ok_or_else(|| {
-            crate::Error::InvalidOption {
-                option: "route",
-                value: name.to_owned(),
-                reason: format!(
-                    "it is one of {}",
-                    Self::ALL.iter().map(|route| route.name()).collect::<Vec<_>>().join(", ")
-                ),
-            }
+            let known: Vec<_> = Self::ALL.iter().map(|route| route.name()).collect();
+            crate::Error::invalid_option("route", name, format!("it is one of {}", known.join(", ")))
         })
     }
 }

@@ -184,11 +184,8 @@ impl<'a> Encoded<'a> {
     /// [`Error::InvalidOption`] if the memory has another length; [`Error::Device`].
     pub fn write_to(&self, memory: &mut [u8]) -> Result<()> {
         if memory.len() as u64 != self.file.len() {
-            return Err(Error::InvalidOption {
-                option: "memory",
-                value: format!("{} bytes", memory.len()),
-                reason: format!("the file has {}", self.file.len()),
-            });
+            let reason = format!("the file has {}", self.file.len());
+            return Err(Error::invalid_option("memory", format!("{} bytes", memory.len()), reason));
         }
         let devices = gather::Devices::of(self.tensors)?;
         devices.gather(&self.file, self.tensors, self.file.range(), memory)

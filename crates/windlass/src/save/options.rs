@@ -65,11 +65,8 @@ impl SaveOptions {
             }
             "threads" => self.threads = Some(count("threads", value)?),
             _ => {
-                return Err(Error::InvalidOption {
-                    option: "option",
-                    value: option.to_owned(),
-                    reason: "the options are direct, sync, alignment, threads".into(),
-                });
+                let reason = "the options are direct, sync, alignment, threads";
+                return Err(Error::invalid_option("option", option, reason));
             }
         }
         Ok(())
@@ -81,18 +78,14 @@ impl SaveOptions {
             count("threads", &threads.to_string())?;
         }
         if self.alignment < LEAST_ALIGNMENT || self.alignment.bytes() > MAX_ALIGNMENT {
-            return Err(bad_alignment(&self.alignment.bytes().to_string()));
+            return Err(bad_alignment(self.alignment.bytes()));
         }
         Ok(())
     }
 }
 
-fn bad_alignment(value: &str) -> Error {
-    Error::InvalidOption {
-        option: "alignment",
-        value: value.to_owned(),
-        reason: format!("it is a power of two from 8 to {MAX_ALIGNMENT}"),
-    }
+fn bad_alignment(value: impl ToString) -> Error {
+    Error::invalid_option("alignment", value, format!("it is a power of two from 8 to {MAX_ALIGNMENT}"))
 }
 
 /// How tensors are given out to files.
@@ -131,16 +124,14 @@ impl Sharding {
     }
 
     pub(super) fn check(&self) -> Result<()> {
-        let refuse = |option, value: &str, reason: &str| {
-            Err(Error::InvalidOption { option, value: value.to_owned(), reason: reason.to_owned() })
-        };
         if self.max_shard_bytes == 0 {
-            return refuse("max_shard_size", "0", "no tensor fits a shard of no bytes");
+            return Err(Error::invalid_option("max_shard_size", 0, "no tensor fits a shard of no bytes"));
         }
         match self.file_name.strip_suffix(".safetensors") {
             Some(stem) if !stem.is_empty() && !stem.contains(['/', '\0']) => Ok(()),
             _ => {
-                refuse("filename", &self.file_name, "it is a name such as model.safetensors, without folders")
+                let reason = "it is a name such as model.safetensors, without folders";
+                Err(Error::invalid_option("filename", &self.file_name, reason))
             }
         }
     }

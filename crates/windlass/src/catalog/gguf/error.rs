@@ -33,19 +33,13 @@ impl fmt::Display for HeaderPart {
 }
 
 /// What a file begins with that has no magic, for people.
-struct Beginning<'a>(&'a [u8]);
-
-impl fmt::Display for Beginning<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            f.write_str("the file ends before it")
-        } else if let Some(what) = foreign(self.0) {
-            f.write_str(what)
-        } else {
-            let shown = self.0.get(..super::MAGIC.len() * 2).unwrap_or(self.0);
-            write!(f, "instead of 'GGUF' there is '{}'", shown.escape_ascii())
-        }
+fn beginning(found: &[u8]) -> String {
+    if found.is_empty() {
+        return "the file ends before it".into();
     }
+    let shown = found.get(..super::MAGIC.len() * 2).unwrap_or(found);
+    foreign(found)
+        .map_or_else(|| format!("instead of 'GGUF' there is '{}'", shown.escape_ascii()), Into::into)
 }
 
 /// Why bytes are not a GGUF file.
@@ -62,7 +56,7 @@ pub enum GgufError {
         source: io::Error,
     },
     /// The first bytes are others.
-    #[error("no GGUF magic at byte {offset}: {}", Beginning(found))]
+    #[error("no GGUF magic at byte {offset}: {}", beginning(found))]
     NoMagic {
         /// Where it was looked for.
         offset: u64,

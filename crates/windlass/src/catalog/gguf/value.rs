@@ -8,75 +8,79 @@ use super::{
 use crate::ByteRange;
 use std::{collections::HashMap, fmt, sync::Arc};
 
-/// The type of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum ValueType {
-    U8,
-    I8,
-    U16,
-    I16,
-    U32,
-    I32,
-    F32,
-    Bool,
-    String,
-    Array,
-    U64,
-    I64,
-    F64,
+/// Defines what there is of each type of values, in the order of their numbers in files: the variant, its name, the bytes
+/// of a value unless they differ, and the Rust types of a value and of an element of an array.
+macro_rules! value_types {
+    ($($variant:ident, $name:literal, $width:expr, $value:ty, $element:ty;)+) => {
+        /// The type of a value.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[allow(missing_docs)]
+        pub enum ValueType {
+            $($variant,)+
+        }
+
+        /// The value of a key.
+        #[derive(Clone, Debug, PartialEq)]
+        #[allow(missing_docs)]
+        pub enum Value {
+            $($variant($value),)+
+        }
+
+        /// The values of an array.
+        #[derive(Clone, Debug, PartialEq)]
+        #[allow(missing_docs)]
+        pub enum ArrayValues {
+            $($variant(Vec<$element>),)+
+        }
+
+        impl ValueType {
+            const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// The type of this number in files.
+            pub const fn from_id(id: u32) -> Option<Self> {
+                if id < Self::ALL.len() as u32 { Some(Self::ALL[id as usize]) } else { None }
+            }
+
+            /// Its name, such as `u32` or `string`.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+
+            /// Bytes of one value, or `None` if that differs from one to the next.
+            pub const fn width(self) -> Option<u64> {
+                match self {
+                    $(Self::$variant => $width,)+
+                }
+            }
+        }
+
+        impl Value {
+            /// Its type.
+            pub const fn value_type(&self) -> ValueType {
+                match self {
+                    $(Self::$variant(_) => ValueType::$variant,)+
+                }
+            }
+        }
+    };
 }
 
-impl ValueType {
-    /// The type of this number in files.
-    pub const fn from_id(id: u32) -> Option<Self> {
-        Some(match id {
-            0 => Self::U8,
-            1 => Self::I8,
-            2 => Self::U16,
-            3 => Self::I16,
-            4 => Self::U32,
-            5 => Self::I32,
-            6 => Self::F32,
-            7 => Self::Bool,
-            8 => Self::String,
-            9 => Self::Array,
-            10 => Self::U64,
-            11 => Self::I64,
-            12 => Self::F64,
-            _ => return None,
-        })
-    }
-
-    /// Its name, such as `u32` or `string`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::U8 => "u8",
-            Self::I8 => "i8",
-            Self::U16 => "u16",
-            Self::I16 => "i16",
-            Self::U32 => "u32",
-            Self::I32 => "i32",
-            Self::F32 => "f32",
-            Self::Bool => "bool",
-            Self::String => "string",
-            Self::Array => "array",
-            Self::U64 => "u64",
-            Self::I64 => "i64",
-            Self::F64 => "f64",
-        }
-    }
-
-    /// Bytes of one value, or `None` if that differs from one to the next.
-    pub const fn width(self) -> Option<u64> {
-        match self {
-            Self::U8 | Self::I8 | Self::Bool => Some(1),
-            Self::U16 | Self::I16 => Some(2),
-            Self::U32 | Self::I32 | Self::F32 => Some(4),
-            Self::U64 | Self::I64 | Self::F64 => Some(8),
-            Self::String | Self::Array => None,
-        }
-    }
+value_types! {
+    U8, "u8", Some(1), u8, u8;
+    I8, "i8", Some(1), i8, i8;
+    U16, "u16", Some(2), u16, u16;
+    I16, "i16", Some(2), i16, i16;
+    U32, "u32", Some(4), u32, u32;
+    I32, "i32", Some(4), i32, i32;
+    F32, "f32", Some(4), f32, f32;
+    Bool, "bool", Some(1), bool, bool;
+    String, "string", None, Box<str>, String;
+    Array, "array", None, Array, Array;
+    U64, "u64", Some(8), u64, u64;
+    I64, "i64", Some(8), i64, i64;
+    F64, "f64", Some(8), f64, f64;
 }
 
 impl fmt::Display for ValueType {
@@ -85,45 +89,7 @@ impl fmt::Display for ValueType {
     }
 }
 
-/// The value of a key.
-#[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)]
-pub enum Value {
-    U8(u8),
-    I8(i8),
-    U16(u16),
-    I16(i16),
-    U32(u32),
-    I32(i32),
-    F32(f32),
-    Bool(bool),
-    String(Box<str>),
-    Array(Array),
-    U64(u64),
-    I64(i64),
-    F64(f64),
-}
-
 impl Value {
-    /// Its type.
-    pub const fn value_type(&self) -> ValueType {
-        match self {
-            Self::U8(_) => ValueType::U8,
-            Self::I8(_) => ValueType::I8,
-            Self::U16(_) => ValueType::U16,
-            Self::I16(_) => ValueType::I16,
-            Self::U32(_) => ValueType::U32,
-            Self::I32(_) => ValueType::I32,
-            Self::F32(_) => ValueType::F32,
-            Self::Bool(_) => ValueType::Bool,
-            Self::String(_) => ValueType::String,
-            Self::Array(_) => ValueType::Array,
-            Self::U64(_) => ValueType::U64,
-            Self::I64(_) => ValueType::I64,
-            Self::F64(_) => ValueType::F64,
-        }
-    }
-
     /// The text, if it is a string.
     pub fn as_str(&self) -> Option<&str> {
         match self {
@@ -227,25 +193,6 @@ pub struct Array {
     pub(super) len: u64,
     pub(super) bytes: ByteRange,
     pub(super) byte_order: ByteOrder,
-}
-
-/// The values of an array.
-#[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)]
-pub enum ArrayValues {
-    U8(Vec<u8>),
-    I8(Vec<i8>),
-    U16(Vec<u16>),
-    I16(Vec<i16>),
-    U32(Vec<u32>),
-    I32(Vec<i32>),
-    F32(Vec<f32>),
-    Bool(Vec<bool>),
-    String(Vec<String>),
-    Array(Vec<Array>),
-    U64(Vec<u64>),
-    I64(Vec<i64>),
-    F64(Vec<f64>),
 }
 
 impl Array {
