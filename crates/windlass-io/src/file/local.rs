@@ -1,4 +1,4 @@
-//! A file of this machine as a source of bytes: its two descriptors, and what each can do.
+//! A file of this machine: its two descriptors, and what each can do.
 #![forbid(unsafe_code)]
 
 use super::{DirectFile, FileSystem, FileUse, OpenFile, Probe, Residency, direct};
@@ -6,7 +6,6 @@ use crate::{ByteRange, sys};
 use std::{
     fs::File,
     io,
-    path::Path,
     sync::{Arc, OnceLock},
 };
 use windlass_device::Unavailable;
@@ -28,16 +27,6 @@ impl LocalFile {
         let direct = direct::open_on(&open.file, filesystem, FileUse::Read);
         let probe = Probe::find(&open.file);
         Self { open, filesystem, direct, direct_failed: OnceLock::new(), probe }
-    }
-
-    /// Returns the path for messages.
-    pub fn path(&self) -> &Path {
-        &self.open.path
-    }
-
-    /// Returns the file as it was opened.
-    pub fn open_file(&self) -> &Arc<OpenFile> {
-        &self.open
     }
 
     /// Returns the file system that the file lies on.
@@ -65,19 +54,9 @@ impl LocalFile {
         sys::files::preferred_bytes(&self.open.file)
     }
 
-    /// Returns the length in bytes when it was opened.
-    pub fn len(&self) -> u64 {
-        self.open.identity.len()
-    }
-
-    /// Returns whether it had no byte when it was opened.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Returns the bytes that the page cache holds, if that can be known.
     pub fn cached_bytes(&self) -> Option<u64> {
-        self.probe.cached_bytes(&self.open.file, self.len())
+        self.probe.cached_bytes(&self.open.file, self.open.identity.len())
     }
 
     /// Returns what the page cache holds of `range`.

@@ -108,16 +108,6 @@ impl OpenFile {
     pub fn io_error(&self, operation: &'static str, source: io::Error) -> Error {
         Error::Io { operation, path: self.path.clone(), range: None, source }
     }
-
-    /// The error of a failed read of bytes that the file had when it was opened.
-    pub fn read_error(&self, range: ByteRange, source: io::Error) -> Error {
-        let path = self.path.clone();
-        if source.kind() == io::ErrorKind::UnexpectedEof {
-            let file_len = self.file.metadata().map_or(0, |stat| stat.len());
-            return Error::Truncated { path, needed: range, file_len };
-        }
-        Error::Io { operation: "read", path, range: Some(range), source }
-    }
 }
 
 fn check_regular(file_type: FileType, path: &Path) -> Result<()> {
