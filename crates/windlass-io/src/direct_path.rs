@@ -90,7 +90,7 @@ pub fn prove<'f>(
         None => probe(device, source, register).unwrap_or_else(Verdict::Unknown),
     };
     // A small file says nothing about its file system.
-    if source.len() >= PROBE_BYTES && !matches!(verdict, Verdict::Unknown(_)) {
+    if source.len_bytes() >= PROBE_BYTES && !matches!(verdict, Verdict::Unknown(_)) {
         known.insert(key, verdict.clone());
     }
     verdict.proof()
@@ -104,7 +104,7 @@ fn probe<'f>(
 ) -> Result<Verdict, Unavailable> {
     device.check_direct()?;
     let file = register()?;
-    let len = Alignment::BLOCK.down(source.len().min(PROBE_BYTES));
+    let len = Alignment::BLOCK.down(source.len_bytes().min(PROBE_BYTES));
     if len == 0 {
         let reason = "the file is shorter than a block, so no trial read proves the path";
         return Err(Unavailable::new(reason, "choose route auto or staged"));

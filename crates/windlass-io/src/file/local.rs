@@ -49,6 +49,11 @@ impl LocalFile {
         self.open.identity.inode()
     }
 
+    /// Returns the length when it was opened.
+    pub fn len_bytes(&self) -> u64 {
+        self.open.identity.len()
+    }
+
     /// Returns the length of reads that the file system prefers.
     pub fn preferred_bytes(&self) -> u64 {
         sys::files::preferred_bytes(&self.open.file)
@@ -56,7 +61,7 @@ impl LocalFile {
 
     /// Returns the bytes that the page cache holds, if that can be known.
     pub fn cached_bytes(&self) -> Option<u64> {
-        self.probe.cached_bytes(&self.open.file, self.open.identity.len())
+        self.probe.cached_bytes(&self.open.file, self.len_bytes())
     }
 
     /// Returns what the page cache holds of `range`.
