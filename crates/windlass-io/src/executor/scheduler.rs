@@ -135,7 +135,6 @@ impl<C: Customer> Scheduler<C> {
     pub fn close(&self, reason: Reason) {
         let removed = self.own(|state| {
             let reason = state.close(reason);
-            self.watched.notify_all();
             let groups = state.all().into_iter();
             groups.map(|id| state.cancel(id, reason.clone()).0).collect::<Vec<_>>()
         });
@@ -182,7 +181,8 @@ impl<C: Customer> Scheduler<C> {
         is_news
     }
 
-    /// Watches deadlines and events until it is closed: the work of one thread. Groups with events are refused before.
+    /// Watches deadlines and events until the scheduler is closed, or sealed and without groups: the work of one thread.
+    /// Groups with events are refused before.
     pub fn watch(&self) {
         const SHORT_PAUSE: Duration = Duration::from_micros(100);
         const LONG_PAUSE: Duration = Duration::from_millis(1);
@@ -190,7 +190,7 @@ impl<C: Customer> Scheduler<C> {
         while !self.is_foreign() {
             let is_news = self.look(Instant::now());
             let state = self.lock();
-            if state.closed.is_some() {
+            if state.has_ended() {
                 return;
             }
             if is_news {
@@ -400,9 +400,12 @@ impl<C: Customer> Scheduler<C> {
 
     /// Unlocks, then wakes threads: the lock is the first thing that they need.
     fn unlock(&self, mut state: MutexGuard<'_, State<C>>) {
-        let woken = mem::take(&mut state.woken);
+        let (woken, is_over) = (mem::take(&mut state.woken), state.has_ended());
         drop(state);
         woken.into_iter().for_each(Parked::wake);
+        if is_over {
+            self.watched.notify_all();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<C>> {

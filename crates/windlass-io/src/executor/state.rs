@@ -457,6 +457,11 @@ impl<C: Customer> State<C> {
         reason
     }
 
+    /// Returns whether nothing is left to watch: it is closed, or sealed and without groups.
+    pub(super) fn has_ended(&self) -> bool {
+        self.closed.is_some() || self.is_sealed && self.groups.is_empty()
+    }
+
     /// Returns whether no operation will come to these queues any more.
     pub(super) fn is_over(&self, serves: QueueSet) -> bool {
         self.closed.is_some() || self.is_sealed && self.queues.are_over(serves)

@@ -259,6 +259,32 @@ fn operations_that_were_put_back_by_turns_are_all_offered_again() {
 }
 
 #[test]
+fn a_watcher_ends_with_the_last_group_of_a_sealed_scheduler() {
+    for is_sealed_first in [false, true] {
+        let scheduler = Kit::scheduler(Limits::NONE, &queues());
+        let executor = Executor::new(scheduler.clone());
+        executor.spawn_watcher("watcher").unwrap();
+        let kit = scheduler.customer();
+        let mut own = kit.group(0, FIRST, &[&[Act::Move]]);
+        own.event = Some(1);
+        submit(&scheduler, own);
+        if is_sealed_first {
+            scheduler.seal();
+        }
+        spawn(&executor, &[FIRST], Memory::new(1));
+        lock(&kit.reached).insert(1);
+        kit.wait(1);
+        scheduler.seal();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            executor.join();
+            tell.send(()).unwrap();
+        });
+        assert_eq!(told.recv_timeout(PATIENCE / 10), Ok(()), "a thread goes on");
+    }
+}
+
+#[test]
 fn many_threads_serve_many_submitters() {
     const SUBMITTERS: u32 = 4;
     const EACH: u32 = 500;
