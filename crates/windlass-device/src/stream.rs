@@ -9,7 +9,7 @@ use std::{ptr, sync::Arc};
 
 /// Pieces of this length are not short.
 const LONG_PIECE_BYTES: u64 = 64 << 10;
-/// So many pieces of one length at one distance are copied as rows of one matrix.
+/// Fewest pieces of one length at one distance that are copied as rows of one matrix.
 const FEWEST_ROWS: usize = 4;
 /// The longest distance of rows that drivers take.
 const MAX_PITCH: usize = i32::MAX as usize;
@@ -42,7 +42,7 @@ pub struct HostCopy {
     pub host: usize,
     /// Address in the memory of the device.
     pub device: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
@@ -251,7 +251,7 @@ pub(crate) fn has_many_short(transfers: &[Transfer]) -> bool {
     transfers.iter().filter(is_short).count() > CopyStream::MAX_COPIES
 }
 
-/// Bytes that the table of so many transfers takes.
+/// Returns the bytes that the table of a number of transfers takes.
 pub(crate) fn table_bytes(transfers: usize) -> u64 {
     (transfers * size_of::<Segment>()) as u64
 }

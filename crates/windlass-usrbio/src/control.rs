@@ -60,7 +60,7 @@ impl Control {
         received(&outcome, self.limit, &self.mount, what)
     }
 
-    /// Lets the thread run a task some time.
+    /// Queues a task for the thread.
     pub(crate) fn post(&self, task: impl FnOnce() + Send + 'static) {
         if let Some(tasks) = &self.tasks {
             let _ = tasks.send(Box::new(task));

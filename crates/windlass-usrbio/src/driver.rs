@@ -1,4 +1,4 @@
-//! What a ring needs of whoever speaks to the daemon: the native client, or the vendor's library.
+//! What a ring needs of its client: the native one, or the vendor's library.
 #![forbid(unsafe_code)]
 
 use crate::{File, Iov, Result};

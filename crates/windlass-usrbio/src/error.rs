@@ -206,7 +206,7 @@ impl Error {
     /// them can write to the transfer's memory after the daemon has given up on it. Then the memory is not to be used
     /// again.
     pub fn leaves_memory_in_doubt(&self) -> bool {
-        // With these the daemon refuses before it asks anybody: it does not know the buffer or the file.
+        // With these the daemon refuses before it asks a storage server: it does not know the buffer or the file.
         matches!(self, Self::Io { errno, .. } if !matches!(*errno, libc::EINVAL | libc::EACCES | libc::EBADF))
     }
 

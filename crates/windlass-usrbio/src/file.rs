@@ -91,7 +91,7 @@ impl File {
         self.inode
     }
 
-    /// How long the file is now.
+    /// Returns the file's length now.
     ///
     /// # Errors
     /// [`Error::System`].

@@ -24,9 +24,9 @@ use uuid::Uuid;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct IovOptions {
-    /// How many bytes.
+    /// Length in bytes.
     pub len: usize,
-    /// The NUMA node whose memory it should be, if that matters.
+    /// The NUMA node whose memory is preferred.
     pub numa_node: Option<u32>,
     /// The daemon registers blocks of this length with InfiniBand, one by one. No transfer may straddle two. 0 is the
     /// whole buffer, and right but for very large ones.
@@ -43,8 +43,8 @@ setters! {
 
 /// A buffer shared with the daemon.
 ///
-/// Its address stays the same, so that it can be pinned for a device: whoever pins it holds the `Arc`, and unpins it
-/// before letting go.
+/// Its address stays the same, so that it can be pinned for a device. The owner of the pin holds the `Arc`, and unpins
+/// the buffer before dropping it.
 #[derive(Debug)]
 pub struct Iov {
     registered: Registered,
@@ -76,17 +76,17 @@ impl Iov {
         Ok(Self { registered, id, block_bytes, vendor, cut: AtomicUsize::new(0) })
     }
 
-    /// The first byte. What lies there may be read and written through slots, or by devices that it is pinned for.
+    /// Returns the address of the first byte. What lies there may be read and written through slots, or by devices that it is pinned for.
     pub fn base(&self) -> NonNull<u8> {
         self.registered.memory.base()
     }
 
-    /// How many bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.registered.memory.len()
     }
 
-    /// Whether there are none: never.
+    /// Whether it is empty. It never is.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -152,12 +152,12 @@ impl IovSlot {
         self.range.start
     }
 
-    /// How many bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Whether there are none: never.
+    /// Whether it is empty. It never is.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }

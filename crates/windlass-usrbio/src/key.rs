@@ -20,7 +20,7 @@ pub struct Key {
 pub struct RingKey {
     /// Reads, or writes.
     pub direction: Direction,
-    /// Positive: batches of exactly so many. Zero: all there is. Negative: at most so many.
+    /// Positive: batches of exactly this size. Zero: all there is. Negative: batches of at most this size.
     pub io_depth: i32,
     /// Which of the daemon's queues.
     pub priority: RingPriority,

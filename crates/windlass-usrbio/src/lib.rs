@@ -6,7 +6,7 @@
 //! [`Completion`]. Two clients speak to the daemon: one in this crate, which needs no library, and the vendor's library;
 //! [`choose`] tells which, and proves it by a read.
 //!
-//! Nothing waits for ever. A daemon that died, was restarted or has forgotten this process's memory is an [`Error`] of
+//! Every wait has a limit. A daemon that died, was restarted or has forgotten this process's memory is an [`Error`] of
 //! that name after a fraction of a second; one that hangs is [`Error::Timeout`]. After such an error the mount is opened
 //! anew.
 //!

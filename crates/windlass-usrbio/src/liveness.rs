@@ -1,7 +1,7 @@
 //! Whether the daemon still lives and still knows this process.
 //!
-//! Looking means to ask the daemon, and one that hangs does not answer: so a thread of its own looks, and who waits for
-//! transfers goes on waiting, as long as it likes.
+//! Looking means to ask the daemon, and one that hangs does not answer. So a thread of its own looks, and a thread that
+//! waits for transfers is not held up.
 #![forbid(unsafe_code)]
 
 use crate::{Error, RingPriority, proto, worker::Worker};
@@ -23,7 +23,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    /// The verdict as an error to whoever depends on these registrations.
+    /// The verdict as an error for the owner of these registrations.
     pub(crate) fn into_error<'a>(
         self,
         mount: &Path,

@@ -54,7 +54,7 @@ impl Mount {
     /// Opens the mount that `path`, a file or directory, lies on.
     ///
     /// # Errors
-    /// [`Error::NotOn3fs`], and those of the first words with the daemon: [`Error::SharedMemoryNamespace`],
+    /// [`Error::NotOn3fs`], and those of the first requests to the daemon: [`Error::SharedMemoryNamespace`],
     /// [`Error::DaemonDead`], [`Error::Timeout`], [`Error::System`].
     pub fn open(path: &Path, client: Client) -> Result<Self> {
         Self::open_at(extract_mount_point(path)?, client, Trust::No)
@@ -146,8 +146,8 @@ impl Mount {
         self.inner.control.run(what, question)
     }
 
-    /// Runs a task on the mount's own thread some time: to close a file, for instance, which is a word with the daemon
-    /// that nobody has to wait for. In a forked process, which has no such thread, the task is dropped.
+    /// Runs a task on the mount's own thread, and does not wait for it: to close a file, for instance, which asks the
+    /// daemon. In a forked process, which has no such thread, the task is dropped.
     pub fn later(&self, task: impl FnOnce() + Send + 'static) {
         self.inner.later(task);
     }
@@ -198,7 +198,7 @@ impl Inner {
         std::process::id() == self.pid
     }
 
-    /// Runs a task on the control thread some time.
+    /// Queues a task for the control thread.
     pub(crate) fn later(&self, task: impl FnOnce() + Send + 'static) {
         if self.is_own_process() {
             self.control.post(task);
@@ -259,7 +259,7 @@ impl Drop for Inner {
     }
 }
 
-/// A link that is removed where it is dropped: on the control thread, if nobody waited for the registration.
+/// A link that is removed where it is dropped: on the control thread, if the registration was given up.
 #[derive(Debug)]
 struct Undo(Option<PathBuf>);
 

@@ -63,7 +63,7 @@ impl RingClient {
         })
     }
 
-    /// How many transfers there is room for.
+    /// Returns the number of transfers that there is room for.
     pub fn entries(&self) -> i32 {
         self.layout.slots() - 1
     }

@@ -40,7 +40,7 @@ pub struct IoArgs {
     pub inode: u64,
     /// Where in the file.
     pub file_offset: usize,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
     /// The client's own mark.
     pub user_data: u64,
@@ -86,12 +86,12 @@ const _: () = {
 
 const SLOT_BYTES: usize = size_of::<IoArgs>() + size_of::<Cqe>() + size_of::<Sqe>();
 
-/// How much memory a ring of so many entries takes.
+/// Returns the bytes of memory that a ring with this number of entries takes.
 pub const fn ring_bytes(entries: usize) -> usize {
     COUNTERS_BYTES + size_of::<libc::sem_t>() + SPARE_BYTES + SLOT_BYTES * (entries + 1)
 }
 
-/// How many slots, one more than entries, a ring in so many bytes has; `None` if not even one entry fits.
+/// Returns the number of slots, one more than entries, of a ring in this many bytes; `None` if no entry fits.
 pub const fn ring_slots(bytes: usize) -> Option<i32> {
     let Some(slots) = bytes.checked_sub(COUNTERS_BYTES + size_of::<libc::sem_t>() + SPARE_BYTES) else {
         return None;
@@ -182,7 +182,7 @@ impl RingLayout {
     }
 
     fn counter(&self, number: usize) -> &AtomicI32 {
-        // SAFETY: whoever made the layout promised mapped, shared memory, which begins with four aligned counters;
+        // SAFETY: the caller of `new` promised mapped, shared memory, which begins with four aligned counters;
         // any bit pattern is an integer.
         unsafe { self.base.cast::<AtomicI32>().add(number).as_ref() }
     }

@@ -20,9 +20,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longest sleep without a look at anything else.
+/// Longest sleep before the state of the daemon is looked at.
 const NAP: Duration = Duration::from_millis(50);
-/// The daemon is asked whether it lives when nothing came for so long.
+/// The daemon is asked whether it lives when nothing has ended for this long.
 const SILENCE: Duration = Duration::from_millis(150);
 const MIN_ENTRIES: usize = 64;
 /// The daemon frees entries batch by batch, in order, though it completes out of order: with fewer entries than this
@@ -33,7 +33,7 @@ const ENTRIES_PER_TRANSFER: usize = 4;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RingOptions {
-    /// How many transfers may be in flight.
+    /// Most transfers in flight.
     pub depth: usize,
     /// Reads or writes.
     pub direction: Direction,
@@ -42,7 +42,7 @@ pub struct RingOptions {
     /// How many transfers the daemon puts in a batch at most. The completions of a batch come together, at its end, so 1
     /// is best for transfers of a MiB and more.
     pub batch: usize,
-    /// In-flight transfers of which none completes for so long are given up: [`Error::Timeout`].
+    /// In-flight transfers are given up if none of them completes for this long: [`Error::Timeout`].
     pub stall_limit: Duration,
     /// How long a ring that is dropped waits for the transfers that it still has.
     pub farewell: Duration,
@@ -104,7 +104,7 @@ impl Transfer {
     }
 }
 
-/// A transfer that has ended. Nobody writes to its slot any more, unless it failed with an error that
+/// A transfer that has ended. Its slot is no longer written to, unless it failed with an error that
 /// [says otherwise](Error::leaves_memory_in_doubt).
 #[derive(Debug)]
 pub struct Completion {
@@ -186,7 +186,7 @@ impl Ring {
         })
     }
 
-    /// How many transfers are in flight.
+    /// Returns the number of transfers in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
@@ -342,7 +342,7 @@ impl Ring {
         Ok(())
     }
 
-    /// After some silence: is anybody there?
+    /// Asks after the daemon when no transfer has ended for a while.
     fn listen(&mut self) -> Result<()> {
         let silence = self.last_progress.elapsed();
         if silence < SILENCE {

@@ -65,7 +65,7 @@ impl SubmitSemaphore {
 
 impl Drop for SubmitSemaphore {
     fn drop(&mut self) {
-        // SAFETY: opened by `open`; nobody else has the address.
+        // SAFETY: opened by `open`; no other code has the address.
         let _ = unsafe { libc::sem_close(self.0.as_ptr()) };
     }
 }
@@ -84,7 +84,7 @@ pub unsafe fn wait(semaphore: *mut libc::sem_t, limit: Duration) {
             // SAFETY: as above.
             unsafe { clock_wait(semaphore, libc::CLOCK_MONOTONIC, &raw const until) }
         }
-        // Somebody who sets the clock meanwhile makes the wait longer or shorter.
+        // If the clock is set in the meantime, the wait gets longer or shorter.
         None => {
             let until = absolute(limit);
             // SAFETY: as above.
@@ -93,7 +93,7 @@ pub unsafe fn wait(semaphore: *mut libc::sem_t, limit: Duration) {
     };
 }
 
-/// The wait that nobody disturbs by setting the clock, where the C library has it: glibc since 2.30, musl not.
+/// The wait that a change of the clock does not disturb, where the C library has it: glibc since 2.30, musl not.
 static CLOCK_WAIT: LazyLock<Option<ClockWait>> = LazyLock::new(|| {
     // SAFETY: the name ends in NUL.
     let found = NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"sem_clockwait".as_ptr()) });

@@ -18,8 +18,8 @@ use uuid::Uuid;
 /// Where POSIX shared memory lies on Linux. The protocol has this path in it.
 pub(crate) const DIRECTORY: &str = "/dev/shm";
 
-/// A mapping shared with whoever was told its name in time. All its pages exist, so that touching it cannot fail
-/// for want of memory.
+/// A mapping shared with each process that was told its name in time. All its pages exist, so that touching it
+/// cannot fail for want of memory.
 #[derive(Debug)]
 pub struct SharedMemory {
     base: NonNull<u8>,
@@ -84,12 +84,12 @@ impl SharedMemory {
         self.base
     }
 
-    /// How many bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none: never.
+    /// Whether it is empty. It never is.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -109,7 +109,7 @@ impl SharedMemory {
     /// Takes the name away; mappings stay.
     pub fn conceal(&mut self) {
         if let Some(name) = self.name.take() {
-            // Fails only if somebody else has removed it.
+            // Fails only if another process has removed it.
             let _ = rustix::fs::unlink(&name);
         }
     }
@@ -160,7 +160,7 @@ impl SharedMemory {
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         self.conceal();
-        // SAFETY: made by `create`, and whoever was given addresses into it holds this object.
+        // SAFETY: made by `create`, and every user of addresses into it holds this object.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

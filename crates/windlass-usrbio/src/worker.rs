@@ -1,4 +1,4 @@
-//! A thread whose end is waited for, but not for ever: it may hang in a daemon that does not answer.
+//! A thread whose end is waited for with a limit: it may hang in a daemon that does not answer.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -33,7 +33,7 @@ impl Worker {
         Ok(Self { thread: Some(thread), ended: Mutex::new(ended) })
     }
 
-    /// Waits for the end, which somebody must have asked for.
+    /// Waits for the end, which the caller has asked the thread for.
     pub(crate) fn finish(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         // Dropped by its own last task, a thread cannot wait for itself.

@@ -17,11 +17,12 @@ use std::{
 };
 use windlass::{
     Checkpoint, DeviceAllocator, DeviceId, DirectIo, Dtype, Error, LoadOptions, Route, TensorMemory,
-    device::{Device, DirectBuffer},
+    device::Device,
     memory::LentMemory,
     plan::{Layout, Selection, TensorSlice},
     route::fault::{Fault, FaultScript},
 };
+use windlass_device::DirectBuffer;
 
 #[test]
 fn tensors_outlive_everything_and_give_their_memory_back() {

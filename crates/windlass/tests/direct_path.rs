@@ -20,9 +20,10 @@ use std::{
 };
 use windlass::{
     DeviceId, DirectIo, Dtype, Error, Route,
-    device::{CuFileHandle, Device, DirectBuffer},
+    device::Device,
     route::fault::{Fault, FaultScript},
 };
+use windlass_device::{CuFileHandle, DirectBuffer};
 
 /// One thread gives cuFile up while another has a read to go on with.
 #[test]

@@ -21,11 +21,12 @@ use std::{
 use windlass::{
     ByteRange, Carrier, Checkpoint, DeviceId, DirectIo, Error, FillTarget, Filled, LoadOptions, Order,
     Refusal, Route,
-    device::{Device, DirectBuffer},
+    device::Device,
     plan::{Selection, TensorSlice},
     read::{Batch, Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
     route::fault::{Fault, FaultScript},
 };
+use windlass_device::DirectBuffer;
 
 const CHUNK: u64 = 256 << 10;
 /// Where targets begin in their allocation: nothing of theirs is aligned.

@@ -13,11 +13,10 @@ use common::{
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use windlass::{
     DeviceId, DirectIo, Dtype, Error, LoadOptions, Route,
-    device::{CopyDirection, CopyStream, Device, DeviceMemory, HostCopy, Pinned},
     plan::Layout,
     read::{Priority, ReadRequest, Target},
 };
-use windlass_device::toy;
+use windlass_device::{CopyDirection, CopyStream, Device, DeviceMemory, HostCopy, Pinned, toy};
 
 const TOY: DeviceId = DeviceId::Toy(1);
 
@@ -153,7 +152,7 @@ fn copies_go_both_ways_and_only_to_memory_of_the_device() {
     let outside = HostCopy { host: start, device: memory.address() + 4000, len: 128 };
     // SAFETY: refused before anything is copied.
     let failed = unsafe { stream.run(CopyDirection::ToDevice, &[outside], None) }.unwrap_err();
-    assert!(matches!(failed.error, windlass::device::Error::Device { .. }) && !failed.is_in_doubt);
+    assert!(matches!(failed.error, windlass_device::Error::Device { .. }) && !failed.is_in_doubt);
     drop((pinned, memory));
     assert_eq!(toy::in_use(), (0, 0));
 }

@@ -83,7 +83,7 @@ class Namespace:
                 reached before the memory is read. By default what torch's current stream was given so far, if tensors
                 of torch's are on a device; other memory of devices has to hold its bytes already. An event that is
                 given by its handle must live until `ticket.released()`.
-            priority: What goes first.
+            priority: How urgent it is. Requests in demand go first, then prefetches, then those in the background.
             notify: Whether `Store.event_fd` tells of the end.
         """
         return begin(
@@ -123,7 +123,7 @@ class Namespace:
             shard: Which shard of its block each item is; one number for all.
             timeout: Seconds that it may take. By default that of the store.
             wait_event: As for `store`: before the memory is written.
-            priority: What goes first.
+            priority: How urgent it is. Requests in demand go first, then prefetches, then those in the background.
             notify: Whether `Store.event_fd` tells of the end.
         """
         return begin(

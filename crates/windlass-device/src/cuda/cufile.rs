@@ -220,7 +220,7 @@ impl CuFile {
         Ok(())
     }
 
-    /// How many reads into a device went each way since the library was opened, by whoever uses it in this process;
+    /// How many reads into a device went each way since the library was opened, by all users of it in this process;
     /// `None` if this version does not count.
     fn counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
         Counters::of_reads(&self.statistics()?, uuid)

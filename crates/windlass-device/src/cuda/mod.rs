@@ -324,7 +324,7 @@ impl Drop for Entered<'_> {
 
 /// Why a device cannot be opened.
 enum Problem {
-    /// There are only so many.
+    /// There is no device of this number: only as many as given.
     Absent(u32),
     Driver(DriverError),
 }

@@ -21,7 +21,7 @@ pub struct Iov {
     pub id: [u8; 16],
     /// Where the file system is mounted.
     pub mount_point: [c_char; MOUNT_POINT_BYTES],
-    /// How many bytes.
+    /// Length in bytes.
     pub size: usize,
     /// See [`IovOptions`](crate::IovOptions).
     pub block_size: usize,

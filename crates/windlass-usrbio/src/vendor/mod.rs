@@ -1,4 +1,4 @@
-//! The vendor's library, loaded when somebody asks for it, behind guards: it aborts the process on arguments that it does
+//! The vendor's library, loaded at the first use, behind guards: it aborts the process on arguments that it does
 //! not like.
 #![allow(unsafe_code)]
 
@@ -152,7 +152,7 @@ fn may_load() -> Result<(), String> {
 #[derive(Debug)]
 pub(crate) struct WrappedIov(Box<abi::Iov>);
 
-// SAFETY: nobody writes to the struct after it was filled.
+// SAFETY: the struct is not written to after it was filled.
 unsafe impl Send for WrappedIov {}
 // SAFETY: as above.
 unsafe impl Sync for WrappedIov {}

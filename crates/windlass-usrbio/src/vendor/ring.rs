@@ -148,7 +148,7 @@ impl Driver for VendorRing {
         let most = self.arrived.len() as i32;
         let ring = self.handle()?;
         // SAFETY: the ring is alive, there are `most` places, and a time is always given: without one, the library
-        // waits for ever for a daemon that is dead.
+        // never returns if the daemon is dead.
         let count = unsafe {
             (self.library.functions.wait_for_ios)(
                 ring,
@@ -192,7 +192,7 @@ impl Drop for VendorRing {
     }
 }
 
-/// A ring that is destroyed where it is dropped: on the control thread, if nobody waited for it.
+/// A ring that is destroyed where it is dropped: on the control thread, if its creation was given up.
 struct Abandoned {
     ring: Option<Handle>,
     library: Arc<Library>,
@@ -201,7 +201,7 @@ struct Abandoned {
 impl Drop for Abandoned {
     fn drop(&mut self) {
         if let Some(Handle(mut ring)) = self.ring.take() {
-            // SAFETY: created by `create`, and used by nobody any more.
+            // SAFETY: created by `create`, and no longer used.
             unsafe { (self.library.functions.ior_destroy)(&raw mut *ring) };
         }
     }

@@ -44,7 +44,7 @@ pub struct Check {
 pub enum Status {
     /// As it should be.
     Ok,
-    /// Not here, and needed only by whoever wants what it is for.
+    /// Not here, and needed only for one purpose.
     Absent,
     /// Loads work, but slower than they could.
     Slower,

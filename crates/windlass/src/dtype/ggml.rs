@@ -6,7 +6,7 @@ use super::Dtype;
 /// Defines ggml's block types: the variant, ggml's number and name, and the elements and bytes of a block.
 macro_rules! block_types {
     ($($variant:ident, $id:literal, $name:literal, $len:literal, $bytes:literal;)+) => {
-        /// A quantised type of ggml: so many elements along the innermost dimension share a block of so many bytes.
+        /// A quantised type of ggml: a fixed number of elements along the innermost dimension share a block of bytes.
         ///
         /// Names, numbers and sizes are those of ggml itself. Its plain types, such as `F32`, are [`Dtype`]s of their own.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,4 +1,4 @@
-//! Arenas, and the two ways to touch one: write a region nobody else has, or read a block that is complete.
+//! Arenas, and the two ways to touch one: write a region that has one owner, or read a block that is complete.
 //!
 //! [`Fill`] is the contract between them. It is told which tensors an arena holds and which regions will be
 //! written, checks that the regions are disjoint and cover every tensor, and turns tensors into readable
@@ -97,7 +97,7 @@ impl Arena {
         &self.live[page(place.start())..=page(place.end() - 1)]
     }
 
-    /// Waits for the device that uses the memory, if one does. `false` if nobody knows whether it has ended.
+    /// Waits for the device that uses the memory, if one does. `false` if it is not known whether it has ended.
     fn is_unused_by_device(&self) -> bool {
         self.user.as_ref().is_none_or(|device| device.wait_for_all())
     }
@@ -138,13 +138,13 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         if self.user.is_some() && !self.is_unused_by_device() {
-            // Rather memory that stays than memory that is somebody else's while a kernel reads it.
+            // Leaked: freed memory could be given to another allocation while a kernel still reads it.
             std::mem::forget(std::mem::replace(&mut self.memory, Backing::Gone));
         }
     }
 }
 
-/// Bytes of an arena that only the holder may write, and nobody may read.
+/// Bytes of an arena that only the holder may write. They are not read until they are complete.
 #[derive(Debug)]
 pub(crate) struct WriteRegion {
     arena: Arc<Arena>,
@@ -226,7 +226,7 @@ impl Fill {
 impl Drop for Fill {
     fn drop(&mut self) {
         for place in self.coverage.unfinished() {
-            // Never became a block, and now never will: nobody can refer to it.
+            // It never became a block and no longer can: nothing refers to it.
             self.arena.retire(place);
         }
     }

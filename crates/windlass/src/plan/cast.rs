@@ -37,7 +37,7 @@ impl Cast {
         dtype(self.0.to())
     }
 
-    /// Bytes in memory of so many bytes in the file.
+    /// Returns the bytes in memory that a number of bytes in the file becomes.
     pub(crate) fn resize(self, bytes: u64) -> Option<u64> {
         (bytes / self.0.from().bytes()).checked_mul(self.0.to().bytes())
     }

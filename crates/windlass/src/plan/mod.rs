@@ -23,7 +23,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 pub(crate) use slice::Runs;
-use std::{collections::HashSet, fmt, ops::Range, path::PathBuf};
+use std::{collections::HashSet, ops::Range, path::PathBuf};
 #[doc(hidden)]
 pub use windlass_device::Transfer;
 
@@ -123,7 +123,7 @@ pub enum PlanError {
     #[error(
         "tensor '{tensor}' of {} is of ggml type {id}, which this version does not know{}; exclude {}, or use a version that \
          knows the type",
-        path.display(), Others { count: *count, what: "such types" }, if *count == 1 { "it" } else { "them" }
+        path.display(), others(*count, "such types"), if *count == 1 { "it" } else { "them" }
     )]
     UnknownType {
         /// Name of the first such tensor.
@@ -138,7 +138,7 @@ pub enum PlanError {
     /// A tensor's numbers are in the other byte order, which nothing here would turn round.
     #[error(
         "tensor '{tensor}' of type {dtype} is big-endian{}; exclude {}, or convert the model to little-endian",
-        Others { count: *count, what: "that order" }, if *count == 1 { "it" } else { "them" }
+        others(*count, "that order"), if *count == 1 { "it" } else { "them" }
     )]
     ByteOrder {
         /// Name of the first such tensor.
@@ -181,19 +181,9 @@ pub enum PlanError {
     TooLarge,
 }
 
-/// How many tensors have the same problem as the one that is named.
-struct Others {
-    count: usize,
-    what: &'static str,
-}
-
-impl fmt::Display for Others {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.count > 1 {
-            write!(f, ", and {} tensors in all are of {}", self.count, self.what)?;
-        }
-        Ok(())
-    }
+/// Says how many tensors have the same problem as the one that is named.
+fn others(count: usize, what: &str) -> String {
+    if count > 1 { format!(", and {count} tensors in all are of {what}") } else { String::new() }
 }
 
 /// Fails for tensors whose bytes would mean nothing in memory.

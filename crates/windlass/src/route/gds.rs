@@ -3,14 +3,12 @@
 #![forbid(unsafe_code)]
 
 use super::{BlockingRead, Buffer, ReadOp, Unavailable};
-use crate::{
-    device::{CuFileHandle, Device},
-    source::Source,
-};
+use crate::{device::Device, source::Source};
 use std::{
     io,
     sync::{Arc, OnceLock},
 };
+use windlass_device::CuFileHandle;
 use windlass_io::direct_path;
 pub(crate) use windlass_io::direct_path::{p2pdma, plausible, reads_through_host};
 

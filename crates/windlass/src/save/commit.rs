@@ -1,4 +1,4 @@
-//! How the files of a sharded save get their names, so that whoever looks finds one save, whole.
+//! How the files of a sharded save get their names, so that a reader always finds one whole save.
 //!
 //! The index is what tells a directory's reader which files belong together. So new files take names that no index
 //! names, the index is replaced in one step, and only then do old files go. Where files lie without an index, one that
@@ -152,7 +152,7 @@ impl<'a> Commit<'a> {
                 .flat_map(|(name, content)| content.iter().map(move |tensor| (*tensor, name.as_str())));
             // On the disk before the first name is given: nothing but renaming is left then.
             let index = self.new_index(weight_map.collect(), total_size, report)?;
-            // Whoever does not lock the folder may have taken a name since it was looked for.
+            // A process that does not lock the folder may have taken a name in the meantime.
             if self.name_shards(&mut temps, &names)? {
                 break (names, index);
             }
@@ -354,7 +354,7 @@ impl<'a> Commit<'a> {
             _ if self.theirs.contains(name) => false,
             None => false,
             Some(stem) if stem == self.names.stem => true,
-            // A set of this name, unless somebody saves by the name that sets of it have.
+            // A set of this name, unless another save uses the name that sets of this one have.
             Some(stem) => {
                 let index = self.path(&format!("{stem}.safetensors.index.json"));
                 self.indexed.iter().flatten().any(|own| own == name) || fs::symlink_metadata(index).is_err()

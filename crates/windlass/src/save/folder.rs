@@ -68,7 +68,7 @@ impl Folder {
 
     /// Removes what saves of the same name left behind that were killed. Notes what may be such a file and stays.
     pub(super) fn remove_stale_temps(&self, notes: &mut Vec<String>) {
-        // What cannot be listed is in nobody's way.
+        // A folder that cannot be listed does not hinder the save.
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let random = name

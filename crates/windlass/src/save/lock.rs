@@ -14,8 +14,8 @@ const TICK: Duration = Duration::from_millis(10);
 pub(super) struct FolderLock(File);
 
 impl FolderLock {
-    /// Waits until nobody else has it, as long as `go_on` does not break off; why it cannot be had, where folders cannot be
-    /// locked.
+    /// Waits until no other process has it, as long as `go_on` does not break off. Returns the reason where folders
+    /// cannot be locked.
     pub(super) fn wait(folder: &Folder, go_on: impl Fn(u64) -> ControlFlow<()>) -> Result<io::Result<Self>> {
         let file = match folders::open(&folder.path) {
             Ok(file) => file,

@@ -1,8 +1,8 @@
 //! Saving: tensors from memory to safetensors files, whole or not at all.
 //!
 //! [`save`] writes one file, [`save_sharded`] a set with its index. `content` is what can be saved, `plan` turns it into
-//! headers and offsets, `write` moves the bytes into files (`target`) of names that nobody looks for (`temp`), and `commit` gives
-//! these their names once all of them are complete. Whoever looks, also after a crash, finds the old files or the new.
+//! headers and offsets, `write` moves the bytes into files (`target`) of temporary names (`temp`), and `commit` gives
+//! these their names once all of them are complete. A reader finds the old files or the new ones, also after a crash.
 //!
 //! ```no_run
 //! use windlass::{Dtype, save::{SaveOptions, TensorBytes, TensorData, save}};

@@ -1,4 +1,4 @@
-//! A file under a name that nobody looks for, until it is complete.
+//! A file under a temporary name, until it is complete.
 #![forbid(unsafe_code)]
 
 use super::io_error;
@@ -41,7 +41,7 @@ impl TempFile {
                 Err(source) => return Err(io_error("create", &path, source)),
             };
             let temp = Self { file, path, is_named: false };
-            // Somebody who removes files without writers may have come between: then it has no name any more.
+            // Another process may have removed it as a file without a writer: then it has no name any more.
             if try_lock(&temp.file).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
                 continue;
             }
@@ -66,7 +66,7 @@ impl TempFile {
         self.file.sync_all()
     }
 
-    /// Makes it `len` bytes long, on blocks that nobody else can take any more where the file system can promise that.
+    /// Makes it `len` bytes long, on blocks that are reserved where the file system can do that.
     /// `shown` is what messages call it.
     pub(super) fn allocate(&self, len: u64, shown: &Path) -> Result<()> {
         files::allocate(&self.file, len).map_err(|source| Error::Io {
@@ -119,7 +119,7 @@ impl Drop for TempFile {
     }
 }
 
-/// Removes the file if nobody is writing it. An error if nobody knows, or it cannot be removed.
+/// Removes the file if no process is writing it. An error if that is not known, or the file cannot be removed.
 pub(super) fn remove_if_stale(path: &Path) -> io::Result<()> {
     // Network file systems lock what is open for writing alone.
     let removed =

@@ -12,10 +12,11 @@ use std::{
 };
 use windlass::{
     ByteRange, DeviceId, DirectIo, Error, Route,
-    device::{Device, DirectBuffer},
+    device::Device,
     read::{Batch, Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
     route::fault::FaultScript,
 };
+use windlass_device::DirectBuffer;
 
 /// Longer than anything here takes.
 pub const LONG: Duration = Duration::from_secs(60);

@@ -9,10 +9,11 @@ use crate::{
 use usrbiod::Options;
 use windlass::{
     Checkpoint, DeviceId, Dtype, FillTarget, Filled, LoadOptions, Loaded, Order, Route, UsrbioClient,
-    device::{Device, DirectBuffer},
+    device::Device,
     plan::{Layout, Selection, TensorSlice},
     route::Access,
 };
+use windlass_device::DirectBuffer;
 
 /// Fails unless all bytes came by USRBIO, past the page cache, and through its memory.
 fn assert_all_by_usrbio(loaded: &Loaded, options: &LoadOptions) {

@@ -13,9 +13,10 @@ use std::{
 use usrbiod::Faults;
 use windlass::{
     ByteRange, Checkpoint, DeviceId, Error, Route, UsrbioClient,
-    device::{Device, DirectBuffer},
+    device::Device,
     read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
 };
+use windlass_device::DirectBuffer;
 
 pub(crate) fn options(client: UsrbioClient) -> ReaderOptions {
     ReaderOptions::default()

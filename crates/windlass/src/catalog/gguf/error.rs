@@ -63,7 +63,7 @@ pub enum GgufError {
         /// The bytes there, as far as they tell what the file is.
         found: Vec<u8>,
     },
-    /// A version that nobody can read any more, or not yet.
+    /// A version that is no longer, or not yet, supported.
     #[error(
         "GGUF version {version} is not supported, only 2 and 3 are; {}",
         if *version > 3 { "reading it needs a newer windlass" } else { "convert the model again" }

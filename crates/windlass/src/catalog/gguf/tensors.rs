@@ -75,7 +75,7 @@ pub(super) fn place(
     for (start, size, tensor) in sized {
         let size = match size {
             Some(size) => size,
-            // All up to whoever begins next; of nothing, one byte, so that the end of the file is noticed.
+            // All up to where the next tensor begins; of nothing, one byte, so that the end of the file is noticed.
             None => {
                 let next = starts.get(starts.partition_point(|&other| other <= start));
                 next.map_or(file_len, |&next| next.min(file_len)).saturating_sub(start).max(1)

@@ -216,7 +216,7 @@ impl Array {
         self.bytes
     }
 
-    /// Its first `len` elements, or all if there are no more: reading these reads no others. Nobody has counted how many
+    /// Its first `len` elements, or all if there are no more: reading these reads no others. It is not known how many
     /// bytes of strings or arrays they are, so [`bytes`](Self::bytes) stays that of all.
     pub fn first(&self, len: u64) -> Self {
         let len = self.len.min(len);

@@ -3,7 +3,7 @@
 
 use crate::{
     Error,
-    device::{Device, DirectBuffer},
+    device::Device,
     memory::{SlotKind, Slots},
     parallel::lock,
     route::{
@@ -18,6 +18,7 @@ use std::{
     io,
     sync::{Arc, Mutex, Weak},
 };
+use windlass_device::DirectBuffer;
 use windlass_io::file::is_transient;
 
 /// Memory of the device that reads land in before they are copied to their places, at most.
