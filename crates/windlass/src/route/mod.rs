@@ -34,6 +34,7 @@ pub(crate) use members::io_uring::probe_ring;
 pub(crate) use name_check::NameCheck;
 #[cfg(target_os = "linux")]
 use shared::SharedSlots;
+#[cfg(target_os = "linux")]
 pub(crate) use threefs::OpenMount;
 pub use threefs::{mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
 pub use threefs_client::Client as UsrbioClient;

@@ -14,8 +14,9 @@ use windlass_io::file::{FileSystem, LocalFile, read_at};
 #[derive(Debug)]
 pub(super) struct Local {
     extensions: Extensions,
-    open: Arc<OpenFile>,
-    pub(super) filesystem: FileSystem,
+    /// The file as it was opened.
+    pub(super) open: Arc<OpenFile>,
+    filesystem: FileSystem,
     /// The file and what it can do, once that was asked.
     file: OnceLock<LocalFile>,
 }
@@ -23,11 +24,6 @@ pub(super) struct Local {
 impl Local {
     pub(super) fn new(open: Arc<OpenFile>, filesystem: FileSystem) -> Self {
         Self { extensions: Extensions::default(), open, filesystem, file: OnceLock::new() }
-    }
-
-    /// The file as it was opened.
-    pub(super) fn open_file(&self) -> &Arc<OpenFile> {
-        &self.open
     }
 
     /// The file and what it can do.

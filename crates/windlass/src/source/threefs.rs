@@ -89,12 +89,12 @@ impl Source for ThreeFs {
 
     fn check_identity(&self, needed: ByteRange) -> windlass_io::Result<()> {
         let Some(mount) = self.mount() else { return self.local.check_identity(needed) };
-        let open = self.local.open_file().clone();
+        let open = self.local.open.clone();
         let asked = mount.ask("asking about a file", move || FileIdentity::of(&open.file));
         let now = asked.and_then(|identity| identity);
         // What an error of the system means there: that the mount has no daemon any more, if so.
         let explain = |error| if files::is_server_gone(&error) { mount.death(&error) } else { error };
-        self.local.open_file().check_identity(now.map_err(explain), needed)
+        self.local.open.check_identity(now.map_err(explain), needed)
     }
 
     fn as_local(&self) -> Option<&LocalFile> {
