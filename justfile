@@ -127,11 +127,14 @@ soak-executor seconds="600":
 # Run the pure modules under Miri. Needs a nightly toolchain with the component miri.
 miri:
     for tests in \
-        'windlass -- catalog:: plan:: units:: dtype:: parallel:: --skip catalog::open:: --skip a_hundred_thousand_tensors_parse' \
+        'windlass -- catalog:: plan:: dtype:: --skip catalog::open:: --skip a_hundred_thousand_tensors_parse' \
+        'windlass-io -- units:: parallel:: lane::outcome file::write' \
         'windlass-kv -- format:: key:: namespace:: layout::segments::slots layout::segments::names layout::files::names --skip every_flipped_bit --skip nothing_panics' \
         'windlass-usrbio -- key:: proto:: mountinfo::'; do \
         PROPTEST_CASES=8 MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --lib --package $tests; \
     done
+    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --package windlass-io --test executor -- \
+        cancellation:: faults:: order:: --skip overtaken
 
 # All but the tests that leak on purpose. The C library and the Python package are left out: what loads them has no runtime
 # of the sanitizer. The command and kv-torture run only if they are named. Tests of fork start threads in the child, which

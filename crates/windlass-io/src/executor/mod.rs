@@ -8,26 +8,27 @@
 //! ```
 //!
 //! # Terms
-//! * An [`Operation`] is one read, write or sync. Its content is the customer's, and owns the memory that it uses.
-//! * A group ([`Submission`]) is what ends: once, when all of its operations have ended and are dropped, with the first
-//!   error. Operations that have not begun by then do not begin. An operation that ends for itself is a group of one.
-//! * A queue ([`QueueId`]) holds what waits for lanes of one kind. A [`Handler`] hands operations over to another queue, and
-//!   [`Scheduler::redirect`] gives a whole queue to another.
-//! * A [`Handler`] is what one thread with a lane does with operations. A [`Customer`] is told of the ends of groups.
-//! * A [`Ticket`] is an operation's right to its room. Its end is the operation's end, on whatever thread.
+//! * An [`Operation`] is one read, write or sync. The customer defines its content, which owns the memory that it uses.
+//! * A group ([`Submission`]) ends once: when all of its operations have ended and are dropped, with their first error.
+//!   After an error, its other operations do not begin. An operation with an end of its own is a group of one.
+//! * A queue ([`QueueId`]) holds operations for lanes of one kind. A [`Handler`] hands operations over to other queues, and
+//!   [`Scheduler::redirect`] moves a whole queue to another.
+//! * A [`Handler`] decides for one thread what its lane does with operations. A [`Customer`] receives the ends of groups.
+//! * A [`Ticket`] is an operation's right to its room. Ending the ticket, on any thread, ends the operation.
 //!
 //! # What the scheduler decides
-//! * **Order**: the more urgent first, then the older. An operation is overtaken by more urgent ones a bounded number of
-//!   times ([`Priority::most_overtakings`]), then it is next. That is the one rule against starvation.
-//! * **Room**: [`Limits`] bound bytes and operations, both of what is accepted and of what is in flight; part of both is for
-//!   demand only. [`QueueOptions::slots`] bounds staging slots. What is next and lacks room is not overtaken for it.
-//! * **Gates**: operations of a group begin at once, in stages (writes, then their sync), or as far as a consumer has got.
-//! * **Ends**: cancellation, deadlines, [`Scheduler::close`] and errors remove what has not begun. What a lane, the system or
-//!   a device has ends as it may: its memory is in use until then. [`Ticket::lose`] says that this is never known.
+//! * **Order**: the more urgent operation first, then the older. More urgent operations overtake another only a bounded
+//!   number of times ([`Priority::most_overtakings`]), then it is next. This is the only rule against starvation.
+//! * **Room**: [`Limits`] bound bytes and operations, of accepted groups and in flight. Part of both is reserved for demand.
+//!   [`QueueOptions::slots`] bounds staging slots. If the next operation lacks room, others do not take it.
+//! * **Gates**: operations of a group begin at once, in stages (writes, then their sync), or as far as a consumer admits.
+//! * **Ends**: cancellation, deadlines, [`Scheduler::close`] and errors remove operations that have not begun. Others end
+//!   when their lane, the system or the device is done: until then, their memory is in use. [`Ticket::lose`] reports that
+//!   this end cannot be known.
 //!
-//! Threads are the customer's: [`Scheduler::serve`] makes one of them serve queues, [`Executor`] keeps some. With
-//! [`Patience::None`] the caller's own thread serves, and no other is needed. In a child of `fork` nothing is accepted, and
-//! nothing locks.
+//! The customer provides the threads: [`Scheduler::serve`] makes the calling thread serve queues, [`Executor`] owns some
+//! threads. With [`Patience::None`], the caller's own thread serves and no other is needed. A child of `fork` accepts
+//! nothing and locks nothing.
 //!
 //! # How customers use it
 //! | customer | groups | queues | gate | what its handlers do |
