@@ -1,7 +1,7 @@
 //! Bytes that are in memory already.
 #![forbid(unsafe_code)]
 
-use super::{Extensions, Latency, Source};
+use super::{Extensions, Source};
 use crate::ByteRange;
 use std::{fmt, io, path::Path};
 use windlass_io::Error;
@@ -34,10 +34,6 @@ impl<T: AsRef<[u8]> + Send + Sync + 'static> Source for Bytes<T> {
 
     fn medium(&self) -> &'static str {
         "memory"
-    }
-
-    fn latency(&self) -> Latency {
-        Latency::Local
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {

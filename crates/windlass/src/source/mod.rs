@@ -33,7 +33,9 @@ pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
     fn medium(&self) -> &'static str;
 
     /// How long its reads take to answer.
-    fn latency(&self) -> Latency;
+    fn latency(&self) -> Latency {
+        Latency::Local
+    }
 
     /// Reads bytes from `offset` on, and waits for them. Returns how many came: 0 at the end.
     ///

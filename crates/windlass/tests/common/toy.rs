@@ -1,7 +1,5 @@
-//! A source and a route of the tests. The source `toy://PATH` has the bytes of a file, but no file descriptor. The reads
-//! of the route come back last first, short every third time. They show what it takes
-//! to be a member, and pass the suites of loads, readers and streams. The engine has them with the feature
-//! `fault-injection` alone.
+//! A source and a route of the tests, which the engine has with the feature `fault-injection` alone. The source `toy://PATH`
+//! has the bytes of a file, but no file descriptor. Reads of the route come back last first, short every third time.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -11,7 +9,7 @@ use crate::{
         member::{Demand, Member, Share, Wanted},
         registry::NotOpened,
     },
-    source::{Bytes, Extensions, Latency, Source},
+    source::{Bytes, Extensions, Source},
 };
 use std::{fs, io, path::Path, sync::Arc, time::SystemTime};
 use windlass_io::Error::{Changed, Truncated};
@@ -20,10 +18,8 @@ use windlass_io::Error::{Changed, Truncated};
 const DEPTH: usize = 4;
 /// What a short read ends at: a direct one goes on at a whole block.
 const BLOCK: usize = 4096;
-/// Threads of a load, each with a lane.
-const THREADS: usize = 2;
 
-/// A source of bytes that were copied when it was opened.
+/// Bytes that were copied when the source was opened.
 #[derive(Debug)]
 struct ToySource {
     url: String,
@@ -44,8 +40,7 @@ fn file_of(url: &str) -> &str {
 }
 
 fn version_of(url: &str) -> io::Result<(u64, SystemTime)> {
-    let stat = fs::metadata(file_of(url))?;
-    Ok((stat.len(), stat.modified()?))
+    fs::metadata(file_of(url)).and_then(|stat| Ok((stat.len(), stat.modified()?)))
 }
 
 impl Source for ToySource {
@@ -59,10 +54,6 @@ impl Source for ToySource {
 
     fn medium(&self) -> &'static str {
         "a toy"
-    }
-
-    fn latency(&self) -> Latency {
-        Latency::Remote
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
@@ -109,7 +100,7 @@ impl Member for Toy {
     }
 
     fn share(&self, _: &Demand<'_>) -> Share {
-        Share { threads: THREADS, depth: (1, DEPTH), slots: 0, slot_bytes: 0 }
+        Share { threads: 2, depth: (1, DEPTH), slots: 0, slot_bytes: 0 }
     }
 
     fn lanes(&self, in_flight: usize) -> (usize, usize) {
