@@ -118,3 +118,100 @@ unsafe impl ReadsFile for Counted {
         self.read.next_read()
     }
 }
+
+#[cfg(target_os = "linux")]
+mod pieces {
+    use super::*;
+    use std::{
+        thread,
+        time::{Duration, Instant},
+    };
+    use windlass_io::lane::{Attempt, Direction, MovesPieces, VectoredCall, VectoredRing};
+
+    /// A transfer of two pieces of memory of its own.
+    struct Transfer {
+        file: File,
+        direction: Direction,
+        offset: u64,
+        memory: [Vec<u8>; 2],
+        pieces: Vec<libc::iovec>,
+    }
+
+    impl Transfer {
+        fn new(file: &File, direction: Direction, offset: u64, mut memory: [Vec<u8>; 2]) -> Self {
+            let piece =
+                |own: &mut Vec<u8>| libc::iovec { iov_base: own.as_mut_ptr().cast(), iov_len: own.len() };
+            let pieces = memory.iter_mut().map(piece).collect();
+            Self { file: file.try_clone().unwrap(), direction, offset, memory, pieces }
+        }
+    }
+
+    // SAFETY: all is the operation's own, and the heap keeps it where it is.
+    unsafe impl MovesPieces for Transfer {
+        fn next_attempt(&mut self) -> io::Result<Attempt<'_>> {
+            let Self { file, direction, offset, pieces, .. } = self;
+            Ok(Attempt { file, direction: *direction, offset: *offset, pieces })
+        }
+    }
+
+    fn run(lane: &mut impl Lane<Transfer>, op: Transfer) -> (Transfer, usize) {
+        let mut done = Vec::new();
+        lane.push(op);
+        while done.is_empty() {
+            lane.submit_and_wait(&mut done).unwrap();
+        }
+        let Done { op, result } = done.remove(0);
+        (op, result.unwrap())
+    }
+
+    fn check(mut lane: impl Lane<Transfer>) {
+        let file = tempfile::tempfile().unwrap();
+        let (first, second) = (content()[..5000].to_vec(), content()[5000..5007].to_vec());
+        let write = Transfer::new(&file, Direction::Write, 100, [first.clone(), second.clone()]);
+        assert_eq!(run(&mut lane, write).1, 5007);
+        let empty = [vec![0; 4999], vec![0; 100]];
+        let (read, count) = run(&mut lane, Transfer::new(&file, Direction::Read, 100, empty));
+        assert_eq!(count, 5007, "the file ends there");
+        assert!(read.memory.concat()[..5007] == [first, second].concat());
+    }
+
+    #[test]
+    fn threads_move_pieces_both_ways() {
+        check(BlockingLane::new(VectoredCall));
+    }
+
+    #[test]
+    fn rings_move_pieces_both_ways() {
+        match VectoredRing::new(2) {
+            Ok(ring) => check(ring),
+            Err(why) => println!("skipped: {why}"),
+        }
+    }
+
+    #[test]
+    fn a_ring_is_woken_and_keeps_what_it_has() {
+        let mut ring = match VectoredRing::new(2) {
+            Ok(ring) => ring,
+            Err(why) => return println!("skipped: {why}"),
+        };
+        let (reader, mut writer) = io::pipe().unwrap();
+        let reader = File::from(std::os::fd::OwnedFd::from(reader));
+        let mut done = Vec::new();
+        // Nothing comes from a pipe until something is written to it.
+        ring.push(Transfer::new(&reader, Direction::Read, u64::MAX, [vec![0; 2], vec![0; 2]]));
+        for _ in 0..3 {
+            let waker = ring.waker().unwrap();
+            let begin = Instant::now();
+            let thread = thread::spawn(move || {
+                thread::sleep(Duration::from_millis(20));
+                waker.wake();
+            });
+            ring.submit_and_wait(&mut done).unwrap();
+            assert!(done.is_empty() && begin.elapsed() >= Duration::from_millis(20));
+            thread.join().unwrap();
+        }
+        writer.write_all(b"abcd").unwrap();
+        ring.submit_and_wait(&mut done).unwrap();
+        assert_eq!(done[0].op.memory.concat(), b"abcd");
+    }
+}

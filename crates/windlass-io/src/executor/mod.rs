@@ -36,7 +36,7 @@
 //! | reader | a read of a batch; the tag is the batch | one | open | copy from the page cache in `begin`, else aim a read; keep the ticket while a device copies |
 //! | save | a file | one | stages: writes, sync | write in `begin`, without a [lane](crate::lane::NoLane) |
 //! | load | the load, with an operation for each extent, whose order is its position | the probe of the page cache, then one for each route; the probe hands over to them | `Below(u64::MAX)`, or what the stream has room for | take a slot, aim, deliver; fail the group and close |
-//! | KV store | a transfer, with an operation for each step; the tag is the request | find, host, devices | stages: payload and header, sync | open files, compute checksums as bytes pass; blocks are found by handlers of the first queue, which hand over |
+//! | KV store | a transfer; a further group helps with its steps; the tag is the request | waiting, staged | open | open the file and plan in `begin`; hand over to where slots are granted, carry step after step; copy from and to devices, compute checksums as bytes pass |
 //!
 //! A load makes one scheduler, submits its group, and [seals](Scheduler::seal) it. Its threads serve the queue of their route
 //! until that [is over](Patience::UntilOver): those of the probe return first, and touch memory ahead. A ring that is refused

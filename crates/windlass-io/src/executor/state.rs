@@ -342,12 +342,12 @@ impl<C: Customer> State<C> {
             self.deadlines.remove(&(deadline, id));
         }
         if let Some(event) = event
-            && let Entry::Occupied(mut awaited) = self.awaited.entry(event)
+            && let Some(mut groups) = self.awaited.remove(&event)
         {
-            awaited.get_mut().retain(|own| *own != id);
-            if awaited.get().is_empty() {
-                awaited.remove();
-            }
+            groups.retain(|own| *own != id);
+            // A clone of a group that still waits: what that of this one kept is free.
+            let first = groups.first().and_then(|first| self.groups.get(first)?.event.clone());
+            self.awaited.extend(first.map(|event| (event, groups)));
         }
     }
 

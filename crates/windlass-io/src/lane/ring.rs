@@ -1,12 +1,19 @@
-//! `io_uring`: several reads in flight from one thread, straight into their final places.
+//! `io_uring`: several operations in flight from one thread, straight into their final places.
 //!
-//! [`open_ring`] sets a ring up: it asks the kernel for what it can do, and tries each system call before anything depends
+//! `open_ring` sets a ring up: it asks the kernel for what it can do, and tries each system call before anything depends
 //! on it.
 #![allow(unsafe_code)]
 
 use super::{Done, FileRead, Lane, ReadsFile};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
-use std::{io, os::fd::AsRawFd, time::Duration};
+use rustix::event::{EventfdFlags, eventfd};
+use std::{
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+    sync::Arc,
+    task::{Wake, Waker},
+    time::Duration,
+};
 use windlass_device::Unavailable;
 
 /// The system calls that a ring needs.
@@ -14,19 +21,38 @@ const SET_UP: &str = "io_uring_setup";
 const REGISTER: &str = "io_uring_register";
 const ENTER: &str = "io_uring_enter";
 
-/// Pause after the kernel had no memory for reads.
+/// Pause after the kernel had no memory for operations.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 
-/// One ring and the reads that are in it.
+/// What completions of the wait for a [`Bell`] carry.
+const BELL: u64 = u64::MAX;
+
+/// Ends the wait in a ring, which polls its descriptor.
+struct Bell(OwnedFd);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // Fails if it was rung so often that the count does not fit any more: then it still rings.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+/// One ring and the operations that are in it.
 pub struct UringLane<T> {
     // Dropped in this order by `Drop for UringLane`, not by the fields': the kernel may write to the buffers of
     // `in_flight` until their completions were seen.
     ring: IoUring,
-    /// The reads that the kernel has, by the number that their completions carry.
+    /// The operations that the kernel has, by the number that their completions carry.
     in_flight: Vec<Option<T>>,
     free: Vec<usize>,
-    /// Reads that failed before the kernel saw them.
+    /// Operations that failed before the kernel saw them.
     rejected: Vec<Done<T>>,
+    /// Of a ring that can be woken: whether the ring polls it.
+    bell: Option<(Arc<Bell>, bool)>,
 }
 
 impl<T> UringLane<T> {
@@ -35,22 +61,42 @@ impl<T> UringLane<T> {
     /// # Errors
     /// Why no ring can be used here, and what changes that.
     pub fn new(depth: usize) -> Result<Self, Unavailable> {
-        let entries = u32::try_from(depth.next_power_of_two()).unwrap_or(u32::MAX);
-        let ring = open_ring(entries, &[opcode::Read::CODE])?;
+        Self::open(depth, &[opcode::Read::CODE], None)
+    }
+
+    /// A ring for operations of these codes that other threads can wake.
+    pub(super) fn wakeable(depth: usize, operations: [u8; 2]) -> Result<Self, Unavailable> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| Unavailable::new(format!("eventfd failed: {errno}"), "raise ulimit -n"))?;
+        let [one, other] = operations;
+        Self::open(depth, &[one, other, opcode::PollAdd::CODE], Some((Arc::new(Bell(bell)), false)))
+    }
+
+    fn open(depth: usize, operations: &[u8], bell: Option<(Arc<Bell>, bool)>) -> Result<Self, Unavailable> {
+        let entries = (depth + usize::from(bell.is_some())).next_power_of_two();
+        let ring = open_ring(u32::try_from(entries).unwrap_or(u32::MAX), operations)?;
         Ok(Self {
             ring,
             in_flight: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             rejected: Vec::new(),
+            bell,
         })
     }
 
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.in_flight.len() - self.free.len() + self.rejected.len()
     }
 
-    fn reap(&mut self, done: &mut Vec<Done<T>>) {
+    /// Takes completions, and returns whether the bell was rung.
+    fn reap(&mut self, done: &mut Vec<Done<T>>) -> bool {
+        let mut is_woken = false;
         for completion in self.ring.completion() {
+            if let (BELL, Some((bell, is_polled))) = (completion.user_data(), &mut self.bell) {
+                let _ = rustix::io::read(&bell.0, &mut [0; 8]);
+                (*is_polled, is_woken) = (false, true);
+                continue;
+            }
             let slot = completion.user_data() as usize;
             let Some(op) = self.in_flight.get_mut(slot).and_then(Option::take) else {
                 continue;
@@ -62,13 +108,25 @@ impl<T> UringLane<T> {
             };
             done.push(Done { op, result });
         }
+        is_woken
     }
 
-    fn wait(&mut self, done: &mut Vec<Done<T>>) -> io::Result<()> {
+    /// Has the ring poll the bell, if it does not.
+    fn arm(&mut self) {
+        if let Some((bell, is_polled @ false)) = &mut self.bell {
+            let bell = types::Fd(bell.0.as_raw_fd());
+            let entry = opcode::PollAdd::new(bell, libc::POLLIN as u32).build().user_data(BELL);
+            // SAFETY: refers to no memory. The descriptor is open as long as the lane, and the kernel holds its file.
+            *is_polled = unsafe { self.ring.submission().push(&entry) }.is_ok();
+        }
+    }
+
+    pub(super) fn wait(&mut self, done: &mut Vec<Done<T>>) -> io::Result<()> {
         if !self.rejected.is_empty() {
             done.append(&mut self.rejected);
             return Ok(());
         }
+        self.arm();
         while self.count() > 0 {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
@@ -80,8 +138,7 @@ impl<T> UringLane<T> {
                 Err(error) => return Err(error),
             }
             let before = done.len();
-            self.reap(done);
-            if done.len() > before {
+            if self.reap(done) || done.len() > before {
                 break;
             }
         }
@@ -89,36 +146,55 @@ impl<T> UringLane<T> {
     }
 }
 
-impl<T: ReadsFile> UringLane<T> {
-    fn enqueue(&mut self, slot: usize, mut op: T) -> Result<(), (T, io::Error)> {
-        let (file, offset, pointer, len) = match op.next_read() {
-            Ok(FileRead { file, offset, target }) => {
-                (file.as_raw_fd(), offset, target.as_mut_ptr(), target.len())
+impl<T> UringLane<T> {
+    pub(super) fn waker(&self) -> Option<Waker> {
+        self.bell.as_ref().map(|(bell, _)| bell.clone().into())
+    }
+
+    pub(super) fn depth(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Hands an operation over to the kernel, as the entry that `make` makes of it.
+    ///
+    /// # Safety
+    /// Descriptor and memory of the entry belong to the operation, stay where they are while it is moved, and are used by
+    /// nothing else until it is dropped.
+    pub(super) unsafe fn submit(
+        &mut self,
+        mut op: T,
+        make: impl FnOnce(&mut T) -> io::Result<squeue::Entry>,
+    ) {
+        let Some(slot) = self.free.pop() else {
+            let result = Err(io::Error::other("more operations were pushed than the ring holds"));
+            return self.rejected.push(Done { op, result });
+        };
+        let error = match make(&mut op) {
+            Ok(entry) => {
+                self.in_flight[slot] = Some(op);
+                // SAFETY: by this function's contract: the operation stays in `in_flight` until the completion of the
+                // entry was seen, also when the lane is dropped.
+                let pushed = unsafe { self.ring.submission().push(&entry.user_data(slot as u64)) };
+                // The queue has an entry for each slot, so it is never full.
+                match pushed {
+                    Ok(()) => return,
+                    Err(_) => io::Error::other("the submission queue is full"),
+                }
             }
-            Err(error) => return Err((op, error)),
+            Err(error) => {
+                self.in_flight[slot] = Some(op);
+                error
+            }
         };
-        let Ok(len) = u32::try_from(len) else {
-            return Err((op, io::Error::other("a read of 4 GiB or more")));
-        };
-        let entry =
-            opcode::Read::new(types::Fd(file), pointer, len).offset(offset).build().user_data(slot as u64);
-        self.in_flight[slot] = Some(op);
-        // SAFETY: the descriptor and the memory belong to `op`, which stays in `in_flight` until the completion
-        // of this entry was seen, also when the lane is dropped.
-        let pushed = unsafe { self.ring.submission().push(&entry) };
-        // The queue has an entry for each slot, so it is never full.
-        if pushed.is_err()
-            && let Some(op) = self.in_flight[slot].take()
-        {
-            return Err((op, io::Error::other("the submission queue is full")));
-        }
-        Ok(())
+        self.free.push(slot);
+        let op = self.in_flight[slot].take();
+        self.rejected.extend(op.map(|op| Done { op, result: Err(error) }));
     }
 }
 
 impl<T: ReadsFile> Lane<T> for UringLane<T> {
     fn capacity(&self) -> usize {
-        self.in_flight.len()
+        self.depth()
     }
 
     fn in_flight(&self) -> usize {
@@ -126,18 +202,14 @@ impl<T: ReadsFile> Lane<T> for UringLane<T> {
     }
 
     fn push(&mut self, op: T) {
-        match self.free.pop() {
-            Some(slot) => {
-                if let Err((op, error)) = self.enqueue(slot, op) {
-                    self.free.push(slot);
-                    self.rejected.push(Done { op, result: Err(error) });
-                }
-            }
-            None => {
-                let result = Err(io::Error::other("more reads were pushed than the ring holds"));
-                self.rejected.push(Done { op, result });
-            }
-        }
+        let read = |op: &mut T| {
+            let FileRead { file, offset, target } = op.next_read()?;
+            let len = u32::try_from(target.len()).map_err(|_| io::Error::other("a read of 4 GiB or more"))?;
+            let file = types::Fd(file.as_raw_fd());
+            Ok(opcode::Read::new(file, target.as_mut_ptr(), len).offset(offset).build())
+        };
+        // SAFETY: by the contract of `ReadsFile`.
+        unsafe { self.submit(op, read) };
     }
 
     fn submit_and_wait(&mut self, done: &mut Vec<Done<T>>) -> io::Result<()> {
@@ -150,7 +222,7 @@ impl<T> Drop for UringLane<T> {
         let mut done = Vec::new();
         while self.count() > 0 {
             if self.wait(&mut done).is_err() {
-                // Nothing more can be learnt of these reads: the kernel may still write to their memory, so it
+                // Nothing more can be learnt of these: the kernel may still write to their memory, so it
                 // is never freed.
                 for op in self.in_flight.drain(..) {
                     std::mem::forget(op);
@@ -168,7 +240,7 @@ impl<T> Drop for UringLane<T> {
 /// # Errors
 /// Why no ring can be used here, and what changes that. A filter of system calls may refuse any of the three that a ring
 /// needs.
-pub fn open_ring(entries: u32, operations: &[u8]) -> Result<IoUring, Unavailable> {
+fn open_ring(entries: u32, operations: &[u8]) -> Result<IoUring, Unavailable> {
     let mut ring = set_up(entries)?;
     let mut probe = Probe::new();
     let reason = "this kernel's io_uring lacks operations that are needed, such as plain reads";

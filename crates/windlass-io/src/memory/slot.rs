@@ -213,6 +213,14 @@ impl Slots {
         self.shared.free().lost == self.shared.count
     }
 
+    /// Returns the memory of all slots, if it is the host's, for a device to pin.
+    pub fn host_memory(&self) -> Option<(NonNull<u8>, usize)> {
+        match &self.shared.memory {
+            SlotMemory::Host { backing, .. } => Some((backing.pointer(0), backing.len())),
+            SlotMemory::Device(_) => None,
+        }
+    }
+
     /// Returns the bytes of all slots, if they are host memory.
     pub fn host_bytes(&self) -> u64 {
         match &self.shared.memory {

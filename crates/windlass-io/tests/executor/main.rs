@@ -4,6 +4,7 @@
 mod bounds;
 mod cancellation;
 mod customers;
+mod events;
 mod faults;
 mod kit;
 mod order;

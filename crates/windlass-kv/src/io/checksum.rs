@@ -23,6 +23,11 @@ impl PartSum {
         self.0.push(Run { start, len: digest.0.get_amount(), sum: digest.0.finalize() });
     }
 
+    /// Adds the bytes that another has.
+    pub(super) fn merge(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
     /// The checksum of `len` bytes, if all have been added, each once.
     pub(super) fn finish(mut self, len: u64) -> Option<u32> {
         self.0.sort_unstable_by_key(|run| run.start);

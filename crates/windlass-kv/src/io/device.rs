@@ -2,18 +2,18 @@
 #![allow(unsafe_code)]
 
 use super::{
-    Checksums, Direction, Failure, Job,
-    bounce::{BouncePool, Lease},
+    AwaitedEvent, Checksums, Direction, Failure,
     engine::Refusals,
-    events::AwaitedEvent,
     file::DataFile,
     plan::{Content, DevicePieces, Place, Step},
+    staging::{Lease, Staging},
+    transfer::Transfer,
 };
 use crate::{DirectPath, Error, Result, layout::BLOCK_LEN};
 use std::{
     collections::{HashMap, HashSet},
     io, mem,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
 };
 use windlass_device::{
@@ -40,7 +40,7 @@ pub(super) struct DeviceSide {
     refusals: Arc<Refusals>,
     state: Mutex<State>,
     // Unpinned before it is unmapped: after `state`.
-    pool: Mutex<Option<Arc<BouncePool>>>,
+    pool: Mutex<Option<Arc<Staging>>>,
 }
 
 #[derive(Debug, Default)]
@@ -69,12 +69,12 @@ impl DeviceSide {
     }
 
     /// The memory that bytes pass through; not pinned yet.
-    pub(super) fn pool(&self) -> io::Result<Arc<BouncePool>> {
+    pub(super) fn pool(&self) -> io::Result<Arc<Staging>> {
         let mut pool = lock(&self.pool);
         if let Some(pool) = &*pool {
             return Ok(pool.clone());
         }
-        let made = BouncePool::new(STAGING_BYTES, STAGING_SLOT_BYTES)?;
+        let made = Arc::new(Staging::new(STAGING_BYTES, STAGING_SLOT_BYTES)?);
         Ok(pool.insert(made).clone())
     }
 
@@ -144,7 +144,11 @@ impl DeviceSide {
     ///
     /// # Errors
     /// If they must be moved directly, and cannot.
-    pub(super) fn pieces(&self, job: &Job, file: &DataFile) -> std::result::Result<DevicePieces, Failure> {
+    pub(super) fn pieces(
+        &self,
+        job: &Transfer,
+        file: &DataFile,
+    ) -> std::result::Result<DevicePieces, Failure> {
         let direct = match self.direct {
             DirectPath::Off => return Ok(DevicePieces::Staged),
             DirectPath::Prefer | DirectPath::Require => self.can_move(job, file),
@@ -159,7 +163,7 @@ impl DeviceSide {
         }
     }
 
-    fn can_move(&self, job: &Job, file: &DataFile) -> std::result::Result<(), Unavailable> {
+    fn can_move(&self, job: &Transfer, file: &DataFile) -> std::result::Result<(), Unavailable> {
         if job.checksums == Checksums::Require {
             return Err(Unavailable {
                 reason: "no sync covers the block, so its checksums are compared on the host".into(),
@@ -184,7 +188,7 @@ impl DeviceSide {
     ///
     /// # Safety
     /// It must be a live event.
-    pub(super) unsafe fn is_reached(&self, event: AwaitedEvent) -> device::Result<bool> {
+    pub(super) unsafe fn is_reached(&self, event: &AwaitedEvent) -> device::Result<bool> {
         let device = self.device(event.id)?;
         // SAFETY: passed on.
         Ok(unsafe { device.is_event_reached(event.handle)? })
@@ -215,8 +219,8 @@ impl DeviceSide {
     }
 
     /// The direct path is not taken any more, for any file.
-    pub(super) fn give_up(&self, file: &DataFile, why: &Unavailable) {
-        self.refusals.add(GDS, file.path(), why);
+    pub(super) fn give_up(&self, path: &Path, why: &Unavailable) {
+        self.refusals.add(GDS, path, why);
         if self.direct != DirectPath::Require {
             let regions = mem::take(&mut self.lock().regions);
             drop(regions);
@@ -240,10 +244,9 @@ impl DeviceSide {
     }
 
     /// Pins the memory that bytes pass through, once for all devices.
-    fn pin(&self, device: &Arc<Device>, pool: &BouncePool) -> Result<(), device::Error> {
+    fn pin(&self, device: &Arc<Device>, pool: &Staging) -> Result<(), device::Error> {
         let mut state = self.lock();
-        if state.pinned.is_none() {
-            let (memory, len) = pool.memory();
+        if let (None, Some((memory, len))) = (&state.pinned, pool.slots().host_memory()) {
             // SAFETY: this has the pool, which stays mapped until it is dropped, after `state`.
             state.pinned = Some(unsafe { Pinned::new(device, memory.as_ptr(), len)? });
         }
@@ -299,12 +302,12 @@ impl Drop for Region {
 #[derive(Debug)]
 pub(super) struct DeviceLane {
     side: Arc<DeviceSide>,
-    pool: Arc<BouncePool>,
+    pool: Arc<Staging>,
     queues: HashMap<DeviceId, CopyStream>,
 }
 
 impl DeviceLane {
-    pub(super) fn new(side: Arc<DeviceSide>, pool: Arc<BouncePool>) -> Self {
+    pub(super) fn new(side: Arc<DeviceSide>, pool: Arc<Staging>) -> Self {
         Self { side, pool, queues: HashMap::new() }
     }
 

@@ -4,24 +4,26 @@
 //! whoever believes a failed read delivers wrong bytes, not right ones by luck.
 #![allow(unsafe_code)]
 
-use super::{
-    Direction,
-    lane::{Done, Op},
-    wake::Wake,
-};
+use super::{Direction, operation::Operation as Op};
 use crate::layout::BLOCK_LEN;
 use std::{
     fmt, io,
     os::unix::fs::FileExt,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    task::{Wake, Waker},
     thread,
     time::Duration,
 };
-use windlass_io::{file::Access, parallel::lock};
+use windlass_io::{
+    executor::Carried,
+    file::Access,
+    lane::{Done, Lane},
+    parallel::lock,
+};
 
 /// What happens to one read or write.
 #[derive(Clone, Debug)]
@@ -91,7 +93,7 @@ struct Waiting {
     is_open: bool,
     /// How many came so far.
     came: u64,
-    wakes: Vec<Arc<Wake>>,
+    wakers: Vec<Waker>,
 }
 
 impl Gate {
@@ -102,12 +104,12 @@ impl Gate {
 
     /// Lets all operations pass, now and later.
     pub fn open(&self) {
-        let wakes = {
+        let wakers = {
             let mut waiting = self.lock();
             waiting.is_open = true;
-            std::mem::take(&mut waiting.wakes)
+            std::mem::take(&mut waiting.wakers)
         };
-        wakes.iter().for_each(|wake| wake.notify());
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// How many operations have come to it.
@@ -119,12 +121,13 @@ impl Gate {
         self.lock().is_open
     }
 
-    fn come(&self, wake: &Arc<Wake>) {
+    fn come(&self, waker: Waker) {
         let mut waiting = self.lock();
         waiting.came += 1;
-        waiting.wakes.push(wake.clone());
         if waiting.is_open {
-            wake.notify();
+            waker.wake();
+        } else {
+            waiting.wakers.push(waker);
         }
     }
 
@@ -133,106 +136,86 @@ impl Gate {
     }
 }
 
-/// What stands before the lane of one worker.
-pub(super) struct Filter {
+/// Ends the wait of a lane's thread.
+struct Signal {
+    is_given: Mutex<bool>,
+    given: Condvar,
+    /// Of the lane below.
+    waker: Option<Waker>,
+}
+
+impl Signal {
+    fn take(&self) -> bool {
+        std::mem::take(&mut *lock(&self.is_given))
+    }
+
+    fn wait(&self) {
+        let is_given = lock(&self.is_given);
+        let wait = self.given.wait_while(is_given, |is_given| !*is_given);
+        *wait.unwrap_or_else(PoisonError::into_inner) = false;
+    }
+}
+
+impl Wake for Signal {
+    fn wake(self: Arc<Self>) {
+        *lock(&self.is_given) = true;
+        self.given.notify_all();
+        self.waker.iter().for_each(Waker::wake_by_ref);
+    }
+}
+
+/// A lane whose operations fail by a script.
+pub(super) struct FaultyLane<L> {
+    lane: L,
     script: FaultScript,
-    wake: Arc<Wake>,
-    held: Vec<(Gate, Op)>,
+    signal: Arc<Signal>,
+    held: Vec<(Gate, Carried<Op>)>,
     /// Operations that ended here.
-    ended: Vec<Done>,
-    /// What has to be done to operations that the lane carries, by transfer and offset.
+    ended: Vec<Done<Carried<Op>>>,
+    /// What has to be done to operations that the lane carries, by the address of their transfer and their offset.
     flips: Vec<(usize, u64, u64)>,
 }
 
-impl Filter {
-    pub(super) fn new(script: FaultScript, wake: Arc<Wake>) -> Self {
-        Self { script, wake, held: Vec::new(), ended: Vec::new(), flips: Vec::new() }
+impl<L: Lane<Carried<Op>>> FaultyLane<L> {
+    pub(super) fn new(lane: L, script: FaultScript) -> Self {
+        let (is_given, given) = (Mutex::default(), Condvar::new());
+        let signal = Arc::new(Signal { is_given, given, waker: lane.waker() });
+        Self { lane, script, signal, held: Vec::new(), ended: Vec::new(), flips: Vec::new() }
     }
 
-    /// Operations that are not with the lane.
-    pub(super) fn held(&self) -> usize {
-        self.held.len() + self.ended.len()
-    }
-
-    /// Decides about an operation; what it gives back is the lane's.
-    pub(super) fn admit(&mut self, mut op: Op) -> Option<Op> {
-        let number = self.script.operations.fetch_add(1, Ordering::Relaxed);
-        let len = op.segments.iter().map(|segment| segment.iov_len as u64).sum();
-        let operation = Operation {
-            number,
-            path: op.file.path(),
-            is_write: op.direction == Direction::Write,
-            offset: op.offset(),
-            len,
-        };
-        match (self.script.decide)(&operation) {
-            None => return Some(op),
-            Some(Fault::Errno(errno)) => {
-                spoil(&op);
-                self.ended.push(Done { op, result: Err(io::Error::from_raw_os_error(errno)) });
-            }
-            Some(Fault::Short(most)) => {
-                spoil(&op);
-                // Direct transfers are of whole blocks, however short.
-                let unit = if op.access == Access::Direct { BLOCK_LEN } else { 1 };
-                let most = most / unit * unit;
-                if most > 0 {
-                    shorten(&mut op, most);
-                    return Some(op);
-                }
-                self.ended.push(Done { op, result: Ok(0) });
-            }
-            Some(Fault::Delay(time)) => {
-                let gate = Gate::new();
-                self.hold(gate.clone(), op);
-                thread::spawn(move || {
-                    thread::sleep(time);
-                    gate.open();
-                });
-            }
-            Some(Fault::Hang(gate)) => self.hold(gate, op),
-            Some(Fault::Flip(at)) => {
-                self.flips.push((op.transfer, op.offset(), at));
-                return Some(op);
-            }
-            Some(Fault::Lost) => {
-                let result = if operation.is_write { Ok(len as usize) } else { Ok(0) };
-                self.ended.push(Done { op, result });
-            }
-        }
-        if !self.ended.is_empty() {
-            self.wake.notify();
-        }
-        None
-    }
-
-    fn hold(&mut self, gate: Gate, op: Op) {
-        gate.come(&self.wake);
+    fn hold(&mut self, gate: Gate, op: Carried<Op>) {
+        gate.come(self.signal.clone().into());
         self.held.push((gate, op));
     }
 
-    /// Operations whose gates are open, for the lane; those that ended here go to `done`.
-    pub(super) fn released(&mut self, done: &mut Vec<Done>) -> Vec<Op> {
-        done.append(&mut self.ended);
-        self.held.extract_if(.., |(gate, _)| gate.is_open()).map(|(_, op)| op).collect()
+    /// Lets operations go on whose gates are open. Returns whether there were any.
+    fn release(&mut self) -> bool {
+        let released: Vec<_> = self.held.extract_if(.., |(gate, _)| gate.is_open()).collect();
+        let is_any = !released.is_empty();
+        released.into_iter().for_each(|(_, op)| self.lane.push(op));
+        is_any
     }
 
-    /// Does to an operation that the lane has carried what was decided.
-    pub(super) fn finish(&mut self, done: &mut Done) {
-        let Done { op, result } = done;
-        let own =
-            |(transfer, offset, _): &(usize, u64, u64)| (*transfer, *offset) == (op.transfer, op.offset());
-        let Some(place) = self.flips.iter().position(own) else { return };
+    /// Does to operations that the lane has carried what was decided.
+    fn finish(&mut self, done: &mut Done<Carried<Op>>) {
+        let Done { op: Carried { content: op, .. }, result } = done;
+        let own = id_of(op);
+        let Some(place) = self.flips.iter().position(|(transfer, offset, _)| (*transfer, *offset) == own)
+        else {
+            return;
+        };
         let (_, _, at) = self.flips.swap_remove(place);
         let Ok(count) = *result else { return };
         if at >= count as u64 {
             return;
         }
-        match op.direction {
-            Direction::Read => flip_in_memory(op, at),
+        let direction = op.transfer.direction;
+        let Some((file, _, offset, segments)) = op.attempt_mut() else { return };
+        match direction {
+            Direction::Read => flip_in_memory(segments, at),
             Direction::Write => {
                 let mut byte = [0];
-                let (file, offset) = (op.file.buffered(), op.offset() + at);
+                let (file, offset) = (file.buffered(), offset + at);
                 let read = file.read_exact_at(&mut byte, offset);
                 let written = read.and_then(|()| file.write_all_at(&[byte[0] ^ 1], offset));
                 *result = written.map(|()| count);
@@ -241,29 +224,122 @@ impl Filter {
     }
 }
 
+/// What tells operations that are in flight apart.
+fn id_of(op: &mut Op) -> (usize, u64) {
+    let transfer = Arc::as_ptr(&op.transfer).addr();
+    (transfer, op.attempt_mut().map_or(0, |(_, _, offset, _)| offset))
+}
+
+impl<L: Lane<Carried<Op>>> Lane<Carried<Op>> for FaultyLane<L> {
+    fn capacity(&self) -> usize {
+        self.lane.capacity()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.lane.in_flight() + self.held.len() + self.ended.len()
+    }
+
+    fn push(&mut self, mut carried: Carried<Op>) {
+        let number = self.script.operations.fetch_add(1, Ordering::Relaxed);
+        let id = id_of(&mut carried.content);
+        let is_write = carried.content.transfer.direction == Direction::Write;
+        let Some((file, access, offset, segments)) = carried.content.attempt_mut() else {
+            return self.lane.push(carried);
+        };
+        let len = segments.iter().map(|segment| segment.iov_len as u64).sum();
+        let decided = (self.script.decide)(&Operation { number, path: file.path(), is_write, offset, len });
+        let result = match decided {
+            None => return self.lane.push(carried),
+            Some(Fault::Errno(errno)) => {
+                spoil(is_write, segments);
+                Err(io::Error::from_raw_os_error(errno))
+            }
+            Some(Fault::Short(most)) => {
+                spoil(is_write, segments);
+                // Direct transfers are of whole blocks, however short.
+                let unit = if access == Access::Direct { BLOCK_LEN } else { 1 };
+                let most = most / unit * unit;
+                if most > 0 {
+                    shorten(segments, most);
+                    return self.lane.push(carried);
+                }
+                Ok(0)
+            }
+            Some(Fault::Delay(time)) => {
+                let gate = Gate::new();
+                self.hold(gate.clone(), carried);
+                thread::spawn(move || {
+                    thread::sleep(time);
+                    gate.open();
+                });
+                return;
+            }
+            Some(Fault::Hang(gate)) => return self.hold(gate, carried),
+            Some(Fault::Flip(at)) => {
+                self.flips.push((id.0, id.1, at));
+                return self.lane.push(carried);
+            }
+            Some(Fault::Lost) => Ok(if is_write { len as usize } else { 0 }),
+        };
+        self.ended.push(Done { op: carried, result });
+    }
+
+    fn submit_and_wait(&mut self, done: &mut Vec<Done<Carried<Op>>>) -> io::Result<()> {
+        let (before, mut is_woken) = (done.len(), false);
+        loop {
+            // A gate that opens wakes the thread too, and nobody else may have.
+            is_woken &= !self.release();
+            done.append(&mut self.ended);
+            if done.len() > before || self.in_flight() == 0 {
+                return Ok(());
+            }
+            if self.lane.in_flight() > 0 {
+                self.lane.submit_and_wait(done)?;
+                done[before..].iter_mut().for_each(|done| self.finish(done));
+                is_woken |= self.signal.take();
+                if done.len() > before {
+                    return Ok(());
+                }
+            } else if !is_woken {
+                self.signal.wait();
+                is_woken = true;
+                continue;
+            }
+            // Whoever woke it did not open a gate, or what passed it is with the lane.
+            if is_woken && !self.held.iter().any(|(gate, _)| gate.is_open()) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        Some(self.signal.clone().into())
+    }
+}
+
 /// Leaves only the first `most` bytes to be moved.
-fn shorten(op: &mut Op, most: u64) {
+fn shorten(segments: &mut Vec<libc::iovec>, most: u64) {
     let mut left = most as usize;
-    for segment in &mut op.segments {
+    for segment in segments.iter_mut() {
         segment.iov_len = segment.iov_len.min(left);
         left -= segment.iov_len;
     }
-    op.segments.retain(|segment| segment.iov_len > 0);
+    segments.retain(|segment| segment.iov_len > 0);
 }
 
 /// Overwrites what a read would fill.
-fn spoil(op: &Op) {
-    if op.direction == Direction::Read {
-        for segment in &op.segments {
+fn spoil(is_write: bool, segments: &[libc::iovec]) {
+    if !is_write {
+        for segment in segments {
             // SAFETY: what the read may write to, and does not yet.
             unsafe { segment.iov_base.cast::<u8>().write_bytes(0xA5, segment.iov_len) };
         }
     }
 }
 
-fn flip_in_memory(op: &Op, at: u64) {
+fn flip_in_memory(segments: &[libc::iovec], at: u64) {
     let mut left = at as usize;
-    for segment in &op.segments {
+    for segment in segments {
         if left < segment.iov_len {
             // SAFETY: inside what the read has written to, and nobody else uses until it has ended.
             unsafe {

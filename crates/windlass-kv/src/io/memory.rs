@@ -2,9 +2,9 @@
 #![allow(unsafe_code)]
 
 use super::{
-    bounce::Lease,
     checksum::{PartSum, RunSum},
     plan::{Content, Place, Span, Step},
+    staging::Lease,
 };
 use crate::layout::HEADER_LEN;
 use std::{ops::Range, ptr, slice};

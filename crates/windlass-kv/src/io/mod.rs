@@ -2,28 +2,22 @@
 //!
 //! It knows files, offsets and memory; nothing of blocks, keys or the store.
 
-mod blocking;
-mod bounce;
 mod checksum;
 mod device;
 mod engine;
-mod events;
 #[cfg(feature = "fault-injection")]
 pub(crate) mod fault;
 mod file;
-mod lane;
 mod late;
 mod memory;
 mod opening;
-mod outcome;
+mod operation;
 mod plan;
-mod queue;
-mod ring;
+mod staging;
 #[cfg(test)]
 mod tests;
 mod transfer;
 mod transfers;
-mod wake;
 mod worker;
 
 pub(crate) use device::Region as DeviceRegion;
@@ -36,23 +30,18 @@ pub(crate) use transfers::Transfers;
 use crate::{KeepAlive, Piece, Priority};
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 use std::{
-    fmt, io,
+    fmt,
+    hash::{Hash, Hasher},
+    io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Instant,
 };
-use windlass_io::file::Access;
-
-/// Which way bytes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
-    /// From a file to memory.
-    Read,
-    /// From memory to a file.
-    Write,
-}
+use windlass_device::DeviceId;
+pub(crate) use windlass_io::lane::Direction;
+use windlass_io::{executor::Reason, file::Access};
 
 /// A run of bytes of a file, and the memory that they go to or come from. It begins at a multiple of 4096 and may end
 /// anywhere: what a write lacks to a whole block is zeros.
@@ -238,6 +227,38 @@ pub(crate) struct Outcome {
     pub(crate) started: Option<Instant>,
 }
 
+/// A CUDA event that jobs wait for, and what it lives as long as.
+#[derive(Clone)]
+pub(super) struct AwaitedEvent {
+    /// As the driver knows it.
+    handle: u64,
+    /// The device that is asked.
+    id: DeviceId,
+    _keep: KeepAlive,
+}
+
+impl AwaitedEvent {
+    /// An event of the first of these devices.
+    fn new(handle: u64, devices: impl Iterator<Item = DeviceId>, keep: KeepAlive) -> Self {
+        let id = devices.filter(|device| !device.is_host()).min().unwrap_or(DeviceId::default_device());
+        Self { handle, id, _keep: keep }
+    }
+}
+
+impl PartialEq for AwaitedEvent {
+    fn eq(&self, other: &Self) -> bool {
+        (self.handle, self.id) == (other.handle, other.id)
+    }
+}
+
+impl Eq for AwaitedEvent {}
+
+impl Hash for AwaitedEvent {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.handle, self.id).hash(state);
+    }
+}
+
 impl Outcome {
     /// One that moved nothing.
     pub(crate) fn failed(failure: Failure) -> Self {
@@ -251,6 +272,9 @@ impl Outcome {
         }
     }
 }
+
+/// What transfers of a child of `fork` fail with.
+const FORKED: &str = "this process was forked off the one that opened the store: open it anew";
 
 /// Why a transfer failed.
 #[derive(Debug)]
@@ -281,6 +305,21 @@ impl Failure {
             Self::TimedOut => libc::ETIMEDOUT,
             Self::Cancelled => libc::ECANCELED,
             Self::Short { .. } | Self::Device(_) => libc::EIO,
+        }
+    }
+}
+
+impl From<Reason> for Failure {
+    fn from(reason: Reason) -> Self {
+        match reason {
+            Reason::Cancelled | Reason::Closed => Self::Cancelled,
+            Reason::TimedOut => Self::TimedOut,
+            Reason::Lost(why) => Self::Lost(io::Error::other(why.to_string())),
+            Reason::NoMemory => Self::Io(io::Error::other(
+                "most of the memory that bytes pass through is lost: devices or the system may still use it",
+            )),
+            Reason::Forked => Self::Io(io::Error::other(FORKED)),
+            other => Self::Io(io::Error::other(other)),
         }
     }
 }

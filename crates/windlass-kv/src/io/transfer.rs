@@ -1,178 +1,367 @@
-//! A job that has begun: its steps, and what is known of its outcome.
+//! A job that was taken on: its steps, and what is known of its outcome.
 #![forbid(unsafe_code)]
 
 use super::{
-    Carrier, Checksums, Direction, Done, Failure, Header, Job, MakeHeader, Outcome,
+    AwaitedEvent, Carrier, Checksums, Direction, Done, Failure, FileRef, Header, Job, MakeHeader, Outcome,
+    Part,
     checksum::PartSum,
     file::DataFile,
-    plan::{DevicePieces, Grid, Limits, Step, Wanted},
+    plan::{Content, DevicePieces, Grid, Limits, Step, Wanted},
 };
 use crate::KeepAlive;
-use std::{collections::VecDeque, io, mem, sync::Arc, time::Instant};
+use std::{
+    collections::VecDeque,
+    fmt, io, mem,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+use windlass_io::parallel::lock;
 
-/// The steps of a job, as things stand with its file.
-pub(super) fn plan(
-    job: &Job,
-    file: &DataFile,
-    limits: Limits,
-    devices: DevicePieces,
-) -> Result<VecDeque<Step>, &'static str> {
-    let grid = match file.direct() {
-        Ok(direct) => Grid { memory: direct.memory_alignment.max(1), offset: direct.offset_alignment.max(1) },
-        Err(_) => Grid::BUFFERED,
-    };
-    let wanted = Wanted { header: None, parts: &job.parts, grid, devices, limits };
-    match job.header {
-        Header::None => wanted.steps(),
-        Header::Read { offset } => Wanted { header: Some(offset), ..wanted }.steps(),
-        Header::Write { offset, .. } => {
-            let steps = Wanted { header: Some(offset), ..wanted }.steps()?;
-            if steps.len() == 1 {
-                return Ok(steps);
-            }
-            // The header comes last: it has the checksums of the others.
-            let mut steps = wanted.steps()?;
-            steps.extend(Wanted { header: Some(offset), parts: &[], ..wanted }.steps()?);
-            Ok(steps)
-        }
-    }
-}
+/// The caller's memory, which every operation of a transfer holds.
+pub(super) type Kept = Arc<KeepAlive>;
 
-/// A job that has begun.
+/// A job that was taken on.
 pub(super) struct Transfer {
     pub(super) direction: Direction,
-    pub(super) file: Arc<DataFile>,
-    /// Whether the file is open for this transfer's sake.
-    pub(super) is_late: bool,
-    pub(super) is_demand: bool,
+    pub(super) file: FileRef,
+    pub(super) checksums: Checksums,
+    pub(super) parts: Vec<Part>,
+    header: HeaderPlace,
+    state: Mutex<State>,
+}
+
+/// Where the header is, if it is moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HeaderPlace {
+    None,
+    Read(u64),
+    Write(u64),
+}
+
+struct State {
+    /// Once it has begun.
+    file: Option<Arc<DataFile>>,
     /// Steps that have not begun.
-    pub(super) steps: VecDeque<Step>,
-    /// Steps that have begun and not ended.
-    pub(super) running: usize,
+    steps: VecDeque<Step>,
+    /// Steps of a write whose bytes are being summed.
+    gathering: usize,
     /// What is known of each part's checksum; empty if nobody asks.
-    pub(super) sums: Vec<PartSum>,
-    pub(super) header: Vec<u8>,
+    sums: Vec<PartSum>,
+    header: Vec<u8>,
     make_header: Option<MakeHeader>,
-    lens: Vec<u64>,
-    keep: KeepAlive,
-    done: Done,
+    kept: Option<Kept>,
+    done: Option<Done>,
     carried: Vec<(Carrier, u64)>,
     bounced_bytes: u64,
     failure: Option<Failure>,
-    started: Instant,
+    started: Option<Instant>,
+    late: Option<LateFile>,
+    /// Groups of operations that have not ended.
+    groups: usize,
+}
+
+/// One of the files that are open for single transfers.
+#[derive(Debug)]
+pub(super) struct LateFile(Arc<AtomicUsize>);
+
+impl LateFile {
+    /// `None` if there are `most`.
+    pub(super) fn open(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
+        let one_more = |open| (open < most).then_some(open + 1);
+        count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
+        Some(Self(count.clone()))
+    }
+}
+
+impl Drop for LateFile {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Transfer {
-    pub(super) fn begin(job: Job, file: Arc<DataFile>, steps: VecDeque<Step>) -> Self {
-        let make_header = match job.header {
-            Header::Write { make, .. } => Some(make),
-            Header::None | Header::Read { .. } => None,
+    pub(super) fn new(job: Job) -> Arc<Self> {
+        let Job { direction, file, header, parts, checksums, keep, done, .. } = job;
+        let (header, make_header) = match header {
+            Header::None => (HeaderPlace::None, None),
+            Header::Read { offset } => (HeaderPlace::Read(offset), None),
+            Header::Write { offset, make } => (HeaderPlace::Write(offset), Some(make)),
         };
-        let sums = match job.checksums {
-            Checksums::Compute | Checksums::Require => vec![PartSum::default(); job.parts.len()],
+        let sums = match checksums {
+            Checksums::Compute | Checksums::Require => vec![PartSum::default(); parts.len()],
             Checksums::Skip => Vec::new(),
         };
-        Self {
-            direction: job.direction,
-            file,
-            is_late: job.file.is_late(),
-            is_demand: job.priority == super::Priority::Demand,
-            steps,
-            running: 0,
+        let state = State {
+            file: None,
+            steps: VecDeque::new(),
+            gathering: 0,
             sums,
             header: Vec::new(),
             make_header,
-            lens: job.parts.iter().map(|part| part.len).collect(),
-            keep: job.keep,
-            done: job.done,
+            kept: Some(Arc::new(keep)),
+            done: Some(done),
             carried: Vec::new(),
             bounced_bytes: 0,
             failure: None,
-            started: Instant::now(),
+            started: None,
+            late: None,
+            groups: 1,
+        };
+        Arc::new(Self { direction, file, checksums, parts, header, state: Mutex::new(state) })
+    }
+
+    /// What its event is, which keeps the caller's memory and so the event.
+    pub(super) fn event(&self, handle: u64) -> AwaitedEvent {
+        let devices = self.parts.iter().flat_map(|part| &part.pieces).map(|piece| piece.device);
+        AwaitedEvent::new(handle, devices, self.kept().as_ref().clone())
+    }
+
+    pub(super) fn kept(&self) -> Kept {
+        self.state().kept.clone().unwrap_or_else(|| Arc::new(KeepAlive::by_caller()))
+    }
+
+    pub(super) fn len_bytes(&self) -> u64 {
+        self.parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.len))
+    }
+
+    /// Its steps, as things stand with its file.
+    pub(super) fn plan(
+        &self,
+        file: &DataFile,
+        limits: Limits,
+        devices: DevicePieces,
+    ) -> Result<VecDeque<Step>, &'static str> {
+        let grid = match file.direct() {
+            Ok(direct) => {
+                Grid { memory: direct.memory_alignment.max(1), offset: direct.offset_alignment.max(1) }
+            }
+            Err(_) => Grid::BUFFERED,
+        };
+        let wanted = Wanted { header: None, parts: &self.parts, grid, devices, limits };
+        match self.header {
+            HeaderPlace::None => wanted.steps(),
+            HeaderPlace::Read(offset) => Wanted { header: Some(offset), ..wanted }.steps(),
+            HeaderPlace::Write(offset) => {
+                let steps = Wanted { header: Some(offset), ..wanted }.steps()?;
+                if steps.len() == 1 {
+                    return Ok(steps);
+                }
+                // The header comes last: it has the checksums of the others.
+                let mut steps = wanted.steps()?;
+                steps.extend(Wanted { header: Some(offset), parts: &[], ..wanted }.steps()?);
+                Ok(steps)
+            }
         }
     }
 
-    /// The header to write, once all other bytes have been summed.
-    pub(super) fn make_header(&mut self) -> Vec<u8> {
-        let sums: Vec<Option<u32>> = if self.sums.is_empty() {
-            vec![None; self.lens.len()]
-        } else {
-            self.sums.iter().zip(&self.lens).map(|(sum, len)| sum.clone().finish(*len)).collect()
-        };
-        self.make_header.take().map_or_else(Vec::new, |make| make(&sums))
+    /// Its file, once it is open and the steps are planned.
+    pub(super) fn opened(&self) -> Option<Arc<DataFile>> {
+        self.state().file.clone()
+    }
+
+    /// Its file is open, and these are its steps.
+    pub(super) fn open(&self, file: Arc<DataFile>, late: Option<LateFile>, steps: VecDeque<Step>) {
+        let mut state = self.state();
+        (state.file, state.late, state.steps) = (Some(file), late, steps);
+    }
+
+    /// A further group of operations carries out steps.
+    pub(super) fn joined(&self) {
+        self.state().groups += 1;
+    }
+
+    /// The next step to begin. One with the header waits until all others are summed: whoever sums goes on with it.
+    pub(super) fn next_step(&self) -> Option<Step> {
+        let mut state = self.state();
+        if state.failure.is_some() {
+            return None;
+        }
+        let is_write = self.direction == Direction::Write;
+        let waits = |step: &Step| is_write && has_header(step);
+        if state.gathering > 0 && state.steps.front().is_some_and(waits) {
+            return None;
+        }
+        let step = state.steps.pop_front()?;
+        state.gathering += usize::from(is_write);
+        Some(step)
+    }
+
+    /// A step that was taken has not begun, or is to be done in another way.
+    pub(super) fn put_step_back(&self, step: Step) {
+        let mut state = self.state();
+        state.gathering -= usize::from(self.direction == Direction::Write);
+        state.steps.push_front(step);
+    }
+
+    /// Whether there are steps that have not begun.
+    pub(super) fn has_steps(&self) -> bool {
+        !self.state().steps.is_empty()
+    }
+
+    /// A step begins. Returns how many others there are if it is the first.
+    pub(super) fn begin(&self) -> Option<usize> {
+        let mut state = self.state();
+        let is_first = state.started.is_none();
+        state.started.get_or_insert_with(Instant::now);
+        is_first.then_some(state.steps.len())
+    }
+
+    /// A step was moved without being summed.
+    pub(super) fn skipped(&self) {
+        self.state().gathering -= usize::from(self.direction == Direction::Write);
+    }
+
+    /// Bytes of our memory that its steps need, at most.
+    pub(super) fn most_bounced(&self) -> u64 {
+        self.state().steps.iter().map(|step| step.bounced).max().unwrap_or(0)
+    }
+
+    /// Sums of no bytes, for a step to add to; empty if nobody asks.
+    pub(super) fn empty_sums(&self) -> Vec<PartSum> {
+        let count = if self.checksums == Checksums::Skip { 0 } else { self.parts.len() };
+        vec![PartSum::default(); count]
+    }
+
+    /// Bytes of a step that is to be written were summed. Returns the header, if the step has it.
+    pub(super) fn gathered(&self, step: &Step, sums: Vec<PartSum>) -> Option<Vec<u8>> {
+        let mut state = self.state();
+        state.gathering -= 1;
+        state.add_sums(sums);
+        if !has_header(step) {
+            return None;
+        }
+        let sums = state.sums(&self.parts, |sums| sums.to_vec());
+        let make = state.make_header.take();
+        drop(state);
+        Some(make.map_or_else(Vec::new, |make| make(&sums)))
+    }
+
+    /// Bytes of a step that was read were summed.
+    pub(super) fn scattered(&self, sums: Vec<PartSum>, header: Vec<u8>) {
+        let mut state = self.state();
+        state.add_sums(sums);
+        state.header.extend(header);
     }
 
     /// Notes bytes that were moved.
-    pub(super) fn account(&mut self, carrier: Carrier, bytes: u64) {
+    pub(super) fn account(&self, carrier: Carrier, bytes: u64) {
         if bytes == 0 {
             return;
         }
-        match self.carried.iter_mut().find(|(own, _)| *own == carrier) {
+        let carried = &mut self.state().carried;
+        match carried.iter_mut().find(|(own, _)| *own == carrier) {
             Some((_, sum)) => *sum += bytes,
-            None => self.carried.push((carrier, bytes)),
+            None => carried.push((carrier, bytes)),
         }
     }
 
     /// Notes bytes of the caller's that went by way of our memory.
-    pub(super) fn account_bounced(&mut self, step: &Step) {
-        self.bounced_bytes += step.bounced_payload();
+    pub(super) fn account_bounced(&self, step: &Step) {
+        self.state().bounced_bytes += step.bounced_payload();
     }
 
     /// Notes that a step failed: no other begins.
-    pub(super) fn fail(&mut self, failure: Failure) {
-        self.steps.clear();
-        self.failure.get_or_insert(failure);
+    pub(super) fn fail(&self, failure: Failure) {
+        let mut state = self.state();
+        state.steps.clear();
+        match failure {
+            lost @ Failure::Lost(_) => state.failure = Some(lost),
+            failure => _ = state.failure.get_or_insert(failure),
+        }
     }
 
     pub(super) fn has_failed(&self) -> bool {
-        self.failure.is_some()
+        self.state().failure.is_some()
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.steps.is_empty() && self.running == 0
-    }
-
-    /// Lets the memory go, and says how it went.
-    pub(super) fn end(self) {
-        let Self { file, keep, done, sums, lens, header, carried, bounced_bytes, failure, started, .. } =
-            self;
-        // Who learns of the end may begin with another.
-        drop(file);
-        match failure {
-            Some(Failure::Lost(_)) => mem::forget(keep),
-            _ => drop(keep),
-        }
-        let checksums = if sums.is_empty() || failure.is_some() {
-            vec![None; lens.len()]
-        } else {
-            sums.into_iter().zip(lens).map(|(sum, len)| sum.finish(len)).collect()
-        };
-        done(Outcome {
-            result: failure.map_or(Ok(()), Err),
-            header,
-            checksums,
-            carried,
-            bounced_bytes,
-            started: Some(started),
-        });
-    }
-
-    /// Notes that nobody knows what becomes of a step: its memory is never let go.
-    pub(super) fn lose(&mut self, error: io::Error) {
-        self.steps.clear();
-        self.failure = Some(Failure::Lost(error));
+    /// Whether a device has moved bytes directly.
+    pub(super) fn used_gds(&self) -> bool {
+        self.state().carried.iter().any(|(carrier, _)| *carrier == Carrier::Gds)
     }
 
     /// Notes that what cuFile moved went through host memory.
-    pub(super) fn was_not_direct(&mut self) {
-        for (carrier, _) in &mut self.carried {
+    pub(super) fn was_not_direct(&self) {
+        for (carrier, _) in &mut self.state().carried {
             if *carrier == Carrier::Gds {
                 *carrier = Carrier::GdsCompat;
             }
         }
     }
 
-    pub(super) fn used_gds(&self) -> bool {
-        self.carried.iter().any(|(carrier, _)| *carrier == Carrier::Gds)
+    /// A group of its operations has ended. `true` for the last one, which is to [end](Self::end) it.
+    pub(super) fn left(&self) -> bool {
+        let mut state = self.state();
+        state.groups -= 1;
+        state.groups == 0
+    }
+
+    /// Lets the memory go, and says how it went.
+    pub(super) fn end(&self) {
+        let mut state = self.state();
+        let (file, late, kept, done) =
+            (state.file.take(), state.late.take(), state.kept.take(), state.done.take());
+        let (header, carried) = (mem::take(&mut state.header), mem::take(&mut state.carried));
+        let (started, bounced_bytes) = (state.started, state.bounced_bytes);
+        let mut failure = state.failure.take();
+        if failure.is_none() && !state.steps.is_empty() {
+            // No operation is left that would carry them out.
+            failure = Some(Failure::Cancelled);
+        }
+        let checksums =
+            if failure.is_some() { vec![None; self.parts.len()] } else { state.sums(&self.parts, mem::take) };
+        drop(state);
+        // Who learns of the end may begin with another.
+        drop((file, late));
+        // An operation that is never dropped holds it still: the system or a device may use the memory.
+        if let Some(Err(_)) = kept.map(Arc::try_unwrap)
+            && !matches!(failure, Some(Failure::Lost(_)))
+        {
+            let error = failure.map_or_else(|| "an operation is lost".into(), |failure| failure.to_string());
+            failure = Some(Failure::Lost(io::Error::other(error)));
+        }
+        let Some(done) = done else { return };
+        let result = failure.map_or(Ok(()), Err);
+        done(Outcome { result, header, checksums, carried, bounced_bytes, started });
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+impl State {
+    fn add_sums(&mut self, sums: Vec<PartSum>) {
+        for (all, own) in self.sums.iter_mut().zip(sums) {
+            all.merge(own);
+        }
+    }
+
+    /// The checksums of the parts, as far as all bytes are summed.
+    fn sums(
+        &mut self,
+        parts: &[Part],
+        take: impl FnOnce(&mut Vec<PartSum>) -> Vec<PartSum>,
+    ) -> Vec<Option<u32>> {
+        if self.sums.is_empty() {
+            return vec![None; parts.len()];
+        }
+        take(&mut self.sums).into_iter().zip(parts).map(|(sum, part)| sum.finish(part.len)).collect()
+    }
+}
+
+fn has_header(step: &Step) -> bool {
+    step.spans.iter().any(|span| span.content == Content::Header)
+}
+
+impl fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transfer")
+            .field("direction", &self.direction)
+            .field("file", &self.file.path())
+            .field("parts", &self.parts)
+            .finish_non_exhaustive()
     }
 }
