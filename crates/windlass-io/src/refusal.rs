@@ -7,6 +7,7 @@ use windlass_device::Unavailable;
 
 /// A route that was not used for some or all bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Refusal {
     /// What was refused, such as `io_uring` or `direct reads`.
     pub what: String,

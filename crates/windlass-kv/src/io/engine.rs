@@ -108,7 +108,7 @@ impl Refusals {
         let is_known = refused.iter().any(|own| own.what == what && own.why == *why);
         if !is_known && refused.len() < MAX_REFUSALS {
             tracing::warn!(what, path = %path.display(), %why, "refused");
-            refused.push(Refusal { what: what.to_owned(), path: Some(path.to_owned()), why: why.clone() });
+            refused.push(Refusal::new(what, Some(path.to_owned()), why.clone()));
         }
     }
 

@@ -147,7 +147,7 @@ impl Route {
         }
         let reason = format!("memory that {device} does not know of is no place for every kernel");
         let why = Unavailable::new(reason, "choose route unified, which copies nothing, if yours take it");
-        Some(Refusal { what: Self::Unified.to_string(), path: None, why })
+        Some(Refusal::new(Self::Unified.name(), None, why))
     }
 
     /// Whether it may read through the page cache where a file system refuses direct reads, which are wanted so.

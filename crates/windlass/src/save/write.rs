@@ -194,8 +194,8 @@ impl<'a> Writing<'a> {
             report.tensor_bytes += target.plan.tensor_bytes();
             report.file_bytes += target.plan.len();
             if let Some(why) = target.direct_failed.get().or(target.refused.as_ref()) {
-                let (what, path) = ("direct writes".into(), Some(target.path.clone()));
-                report.refused.push(Refusal { what, path, why: why.clone() });
+                let path = Some(target.path.clone());
+                report.refused.push(Refusal::new("direct writes", path, why.clone()));
             }
         }
         report.direct_bytes = self.direct_bytes.load(Ordering::Relaxed);

@@ -182,6 +182,6 @@ impl Member for Usrbio {
         }
         let reason = format!("{}; windlass's own client reads", self.mount.reason());
         let what = format!("{} by the vendor's library", Route::Usrbio);
-        vec![Refusal { what, path: None, why: Unavailable::new(reason, "") }]
+        vec![Refusal::new(what, None, Unavailable::new(reason, ""))]
     }
 }
