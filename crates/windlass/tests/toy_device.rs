@@ -10,10 +10,7 @@ use common::{
     tensor, write_model,
 };
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use windlass::{
-    DeviceId, Dtype, Error, LoadOptions, Route,
-    plan::Layout,
-};
+use windlass::{DeviceId, Dtype, Error, LoadOptions, Route, plan::Layout};
 use windlass_device::{CopyDirection, CopyStream, Device, DeviceMemory, HostCopy, Pinned, toy};
 
 const TOY: DeviceId = DeviceId::Toy(1);
