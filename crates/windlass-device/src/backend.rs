@@ -2,7 +2,7 @@
 //! [`CopyStream`](crate::CopyStream), which are all that other crates see.
 #![allow(unsafe_code)]
 
-use crate::{Conversion, DeviceInfo, Error, Result, Unavailable};
+use crate::{Conversion, DeviceInfo, Error, Finding, Result, Unavailable};
 use crate::{CopyDirection, CuFileHandle, cuda::cufile::Counters};
 use std::{fmt, sync::Arc};
 
@@ -30,6 +30,19 @@ pub(crate) trait Kind: Sync {
 
     /// The number of the device whose memory an address is in.
     fn owner_of(&self, address: u64) -> Option<u32>;
+
+    /// Checks whether this machine may have a direct path from files to devices of the kind. Opens no library.
+    ///
+    /// # Errors
+    /// What is missing.
+    fn may_have_direct_path(&self) -> Result<(), Unavailable> {
+        Err(no_direct_path())
+    }
+
+    /// Looks at what the kind needs of the machine, for people. Devices are looked at apart.
+    fn examine(&self) -> Vec<Finding> {
+        Vec::new()
+    }
 
     /// The kind in DLPack (`DLDeviceType`).
     fn dlpack_type(&self) -> i32;
@@ -87,7 +100,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// # Errors
     /// Why there are none.
     fn direct(&self) -> Result<&dyn Direct, Unavailable> {
-        Err(Unavailable::new("devices of this kind have no direct path to files", "use route staged"))
+        Err(no_direct_path())
     }
 }
 
@@ -234,6 +247,11 @@ pub(crate) struct Segment {
     pub(crate) destination: u64,
     /// Bytes of copies, elements of conversions.
     pub(crate) count: u64,
+}
+
+/// Why devices of a kind without a library for it are not read to directly.
+fn no_direct_path() -> Unavailable {
+    Unavailable::new("devices of this kind have no direct path to files", "use route staged")
 }
 
 /// The error of a device whose kind has no kernels, and cannot convert.

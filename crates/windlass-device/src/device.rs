@@ -76,6 +76,50 @@ pub fn devices() -> Result<Vec<DeviceInfo>, Unavailable> {
     missing.filter(|_| found.is_empty()).map_or(Ok(found), Err)
 }
 
+/// Something of the machine that devices of a kind need.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What was looked at.
+    pub name: &'static str,
+    /// How it is.
+    pub condition: Condition,
+    /// What was found.
+    pub text: String,
+    /// What would make it better; empty if nothing needs to.
+    pub fix: String,
+}
+
+/// How something of the machine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// As it should be.
+    Ok,
+    /// Not here, and needed only for what it serves.
+    Absent,
+    /// Not usable although it is here.
+    Slower,
+}
+
+/// Looks at what each kind of devices needs of the machine.
+pub fn examine() -> Vec<Finding> {
+    kinds().flat_map(|(kind, _)| kind.examine()).collect()
+}
+
+/// Checks whether this machine may have a direct path from files to devices of some kind.
+///
+/// # Errors
+/// What the kind that is looked for first lacks.
+pub fn may_have_direct_path() -> Result<(), Unavailable> {
+    let mut first = None;
+    for (kind, _) in kinds() {
+        match kind.may_have_direct_path() {
+            Ok(()) => return Ok(()),
+            Err(why) => _ = first.get_or_insert(why),
+        }
+    }
+    first.map_or(Ok(()), Err)
+}
+
 /// The device whose memory an address is in; [`DeviceId::Cpu`] for every address that is no device's.
 pub fn device_of(address: u64) -> DeviceId {
     kinds().find_map(|(kind, id)| kind.owner_of(address).map(id)).unwrap_or_default()
@@ -161,6 +205,16 @@ impl Device {
     /// Why not.
     pub fn check_direct(&self) -> Result<(), Unavailable> {
         self.backend.direct()?.check()
+    }
+
+    /// Checks whether this machine may have a direct path from files to it. Asked before the library for that is opened
+    /// unless the caller insists: opening costs time and memory of the device, and where nothing is prepared for it, some
+    /// versions misbehave.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn may_have_direct_path(&self) -> Result<(), Unavailable> {
+        self.id().kind().map_or(Ok(()), |(kind, _)| kind.may_have_direct_path())
     }
 
     /// Fails if there is no library for it that may read files past the host.

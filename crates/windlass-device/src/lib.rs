@@ -4,11 +4,11 @@
 //!
 //! A [`DeviceId`] names a device, [`Device::open`] opens it. [`DeviceMemory`] and [`Pinned`] are memory, and a
 //! [`CopyStream`] moves bytes between them. `backend` is what a kind of devices implements, `id` the registry of kinds,
-//! and each kind has a module: [`cuda`] with its library for direct reads of files, and a toy for tests.
+//! and each kind has a module: `cuda` with its library for direct reads of files, and a toy for tests.
 #![deny(missing_docs, unsafe_code)]
 
 mod backend;
-pub mod cuda;
+mod cuda;
 mod device;
 mod direct;
 mod error;
@@ -22,7 +22,7 @@ mod unavailable;
 
 pub use backend::Address;
 pub use cuda::cufile::{Counters, CuFileHandle, search_cufile_in};
-pub use device::{Device, DeviceInfo, device_of, devices};
+pub use device::{Condition, Device, DeviceInfo, Finding, device_of, devices, examine, may_have_direct_path};
 pub use direct::DirectBuffer;
 pub use error::{DriverError, Error, FREE_MEMORY, Result};
 pub use id::DeviceId;

@@ -12,35 +12,88 @@ use std::{
     io, process, ptr,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 /// How many there are.
 const COUNT: u32 = 2;
 /// Alignment of allocations.
 const ALIGNMENT: u64 = 256;
+/// Bytes of memory of each device, unless that is set.
+const MEMORY: u64 = 16 << 30;
 /// What fresh memory holds.
 const POISON: u8 = 0xa5;
 
 /// Bytes of memory of each device.
-static MEMORY_BYTES: AtomicU64 = AtomicU64::new(16 << 30);
+static MEMORY_BYTES: AtomicU64 = AtomicU64::new(MEMORY);
+/// Microseconds that each batch of copies takes.
+static DELAY_US: AtomicU64 = AtomicU64::new(0);
 /// What exists on all devices.
-static STATE: Mutex<State> = Mutex::new(State { allocations: BTreeMap::new(), pins: BTreeMap::new() });
+static STATE: Mutex<State> =
+    Mutex::new(State { allocations: BTreeMap::new(), pins: BTreeMap::new(), faults: Vec::new() });
+
+/// What a device can be made to fail at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// Asking how much memory is free.
+    AskMemory,
+    /// An allocation.
+    Allocate,
+    /// An allocation, for want of memory.
+    Exhaust,
+    /// Pinning host memory.
+    Pin,
+    /// Pinning host memory, since the system lets no more be pinned.
+    PinLimit,
+    /// Making a stream.
+    MakeStream,
+    /// Queueing work.
+    Queue,
+    /// Making an event.
+    Mark,
+    /// A copy. The device is lost with it: it does nothing more until it is opened anew.
+    Copy,
+    /// Waiting for an event. The device is lost.
+    Lose,
+    /// Waiting for an event: it is not known whether the work has ended.
+    Doubt,
+}
+
+/// A fault to come.
+struct Plan {
+    fault: Fault,
+    /// From 1; each time if absent.
+    nth: Option<u64>,
+    seen: u64,
+}
 
 struct State {
     /// By address: the device and the length.
     allocations: BTreeMap<u64, (u32, u64)>,
     /// Lengths, by address.
     pins: BTreeMap<u64, u64>,
+    faults: Vec<Plan>,
 }
 
 impl State {
     fn get() -> MutexGuard<'static, Self> {
         // Kept consistent by every statement, so a panic elsewhere does not spoil it.
         STATE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts an occasion for a fault, and says whether that happens.
+    fn strikes(fault: Fault) -> bool {
+        let mut state = Self::get();
+        let mut plans = state.faults.iter_mut().filter(|plan| plan.fault == fault);
+        plans.any(|plan| {
+            plan.seen += 1;
+            plan.nth.is_none_or(|nth| nth == plan.seen)
+        })
     }
 
     fn allocated_on(&self, device: u32) -> u64 {
@@ -63,6 +116,23 @@ pub fn set_memory_bytes(bytes: u64) {
     MEMORY_BYTES.store(bytes, Ordering::Relaxed);
 }
 
+/// Makes each batch of copies take so long.
+pub fn set_delay(delay: Duration) {
+    DELAY_US.store(u64::try_from(delay.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+}
+
+/// Makes the devices fail: the `nth` time from now on, counted from 1, or each time.
+pub fn fail(fault: Fault, nth: Option<u64>) {
+    State::get().faults.push(Plan { fault, nth, seen: 0 });
+}
+
+/// Takes back what was set.
+pub fn reset() {
+    set_memory_bytes(MEMORY);
+    set_delay(Duration::ZERO);
+    State::get().faults.clear();
+}
+
 /// Counts what exists on the devices: bytes allocated, bytes of host memory pinned.
 pub fn in_use() -> (u64, u64) {
     let state = State::get();
@@ -79,7 +149,8 @@ impl Kind for Toy {
             let why = Unavailable::new(reason, "choose another device");
             return Err(Error::DeviceUnavailable { device: DeviceId::Toy(ordinal).to_string(), why });
         }
-        Ok(Arc::new(ToyDevice { info: describe(ordinal), process: process::id(), streams: Mutex::default() }))
+        let (info, process) = (describe(ordinal), process::id());
+        Ok(Arc::new(ToyDevice { info, process, lost: Arc::default(), streams: Mutex::default() }))
     }
 
     /// They are found by their names only: a program does not come upon them by chance.
@@ -122,6 +193,8 @@ struct ToyDevice {
     info: DeviceInfo,
     /// The process that opened it: a child of fork has none of its threads.
     process: u32,
+    /// Whether it does nothing more.
+    lost: Arc<AtomicBool>,
     streams: Mutex<Vec<Weak<Progress>>>,
 }
 
@@ -130,14 +203,22 @@ impl ToyDevice {
         if self.process == process::id() { Ok(()) } else { Err(Error::Forked) }
     }
 
+    /// Fails if the device is lost, or has a fault to come here.
+    fn check(&self, operation: &'static str, fault: Fault) -> Result<()> {
+        self.check_process()?;
+        if self.lost.load(Ordering::Acquire) {
+            return Err(self.error(operation, "the device is lost", true));
+        }
+        if State::strikes(fault) { Err(self.refuse(operation, "a test wants it so")) } else { Ok(()) }
+    }
+
     fn refuse(&self, operation: &'static str, reason: &str) -> Error {
-        let source = DriverError {
-            function: "toy",
-            code: 1,
-            name: "an error".into(),
-            description: reason.into(),
-            ends_work: false,
-        };
+        self.error(operation, reason, false)
+    }
+
+    fn error(&self, operation: &'static str, reason: &str, ends_work: bool) -> Error {
+        let (name, description) = ("an error".into(), reason.into());
+        let source = DriverError { function: "toy", code: 1, name, description, ends_work };
         Error::Device { device: self.info.id.to_string(), operation, source }
     }
 
@@ -159,13 +240,17 @@ impl Backend for ToyDevice {
     }
 
     fn memory(&self) -> Result<(u64, u64)> {
-        self.check_process()?;
+        self.check("asking for its memory", Fault::AskMemory)?;
         let total = MEMORY_BYTES.load(Ordering::Relaxed);
         Ok((total.saturating_sub(State::get().allocated_on(self.info.ordinal)), total))
     }
 
     fn allocate(&self, len: u64) -> Result<u64> {
-        let (available, _) = self.memory()?;
+        self.check("allocating memory", Fault::Allocate)?;
+        let (mut available, _) = self.memory()?;
+        if State::strikes(Fault::Exhaust) {
+            available = 0;
+        }
         let too_little = Error::OutOfMemory { device: self.info.id.to_string(), needed: len, available };
         let Some(layout) = layout(len).filter(|_| len <= available) else { return Err(too_little) };
         // SAFETY: the layout has a size.
@@ -193,7 +278,11 @@ impl Backend for ToyDevice {
     }
 
     unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()> {
-        self.check_process()?;
+        self.check("pinning host memory", Fault::Pin)?;
+        if State::strikes(Fault::PinLimit) {
+            let source = io::ErrorKind::OutOfMemory.into();
+            return Err(Error::Allocation { bytes: len as u64, kind: "pinned memory", source });
+        }
         let (address, len) = (memory.addr() as u64, len as u64);
         let mut state = State::get();
         let below = state.pins.range(..address + len).next_back();
@@ -211,15 +300,21 @@ impl Backend for ToyDevice {
     }
 
     fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {
-        self.check_process()?;
+        self.check("making a stream", Fault::MakeStream)?;
         let progress = Arc::new(Progress::default());
         let (sender, receiver) = mpsc::channel::<Vec<Rows>>();
-        let worker = progress.clone();
+        let (worker, lost) = (progress.clone(), self.lost.clone());
         let work = move || {
             for batch in receiver {
+                thread::sleep(Duration::from_micros(DELAY_US.load(Ordering::Relaxed)));
                 for rows in &batch {
-                    // SAFETY: the caller of `queue` keeps both sides until the work is done.
-                    unsafe { rows.copy() };
+                    if State::strikes(Fault::Copy) {
+                        lost.store(true, Ordering::Release);
+                    }
+                    if !lost.load(Ordering::Acquire) {
+                        // SAFETY: the caller of `queue` keeps both sides until the work is done.
+                        unsafe { rows.copy() };
+                    }
                 }
                 worker.end_one();
             }
@@ -316,6 +411,15 @@ struct ToyStream {
 }
 
 impl ToyStream {
+    /// As [`ToyDevice::check`]; nothing is in flight after an error.
+    fn check(&self, operation: &'static str, fault: Fault) -> Result<()> {
+        let checked = self.device.check(operation, fault);
+        if checked.as_ref().is_err_and(|error| !matches!(error, Error::Forked)) {
+            self.progress.wait_for(self.progress.queued());
+        }
+        checked
+    }
+
     /// The address of one side of a copy, and whether the host may use its bytes once the copy is queued.
     fn side(&self, place: Address, span: u64) -> Result<(usize, bool)> {
         match place {
@@ -354,7 +458,7 @@ impl ToyStream {
 
 impl Stream for ToyStream {
     unsafe fn queue(&self, work: &[Work]) -> Result<()> {
-        self.device.check_process()?;
+        self.check("copying", Fault::Queue)?;
         let rows: Vec<(Rows, bool)> = work.iter().map(|work| self.rows(work)).collect::<Result<_>>()?;
         let must_wait = rows.iter().any(|(_, must_wait)| *must_wait);
         let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
@@ -378,13 +482,14 @@ impl Stream for ToyStream {
     }
 
     fn mark(&self) -> Result<Box<dyn Event>> {
-        self.device.check_process()?;
+        self.check("making an event", Fault::Mark)?;
         let (progress, batch) = (self.progress.clone(), self.progress.queued());
         Ok(Box::new(ToyEvent { device: self.device.clone(), progress, batch }))
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.mark()?.wait()
+        let (progress, batch) = (self.progress.clone(), self.progress.queued());
+        ToyEvent { device: self.device.clone(), progress, batch }.wait()
     }
 }
 
@@ -414,8 +519,17 @@ struct ToyEvent {
 impl Event for ToyEvent {
     fn wait(&self) -> Result<()> {
         self.device.check_process()?;
+        if State::strikes(Fault::Doubt) {
+            return Err(self.device.refuse("copying to it", "a test wants it so"));
+        }
         self.progress.wait_for(self.batch);
-        Ok(())
+        if State::strikes(Fault::Lose) {
+            self.device.lost.store(true, Ordering::Release);
+        }
+        match self.device.lost.load(Ordering::Acquire) {
+            true => Err(self.device.error("copying to it", "the device is lost", true)),
+            false => Ok(()),
+        }
     }
 
     fn is_over(&self) -> bool {

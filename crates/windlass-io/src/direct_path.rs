@@ -1,5 +1,5 @@
-//! The path between drives and a device past the host's memory (GPUDirect Storage): whether this machine may have it, and
-//! the proof that reads and writes take it.
+//! The path between drives and a device past the host's memory (GPUDirect Storage): the proof that reads and writes take
+//! it.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -19,54 +19,10 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use windlass_device::{
-    Counters, CuFileHandle, Device, DeviceId, DirectBuffer, Unavailable, cuda::cufile::is_stand_in,
-};
+use windlass_device::{Counters, CuFileHandle, Device, DeviceId, DirectBuffer, Unavailable};
 
 /// Bytes of the read that proves the path.
 const PROBE_BYTES: u64 = 1 << 20;
-/// Where nvidia-fs shows itself.
-const NVIDIA_FS: &str = "/proc/driver/nvidia-fs";
-
-/// Whether this machine may have a direct path to devices at all. Asked before cuFile is opened unless the caller
-/// insists: opening costs time and memory of the device, and where nothing is prepared for it, some versions misbehave.
-///
-/// # Errors
-/// What is missing.
-pub fn plausible() -> Result<(), Unavailable> {
-    if Path::new(NVIDIA_FS).exists() || is_stand_in() {
-        return Ok(());
-    }
-    p2pdma().map_err(|why| {
-        let reason = format!("there is no nvidia-fs ({NVIDIA_FS}), and no P2PDMA: {}", why.reason);
-        Unavailable::new(reason, format!("modprobe nvidia-fs, or: {}", why.fix))
-    })
-}
-
-/// What is known to keep drives from reaching a device by themselves.
-///
-/// # Errors
-/// The first of it.
-pub fn p2pdma() -> Result<(), Unavailable> {
-    let version = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
-    if !version.contains("Open Kernel Module") {
-        let reason = "NVIDIA's open driver is not in use";
-        return Err(Unavailable::new(reason, "install the open kernel modules, 570 or later"));
-    }
-    let multipath = fs::read_to_string("/sys/module/nvme_core/parameters/multipath").unwrap_or_default();
-    if multipath.trim() == "Y" {
-        return Err(Unavailable::new(
-            "NVMe multipath is on, which has none",
-            "boot with nvme_core.multipath=N",
-        ));
-    }
-    let parameters = fs::read_to_string("/proc/driver/nvidia/params").unwrap_or_default();
-    if !parameters.contains("RMForceStaticBar1=1") {
-        let fix = "options nvidia NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\"";
-        return Err(Unavailable::new("BAR1 is not mapped once and for all", fix));
-    }
-    Ok(())
-}
 
 /// What proves that reads of a file into a device take the direct path: found once for each file system and device.
 /// `register` makes the file known to cuFile.

@@ -2,6 +2,5 @@
 
 pub(crate) use windlass_device::{CopyStream, DeviceMemory, Scratch};
 pub use windlass_device::{
-    Device, DeviceId, DeviceInfo, DriverError, Error, cuda::driver_version, device_of, devices,
-    search_cufile_in,
+    Device, DeviceId, DeviceInfo, DriverError, Error, device_of, devices, search_cufile_in,
 };

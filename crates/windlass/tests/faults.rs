@@ -5,7 +5,7 @@ mod common;
 
 use common::{
     Footprint, assert_is_file, assert_nothing_left, can_read, devices, make_cold, make_warm, mixed_model,
-    tensor, write_model,
+    on_device::TOY, tensor, write_model,
 };
 use std::{
     fs,
@@ -69,6 +69,10 @@ fn lanes() -> Vec<(LoadOptions, bool)> {
             // To a device everything is copied, whatever the layout.
             if layout == Layout::File || only_device {
                 lanes.push((options.clone().device(device), warm));
+                // It has no direct path.
+                if route != Route::Gds {
+                    lanes.push((options.clone().device(TOY), warm));
+                }
             }
             if !only_device {
                 lanes.push((options, warm));

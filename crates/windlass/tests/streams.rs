@@ -5,6 +5,7 @@ mod common;
 
 use common::{
     Footprint, assert_nothing_left, can_read, devices, expected, make_cold, make_warm, mixed_model,
+    on_device::TOY,
 };
 use std::{
     collections::HashMap,
@@ -39,7 +40,7 @@ fn model() -> Model {
 
 /// Every lane of loads, and whether the file is cached for it.
 fn lanes() -> Vec<(LoadOptions, bool)> {
-    let [host, device] = devices();
+    let ([host, device], toy) = (devices(), TOY);
     let all = [
         (host, Route::Auto, DirectIo::Auto, true),
         (host, Route::Auto, DirectIo::Auto, false),
@@ -50,6 +51,8 @@ fn lanes() -> Vec<(LoadOptions, bool)> {
         (device, Route::Staged, DirectIo::Auto, true),
         (device, Route::Auto, DirectIo::Auto, false),
         (device, Route::GdsCompat, DirectIo::Auto, false),
+        (toy, Route::Staged, DirectIo::Auto, true),
+        (toy, Route::Auto, DirectIo::Auto, false),
     ];
     let usable = all.into_iter().filter(|(_, route, direct, _)| {
         let by = if matches!(route, Route::Staged | Route::GdsCompat) { Route::Threads } else { *route };

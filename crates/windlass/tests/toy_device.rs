@@ -1,5 +1,5 @@
 //! The device that only copies: what needs kernels or a direct path is done by copies, or refused with a reason. The
-//! suites `conformance`, `save` and `gguf` run on it too.
+//! suites `device`, `reader_device`, `conformance`, `faults`, `reader_faults`, `streams`, `gguf` and `save` run on it too.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -7,15 +7,10 @@ mod common;
 use common::{
     assert_is_file, mixed_model,
     on_device::{chunky, disk},
-    reading::{TestFile, no_faults, range, reader},
     tensor, write_model,
 };
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use windlass::{
-    DeviceId, DirectIo, Dtype, Error, LoadOptions, Route,
-    plan::Layout,
-    read::{Priority, ReadRequest, Target},
-};
+use windlass::{DeviceId, Dtype, Error, LoadOptions, Route, plan::Layout};
 use windlass_device::{CopyDirection, CopyStream, Device, DeviceMemory, HostCopy, Pinned, toy};
 
 const TOY: DeviceId = DeviceId::Toy(1);
@@ -87,44 +82,6 @@ fn what_it_cannot_do_is_refused_with_a_reason() {
 }
 
 #[test]
-fn too_little_memory_is_an_error_before_anything_moves() {
-    let _turn = turn();
-    let directory = disk();
-    let (path, _) = chunky(directory.path());
-    toy::set_memory_bytes(16 << 20);
-    let error = windlass::load(&[&path], &LoadOptions::default().device(TOY)).unwrap_err();
-    toy::set_memory_bytes(16 << 30);
-    match error {
-        Error::MemoryBudget { needed, available, limit_name, .. } => {
-            assert!(needed >= 24 << 20 && available == 16 << 20, "{needed} {available}");
-            assert_eq!(limit_name, "the memory of toy:1");
-        }
-        other => panic!("{other:?}"),
-    }
-    assert_eq!(toy::in_use(), (0, 0));
-}
-
-#[test]
-fn readers_reach_any_address() {
-    const LEN: usize = 3 << 20;
-    let _turn = turn();
-    let file = TestFile::new(LEN);
-    let device = Device::open(TOY).unwrap();
-    let memory = DeviceMemory::new(&device, 2 * LEN as u64).unwrap();
-    let reader = reader(Route::Threads, DirectIo::Auto, no_faults());
-    for (start, len, shift) in [(0, LEN, 0), (7, 1_000_003, 13), (4096, 4096, 1)] {
-        let wanted = range(start as u64, len as u64);
-        // SAFETY: as many bytes are allocated there, and nothing else uses them until the batch has ended.
-        let target = unsafe { Target::device(TOY, memory.address() + shift) };
-        let request = ReadRequest::new(&file.open(), wanted, target);
-        reader.submit(vec![request], Priority::Demand).unwrap().wait().unwrap();
-        let mut found = vec![0; len];
-        CopyStream::new(&device).unwrap().read_back(memory.address() + shift, &mut found).unwrap();
-        assert!(found == file.bytes_of(wanted), "{start} {len} {shift}");
-    }
-}
-
-#[test]
 fn copies_go_both_ways_and_only_to_memory_of_the_device() {
     let _turn = turn();
     let device = Device::open(TOY).unwrap();
@@ -152,7 +109,7 @@ fn copies_go_both_ways_and_only_to_memory_of_the_device() {
     let outside = HostCopy { host: start, device: memory.address() + 4000, len: 128 };
     // SAFETY: refused before anything is copied.
     let failed = unsafe { stream.run(CopyDirection::ToDevice, &[outside], None) }.unwrap_err();
-    assert!(matches!(failed.error, windlass_device::Error::Device { .. }) && !failed.is_in_doubt);
+    assert!(matches!(failed.error, windlass::device::Error::Device { .. }) && !failed.is_in_doubt);
     drop((pinned, memory));
     assert_eq!(toy::in_use(), (0, 0));
 }

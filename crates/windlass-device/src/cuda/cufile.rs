@@ -91,7 +91,7 @@ functions! {
 }
 
 /// cuFile, its driver open.
-pub struct CuFile {
+pub(super) struct CuFile {
     functions: Functions,
     properties: Properties,
     /// Such as 1.20; older libraries do not say.
@@ -102,7 +102,7 @@ pub struct CuFile {
 
 impl CuFile {
     /// The library, loaded and opened at the first call.
-    pub fn get() -> std::result::Result<&'static Self, Unavailable> {
+    pub(super) fn get() -> std::result::Result<&'static Self, Unavailable> {
         static CUFILE: OnceLock<std::result::Result<CuFile, Unavailable>> = OnceLock::new();
         let cufile = CUFILE.get_or_init(Self::load).as_ref().map_err(Clone::clone)?;
         if cufile.process != std::process::id() {
@@ -123,7 +123,7 @@ impl CuFile {
     }
 
     /// What it is, for people.
-    pub fn describe(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         let Properties { nvfs_major, nvfs_minor, .. } = self.properties;
         let version = self.version.as_deref().unwrap_or("of unknown version");
         let nvfs = match (nvfs_major, nvfs_minor) {
@@ -392,7 +392,7 @@ pub fn search_cufile_in(directory: impl Into<PathBuf>) {
 }
 
 /// Whether a test has named the library.
-pub fn is_stand_in() -> bool {
+pub(super) fn is_stand_in() -> bool {
     cfg!(feature = "stand-in") && std::env::var_os("WINDLASS_CUFILE").is_some()
 }
 

@@ -1,20 +1,22 @@
 //! CUDA devices through the driver: the only place that knows its types.
 //!
 //! `library` finds libraries, `driver` is the table of functions; this file has devices, their contexts and memory;
-//! `stream` is what fills them, `kernels` what runs on them; `cufile` the library that reads into them past the host.
+//! `stream` is what fills them, `kernels` what runs on them; `cufile` the library that reads into them past the host,
+//! `machine` what all of it needs.
 #![allow(unsafe_code)]
 
-pub mod cufile;
+pub(crate) mod cufile;
 mod cufile_error;
 mod descriptor;
 mod driver;
 mod kernels;
 mod library;
+mod machine;
 mod stream;
 
 use crate::backend::Direct;
 use crate::{
-    DeviceId, DeviceInfo, DriverError, Error, Result, Unavailable,
+    DeviceId, DeviceInfo, DriverError, Error, Finding, Result, Unavailable,
     backend::{Backend, Kind, Stream},
 };
 use cufile::CuFile;
@@ -46,14 +48,6 @@ pub(crate) struct CudaDevice {
 unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
 unsafe impl Sync for CudaDevice {}
-
-/// The CUDA version that the driver serves, such as `12.8`.
-///
-/// # Errors
-/// Why there is no usable driver.
-pub fn driver_version() -> std::result::Result<String, Unavailable> {
-    Driver::get().map(|driver| driver::version_text(driver.version))
-}
 
 /// The kind.
 pub(crate) struct Cuda;
@@ -115,6 +109,14 @@ impl Kind for Cuda {
             )
         };
         u32::try_from(ordinal).ok().filter(|_| code == driver::SUCCESS)
+    }
+
+    fn may_have_direct_path(&self) -> std::result::Result<(), Unavailable> {
+        machine::may_have_direct_path()
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        machine::examine(self.devices().map(drop))
     }
 
     fn dlpack_type(&self) -> i32 {

@@ -20,10 +20,7 @@ use windlass_device::{
     self as device, CopyDirection, CopyError, CopyStream, Device, DeviceId, DirectBuffer, HostCopy, Pinned,
     Unavailable,
 };
-use windlass_io::{
-    direct_path::{self, DirectProof},
-    parallel::lock,
-};
+use windlass_io::{direct_path::DirectProof, parallel::lock};
 
 /// Host memory that bytes of devices pass through.
 const STAGING_BYTES: u64 = 64 << 20;
@@ -61,7 +58,7 @@ impl DeviceSide {
     /// [`Error::RouteUnavailable`] if the direct path is required, and this machine cannot have it.
     pub(super) fn new(direct: DirectPath, root: PathBuf, refusals: Arc<Refusals>) -> Result<Self> {
         if direct == DirectPath::Require
-            && let Err(why) = direct_path::plausible()
+            && let Err(why) = device::may_have_direct_path()
         {
             return Err(Error::RouteUnavailable { route: GDS.into(), path: root, why });
         }
@@ -114,7 +111,7 @@ impl DeviceSide {
             let reason = "switched off by the option direct=off".into();
             return Err(Unavailable { reason, fix: String::new() });
         }
-        direct_path::plausible()?;
+        device.may_have_direct_path()?;
         let id = device.id();
         if !self.lock().proofs.contains_key(&id) {
             let proof = Arc::new(DirectProof::find(device, &self.root)?);

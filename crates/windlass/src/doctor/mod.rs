@@ -1,7 +1,7 @@
 //! What this machine offers a load, what is missing, and how to fix it.
 #![forbid(unsafe_code)]
 
-mod cuda;
+mod devices;
 #[cfg(target_os = "linux")]
 mod threefs;
 
@@ -65,7 +65,7 @@ pub fn examine<P: AsRef<Path>>(paths: &[P]) -> Vec<Check> {
     checks.push(cores());
     checks.extend(memory_limits());
     checks.push(numa_nodes());
-    checks.extend(cuda::checks());
+    checks.extend(devices::checks());
     for path in paths {
         checks.extend(path_checks(path.as_ref()));
     }
@@ -240,7 +240,7 @@ fn path_checks(path: &Path) -> Vec<Check> {
     if crate::source::threefs::ThreeFs::of(&source).is_some() {
         checks.extend(threefs::checks(name, local));
     }
-    checks.extend(cuda::path_checks(&path.display().to_string(), &*source));
+    checks.extend(devices::path_checks(&path.display().to_string(), &*source));
     checks
 }
 

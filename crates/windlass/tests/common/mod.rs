@@ -219,6 +219,7 @@ pub fn assert_nothing_left(before: &Footprint) {
     let now = Footprint::now();
     assert!(!now.exceeds(before), "something was left behind: {before:?} became {now:?}");
     assert_eq!(stand_in::STAND_IN.leftovers(), [], "something was left on the device");
+    assert_eq!(windlass_device::toy::in_use(), (0, 0), "something was left on the device that only copies");
 }
 
 /// Returns whether a route can read files of this directory with this access. A container may forbid io_uring, and its

@@ -1,8 +1,115 @@
-//! What tests of devices share: a turn at the stand-in, options, a file of several chunks.
+//! What tests of devices share: the devices, their faults, options, a file of several chunks.
 
-use super::{TestTensor, tensor, write_model};
-use std::path::{Path, PathBuf};
+use super::{
+    TestTensor,
+    stand_in::{STAND_IN, Turn},
+    tensor, write_model,
+};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 use windlass::{DeviceId, Dtype, LoadOptions, Route};
+use windlass_device::toy;
+pub use windlass_device::toy::Fault;
+
+pub const CUDA: DeviceId = DeviceId::Cuda(0);
+pub const TOY: DeviceId = DeviceId::Toy(0);
+
+/// The kinds of devices that every test of devices runs on, each played by a stand-in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Played {
+    /// By a driver in host memory. It has all that CUDA has.
+    Cuda,
+    /// By a device that copies and does nothing else.
+    Toy,
+}
+
+impl Played {
+    pub const ALL: [Self; 2] = [Self::Cuda, Self::Toy];
+
+    /// The device of this number.
+    pub fn device(self, ordinal: u32) -> DeviceId {
+        match self {
+            Self::Cuda => DeviceId::Cuda(ordinal),
+            Self::Toy => DeviceId::Toy(ordinal),
+        }
+    }
+
+    /// Loads to the first device, by whichever route.
+    pub fn options(self) -> LoadOptions {
+        LoadOptions::default().device(self.device(0))
+    }
+
+    pub fn staged(self) -> LoadOptions {
+        self.options().route(Route::Staged)
+    }
+
+    /// Makes the devices fail: the `nth` time from now on, counted from 1, or each time.
+    pub fn fail(self, fault: Fault, nth: Option<u64>) {
+        if self == Self::Toy {
+            return toy::fail(fault, nth);
+        }
+        let (function, code) = match fault {
+            Fault::AskMemory => ("cuMemGetInfo_v2", 999),
+            Fault::Allocate => ("cuMemAlloc_v2", 999),
+            Fault::Exhaust => ("cuMemAlloc_v2", 2),
+            Fault::Pin => ("cuMemHostRegister_v2", 801),
+            Fault::PinLimit => ("cuMemHostRegister_v2", 2),
+            Fault::MakeStream => ("cuStreamCreate", 2),
+            Fault::Queue => ("cuMemcpyHtoDAsync_v2", 1),
+            Fault::Mark => ("cuEventRecord", 700),
+            Fault::Copy => ("copy", 719),
+            Fault::Lose => ("cuEventSynchronize", 719),
+            Fault::Doubt => ("cuEventSynchronize", 900),
+            other => panic!("CUDA has no {other:?}"),
+        };
+        let nth = nth.map_or("*".into(), |nth| nth.to_string());
+        STAND_IN.set(&format!("FAULTS={function}:{nth}={code}"));
+    }
+
+    /// Makes copies take so long at least; on CUDA none as long as the other.
+    pub fn delay(self, delay: Duration) {
+        match self {
+            Self::Cuda => ["COPY_LATENCY_US", "JITTER_US"]
+                .map(|setting| STAND_IN.set(&format!("{setting}={}", delay.as_micros())))
+                .into_iter()
+                .collect(),
+            Self::Toy => toy::set_delay(delay),
+        }
+    }
+
+    pub fn set_memory_mib(self, mib: u64) {
+        match self {
+            Self::Cuda => STAND_IN.set(&format!("MEMORY_MIB={mib}")),
+            Self::Toy => toy::set_memory_bytes(mib << 20),
+        }
+    }
+
+    /// Takes back what was set.
+    pub fn reset(self) {
+        match self {
+            Self::Cuda => STAND_IN.reset(),
+            Self::Toy => toy::reset(),
+        }
+    }
+
+    /// Bytes that are allocated on the devices.
+    pub fn device_bytes(self) -> u64 {
+        match self {
+            Self::Cuda => STAND_IN.count("device_bytes"),
+            Self::Toy => toy::in_use().0,
+        }
+    }
+
+    /// Bytes of host memory that are pinned.
+    pub fn pinned_bytes(self) -> u64 {
+        match self {
+            Self::Cuda => STAND_IN.count("pinned_bytes"),
+            Self::Toy => toy::in_use().1,
+        }
+    }
+}
 
 pub fn disk() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
@@ -27,4 +134,31 @@ pub fn chunky(directory: &Path) -> (PathBuf, Vec<u8>) {
 /// cuFile starts threads when it is first used: before anybody counts.
 pub fn start_threads_that_stay(path: &Path) {
     drop(windlass::load(&[path], &to_device().route(Route::GdsCompat)).unwrap());
+}
+
+/// All devices of the tests, to oneself: what is set and counted is the process's.
+pub struct Devices(Turn);
+
+impl Devices {
+    pub fn take() -> Self {
+        let turn = Turn::take();
+        toy::reset();
+        Self(turn)
+    }
+
+    /// Each kind, with nothing set.
+    pub fn each(&self) -> impl Iterator<Item = Played> {
+        Played::ALL.into_iter().inspect(|played| played.reset())
+    }
+
+    pub fn assert_nothing_left(&self, of: &str) {
+        self.0.assert_nothing_left(of);
+        assert_eq!(toy::in_use(), (0, 0), "{of}");
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        toy::reset();
+    }
 }

@@ -1,6 +1,9 @@
 //! What tests of readers share: files, every kind of memory to read into, and scripts of faults.
 
-use super::stand_in::STAND_IN;
+use super::{
+    on_device::{CUDA, TOY},
+    stand_in::STAND_IN,
+};
 use requirements::{Requirement, skip};
 use rustix::mm::{self, MapFlags, ProtFlags};
 use std::{
@@ -12,11 +15,10 @@ use std::{
 };
 use windlass::{
     ByteRange, DeviceId, DirectIo, Error, Route,
-    device::Device,
     read::{Batch, Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
     route::fault::FaultScript,
 };
-use windlass_device::DirectBuffer;
+use windlass_device::{CopyStream, Device, DeviceMemory};
 
 /// Longer than anything here takes.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -104,11 +106,12 @@ pub enum Kind {
     Host(usize),
     Sink,
     /// A device's, so many bytes from the start of an allocation.
-    Device(usize),
+    Device(DeviceId, usize),
 }
 
 impl Kind {
-    pub const ALL: [Self; 5] = [Self::Memory, Self::Host(0), Self::Host(1), Self::Sink, Self::Device(3)];
+    pub const ALL: [Self; 6] =
+        [Self::Memory, Self::Host(0), Self::Host(1), Self::Sink, Self::Device(CUDA, 3), Self::Device(TOY, 3)];
 }
 
 /// Memory of one kind for one range, and how to look at it.
@@ -122,7 +125,7 @@ enum Memory {
     Reader,
     Host { bytes: Vec<u8>, start: usize },
     Sink(Arc<Mutex<Sunk>>),
-    Device { buffer: DirectBuffer, start: usize },
+    Device { memory: DeviceMemory, start: usize },
 }
 
 struct Sunk {
@@ -146,13 +149,11 @@ impl Place {
             Kind::Sink => {
                 Memory::Sink(Arc::new(Mutex::new(Sunk { bytes: vec![0; len], times: vec![0; len] })))
             }
-            Kind::Device(start) => {
+            Kind::Device(id, start) => {
                 LazyLock::force(&STAND_IN);
-                let buffer = DirectBuffer::new(
-                    &Device::open(DeviceId::Cuda(0)).unwrap(),
-                    (len + start + GUARD_BYTES) as u64,
-                );
-                Memory::Device { buffer: buffer.unwrap(), start }
+                let device = Device::open(id).unwrap();
+                let memory = DeviceMemory::new(&device, (len + start + GUARD_BYTES) as u64).unwrap();
+                Memory::Device { memory, start }
             }
         };
         Self { range, kind, memory }
@@ -176,8 +177,8 @@ impl Place {
                 })
             }
             // SAFETY: within the allocation, which outlives the batch and which nobody uses meanwhile.
-            Memory::Device { buffer, start } => unsafe {
-                Target::device(DeviceId::Cuda(0), buffer.address() + *start as u64)
+            Memory::Device { memory, start } => unsafe {
+                Target::device(memory.device().id(), memory.address() + *start as u64)
             },
         }
     }
@@ -213,9 +214,9 @@ impl Place {
 
     /// All bytes of the allocation, if it is a device's.
     pub fn device_bytes(&self) -> Vec<u8> {
-        let Memory::Device { buffer, .. } = &self.memory else { return Vec::new() };
-        let mut all = vec![0; buffer.len() as usize];
-        buffer.read_back(&mut all).unwrap();
+        let Memory::Device { memory, .. } = &self.memory else { return Vec::new() };
+        let mut all = vec![0; memory.len() as usize];
+        CopyStream::new(memory.device()).unwrap().read_back(memory.address(), &mut all).unwrap();
         all
     }
 

@@ -5,6 +5,7 @@ use crate::{
     Model,
     common::{
         Footprint, assert_is_file, assert_nothing_left,
+        on_device::CUDA,
         reading::{Kind, Place, range, submit, until},
         stand_in::STAND_IN,
     },
@@ -74,7 +75,7 @@ fn places() -> Vec<Place> {
     ranges
         .iter()
         .zip(starts)
-        .map(|(own, start)| Place::new(Kind::Device(start), range(own.0, own.1)))
+        .map(|(own, start)| Place::new(Kind::Device(CUDA, start), range(own.0, own.1)))
         .collect()
 }
 
@@ -232,7 +233,7 @@ fn a_daemon_that_dies_ends_all_reads_and_the_next_serves() {
         setup.model.fixture.daemon.behave(Faults { delay, ..Faults::default() }).unwrap();
         let reader = Reader::new(&options).unwrap();
         let mut places: Vec<Place> =
-            (0..8).map(|start| Place::new(Kind::Device(start), range(start as u64, LEN - 8))).collect();
+            (0..8).map(|start| Place::new(Kind::Device(CUDA, start), range(start as u64, LEN - 8))).collect();
         let batch = submit(&reader, &setup.open(), &mut places, Priority::Demand);
         until("copies arrive", || batch.bytes_done() > 0);
         setup.model.fixture.daemon.kill().unwrap();

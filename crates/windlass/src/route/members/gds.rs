@@ -63,7 +63,7 @@ pub(in crate::route) fn open(
         if wanted.direct == DirectIo::Never {
             return Err(Unavailable::new("switched off by the option direct=never", "").into());
         }
-        gds::plausible()?;
+        device.may_have_direct_path()?;
     }
     let route = if wanted.route == Route::GdsCompat { Route::GdsCompat } else { Route::Gds };
     if is_named {

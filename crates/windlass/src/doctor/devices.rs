@@ -1,56 +1,42 @@
-//! What of CUDA a load can use: driver, devices, their links, and the direct path from storage.
+//! What of devices a load can use: what their kinds need, devices, their links, and the direct path from storage.
 #![forbid(unsafe_code)]
 
 use super::{Check, Status, ok, slower};
 use crate::{
-    device::{Device, DeviceInfo, devices, driver_version},
+    device::{Device, DeviceInfo, devices},
     route::{Unavailable, gds},
     source::Source,
     sys::numa,
 };
 use bytesize::ByteSize;
 use std::{fs, path::Path};
-use windlass_device::cuda::cufile::CuFile;
+use windlass_device::{Condition, Finding, examine};
 
 /// The machine's part.
 pub(super) fn checks() -> Vec<Check> {
-    let version = match driver_version() {
-        Ok(version) => version,
-        Err(why) => {
-            return vec![absent(
-                "CUDA driver",
-                format!("loads go to host memory only: {}", why.reason),
-                why.fix,
-            )];
-        }
-    };
-    let mut checks = vec![ok("CUDA driver", format!("serves CUDA {version}"))];
-    let found = match devices() {
-        Ok(found) => found,
-        Err(why) => {
-            checks.push(slower("CUDA devices", why.reason, why.fix));
-            return checks;
-        }
-    };
-    for info in &found {
-        checks.extend(device_checks(info));
-    }
-    checks.extend([nvidia_fs(), p2pdma(), cufile()]);
+    let mut checks: Vec<Check> = examine().into_iter().map(check_of).collect();
+    // Why there are none has been said.
+    let found = devices().unwrap_or_default();
+    checks.extend(found.iter().flat_map(device_checks));
     checks
 }
 
-/// Something that is not here and need not be.
-fn absent(name: &str, finding: impl Into<String>, fix: impl Into<String>) -> Check {
-    Check { name: name.into(), status: Status::Absent, finding: finding.into(), fix: fix.into() }
+fn check_of(found: Finding) -> Check {
+    let status = match found.condition {
+        Condition::Ok => Status::Ok,
+        Condition::Absent => Status::Absent,
+        Condition::Slower => Status::Slower,
+    };
+    Check { name: found.name.into(), status, finding: found.text, fix: found.fix }
 }
 
 fn device_checks(info: &DeviceInfo) -> Vec<Check> {
-    let device = format!("cuda:{}", info.ordinal);
+    let device = info.id.to_string();
     let (major, minor) = info.compute_capability;
     let memory = match Device::open(info.id).and_then(|device| device.memory()) {
         Ok((free, total)) => format!("{} of {} free", ByteSize(free), ByteSize(total)),
         Err(error) => {
-            return vec![slower(&device, format!("{}: {error}", info.name), "check that nvidia-smi works")];
+            return vec![slower(&device, format!("{}: {error}", info.name), "check that its driver works")];
         }
     };
     let kind =
@@ -108,39 +94,6 @@ fn bar_bytes(resources: &str, number: usize) -> Option<u64> {
     (end > start).then(|| end - start + 1)
 }
 
-fn nvidia_fs() -> Check {
-    const NAME: &str = "nvidia-fs";
-    match fs::read_to_string("/proc/driver/nvidia-fs/version") {
-        Ok(version) => ok(NAME, version.lines().next().unwrap_or("loaded").trim()),
-        Err(_) => absent(
-            NAME,
-            "not loaded: route gds needs it, or P2PDMA",
-            "modprobe nvidia-fs (package nvidia-fs-dkms); in a container, pass /dev/nvidia-fs* and /run/udev",
-        ),
-    }
-}
-
-fn p2pdma() -> Check {
-    const NAME: &str = "P2PDMA";
-    match gds::p2pdma() {
-        Ok(()) => ok(NAME, "nothing known is in its way; a load proves it"),
-        Err(Unavailable { reason, fix }) => {
-            absent(NAME, format!("{reason}, so drives cannot reach the device without nvidia-fs"), fix)
-        }
-    }
-}
-
-fn cufile() -> Check {
-    const NAME: &str = "cuFile";
-    if let Err(Unavailable { reason, fix }) = gds::plausible() {
-        return absent(NAME, format!("not opened, since there is nothing for it to use: {reason}"), fix);
-    }
-    match CuFile::get() {
-        Ok(cufile) => ok(NAME, cufile.describe()),
-        Err(Unavailable { reason, fix }) => absent(NAME, reason, fix),
-    }
-}
-
 /// For each device, whether it can be filled past the host from the file system of a file.
 pub(super) fn path_checks(name: &str, source: &dyn Source) -> Vec<Check> {
     let Ok(found) = devices() else {
@@ -149,11 +102,12 @@ pub(super) fn path_checks(name: &str, source: &dyn Source) -> Vec<Check> {
     found
         .iter()
         .map(|info| {
-            let name = format!("{name}: gds to cuda:{}", info.ordinal);
+            let name = format!("{name}: gds to {}", info.id);
             match prove(info, source) {
                 Ok(proof) => ok(&name, proof),
                 Err(Unavailable { reason, fix }) => {
-                    absent(&name, format!("{reason}; loads are staged through host memory"), fix)
+                    let finding = format!("{reason}; loads are staged through host memory");
+                    Check { name, status: Status::Absent, finding, fix }
                 }
             }
         })
@@ -161,11 +115,11 @@ pub(super) fn path_checks(name: &str, source: &dyn Source) -> Vec<Check> {
 }
 
 fn prove(info: &DeviceInfo, source: &dyn Source) -> Result<String, Unavailable> {
-    gds::plausible()?;
     if let Some(why) = source.direct_refusal() {
         return Err(why.clone());
     }
     let device = Device::open(info.id).map_err(|error| Unavailable::new(error.to_string(), ""))?;
+    device.may_have_direct_path()?;
     gds::prove(&device, source)
 }
 
