@@ -201,6 +201,22 @@ fn a_replaced_file_keeps_its_mode_and_a_new_one_gets_that_of_any_new_file() {
 }
 
 #[test]
+fn a_link_with_the_name_of_a_temporary_file_is_left_alone() {
+    let directory = disk();
+    let victim = directory.path().join("victim");
+    fs::write(&victim, "another's").unwrap();
+    let temp = |number| directory.path().join(format!(".model.safetensors.windlass-{number:016x}.tmp"));
+    symlink(&victim, temp(1)).unwrap();
+    fs::write(temp(2), "left by a save that was killed").unwrap();
+    let tensors = [owned("a", Dtype::U8, &[16], 0)];
+    let path = directory.path().join("model.safetensors");
+    let report = save_to(&path, &tensors, &SaveOptions::default()).unwrap();
+    assert_eq!(report.notes, [] as [String; 0]);
+    assert!(fs::symlink_metadata(temp(1)).is_ok() && !temp(2).exists());
+    assert_eq!(fs::read(&victim).unwrap(), b"another's");
+}
+
+#[test]
 fn only_the_owner_can_read_what_is_being_saved() {
     let directory = disk();
     let path = directory.path().join("model.safetensors");

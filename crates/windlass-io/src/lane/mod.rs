@@ -8,16 +8,15 @@ pub mod fault;
 mod outcome;
 #[cfg(target_os = "linux")]
 mod ring;
-#[cfg(target_os = "linux")]
-mod vectored;
 
 pub use blocking::{BlockingLane, BlockingRead, Pread};
 pub use cached::CachedCopy;
 pub use outcome::{Outcome, Progress};
 #[cfg(target_os = "linux")]
-pub use ring::UringLane;
-#[cfg(target_os = "linux")]
-pub use vectored::{Attempt, Direction, MovesPieces, VectoredCall, VectoredRing};
+pub use ring::{
+    UringLane,
+    vectored::{Attempt, Direction, MovesPieces, VectoredCall, VectoredRing},
+};
 
 use std::{fs::File, io, task::Waker};
 

@@ -11,6 +11,7 @@
 //! * `machine`: what the system is, and what it grants this process.
 //! * `numa`: nodes and their cores.
 //! * `pages`: memory that the process gets in pages, empty or as a view of a file.
+//! * `pieces`: transfers of memory in pieces, which the KV store makes on Linux alone.
 //! * `permissions`: the users that may read and write a file.
 //! * `threads`: the cores that a thread runs on.
 //! * `usage`: CPU time and page faults of the process.

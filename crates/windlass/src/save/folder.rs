@@ -107,28 +107,3 @@ impl Folder {
         folders::sync(&self.path)
     }
 }
-
-#[cfg(all(test, unix))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_link_with_the_name_of_a_temporary_file_is_left_alone() {
-        let directory = tempfile::tempdir().unwrap();
-        let victim = directory.path().join("victim");
-        fs::write(&victim, "another's").unwrap();
-        let folder = Folder::new(directory.path(), OsStr::new("model.safetensors"), false);
-        let temp = |random: u64| {
-            let mut name = folder.temp_prefix.clone();
-            name.push(format!("{random:016x}.tmp"));
-            directory.path().join(name)
-        };
-        std::os::unix::fs::symlink(&victim, temp(1)).unwrap();
-        fs::write(temp(2), "left by a save that was killed").unwrap();
-        let mut notes = Vec::new();
-        folder.remove_stale_temps(&mut notes);
-        assert_eq!(notes, [] as [String; 0]);
-        assert!(fs::symlink_metadata(temp(1)).is_ok() && !temp(2).exists());
-        assert_eq!(fs::read(&victim).unwrap(), b"another's");
-    }
-}

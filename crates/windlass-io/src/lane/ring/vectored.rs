@@ -1,8 +1,12 @@
 //! Reads and writes of memory in pieces: several at a time by a ring, or one by a thread that waits.
 #![allow(unsafe_code)]
 
-use super::{BlockingRead, Done, Lane, UringLane};
-use crate::executor::Carried;
+use super::UringLane;
+use crate::{
+    executor::Carried,
+    lane::{BlockingRead, Done, Lane},
+    sys::pieces::{self, Piece},
+};
 use io_uring::{opcode, types};
 use std::{fs::File, io, os::fd::AsRawFd, task::Waker};
 use windlass_device::Unavailable;
@@ -26,7 +30,7 @@ pub struct Attempt<'a> {
     /// Offset of the first byte.
     pub offset: u64,
     /// The memory, in the order of the file. At most 1024 pieces.
-    pub pieces: &'a [libc::iovec],
+    pub pieces: &'a [Piece],
 }
 
 /// An operation that reads or writes a file, from or to memory in pieces.
@@ -102,17 +106,13 @@ pub struct VectoredCall;
 
 impl<T: MovesPieces> BlockingRead<T> for VectoredCall {
     fn read(&self, op: &mut T) -> io::Result<usize> {
-        let Attempt { file, direction, offset, pieces } = op.next_attempt()?;
-        let too_large = || io::Error::from(io::ErrorKind::InvalidInput);
-        let offset = offset.try_into().map_err(|_| too_large())?;
-        let count = pieces.len().try_into().map_err(|_| too_large())?;
+        let attempt = op.next_attempt()?;
         // SAFETY: by the contract of `MovesPieces`; the operation is borrowed until the call is over.
-        let moved = unsafe {
-            match direction {
-                Direction::Read => libc::preadv(file.as_raw_fd(), pieces.as_ptr(), count, offset),
-                Direction::Write => libc::pwritev(file.as_raw_fd(), pieces.as_ptr(), count, offset),
+        unsafe {
+            match attempt.direction {
+                Direction::Read => pieces::read(attempt.file, attempt.pieces, attempt.offset),
+                Direction::Write => pieces::write(attempt.file, attempt.pieces, attempt.offset),
             }
-        };
-        usize::try_from(moved).map_err(|_| io::Error::last_os_error())
+        }
     }
 }

@@ -4,6 +4,8 @@
 //! on it.
 #![allow(unsafe_code)]
 
+pub(super) mod vectored;
+
 use super::{Done, FileRead, Lane, ReadsFile};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
