@@ -101,6 +101,8 @@ struct Free {
     slots: Vec<usize>,
     /// Slots that will not come back.
     lost: usize,
+    /// Threads that wait for a slot.
+    waiting: usize,
     closed: bool,
 }
 
@@ -134,7 +136,7 @@ impl Slots {
             }
             SlotKind::Device(buffer) => SlotMemory::Device(buffer.clone()),
         };
-        let free = Mutex::new(Free { slots: (0..count).rev().collect(), lost: 0, closed: false });
+        let free = Mutex::new(Free { slots: (0..count).rev().collect(), lost: 0, waiting: 0, closed: false });
         let (returned, waited) = (Condvar::new(), AtomicU64::new(0));
         Ok(Self { shared: Arc::new(SlotsInner { memory, slot_bytes, count, free, returned, waited }) })
     }
@@ -173,7 +175,9 @@ impl Slots {
                 return Some(Slot { shared: self.shared.clone(), index });
             }
             waiting.get_or_insert_with(Instant::now);
+            free.waiting += 1;
             free = self.shared.returned.wait(free).unwrap_or_else(PoisonError::into_inner);
+            free.waiting -= 1;
         }
     }
 
@@ -422,7 +426,13 @@ impl Drop for Slot {
         if self.shared_backing().is_some_and(|memory| memory.is_lent(self.index)) {
             return self.shared.lose_one();
         }
-        self.shared.free().slots.push(self.index);
-        self.shared.returned.notify_one();
+        let mut free = self.shared.free();
+        free.slots.push(self.index);
+        let is_awaited = free.waiting > 0;
+        drop(free);
+        // A system call, also if nobody waits.
+        if is_awaited {
+            self.shared.returned.notify_one();
+        }
     }
 }

@@ -206,7 +206,7 @@ impl IoEngine {
         Group::start(&self.options, self.route, workers, pool, Some(&self.side), &self.refusals)
     }
 
-    /// Ends the jobs with this tag that have not begun, and says how many.
+    /// Ends the jobs with this tag that have not begun, or are between two steps, and says how many.
     pub(crate) fn cancel(&self, tag: u64) -> usize {
         if self.is_childs() {
             return 0;

@@ -100,7 +100,7 @@ pub(crate) struct Job {
     pub(crate) parts: Vec<Part>,
     /// Whether CRC-32C of each part is computed.
     pub(crate) checksums: Checksums,
-    /// If it has not begun by then, it does not.
+    /// If it has not begun by then, it does not. Nor do further steps of what no caller waits for.
     pub(crate) deadline: Option<Instant>,
     /// If it is set before it has begun, it does not begin.
     pub(crate) withdrawn: Withdrawn,

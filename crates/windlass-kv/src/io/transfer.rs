@@ -7,6 +7,7 @@ use super::{
     checksum::PartSum,
     file::DataFile,
     plan::{Content, DevicePieces, Grid, Limits, Step, Wanted},
+    worker::Mover,
 };
 use crate::KeepAlive;
 use std::{
@@ -18,7 +19,10 @@ use std::{
     },
     time::Instant,
 };
-use windlass_io::parallel::lock;
+use windlass_io::{
+    executor::{GroupId, Reason, Scheduler, Whose},
+    parallel::lock,
+};
 
 /// The caller's memory, which every operation of a transfer holds.
 pub(super) type Kept = Arc<KeepAlive>;
@@ -46,6 +50,8 @@ struct State {
     file: Option<Arc<DataFile>>,
     /// Steps that have not begun.
     steps: VecDeque<Step>,
+    /// Steps that are not done, whether they have begun or not.
+    undone: usize,
     /// Steps of a write whose bytes are being summed.
     gathering: usize,
     /// What is known of each part's checksum; empty if nobody asks.
@@ -61,6 +67,13 @@ struct State {
     late: Option<LateFile>,
     /// Groups of operations that have not ended.
     groups: usize,
+    helpers: Option<Helpers>,
+}
+
+/// The group of operations that help with further steps.
+struct Helpers {
+    scheduler: Arc<Scheduler<Mover>>,
+    group: GroupId,
 }
 
 /// One of the files that are open for single transfers.
@@ -97,6 +110,7 @@ impl Transfer {
         let state = State {
             file: None,
             steps: VecDeque::new(),
+            undone: 0,
             gathering: 0,
             sums,
             header: Vec::new(),
@@ -109,6 +123,7 @@ impl Transfer {
             started: None,
             late: None,
             groups: 1,
+            helpers: None,
         };
         Arc::new(Self { direction, file, checksums, parts, header, state: Mutex::new(state) })
     }
@@ -165,12 +180,31 @@ impl Transfer {
     /// Its file is open, and these are its steps.
     pub(super) fn open(&self, file: Arc<DataFile>, late: Option<LateFile>, steps: VecDeque<Step>) {
         let mut state = self.state();
+        state.undone = steps.len();
         (state.file, state.late, state.steps) = (Some(file), late, steps);
     }
 
     /// A further group of operations carries out steps.
     pub(super) fn joined(&self) {
         self.state().groups += 1;
+    }
+
+    /// This group, which has [joined](Self::joined), helps.
+    pub(super) fn helped_by(&self, scheduler: Arc<Scheduler<Mover>>, group: GroupId) {
+        self.state().helpers = Some(Helpers { scheduler, group });
+    }
+
+    /// Where all steps are done, or one has failed, helpers that wait are not to begin, and the end does not wait for them.
+    pub(super) fn release_helpers(&self) {
+        let mut state = self.state();
+        if state.undone > 0 && state.failure.is_none() {
+            return;
+        }
+        let helpers = state.helpers.take();
+        drop(state);
+        if let Some(Helpers { scheduler, group }) = helpers {
+            scheduler.cancel(Whose::Group(group));
+        }
     }
 
     /// The next step to begin. One with the header waits until all others are summed: whoever sums goes on with it.
@@ -212,6 +246,11 @@ impl Transfer {
     /// A step was moved without being summed.
     pub(super) fn skipped(&self) {
         self.state().gathering -= usize::from(self.direction == Direction::Write);
+    }
+
+    /// All bytes of a step are where they are to be.
+    pub(super) fn completed(&self) {
+        self.state().undone -= 1;
     }
 
     /// Bytes of our memory that its steps need, at most.
@@ -305,16 +344,17 @@ impl Transfer {
             (state.file.take(), state.late.take(), state.kept.take(), state.done.take());
         let (header, carried) = (mem::take(&mut state.header), mem::take(&mut state.carried));
         let (started, bounced_bytes) = (state.started, state.bounced_bytes);
-        let mut failure = state.failure.take();
-        if failure.is_none() && !state.steps.is_empty() {
+        let (helpers, mut failure) = (state.helpers.take(), state.failure.take());
+        if failure.is_none() && state.undone > 0 {
             // No operation is left that would carry them out.
-            failure = Some(Failure::Cancelled);
+            let reason = if state.steps.is_empty() { Reason::Abandoned } else { Reason::Cancelled };
+            failure = Some(reason.into());
         }
         let checksums =
             if failure.is_some() { vec![None; self.parts.len()] } else { state.sums(&self.parts, mem::take) };
         drop(state);
         // Who learns of the end may begin with another.
-        drop((file, late));
+        drop((file, late, helpers));
         // An operation that is never dropped holds it still: the system or a device may use the memory.
         if let Some(Err(_)) = kept.map(Arc::try_unwrap)
             && !matches!(failure, Some(Failure::Lost(_)))
@@ -363,5 +403,46 @@ impl fmt::Debug for Transfer {
             .field("file", &self.file.path())
             .field("parts", &self.parts)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Piece, Priority, io::Withdrawn};
+    use std::{path::Path, sync::mpsc};
+    use windlass_device::DeviceId;
+
+    #[test]
+    fn a_transfer_is_done_only_with_all_its_steps() {
+        for (completed, taken, is_done) in [(2, 2, true), (1, 2, false), (1, 1, false)] {
+            let (sender, outcome) = mpsc::channel();
+            let file = Arc::new(DataFile::in_name_only(Path::new("data")).unwrap());
+            let piece = Piece { address: 4096, len: 8192, device: DeviceId::Cpu };
+            let transfer = Transfer::new(Job {
+                tag: 0,
+                direction: Direction::Read,
+                priority: Priority::Demand,
+                file: file.clone().into(),
+                header: Header::None,
+                parts: vec![Part { offset: 0, pieces: vec![piece], len: 8192 }],
+                checksums: Checksums::Skip,
+                deadline: None,
+                withdrawn: Withdrawn::default(),
+                wait_event: None,
+                keep: KeepAlive::by_caller(),
+                done: Box::new(move |outcome| _ = sender.send(outcome)),
+            });
+            let limits = Limits { step_bytes: 4096, segments: 8, bounce_bytes: 4096 };
+            let steps = transfer.plan(&file, limits, DevicePieces::Staged).unwrap();
+            assert_eq!(steps.len(), 2);
+            transfer.open(file, None, steps);
+            assert_eq!((0..taken).filter_map(|_| transfer.next_step()).count(), taken);
+            (0..completed).for_each(|_| transfer.completed());
+            assert!(transfer.left());
+            transfer.end();
+            let result = outcome.recv().unwrap().result;
+            assert_eq!(result.is_ok(), is_done, "{completed} of 2 steps, {taken} begun: {result:?}");
+        }
     }
 }

@@ -10,7 +10,8 @@ pub(crate) trait Transfers: Send + Sync {
     /// Begins transfers. Never blocks.
     fn submit(&self, jobs: Vec<Job>);
 
-    /// Ends those of this tag that have not begun, as [`Failure::Cancelled`](super::Failure::Cancelled). Says how many.
+    /// Ends those of this tag that have not begun, or are between two steps, as
+    /// [`Failure::Cancelled`](super::Failure::Cancelled). Says how many.
     fn cancel(&self, tag: u64) -> usize;
 
     /// How they are moved.

@@ -63,7 +63,10 @@ impl Customer for Mover {
         let Party { transfer, is_helper } = group;
         match result {
             Err(Failure::Cancelled | Failure::TimedOut) if is_helper => {}
-            Err(failure) => transfer.fail(failure),
+            Err(failure) => {
+                transfer.fail(failure);
+                transfer.release_helpers();
+            }
             Ok(()) => {}
         }
         if transfer.left() {
@@ -167,6 +170,7 @@ impl Handler<Mover> for Worker {
                 {
                     return self.fail_copy(flight, failed);
                 }
+                transfer.completed();
             }
             Attempted::Failed(failure) => {
                 own.landed();
@@ -231,7 +235,10 @@ impl Worker {
     fn go_on(&mut self, mut flight: Flight<Mover>, file: &Arc<DataFile>) -> Next<Mover> {
         loop {
             let transfer = flight.content.transfer.clone();
-            let Some(step) = transfer.next_step() else { return end(flight) };
+            let Some(step) = transfer.next_step() else {
+                transfer.release_helpers();
+                return end(flight);
+            };
             if step.is_devices {
                 self.call_helpers(&flight);
                 self.move_directly(&transfer, step, file);
@@ -283,9 +290,14 @@ impl Worker {
         let operations = (0..count).map(|_| operation()).collect();
         let (tag, priority) = (HELPERS, flight.ticket().priority());
         let submission = Submission { tag, priority, ..Submission::new(group, operations) };
-        if flight.ticket().scheduler().submit(submission).is_err() {
-            // This operation carries out all steps, and has not ended.
-            transfer.left();
+        let scheduler = flight.ticket().scheduler();
+        match scheduler.submit(submission) {
+            Ok(group) => transfer.helped_by(scheduler.clone(), group),
+            Err(refused) => {
+                drop(refused);
+                // This operation carries out all steps, and has not ended.
+                transfer.left();
+            }
         }
     }
 
@@ -331,6 +343,7 @@ impl Worker {
             Ok(bytes) => {
                 transfer.account(Carrier::Gds, bytes);
                 transfer.skipped();
+                transfer.completed();
             }
             Err(why) if devices.side().is_required() => {
                 transfer.fail(Failure::Io(io::Error::other(why.to_string())));

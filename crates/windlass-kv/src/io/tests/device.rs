@@ -187,6 +187,29 @@ fn events_that_are_not_reached_hold_up_nobody_else() {
 }
 
 #[test]
+fn an_event_that_cannot_be_asked_after_fails_the_job_that_waits_for_it() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+    let file = new_file(directory.path(), "data");
+    let content = pattern(4096, 3);
+    let memory = DeviceMemory::of(0, &content);
+    let event = Event::after(&memory, &content, Duration::ZERO);
+    let write = || {
+        let parts = parts_of(vec![memory.piece(0, 4096)]);
+        let wait_event = Some(event.handle());
+        run(&engine, |done| Job { wait_event, ..job(Direction::Write, &file, parts, done) })
+    };
+    stand_in.set("FAULTS=cuEventQuery:1=1");
+    let failed = write();
+    assert!(matches!(failed.result, Err(Failure::Device(_))) && failed.started.is_none(), "{failed:?}");
+    write().result.unwrap();
+    stand_in.reset();
+    drop((event, engine, memory));
+    stand_in.assert_nothing_left("events");
+}
+
+#[test]
 fn registered_memory_goes_past_the_host() {
     let stand_in = Turn::take();
     let directory = disk();

@@ -178,6 +178,37 @@ fn what_is_waited_for_goes_first_but_nothing_waits_for_ever() {
 }
 
 #[test]
+fn what_is_done_waits_for_no_help() {
+    let directory = disk();
+    let Some((engine, gate)) = stopped(directory.path(), crate::Route::Threads, 1) else { return };
+    let file = new_file(directory.path(), "data");
+    fill(&engine, &gate, &file, 1);
+    let (sender, order) = mpsc::channel();
+    // Its help with the second step comes behind the small one.
+    let bytes = Arc::new(Mutex::new(Memory::new(16 << 20, 0, 1)));
+    let parts = vec![part(1 << 30, &mut bytes.lock().unwrap())];
+    let (small_sender, keep) = (sender.clone(), KeepAlive::new(bytes));
+    let large = job(Direction::Write, &file, parts, Box::new(move |_| _ = sender.send("large")));
+    engine.submit(vec![Job { keep, ..large }]);
+    engine.submit(vec![small(&file, 2 << 30, Box::new(move |_| _ = small_sender.send("small")))]);
+    gate.open();
+    let ends = [(); 2].map(|()| order.recv_timeout(PATIENCE).unwrap());
+    assert_eq!(ends, ["large", "small"]);
+}
+
+#[test]
+fn what_was_withdrawn_before_it_came_does_not_begin() {
+    let directory = disk();
+    let engine = start(options(directory.path(), crate::Route::Threads)).unwrap();
+    let file = new_file(directory.path(), "data");
+    let withdrawn = Withdrawn::default();
+    withdrawn.set();
+    let outcome = run(&engine, |done| Job { withdrawn, ..small(&file, 0, done) });
+    assert!(matches!(outcome.result, Err(Failure::Cancelled)) && outcome.started.is_none(), "{outcome:?}");
+    assert_eq!(file.buffered().metadata().unwrap().len(), 0);
+}
+
+#[test]
 fn some_threads_are_kept_for_who_waits() {
     let directory = disk();
     let gate = Gate::new();
