@@ -295,7 +295,7 @@ windlass_status windlass_batch_error(const windlass_batch *batch,
                                      uint64_t index,
                                      char **message);
 
-// Turns a prefetch into a demand.
+// Makes the priority of reads that have not begun demand.
 //
 // What the caller promises:
 // `batch` must be live.

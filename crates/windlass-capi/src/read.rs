@@ -333,7 +333,7 @@ pub unsafe extern "C" fn windlass_batch_error(
     })
 }
 
-/// Turns a prefetch into a demand.
+/// Makes the priority of reads that have not begun demand.
 ///
 /// # Safety
 /// `batch` must be live.

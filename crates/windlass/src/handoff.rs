@@ -16,7 +16,7 @@ pub(crate) struct Handoff<T> {
 }
 
 impl<T> Handoff<T> {
-    /// Hands an item over. It is dropped if no thread takes items any more.
+    /// Hands an item over, or drops it once this is closed.
     pub(crate) fn send(&self, item: T) {
         let unsent = match &*lock(&self.sender) {
             Some(sender) => sender.send(item).err().map(|refused| refused.0),

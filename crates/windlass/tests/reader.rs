@@ -492,6 +492,8 @@ fn options_that_make_no_sense_are_refused() {
         ("route", defaults().route(Route::Mapped)),
         ("route", defaults().route(Route::Unified)),
         ("direct", defaults().route(Route::Gds).direct(DirectIo::Never)),
+        ("direct", defaults().route(Route::Usrbio).direct(DirectIo::Never)),
+        ("direct", defaults().route(Route::Cached).direct(DirectIo::Always)),
         ("in_flight", defaults().in_flight(0)),
         ("in_flight", defaults().in_flight(1025)),
         ("chunk", defaults().chunk_bytes(0)),

@@ -8,7 +8,7 @@ use common::{
     assert_is_file, assert_is_gguf, devices,
     gguf::{Item, Writer},
     gguf_tensor, mixed_gguf, mixed_model,
-    reading::{no_faults, range, reader},
+    reading::{no_faults, open_reader, range, reader},
     tensor, write_model,
 };
 use std::{
@@ -19,7 +19,7 @@ use std::{
 use windlass::{
     Checkpoint, DirectIo, Dtype, Error, LoadOptions, Loaded, Order, Route, StreamOptions,
     catalog::{OpenOptions, SourceName, gguf::ArrayValues},
-    read::{Priority, ReadFile, ReadRequest, Target},
+    read::{Priority, ReadFile, ReadRequest, ReaderOptions, Target},
 };
 
 fn url(path: &Path) -> PathBuf {
@@ -147,6 +147,33 @@ fn a_reader_reads_them_by_any_route_that_needs_no_file() {
             batch.wait().unwrap();
             let expected = &file[wanted.start() as usize..wanted.end() as usize];
             assert!(*batch.take(0).unwrap() == *expected, "{route}: {wanted}");
+        }
+    }
+}
+
+#[test]
+fn a_reader_by_a_route_that_needs_a_file_refuses_them_with_a_reason() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, _) = mixed_model(directory.path());
+    let source = ReadFile::open(url(&path)).unwrap();
+    for (route, direct) in [
+        (Route::IoUring, DirectIo::Auto),
+        (Route::Cached, DirectIo::Auto),
+        (Route::Usrbio, DirectIo::Auto),
+        (Route::Threads, DirectIo::Always),
+    ] {
+        let options = ReaderOptions::default().route(route).direct(direct);
+        let Some(reader) = open_reader(&options) else { continue };
+        let request = ReadRequest::new(&source, range(5, 10_002), Target::memory());
+        let batch = reader.submit(vec![request], Priority::Demand).unwrap();
+        match batch.wait().unwrap_err() {
+            Error::RouteUnavailable { route: named, path, why } => {
+                assert_eq!((*named, path.as_deref()), (route, Some(source.path())), "{why}");
+                let is_told =
+                    why.reason.contains("no file of this machine") || why.reason.contains("not on a 3FS");
+                assert!(is_told && !why.fix.is_empty(), "{route}: {why}");
+            }
+            other => panic!("{route}: {other:?}"),
         }
     }
 }

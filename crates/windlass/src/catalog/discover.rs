@@ -5,7 +5,7 @@ use super::{
     SourceName,
     gguf::split,
     index::{Index, IndexError, MAX_INDEX_BYTES},
-    shard_name,
+    open, shard_name,
 };
 use crate::{Error, Result, source::registry};
 use std::{
@@ -138,7 +138,7 @@ fn resolve_index(path: &Path) -> Result<FileSet> {
     let len = source.len();
     let len_in_memory = usize::try_from(len).ok().filter(|_| len <= MAX_INDEX_BYTES);
     let mut text = vec![0; len_in_memory.ok_or_else(|| invalid(IndexError::TooLarge { len }))?];
-    source.read_exactly(&mut text, 0, None)?;
+    open::unchanged(&*source, source.read_exactly(&mut text, 0, None))?;
     let index = Index::parse(&text).map_err(invalid)?;
     let name = SourceName::from(path);
     let files = index.files().into_iter().map(|file| name.beside(file)).collect();

@@ -1,6 +1,7 @@
 //! `*.safetensors.index.json`: which file holds which tensor of a sharded checkpoint.
 #![forbid(unsafe_code)]
 
+use super::SourceName;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use std::{
     collections::{BTreeSet, HashMap},
@@ -82,8 +83,10 @@ impl Index {
             return Err(IndexError::Empty);
         }
         for (tensor, file) in &weight_map {
-            let inside = Path::new(file).components().all(|part| matches!(part, Component::Normal(_)));
-            if file.is_empty() || !inside || file.contains('\0') {
+            let path = Path::new(file);
+            let is_inside = path.components().all(|part| matches!(part, Component::Normal(_)));
+            let is_url = matches!(SourceName::from(path), SourceName::Url(_));
+            if file.is_empty() || !is_inside || is_url || file.contains('\0') {
                 return Err(IndexError::UnsafePath { tensor: tensor.clone(), file: file.clone() });
             }
         }
@@ -137,7 +140,9 @@ mod tests {
 
     #[test]
     fn paths_that_leave_the_folder_are_refused() {
-        for file in ["../model.safetensors", "/etc/passwd", "a/../../b", "", ".", "a\0b"] {
+        for file in
+            ["../model.safetensors", "/etc/passwd", "a/../../b", "", ".", "a\0b", "s3://bucket/a.safetensors"]
+        {
             let text = serde_json::json!({"weight_map": {"a": file}}).to_string();
             assert!(
                 matches!(Index::parse(text.as_bytes()), Err(IndexError::UnsafePath { .. })),

@@ -127,7 +127,7 @@ impl Catalog {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InvalidFile`], [`Error::InvalidIndex`], [`Error::DuplicateTensor`] or
-    /// [`Error::Io`].
+    /// [`Error::Io`]; [`Error::InvalidOption`] for a URL whose scheme no source has.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self> {
         Self::open_with(paths, &OpenOptions::default())
     }

@@ -138,7 +138,7 @@ pub(super) fn header_of(source: &dyn Source, options: &OpenOptions) -> Result<Fi
 }
 
 /// What was found in a source, unless that has changed: a file that is being written may say anything.
-fn unchanged<T>(source: &dyn Source, found: Result<T>) -> Result<T> {
+pub(super) fn unchanged<T>(source: &dyn Source, found: Result<T>) -> Result<T> {
     source.check_unchanged(ByteRange::default(), |_| None)?;
     found
 }

@@ -208,7 +208,7 @@ impl Batch {
         lock(&state.block).take()
     }
 
-    /// Turns a prefetch into a demand.
+    /// Makes the priority of reads that have not begun demand.
     pub fn promote(&self) {
         self.promote_if(|progress| progress.ended < self.len(), None);
     }

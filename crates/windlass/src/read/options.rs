@@ -92,9 +92,13 @@ impl ReaderOptions {
                     .into();
             return invalid("route", self.route.to_string(), reason);
         }
-        if self.direct == DirectIo::Never && self.route.is_past_host() {
+        if self.direct == DirectIo::Never && self.route.reads_any_bytes() {
             let reason = format!("route {} reads past the page cache", self.route);
             return invalid("direct", "never".into(), reason);
+        }
+        if self.direct == DirectIo::Always && self.route.is_of_page_cache() {
+            let reason = format!("route {} takes bytes from the page cache", self.route);
+            return invalid("direct", "always".into(), reason);
         }
         if self.in_flight == 0 || self.in_flight > Self::MAX_IN_FLIGHT {
             let reason = format!("it is between 1 and {} reads", Self::MAX_IN_FLIGHT);

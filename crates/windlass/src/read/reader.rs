@@ -230,10 +230,6 @@ impl Reader {
             Some(main) => main,
             None => self.start_with(source)?,
         };
-        // A cache tells of each piece what it lacks.
-        if main.is_cache() {
-            return Ok(());
-        }
         main.add(source, Access::Direct).map_err(unavailable)?;
         if is_to_host { self.make_host_slots() } else { Ok(()) }
     }

@@ -24,7 +24,8 @@ impl ReadFile {
     ///
     /// # Errors
     /// [`Error::NotFound`](crate::Error::NotFound); [`Error::InvalidFile`](crate::Error::InvalidFile) if it is no regular
-    /// file; [`Error::Io`](crate::Error::Io).
+    /// file; [`Error::Io`](crate::Error::Io); [`Error::InvalidOption`](crate::Error::InvalidOption) for a URL whose scheme no
+    /// source has.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Ok(Self::from_source(registry::open(path.as_ref())?))
     }

@@ -187,8 +187,8 @@ impl Lane<ReadOp> for UsrbioLane {
         }
     }
 
-    /// Returns one read at a time: when its owner has copied it, the next one begins before the owner copies more. May also return without a read after a while, so that a load that is over does
-    /// not wait for a daemon that hangs.
+    /// Returns one read at a time: when its owner has copied it, the next one begins before the owner copies more. May also
+    /// return without a read after a while, so that a load that is over does not wait for a daemon that hangs.
     fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
         for transfer in std::mem::take(&mut self.waiting) {
             self.offer(transfer);

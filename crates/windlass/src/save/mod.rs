@@ -33,7 +33,11 @@ pub use content::{ContentError, DeviceBytes, TensorBytes, TensorData};
 pub use options::{SaveOptions, Sharding};
 pub use report::SaveReport;
 
-use crate::{Alignment, Error, Result, catalog::safetensors::Metadata, sys::permissions::Permissions};
+use crate::{
+    Alignment, Error, Result,
+    catalog::{SourceName, safetensors::Metadata},
+    sys::permissions::Permissions,
+};
 use commit::{Commit, ShardNames};
 use folder::Folder;
 use plan::PlannedFile;
@@ -61,8 +65,8 @@ use write::Writing;
 /// last time before the first name is given. From there on the save completes.
 ///
 /// # Errors
-/// [`Error::Content`] before anything is written; [`Error::Io`], [`Error::RouteUnavailable`] if direct writes were asked
-/// for and are refused, [`Error::Device`], [`Error::Cancelled`]. The old file is still there then. [`Error::NotSynced`] if
+/// [`Error::InvalidOption`], also if `path` is a URL, and [`Error::Content`] before anything is written; [`Error::Io`],
+/// [`Error::RouteUnavailable`] if direct writes were asked for and are refused, [`Error::Device`], [`Error::Cancelled`]. The old file is still there then. [`Error::NotSynced`] if
 /// it was replaced, but that may not be on the disk.
 pub fn save(
     path: &Path,
@@ -217,8 +221,14 @@ fn final_path(path: &Path) -> Result<PathBuf> {
     Err(io_error("follow links", &path, fs::metadata(&path).err().unwrap_or_else(too_many)))
 }
 
-/// So that a change of the working directory meanwhile changes nothing.
+/// The path from the root on, so that a change of the working directory meanwhile changes nothing.
+///
+/// # Errors
+/// [`Error::InvalidOption`] if it is a URL; [`Error::Io`].
 fn absolute(path: &Path) -> Result<PathBuf> {
+    if let SourceName::Url(url) = SourceName::from(path) {
+        return Err(Error::invalid_option("path", url, "files are saved on this machine; give a path of it"));
+    }
     std::path::absolute(path).map_err(|source| io_error("find", path, source))
 }
 

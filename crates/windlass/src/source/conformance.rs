@@ -3,16 +3,18 @@
 
 #[cfg(target_os = "linux")]
 use super::threefs::ThreeFs;
-use super::{Source, bytes::Bytes, registry};
+use super::{Source, bytes::Bytes, local::Local, registry};
 use crate::{ByteRange, Error, catalog::OpenFile};
 use std::{
     fs::{self, File},
     path::Path,
     sync::{
-        Arc,
+        Arc, OnceLock, Weak,
         atomic::{AtomicUsize, Ordering},
+        mpsc,
     },
 };
+use windlass_io::file::FileSystem;
 
 const LEN: usize = 20_011;
 
@@ -165,4 +167,37 @@ fn sources_without_a_file_say_so_and_are_read_without_direct_reads() {
             assert!(!why.reason.is_empty() && !why.fix.is_empty(), "{name}");
         }
     });
+}
+
+/// What a route keeps about a file. Tells whether that is open when this is dropped.
+#[derive(Default)]
+struct Kept(OnceLock<(Weak<OpenFile>, mpsc::Sender<bool>)>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some((file, told)) = self.0.get() {
+            told.send(file.strong_count() > 0).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_routes_keep_is_dropped_before_the_file_is_closed() {
+    type Make = fn(Arc<OpenFile>) -> Arc<dyn Source>;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    fs::write(&path, [1; 100]).unwrap();
+    let kinds: &[Make] = &[
+        |open| Arc::new(Local::new(open.clone(), FileSystem::of(&open.file).unwrap())),
+        #[cfg(target_os = "linux")]
+        |open| Arc::new(ThreeFs::new(open)),
+    ];
+    for make in kinds {
+        let open = Arc::new(OpenFile::open(&path).unwrap());
+        let (file, (told, heard)) = (Arc::downgrade(&open), mpsc::channel());
+        let source = make(open);
+        source.extensions().get::<Kept>().0.set((file.clone(), told)).unwrap();
+        drop(source);
+        assert_eq!((heard.recv(), file.strong_count()), (Ok(true), 0));
+    }
 }

@@ -23,7 +23,7 @@ pub enum SourceName {
 }
 
 impl SourceName {
-    /// The name as errors carry it, which opens the same source: of a URL its text.
+    /// Returns the path, or the text of the URL: what errors carry, and what opens the source again.
     pub fn as_path(&self) -> &Path {
         match self {
             Self::Path(path) => path,

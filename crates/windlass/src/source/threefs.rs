@@ -19,7 +19,6 @@ const THREEFS: FileSystem = FileSystem { name: "3fs", kind: FileSystemKind::Fuse
 #[derive(Debug)]
 pub(crate) struct ThreeFs {
     // Dropped in this order.
-    extensions: Extensions,
     local: Arc<Local>,
     /// Tells the thread that closes the file that its turn has come.
     held: Option<mpsc::Sender<()>>,
@@ -38,7 +37,7 @@ pub(super) fn take(open: &Arc<OpenFile>, filesystem: FileSystem) -> Option<Arc<d
 impl ThreeFs {
     pub(super) fn new(open: Arc<OpenFile>) -> Self {
         let local = Arc::new(Local::new(open, THREEFS));
-        Self { extensions: Extensions::default(), local, held: None, mount: RwLock::default() }
+        Self { local, held: None, mount: RwLock::default() }
     }
 
     /// The source as a file on a 3FS, if it is one.
@@ -102,7 +101,8 @@ impl Source for ThreeFs {
     }
 
     fn extensions(&self) -> &Extensions {
-        &self.extensions
+        // They are dropped before the file is closed, by the same thread.
+        self.local.extensions()
     }
 }
 
