@@ -23,12 +23,10 @@ const BLOCK: usize = 4096;
 #[derive(Debug)]
 struct ToySource {
     url: String,
-    /// What tells these bytes from others of the same name.
     version: (u64, SystemTime),
     bytes: Bytes<Vec<u8>>,
 }
 
-/// Opens the source of this URL.
 pub(crate) fn open_source(url: &str) -> Result<Arc<dyn Source>> {
     let opened = version_of(url).and_then(|version| Ok((version, fs::read(file_of(url))?)));
     let (version, bytes) = opened.map_err(|source| windlass_io::Error::opening(url.as_ref(), source))?;
@@ -77,7 +75,6 @@ impl Source for ToySource {
 #[derive(Debug)]
 struct Toy;
 
-/// Opens the route if it is named.
 pub(crate) fn open_route(
     wanted: &Wanted<'_>,
     _: &[&Arc<dyn Source>],
