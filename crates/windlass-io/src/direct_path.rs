@@ -168,10 +168,10 @@ impl DirectProof {
         &self.text
     }
 
-    /// Fails if reads or writes between the device and files went through host memory since, or if nobody counted them.
+    /// Fails if reads or writes between the device and files went through host memory since, or if they were not counted.
     ///
     /// # Errors
-    /// How many, or that nobody knows.
+    /// How many went through host memory, or that the number is unknown.
     pub fn check_kept(&self) -> Result<(), Unavailable> {
         let (reads, writes) = self.through_host;
         match count_through_host(&self.device) {
@@ -258,7 +258,7 @@ fn verdict(before: Option<Counters>, after: Option<Counters>, what: &str) -> Ver
 enum Verdict {
     Direct(String),
     ThroughHost(Unavailable),
-    /// It failed, or nobody says: another attempt may tell more.
+    /// The trial failed, or the system does not count: another trial may tell more.
     Unknown(Unavailable),
 }
 

@@ -1,6 +1,8 @@
 //! What every lane owes: each operation comes back once, with the bytes of its file in its memory.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
+#[cfg(target_os = "linux")]
+use requirements::{Requirement, skip};
 use std::{fs::File, io, io::Write};
 use windlass_io::lane::{BlockingLane, CachedCopy, Done, FileRead, Lane, Pread, ReadsFile};
 
@@ -79,7 +81,7 @@ fn a_ring_reads_what_it_is_given() {
     for depth in [1, 3, 8] {
         match windlass_io::lane::UringLane::new(depth) {
             Ok(lane) => check(lane),
-            Err(why) => eprintln!("skipped: {why}"),
+            Err(why) => skip(Requirement::IoUring, why),
         }
     }
 }
@@ -92,7 +94,7 @@ fn a_ring_that_is_dropped_waits_for_its_reads() {
     file.write_all(&content()).unwrap();
     let mut lane = match windlass_io::lane::UringLane::new(4) {
         Ok(lane) => lane,
-        Err(why) => return eprintln!("skipped: {why}"),
+        Err(why) => return skip(Requirement::IoUring, why),
     };
     let (dropped, ended) = std::sync::mpsc::channel();
     for offset in 0..4 {
@@ -184,7 +186,7 @@ mod pieces {
     fn rings_move_pieces_both_ways() {
         match VectoredRing::new(2) {
             Ok(ring) => check(ring),
-            Err(why) => println!("skipped: {why}"),
+            Err(why) => skip(Requirement::IoUring, why),
         }
     }
 
@@ -192,7 +194,7 @@ mod pieces {
     fn a_ring_is_woken_and_keeps_what_it_has() {
         let mut ring = match VectoredRing::new(2) {
             Ok(ring) => ring,
-            Err(why) => return println!("skipped: {why}"),
+            Err(why) => return skip(Requirement::IoUring, why),
         };
         let (reader, mut writer) = io::pipe().unwrap();
         let reader = File::from(std::os::fd::OwnedFd::from(reader));

@@ -7,7 +7,7 @@ use std::sync::{
     mpsc::{self, Receiver, Sender},
 };
 
-/// Items that one thread takes, the oldest first. Those that nobody takes are dropped with it.
+/// Items that one thread takes, the oldest first. Items that are left are dropped with it.
 #[derive(Debug)]
 pub(crate) struct Handoff<T> {
     /// `None` once it is closed.

@@ -247,7 +247,7 @@ fn memory_of_another_allocator_is_used_and_given_back() {
             let lent = Lent { _memory: memory, count: counter.clone() };
             Ok(LentMemory::new(address, 0, Box::new(lent)))
         };
-        // SAFETY: memory of the device that nobody else knows of, owned by what is given.
+        // SAFETY: the memory lies on the device, nothing else uses it, and `LentMemory` owns it.
         let allocator = unsafe { DeviceAllocator::new(allocate) };
         let options = played.options().allocator(allocator).layout(Layout::Tensor);
         let loaded = windlass::load(&[&path], &options).unwrap();

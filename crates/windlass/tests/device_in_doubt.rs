@@ -67,7 +67,7 @@ fn memory_that_may_still_be_copied_is_not_freed_by_a_reader_which_goes_on_withou
             played.reset();
             let mut places = [0, 300_000].map(|start| Place::new(on_device(1), range(start, 200_000)));
             let batch = submit(&reader, &open, &mut places, Priority::Demand);
-            match batch.wait_within(LONG).expect("nobody waits for a slot that never comes back") {
+            match batch.wait_within(LONG).expect("a read waits for a slot that never comes back") {
                 Ok(()) => {
                     assert!(lost < 3);
                     assert_all_hold(&file, &places, &batch);

@@ -430,7 +430,7 @@ impl Drop for Slot {
         free.slots.push(self.index);
         let is_awaited = free.waiting > 0;
         drop(free);
-        // A system call, also if nobody waits.
+        // To notify is a system call even if no thread waits.
         if is_awaited {
             self.shared.returned.notify_one();
         }

@@ -279,7 +279,7 @@ fn submit(scheduler: &Arc<Scheduler<Mover>>, job: Job) {
         ..Submission::new(Party::new(&transfer), vec![operation])
     };
     match scheduler.submit(submission) {
-        // Whoever withdraws a job says so before it looks for it.
+        // The thread that withdraws a job sets `withdrawn` before it looks for the group.
         Ok(group) if withdrawn.is_set() => _ = scheduler.cancel(Whose::Group(group)),
         Ok(_) => {}
         Err(refused) => {

@@ -287,7 +287,7 @@ impl<L: Lane<Carried<Op>>> Lane<Carried<Op>> for FaultyLane<L> {
     fn submit_and_wait(&mut self, done: &mut Vec<Done<Carried<Op>>>) -> io::Result<()> {
         let (before, mut is_woken) = (done.len(), false);
         loop {
-            // A gate that opens wakes the thread too, and nobody else may have.
+            // A gate that opens wakes the thread too: the wake-up may be for that alone.
             is_woken &= !self.release();
             done.append(&mut self.ended);
             if done.len() > before || self.in_flight() == 0 {
@@ -305,7 +305,7 @@ impl<L: Lane<Carried<Op>>> Lane<Carried<Op>> for FaultyLane<L> {
                 is_woken = true;
                 continue;
             }
-            // Whoever woke it did not open a gate, or what passed it is with the lane.
+            // The wake-up is not for a gate, or the lane has the operations that passed the gate.
             if is_woken && !self.held.iter().any(|(gate, _)| gate.is_open()) {
                 return Ok(());
             }

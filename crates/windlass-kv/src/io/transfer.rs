@@ -54,7 +54,7 @@ struct State {
     undone: usize,
     /// Steps of a write whose bytes are being summed.
     gathering: usize,
-    /// What is known of each part's checksum; empty if nobody asks.
+    /// The checksum of each part as far as it is known; empty if checksums are skipped.
     sums: Vec<PartSum>,
     header: Vec<u8>,
     make_header: Option<MakeHeader>,
@@ -207,7 +207,8 @@ impl Transfer {
         }
     }
 
-    /// The next step to begin. One with the header waits until all others are summed: whoever sums goes on with it.
+    /// Returns the next step to begin. The step with the header waits until all others are summed: the thread that sums
+    /// the last one begins it.
     pub(super) fn next_step(&self) -> Option<Step> {
         let mut state = self.state();
         if state.failure.is_some() {
@@ -258,7 +259,7 @@ impl Transfer {
         self.state().steps.iter().map(|step| step.bounced).max().unwrap_or(0)
     }
 
-    /// Sums of no bytes, for a step to add to; empty if nobody asks.
+    /// Returns sums of no bytes, for a step to add to; none if checksums are skipped.
     pub(super) fn empty_sums(&self) -> Vec<PartSum> {
         let count = if self.checksums == Checksums::Skip { 0 } else { self.parts.len() };
         vec![PartSum::default(); count]

@@ -77,7 +77,7 @@ impl Customer for Mover {
 
     fn is_reached(&self, event: &AwaitedEvent) -> Result<bool, Failure> {
         let Some(side) = &self.side else { return Ok(true) };
-        // SAFETY: whoever submits a job vouches for its event until `keep` is dropped, which the event has.
+        // SAFETY: the submitter of a job keeps its event valid until `keep` is dropped, and the event holds `keep`.
         unsafe { side.is_reached(event) }.map_err(Failure::Device)
     }
 }
@@ -306,7 +306,7 @@ impl Worker {
         let transfer = own.transfer.clone();
         if transfer.direction == Direction::Write {
             if let Some(devices) = &mut self.devices {
-                // SAFETY: whoever submits a job vouches for its memory; the lease is ours.
+                // SAFETY: the submitter of a job keeps its memory valid; this operation holds the lease.
                 unsafe { devices.copy(Direction::Write, &step, &own.lease)? };
             }
             let mut sums = transfer.empty_sums();
@@ -330,7 +330,7 @@ impl Worker {
         memory::take_header(step, &own.lease, &mut header);
         own.transfer.scattered(sums, header);
         match &mut self.devices {
-            // SAFETY: as above; whoever submits a job vouches for memory of devices too.
+            // SAFETY: the submitter of a job keeps its memory valid, that of devices too.
             Some(devices) => unsafe { devices.copy(Direction::Read, step, &own.lease) },
             None => Ok(()),
         }
