@@ -1,14 +1,16 @@
 """Cuts the power of a file system on which a writer stores blocks, hundreds of times, and checks what is left.
 
-The file system lies in a file of another one, which can clone files (XFS with reflinks). A clone made at a random
-moment is the disk as a power cut leaves it: with what was written to it, without what was only in the kernel's memory.
-It says nothing of a drive that loses its own cache. Needs root, loop devices and xfsprogs.
+There are two kinds of disks. One is a file of a file system that can clone files (XFS with reflinks): a clone made at a
+random moment has everything that was written to the disk, and nothing that was only in the kernel's memory. The other
+records its writes (`kv-torture disk`): a cut leaves what was flushed, and of later writes all, none, some, or some of
+their sectors, as a drive does that loses its cache. Needs root, loop devices, FUSE and xfsprogs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import random
 import shutil
@@ -16,10 +18,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 OUTER_BYTES = 24 << 30
 INNER_BYTES = 3 << 30
@@ -69,6 +72,87 @@ def outer(directory: Path) -> Iterator[Path]:
         image.unlink()
 
 
+class Disk(Protocol):
+    """A disk in a file, whose power can be cut at any moment."""
+
+    image: Path
+
+    def cut(self, number: int) -> Path:
+        """The disk as a power cut leaves it now."""
+
+    def forget(self, image: Path) -> None:
+        """Removes what a cut left."""
+
+
+class Clones:
+    """A disk that is cloned: a cut leaves everything that was written to it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.image = directory / "disk.img"
+        with self.image.open("wb") as file:
+            file.truncate(INNER_BYTES)
+
+    def cut(self, number: int) -> Path:
+        """A clone."""
+        image = self.image.with_name(f"cut-{number}.img")
+        call("cp", "--reflink=always", self.image, image)
+        return image
+
+    def forget(self, image: Path) -> None:
+        """Removes a clone."""
+        image.unlink()
+
+    def close(self) -> None:
+        """Removes the disk."""
+        self.image.unlink()
+
+
+class Recorded:
+    """A disk that records its writes: a cut leaves what was flushed, and some of the rest."""
+
+    def __init__(self, directory: Path, program: Path, seed: int) -> None:
+        self._at = directory / "recorded"
+        self._at.mkdir(exist_ok=True)
+        self._seed = seed
+        command = [str(program), "disk", str(self._at), "--bytes", str(INNER_BYTES)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()
+        self.image = self._at / "disk"
+        # What was left of the writes since the last flush, in words, with how often.
+        self.kinds: Counter[str] = Counter()
+
+    def cut(self, number: int) -> Path:
+        """What was flushed, and some of the rest."""
+        seed = self._seed + number
+        kind, writes, _, _ = self._ask(f"cut {seed}").split()
+        self.kinds[kind if int(writes) else "nothing unflushed"] += 1
+        return self._at / f"cut-{seed}"
+
+    def forget(self, image: Path) -> None:
+        """Removes what a cut left."""
+        self._ask(f"forget {image.name.removeprefix('cut-')}")
+
+    def close(self) -> None:
+        """Unmounts the disk."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        if self._process.wait(60):
+            raise SystemExit("the recording disk failed")
+
+    def _ask(self, line: str) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit("the recording disk ended by itself")
+        return answer
+
+
 @dataclass
 class Cut:
     """The disk as a power cut leaves it."""
@@ -116,58 +200,71 @@ class Writer:
             raise SystemExit(f"the writer ended by itself, with {self._process.returncode}")
 
 
-def trial(arguments: argparse.Namespace, kind: str, durability: str, clones: Path) -> dict[str, Any]:
-    """All cuts of one file system and durability."""
-    total: dict[str, Any] = {"file_system": kind, "durability": durability, "cuts": 0, "acknowledged": 0}
-    image, inner = clones / "disk.img", clones.parent / "inner"
-    chance = random.Random(f"{arguments.seed} {kind} {durability}")
-    make = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"]}[kind]
-    while total["cuts"] < arguments.cuts:
-        image.unlink(missing_ok=True)
-        with image.open("wb") as file:
-            file.truncate(INNER_BYTES)
-        call(*make, image)
-        with mounted(image, inner) as at:
-            options = ["--durability", durability, "--capacity", str(arguments.capacity)]
-            options += ["--block-bytes", str(arguments.block_bytes), "--delete-one-in", "20"]
-            snapshots: list[Cut] = []
-            with contextlib.closing(Writer(arguments.program, at / "store", options)) as writer:
-                for _ in range(min(CUTS_OF_ONE_WRITER, arguments.cuts - total["cuts"])):
-                    time.sleep(chance.uniform(0.005, 0.4))
-                    # What was said by now has to be on the disk; what is said while it is cloned may be.
-                    said = writer.said()
-                    cut = clones / f"cut-{len(snapshots)}.img"
-                    call("cp", "--reflink=always", image, cut)
-                    snapshots.append(Cut(cut, said, writer.said()))
-                writer.check()
-        for cut in snapshots:
-            look_at(arguments, total, cut, clones.parent / "cut")
-            cut.image.unlink()
+@dataclass(frozen=True)
+class Trial:
+    """What the cuts of a row have in common."""
+
+    disk: str
+    file_system: str
+    durability: str
+    verify: bool
+
+
+def trial(arguments: argparse.Namespace, what: Trial, cuts: int, directory: Path) -> dict[str, Any]:
+    """All cuts of one disk, file system, durability and verification."""
+    total: dict[str, Any] = {**asdict(what), "cuts": 0, "acknowledged": 0, "kinds": {}}
+    chance = random.Random(f"{arguments.seed} {what}")
+    make = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"]}[what.file_system]
+    while total["cuts"] < cuts:
+        disk: Clones | Recorded
+        if what.disk == "cloned":
+            disk = Clones(directory)
+        else:
+            disk = Recorded(directory, arguments.program, chance.randrange(1 << 40))
+        with contextlib.closing(disk):
+            call(*make, disk.image)
+            for cut in cuts_of(arguments, what, disk, chance, min(CUTS_OF_ONE_WRITER, cuts - total["cuts"])):
+                look_at(arguments, total, cut, directory)
+                disk.forget(cut.image)
+            if isinstance(disk, Recorded):
+                total["kinds"] = dict(Counter(total["kinds"]) + disk.kinds)
         print(json.dumps(total), file=sys.stderr)
-    image.unlink()
     return total
 
 
-def look_at(arguments: argparse.Namespace, total: dict[str, Any], cut: Cut, at: Path) -> None:
+def cuts_of(
+    arguments: argparse.Namespace, what: Trial, disk: Disk, chance: random.Random, count: int
+) -> list[Cut]:
+    """Cuts under one writer."""
+    cuts: list[Cut] = []
+    with mounted(disk.image, arguments.directory.resolve() / "inner") as at:
+        options = ["--durability", what.durability, "--capacity", str(arguments.capacity)]
+        options += ["--block-bytes", str(arguments.block_bytes), "--delete-one-in", "20"]
+        with contextlib.closing(Writer(arguments.program, at / "store", options)) as writer:
+            for number in range(count):
+                time.sleep(chance.uniform(0.005, 0.4))
+                # What was said by now has to be on the disk; what is said while it is cut may be.
+                said = writer.said()
+                cuts.append(Cut(disk.cut(number), said, writer.said()))
+            writer.check()
+    return cuts
+
+
+def look_at(arguments: argparse.Namespace, total: dict[str, Any], cut: Cut, directory: Path) -> None:
     """Mounts what a cut left, and counts what the store makes of it."""
     numbers = [int(line.split()[1]) for line in cut.later.splitlines() if line.startswith("ack ")]
-    # Deletions that began before the clone was whole may be in it.
+    # Deletions that began before the cut was whole may be in it.
     deleting = "".join(line for line in cut.later.splitlines(keepends=True) if line.startswith("deleting "))
-    record = cut.image.with_suffix(".said")
+    record = directory / "said"
     record.write_text(cut.said + deleting)
     # Without its UUID, as it is mounted beside its original.
     options = ["nouuid"] if total["file_system"] == "xfs" else []
-    with mounted(cut.image, at, *options) as mount:
-        command = [
-            arguments.program,
-            "check",
-            mount / "store",
-            "--said",
-            record,
-            "--capacity",
-            arguments.capacity,
-        ]
-        command += ["--end", max(numbers, default=0) + 64, "--block-bytes", arguments.block_bytes]
+    with mounted(cut.image, arguments.directory.resolve() / "cut", *options) as mount:
+        command = [arguments.program, "check", mount / "store", "--said", record]
+        command += ["--capacity", arguments.capacity, "--block-bytes", arguments.block_bytes]
+        command += ["--end", max(numbers, default=0) + 64]
+        if not total["verify"]:
+            command.append("--no-verify")
         done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     if not done.stdout:
         raise SystemExit(f"the store could not be opened after a cut: {done.stderr}")
@@ -180,15 +277,17 @@ def look_at(arguments: argparse.Namespace, total: dict[str, Any], cut: Cut, at: 
 
 
 def cut_power(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Cuts as the arguments say; what was found after them, for each file system and durability."""
+    """Cuts as the arguments say; what was found after them, for each disk, file system, durability and verification."""
     directory = arguments.directory.resolve()
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    with outer(directory) as at:
-        clones = at / "clones"
-        clones.mkdir()
-        return [
-            trial(arguments, kind, durability, clones)
-            for kind in arguments.file_systems
-            for durability in arguments.durabilities
+    rows = list(itertools.product(arguments.file_systems, arguments.durabilities, (True, False)))
+    found = []
+    if arguments.cuts:
+        with outer(directory) as at:
+            found += [trial(arguments, Trial("cloned", *row), arguments.cuts, at) for row in rows]
+    if arguments.recorded_cuts:
+        found += [
+            trial(arguments, Trial("recorded", *row), arguments.recorded_cuts, directory) for row in rows
         ]
+    return found

@@ -23,6 +23,9 @@ pub(crate) struct Arguments {
     /// Whether an acknowledged block that is missing is an error: it is not if syncs were not asked for.
     #[arg(long)]
     nothing_lost: bool,
+    /// Whether blocks are delivered without comparing their checksums, where a sync covers them.
+    #[arg(long)]
+    no_verify: bool,
     /// Most bytes of the store.
     #[arg(long, default_value_t = 4 << 30)]
     capacity: u64,
@@ -53,7 +56,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         None => String::new(),
     };
     let acknowledged = acknowledged(&said);
-    let (store, namespace) = open(options(&arguments.root, arguments.capacity, Durability::None))?;
+    let mut options = options(&arguments.root, arguments.capacity, Durability::None);
+    options.verify = !arguments.no_verify;
+    let (store, namespace) = open(options)?;
     let findings = look(&store, &namespace, arguments.shape, 0..arguments.end, &acknowledged)?;
     store.close(Some(Duration::from_secs(60)))?;
     println!("{}", serde_json::to_string(&findings)?);
