@@ -97,10 +97,7 @@ extern "C" fn in_child() {
 
 #[cfg(test)]
 mod tests {
-    use crate::{
-        disk::{Disk, RealDisk},
-        io::FileAccess,
-    };
+    use crate::disk::{Disk, FileAccess, RealDisk};
 
     /// A pipe: the descriptors of the end to read from, and of the other.
     fn pipe() -> [i32; 2] {

@@ -1,14 +1,19 @@
-//! What a layout asks of a disk: the few operations that matter for the order in which things survive a crash.
-//!
+//! What a layout asks of a disk: the few operations that matter for the order in which things survive a crash, and the
+//! files that the bytes of blocks are in.
 #![forbid(unsafe_code)]
 
+mod file;
+mod late;
+mod opening;
 mod real;
 #[cfg(test)]
 pub(crate) mod simulated;
 
+pub(crate) use file::{DataFile, FileAccess};
+pub(crate) use late::FileRef;
+pub(crate) use opening::{expect_directory, is_unexpected_kind, open_regular};
 pub(crate) use real::RealDisk;
 
-use crate::io::{DataFile, FileAccess};
 use std::{
     fmt, io,
     path::{Path, PathBuf},

@@ -1,11 +1,8 @@
 //! The system's file systems.
 #![forbid(unsafe_code)]
 
-use super::{Disk, DiskFile, Extend, Listing};
-use crate::{
-    fork::NotInChildren,
-    io::{DataFile, FileAccess, expect_directory, open_regular},
-};
+use super::{DataFile, Disk, DiskFile, Extend, FileAccess, Listing, expect_directory, open_regular};
+use crate::fork::NotInChildren;
 use rustix::{
     fs::{self, CWD, FallocateFlags, Mode, RenameFlags},
     io::Errno,

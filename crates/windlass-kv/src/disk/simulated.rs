@@ -2,8 +2,7 @@
 //! were not synced survive, in any of the states that they had; the dice are seeded.
 #![forbid(unsafe_code)]
 
-use super::{Disk, DiskFile, Extend, Listing};
-use crate::io::{DataFile, FileAccess};
+use super::{DataFile, Disk, DiskFile, Extend, FileAccess, Listing};
 use std::{
     collections::BTreeMap,
     io,

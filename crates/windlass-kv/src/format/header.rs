@@ -4,7 +4,7 @@
 use super::{Invalid, PAGE, sealed, unseal};
 use crate::{
     Fingerprint, Key, NamespaceId,
-    layout::{BLOCK_LEN, MAX_SHARDS, Shard, ShardTable},
+    format::{BLOCK_LEN, MAX_SHARDS, Shard, ShardTable},
 };
 use uuid::Uuid;
 use zerocopy::{

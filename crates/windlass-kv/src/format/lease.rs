@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::{Invalid, sealed, unseal};
-use crate::{Durability, WriterStats};
+use crate::Durability;
 use uuid::Uuid;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -78,9 +78,6 @@ pub(crate) struct Lease {
 const DURABILITIES: [Option<Durability>; 4] =
     [None, Some(Durability::None), Some(Durability::Batched), Some(Durability::Sync)];
 
-/// How long a writer is taken to live after it last said so.
-const SILENCE_S: u64 = 60;
-
 impl Lease {
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         let raw = Raw {
@@ -120,19 +117,6 @@ impl Lease {
             },
             lock_domain: LockDomain(raw.lock_domain),
         })
-    }
-
-    /// What is known of a writer by its lease, which may be missing or damaged.
-    pub(crate) fn describe(lease: Option<Self>, writer: Uuid, now: u64) -> WriterStats {
-        WriterStats {
-            id: writer.to_string(),
-            process: lease.map_or(0, |lease| lease.process),
-            is_alive: lease.is_some_and(|lease| now.saturating_sub(lease.heartbeat) <= SILENCE_S),
-            durability: lease.and_then(|lease| lease.durability),
-            capacity_bytes: lease.map(|lease| lease.capacity).filter(|capacity| *capacity > 0),
-            allocated_bytes: None,
-            blocks: None,
-        }
     }
 }
 

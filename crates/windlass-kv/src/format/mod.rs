@@ -19,6 +19,24 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_e
 pub(crate) const VERSION: u32 = 1;
 /// Bytes of what is written and read as one: superblock, heads of files, headers of blocks.
 pub(crate) const PAGE: usize = 4096;
+/// Bytes of the header of a block.
+pub(crate) const HEADER_LEN: usize = PAGE;
+/// Multiple of the offsets and lengths of direct reads and writes.
+pub(crate) const BLOCK_LEN: u64 = 4096;
+/// Shards that a block may have.
+pub(crate) const MAX_SHARDS: u32 = 256;
+
+/// Length and checksum of each shard of a block, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ShardTable(pub(crate) Vec<Shard>);
+
+/// Length and checksum of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shard {
+    pub(crate) len: u64,
+    /// CRC-32C of its bytes; `None` if a device wrote it directly.
+    pub(crate) checksum: Option<u32>,
+}
 
 /// Why bytes are not what they should be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

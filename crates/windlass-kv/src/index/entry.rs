@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::ReadHold;
-use crate::Fingerprint;
+use crate::{Fingerprint, format::BLOCK_LEN};
 
 /// A place of fixed length in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,7 +15,7 @@ pub(crate) struct Slot {
 /// Longest payload that an entry can tell of.
 pub(crate) const MAX_PAYLOAD_LEN: u64 = (1 << 48) - 1;
 /// Longest slot that an entry can tell of.
-pub(crate) const MAX_SLOT_BYTES: u64 = u32::MAX as u64 * crate::layout::BLOCK_LEN;
+pub(crate) const MAX_SLOT_BYTES: u64 = u32::MAX as u64 * BLOCK_LEN;
 
 /// What the index knows of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use super::{
     entry::{Entry, MAX_PAYLOAD_LEN, Slot},
     eviction::Queue,
 };
-use crate::{Fingerprint, layout::BLOCK_LEN};
+use crate::{Fingerprint, format::BLOCK_LEN};
 
 /// Number of a node in its shard.
 pub(super) type NodeId = u32;

@@ -4,12 +4,11 @@
 use super::{
     AwaitedEvent, Checksums, Direction, Failure,
     engine::Refusals,
-    file::DataFile,
     plan::{Content, DevicePieces, Place, Step},
     staging::{Lease, Staging},
     transfer::Transfer,
 };
-use crate::{DirectPath, Error, Result, layout::BLOCK_LEN};
+use crate::{DirectPath, Error, Result, disk::DataFile, format::BLOCK_LEN};
 use std::{
     collections::{HashMap, HashSet},
     io, mem,

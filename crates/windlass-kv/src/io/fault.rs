@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::{Direction, operation::Operation as Op};
-use crate::layout::BLOCK_LEN;
+use crate::format::BLOCK_LEN;
 use std::{
     fmt, io,
     os::unix::fs::FileExt,

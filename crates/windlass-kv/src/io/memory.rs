@@ -6,7 +6,7 @@ use super::{
     plan::{Content, Place, Span, Step},
     staging::Lease,
 };
-use crate::layout::HEADER_LEN;
+use crate::format::HEADER_LEN;
 use std::{ops::Range, ptr, slice};
 use windlass_device::DeviceId;
 

@@ -7,10 +7,7 @@ mod device;
 mod engine;
 #[cfg(feature = "fault-injection")]
 pub(crate) mod fault;
-mod file;
-mod late;
 mod memory;
-mod opening;
 mod operation;
 mod plan;
 mod staging;
@@ -22,12 +19,9 @@ mod worker;
 
 pub(crate) use device::Region as DeviceRegion;
 pub(crate) use engine::{IoEngine, IoOptions, IoReport};
-pub(crate) use file::{DataFile, FileAccess};
-pub(crate) use late::FileRef;
-pub(crate) use opening::{expect_directory, is_unexpected_kind, open_regular};
 pub(crate) use transfers::Transfers;
 
-use crate::{KeepAlive, Piece, Priority};
+use crate::{KeepAlive, Piece, Priority, disk::FileRef};
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 use std::{
     fmt,

@@ -2,13 +2,12 @@
 #![allow(unsafe_code)]
 
 use super::{
-    Direction, Failure,
-    file::DataFile,
-    memory,
+    Direction, Failure, memory,
     plan::Step,
     staging::Lease,
     transfer::{Kept, Transfer},
 };
+use crate::disk::DataFile;
 use std::{io, sync::Arc};
 use windlass_io::{
     file::Access,

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use super::Part;
-use crate::layout::{BLOCK_LEN, HEADER_LEN};
+use crate::format::{BLOCK_LEN, HEADER_LEN};
 use std::collections::VecDeque;
 use windlass_device::DeviceId;
 

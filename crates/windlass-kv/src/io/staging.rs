@@ -20,7 +20,7 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// At least one slot, of `slot_len` bytes each: a multiple of [`BLOCK_LEN`](crate::layout::BLOCK_LEN).
+    /// At least one slot, of `slot_len` bytes each: a multiple of [`BLOCK_LEN`](crate::format::BLOCK_LEN).
     pub(super) fn new(bytes: u64, slot_len: usize) -> io::Result<Self> {
         let count = bytes.div_ceil(slot_len as u64).max(1);
         let count = u32::try_from(count).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;

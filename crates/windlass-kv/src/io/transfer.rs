@@ -2,14 +2,15 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    AwaitedEvent, Carrier, Checksums, Direction, Done, Failure, FileRef, Header, Job, MakeHeader, Outcome,
-    Part,
+    AwaitedEvent, Carrier, Checksums, Direction, Done, Failure, Header, Job, MakeHeader, Outcome, Part,
     checksum::PartSum,
-    file::DataFile,
     plan::{Content, DevicePieces, Grid, Limits, Step, Wanted},
     worker::Mover,
 };
-use crate::KeepAlive;
+use crate::{
+    KeepAlive,
+    disk::{DataFile, FileRef},
+};
 use std::{
     collections::VecDeque,
     fmt, io, mem,

@@ -5,14 +5,13 @@ use super::{
     AwaitedEvent, Carrier, Direction, Failure,
     device::{DeviceLane, DeviceSide},
     engine::{Refusals, STEP_BYTES},
-    file::DataFile,
     memory,
     operation::{Attempted, Operation},
     plan::{DevicePieces, Limits, Step},
     staging::{Lease, Staging},
     transfer::{LateFile, Transfer},
 };
-use crate::layout::BLOCK_LEN;
+use crate::{disk::DataFile, format::BLOCK_LEN};
 use std::{
     io,
     sync::{Arc, atomic::AtomicUsize},

@@ -1,10 +1,11 @@
 //! What every layout does. A layout runs all of it by `conformance!(open)`, where `open` opens it with options.
 #![forbid(unsafe_code)]
 
-use super::{Claim, Layout, Lookup, NewBlock, Reservation, Shard, ShardTable, Verdict, Written};
+use super::{Claim, Layout, Lookup, NewBlock, Reservation, Verdict, Written};
 use crate::{
     Admission, DropReason, Durability, Error, Eviction, Fingerprint, Key, NamespaceDescription, NamespaceId,
-    NamespaceOptions, Result, StoreAccess, StoreOptions, format::checksum,
+    NamespaceOptions, Result, StoreAccess, StoreOptions,
+    format::{HEADER_LEN, Shard, ShardTable, checksum},
 };
 use std::{
     collections::{HashMap, HashSet},
@@ -185,7 +186,7 @@ pub(crate) fn write(layout: &dyn Layout, claim: Claim, shards: &[Vec<u8>]) -> Wr
     );
     let header = layout.header(&claim, &table);
     if let Some(offset) = claim.place.header {
-        assert_eq!(header.len(), super::HEADER_LEN);
+        assert_eq!(header.len(), HEADER_LEN);
         file.write_all_at(&header, offset).unwrap();
     }
     Written { claim, table }
@@ -224,8 +225,7 @@ pub(crate) fn load(layout: &dyn Layout, namespace: NamespaceId, key: &str) -> Lo
         layout.condemn(&found);
         Loaded::Corrupt
     };
-    let Ok(header) = found.place.header.map_or(Ok(Vec::new()), |offset| read(offset, super::HEADER_LEN))
-    else {
+    let Ok(header) = found.place.header.map_or(Ok(Vec::new()), |offset| read(offset, HEADER_LEN)) else {
         return corrupt();
     };
     let table = match layout.check(&found, &key, &header) {
@@ -632,7 +632,7 @@ pub(crate) fn another_key_of_the_same_fingerprint_is_a_miss(open: Open) {
     assert_eq!(bench.store("a", &[bytes("a", LEN)]), Stored::Committed);
     let (key, fingerprint) = (Key::new(b"b").unwrap(), Fingerprint::of(bench.namespace, b"a"));
     let Lookup::Found(found) = bench.layout().find(bench.namespace, &key, fingerprint) else { panic!() };
-    let mut header = vec![0; super::HEADER_LEN];
+    let mut header = vec![0; HEADER_LEN];
     let file = found.place.file.open().unwrap();
     file.buffered().read_exact_at(&mut header, found.place.header.unwrap()).unwrap();
     assert_eq!(bench.layout().check(&found, &key, &header), Verdict::Moved);

@@ -20,11 +20,11 @@ pub(crate) use trust::warning;
 use crate::{
     DropReason, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
     StoreAccess, StoreOptions, WriterStats,
-    disk::{Disk, RealDisk},
-    format::{PAGE, superblock::Superblock},
-    io::FileRef,
+    disk::{Disk, FileRef, RealDisk},
+    format::{BLOCK_LEN, PAGE, ShardTable, lease::Lease, superblock::Superblock},
 };
 use std::{any::Any, io, sync::Arc, time::SystemTime};
+use uuid::Uuid;
 
 /// The layout that the options name, or that the store has.
 ///
@@ -73,13 +73,6 @@ fn existing(options: &StoreOptions) -> Result<Option<LayoutKind>> {
     }
 }
 
-/// Bytes next to the payload of a block that describe it, in layouts that have headers.
-pub(crate) const HEADER_LEN: usize = 4096;
-/// What offsets and lengths of direct reads and writes are multiples of.
-pub(crate) const BLOCK_LEN: u64 = 4096;
-/// Shards that a block may have.
-pub(crate) const MAX_SHARDS: u32 = 256;
-
 /// A block that somebody wants to write.
 #[derive(Clone, Debug)]
 pub(crate) struct NewBlock {
@@ -112,18 +105,6 @@ pub(crate) struct Place {
     pub(crate) payload: u64,
     /// Bytes between the starts of shards, a multiple of [`BLOCK_LEN`].
     pub(crate) stride: u64,
-}
-
-/// Length and checksum of each shard, in order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ShardTable(pub(crate) Vec<Shard>);
-
-/// What is known of a shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shard {
-    pub(crate) len: u64,
-    /// CRC-32C of its bytes; `None` if it was written by a device directly.
-    pub(crate) checksum: Option<u32>,
 }
 
 /// Permission to write a block, and nobody else's meanwhile. Dropping one that was not committed gives the place back.
@@ -196,6 +177,22 @@ pub(crate) struct Listed {
     pub(crate) payload_len: u64,
     pub(crate) is_own: bool,
     pub(crate) expires: Option<SystemTime>,
+}
+
+/// Seconds that a writer is taken to live after it last wrote its lease.
+const SILENCE_S: u64 = 60;
+
+/// Describes a writer by its lease, which may be missing or damaged.
+fn describe_writer(lease: Option<Lease>, writer: Uuid, now: u64) -> WriterStats {
+    WriterStats {
+        id: writer.to_string(),
+        process: lease.map_or(0, |lease| lease.process),
+        is_alive: lease.is_some_and(|lease| now.saturating_sub(lease.heartbeat) <= SILENCE_S),
+        durability: lease.and_then(|lease| lease.durability),
+        capacity_bytes: lease.map(|lease| lease.capacity).filter(|capacity| *capacity > 0),
+        allocated_bytes: None,
+        blocks: None,
+    }
 }
 
 /// What a layout holds and has done.

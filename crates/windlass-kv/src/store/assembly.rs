@@ -4,7 +4,8 @@
 use super::group::{Group, GroupItem};
 use crate::{
     Fingerprint, Key, NamespaceId, Status,
-    layout::{Claim, Layout, NewBlock, Place, Shard, ShardTable, Written},
+    format::{Shard, ShardTable},
+    layout::{Claim, Layout, NewBlock, Place, Written},
 };
 use std::{
     collections::HashMap,

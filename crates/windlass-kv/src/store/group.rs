@@ -2,10 +2,8 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    Error, Fingerprint, Item, Key, NamespaceId, Piece, Result, Status,
-    io::Part,
-    layout::{MAX_SHARDS, Place},
-    ticket::Settled,
+    Error, Fingerprint, Item, Key, NamespaceId, Piece, Result, Status, format::MAX_SHARDS, io::Part,
+    layout::Place, ticket::Settled,
 };
 use std::{collections::HashMap, mem};
 

@@ -8,8 +8,9 @@ use super::{
 };
 use crate::{
     EventKind, KeepAlive, Key, NamespaceId, Priority, Status,
+    format::ShardTable,
     io::{Checksums, Direction, Failure, Header, Job, Outcome},
-    layout::{Found, Lookup, ShardTable, Verdict},
+    layout::{Found, Lookup, Verdict},
     metrics::NamespaceCounters,
     ticket::{Lease, Settled, TicketState},
 };

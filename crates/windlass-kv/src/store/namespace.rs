@@ -13,7 +13,7 @@ use super::{
 use crate::{
     BlockInfo, DropReason, Error, Fingerprint, Item, Key, LayoutKind, NamespaceId, NamespaceOptions,
     Priority, Request, Result, Status, Ticket,
-    layout::{BLOCK_LEN, MAX_SHARDS},
+    format::{BLOCK_LEN, MAX_SHARDS},
     metrics::NamespaceCounters,
     ticket::{Kind, TicketOptions, TicketState},
 };

@@ -12,8 +12,9 @@ use super::{
 };
 use crate::{
     DropReason, Error, EventKind, KeepAlive, NamespaceId, Priority, Status,
+    format::Shard,
     io::{Checksums, Direction, Failure, Header, Job, MakeHeader, Outcome},
-    layout::{NewBlock, Reservation, Shard, Written},
+    layout::{NewBlock, Reservation, Written},
     metrics::NamespaceCounters,
     ticket::{Settled, TicketState},
 };

@@ -6,10 +6,7 @@ use super::{
     housekeeping::Bell,
     verify::{self, PAGE},
 };
-use crate::{
-    Priority, Verified,
-    layout::{HEADER_LEN, Listed},
-};
+use crate::{Priority, Verified, format::HEADER_LEN, layout::Listed};
 use std::{
     mem,
     sync::Arc,

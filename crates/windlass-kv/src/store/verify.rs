@@ -5,8 +5,9 @@ use super::{Core, gate::Waiting};
 use crate::{
     BlockInfo, Error, EventKind, Fingerprint, KeepAlive, Key, NamespaceId, Piece, Priority, Result,
     ShardInfo, Verified,
+    format::{Shard, ShardTable},
     io::{Checksums, Direction, Failure, Header, Job, Outcome, Part, Withdrawn},
-    layout::{Found, Listed, Lookup, Shard, ShardTable, Verdict},
+    layout::{Found, Listed, Lookup, Verdict},
 };
 use std::{
     io,

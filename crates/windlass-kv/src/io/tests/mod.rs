@@ -7,6 +7,7 @@ mod model;
 mod order;
 
 use super::*;
+use crate::disk::{DataFile, FileAccess};
 use requirements::{Requirement, skip};
 use std::{
     path::Path,

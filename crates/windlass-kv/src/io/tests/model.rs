@@ -1,7 +1,7 @@
 //! Any job, compared with a plain model of what it says.
 
 use super::*;
-use crate::layout::{BLOCK_LEN, HEADER_LEN};
+use crate::format::{BLOCK_LEN, HEADER_LEN};
 use proptest::prelude::*;
 
 /// A part: its length, the lengths that its pieces are cut to, and how far each is from alignment.

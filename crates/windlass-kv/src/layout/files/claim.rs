@@ -4,11 +4,14 @@
 use super::{Shared, lock, namespaces::Namespace, writer::Writer};
 use crate::{
     DropReason, Error, Result,
-    disk::{Disk, Extend},
-    format::{PAGE, expiry_seconds, header::BlockHeader, header::MAX_SHARD_LEN, now_seconds},
+    disk::{Disk, Extend, FileAccess, FileRef, expect_directory},
+    format::{
+        HEADER_LEN, MAX_SHARDS, PAGE, ShardTable, expiry_seconds,
+        header::{BlockHeader, MAX_SHARD_LEN},
+        now_seconds,
+    },
     index::MAX_SLOT_BYTES,
-    io::{FileAccess, FileRef, expect_directory},
-    layout::{Claim, HEADER_LEN, MAX_SHARDS, NewBlock, Place, Reservation, ShardTable},
+    layout::{Claim, NewBlock, Place, Reservation},
 };
 use rustix::io::Errno;
 use std::{

@@ -12,10 +12,9 @@ use super::{
 };
 use crate::{
     Durability, Error, Result,
-    disk::Disk,
+    disk::{Disk, FileAccess, expect_directory, open_regular},
     format::expiry_seconds,
     index::{Existing, Slot},
-    io::{FileAccess, expect_directory, open_regular},
     layout::Written,
 };
 use std::{

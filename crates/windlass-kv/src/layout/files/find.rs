@@ -4,11 +4,13 @@
 use super::{MOST_ABSENT, Shared, lock, names::Tree, namespaces::Namespace};
 use crate::{
     Error, Fingerprint, Key, NamespaceId, Result,
-    disk::Disk,
-    format::{Invalid, PAGE, expiry_seconds, header::BlockHeader, now_seconds},
+    disk::{Disk, FileAccess, FileRef, open_regular},
+    format::{
+        BLOCK_LEN, HEADER_LEN, Invalid, PAGE, Shard, ShardTable, expiry_seconds, header::BlockHeader,
+        now_seconds,
+    },
     index::{self, Entry, Existing, Inserted, ReadHold, Slot},
-    io::{FileAccess, FileRef, open_regular},
-    layout::{BLOCK_LEN, Found, HEADER_LEN, Lookup, Place, Shard, ShardTable, Verdict},
+    layout::{Found, Lookup, Place, Verdict},
 };
 use std::{
     fs::{File, Metadata},

@@ -4,9 +4,8 @@
 
 use super::{lock, names};
 use crate::{
-    disk::{Disk, DiskFile, RealDisk},
+    disk::{Disk, DiskFile, FileAccess, RealDisk, is_unexpected_kind},
     format::lease::{LEASE_LEN, Lease, LockDomain},
-    io::{FileAccess, is_unexpected_kind},
 };
 use std::{
     collections::HashMap,

@@ -8,9 +8,8 @@ use super::{
 };
 use crate::{
     Durability, EventKind, NamespaceDescription, NamespaceOptions, StoreAccess, StoreOptions,
-    disk::{Disk, RealDisk},
+    disk::{Disk, FileAccess, RealDisk},
     format::lease::{Account, Lease, LockDomain},
-    io::FileAccess,
     layout::{
         Layout, Reservation,
         conformance::{

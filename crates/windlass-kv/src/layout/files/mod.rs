@@ -32,14 +32,16 @@ mod writer;
 
 use super::departed::Departed;
 use super::{
-    Claim, Found, Layout, Listed, Lookup, NewBlock, Notice, Notices, Reservation, ShardTable, Usage, Verdict,
-    Written,
+    Claim, Found, Layout, Listed, Lookup, NewBlock, Notice, Notices, Reservation, Usage, Verdict, Written,
 };
 use crate::{
     Durability, Error, EventKind, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions,
     Result, StoreAccess, StoreOptions, WriterStats,
-    disk::{Disk, RealDisk},
-    format::{Invalid, PAGE, VERSION, expiry_time, lease::LockDomain, now_seconds, superblock::Superblock},
+    disk::{Disk, FileAccess, RealDisk},
+    format::{
+        Invalid, PAGE, ShardTable, VERSION, expiry_time, lease::LockDomain, now_seconds,
+        superblock::Superblock,
+    },
     index::{Entry, Index, IndexOptions, Recent},
 };
 use find::FileId;
@@ -516,7 +518,7 @@ fn open_to_write(disk: &RealDisk, root: &Path, said: Said) -> Result<Writer> {
         let superblock =
             Superblock { store: Uuid::new_v4(), layout: LayoutKind::Files, created: now_seconds().into() };
         let temporary = root.join(format!("{}-{}.tmp", names::SUPERBLOCK, superblock.store));
-        let made = disk.open(&temporary, crate::io::FileAccess::CreateNew).and_then(|file| {
+        let made = disk.open(&temporary, FileAccess::CreateNew).and_then(|file| {
             crate::disk::write_full(&*file, &superblock.to_bytes(), 0)?;
             file.sync_data()?;
             disk.rename_new(&temporary, &path)

@@ -9,8 +9,7 @@ use super::{
 };
 use crate::{
     Error, EventKind, Fingerprint, NamespaceId, Result,
-    disk::{Disk, RealDisk},
-    io::expect_directory,
+    disk::{Disk, RealDisk, expect_directory},
     layout::Notices,
 };
 use std::{

@@ -5,9 +5,8 @@
 use super::{failed, lock, names, writer::Writer};
 use crate::{
     Fingerprint, Result,
-    disk::{Disk, DiskFile, RealDisk, read_full, write_full},
+    disk::{Disk, DiskFile, FileAccess, RealDisk, is_unexpected_kind, read_full, write_full},
     format::checksum,
-    io::{FileAccess, is_unexpected_kind},
 };
 use std::{
     collections::{HashMap, HashSet},

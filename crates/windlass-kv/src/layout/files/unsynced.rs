@@ -5,8 +5,7 @@
 use super::{failed, names};
 use crate::{
     Durability, Result,
-    disk::{Disk, RealDisk},
-    io::FileAccess,
+    disk::{Disk, FileAccess, RealDisk},
 };
 use std::{
     io,

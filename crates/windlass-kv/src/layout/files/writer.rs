@@ -1,15 +1,14 @@
 //! A writing process: its directory, with files that are not whole yet, and the lease that says that it lives.
 #![forbid(unsafe_code)]
 
-use super::{failed, lock, names};
+use super::{super::describe_writer, failed, lock, names};
 use crate::{
     Durability, Result, StoreOptions, WriterStats,
-    disk::{Disk, DiskFile, RealDisk, read_full, write_full},
+    disk::{Disk, DiskFile, FileAccess, RealDisk, read_full, write_full},
     format::{
         lease::{Account, LEASE_LEN, Lease, LockDomain},
         now_seconds,
     },
-    io::FileAccess,
 };
 use std::{
     io,
@@ -277,7 +276,7 @@ pub(super) fn all(
         let id = id_of(directory.file_name()?.to_str()?)?;
         let bytes = disk.read_file(&directory.join(names::LEASE), LEASE_LEN).ok();
         let lease = bytes.and_then(|bytes| Lease::parse(&bytes).ok());
-        let stats = Lease::describe(lease, id, now_seconds().into());
+        let stats = describe_writer(lease, id, now_seconds().into());
         Some(WriterStats { is_alive: is_alive(&directory).unwrap_or(stats.is_alive), ..stats })
     };
     Ok(others(disk, root, None)?.into_iter().filter_map(described).collect())

@@ -15,11 +15,11 @@ use crate::{
     Fingerprint, NamespaceId, Result,
     disk::{Disk, create_over, temporary_name, write_full},
     format::{
+        BLOCK_LEN,
         checkpoint::{CheckpointHead, HEAD_LEN},
         record::{BlockRecord, Change, RECORD_LEN, Record, Sums},
     },
     index::Entry,
-    layout::BLOCK_LEN,
 };
 use std::{
     io,

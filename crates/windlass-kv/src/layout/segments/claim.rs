@@ -10,12 +10,12 @@ use super::{
 use crate::{
     DropReason, Error, Fingerprint, Result,
     format::{
-        self,
+        self, HEADER_LEN, MAX_SHARDS, ShardTable,
         header::{BlockHeader, MAX_SHARD_LEN},
         record::MAX_PAYLOAD_LEN,
     },
     index::{Candidates, Enough, MAX_SLOT_BYTES, Slot, Want},
-    layout::{Claim, HEADER_LEN, MAX_SHARDS, NewBlock, Place, Reservation, ShardTable},
+    layout::{Claim, NewBlock, Place, Reservation},
 };
 use std::{
     any::Any,

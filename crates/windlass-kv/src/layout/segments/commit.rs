@@ -11,9 +11,12 @@ use super::{
 };
 use crate::{
     Durability, Error, Result,
-    format::record::{BlockRecord, Change, Sums},
+    format::{
+        BLOCK_LEN,
+        record::{BlockRecord, Change, Sums},
+    },
     index::{Existing, Inserted, Reuse, Slot},
-    layout::{BLOCK_LEN, Written},
+    layout::Written,
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

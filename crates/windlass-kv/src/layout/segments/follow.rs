@@ -12,11 +12,12 @@ use super::{
 };
 use crate::{
     Error, Fingerprint, NamespaceId, Result,
-    disk::{Disk, DiskFile, read_full},
-    format::record::{BlockRecord, Change, ProvenFrom, RECORD_LEN, Record, Sums},
+    disk::{Disk, DiskFile, FileAccess, read_full},
+    format::{
+        BLOCK_LEN, HEADER_LEN,
+        record::{BlockRecord, Change, ProvenFrom, RECORD_LEN, Record, Sums},
+    },
     index::{Entry, Existing, Slot},
-    io::FileAccess,
-    layout::{BLOCK_LEN, HEADER_LEN},
 };
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

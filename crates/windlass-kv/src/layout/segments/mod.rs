@@ -35,15 +35,13 @@ mod slots;
 mod tests;
 mod writer;
 
-use super::{
-    Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Notice, Place, Reservation, ShardTable,
-};
+use super::{Claim, Found, Layout, Listed, Lookup, NewBlock, Notice, Place, Reservation, describe_writer};
 use super::{Usage, Verdict, Written};
 use crate::{
     Error, Evicted, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
     WriterStats,
     disk::{Disk, RealDisk, read_full},
-    format::{self, header::BlockHeader, lease::Lease, record::ProvenFrom},
+    format::{self, HEADER_LEN, ShardTable, header::BlockHeader, record::ProvenFrom},
     index::{self, Candidates, Enough, Entry, Index, IndexOptions, ReadHold, Want},
 };
 use follow::{Followed, SegmentTable};
@@ -417,7 +415,7 @@ impl Layout for Segments {
             let lease = self.shared.root.lease(&directory.path);
             let is_leased =
                 locked.as_ref().and_then(|locked| self.shared.root.is_leased(&directory.path, locked));
-            let known = Lease::describe(lease, directory.id, self.shared.now().into());
+            let known = describe_writer(lease, directory.id, self.shared.now().into());
             let owner = owners.get(&directory.id);
             WriterStats {
                 allocated_bytes: charges.taken_by.get(&directory.id).copied(),

@@ -5,8 +5,7 @@ use super::*;
 use crate::{
     Durability,
     disk::simulated::{Dice, Effect, Fault, Operation, SimulatedDisk},
-    format::checksum,
-    layout::Shard,
+    format::{Shard, checksum},
 };
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};

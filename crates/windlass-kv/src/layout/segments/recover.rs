@@ -17,16 +17,15 @@ use super::{
 };
 use crate::{
     Durability, Error, Result,
-    disk::{DiskFile, Extend},
+    disk::{DiskFile, Extend, FileAccess},
     format::{
-        Invalid,
+        BLOCK_LEN, HEADER_LEN, Invalid, MAX_SHARDS,
         lease::{Account, Lease, LockDomain},
         record::{Begin, BlockRecord, ProvenFrom, RECORD_LEN, Sums},
         segment::{HEAD_LEN, SegmentHead},
     },
     index::{Existing, Slot},
-    io::FileAccess,
-    layout::{BLOCK_LEN, HEADER_LEN, MAX_SHARDS, departed::Departed},
+    layout::departed::Departed,
 };
 use std::{
     cmp::Reverse,

@@ -11,13 +11,12 @@ use super::{
 };
 use crate::{
     Error, Fingerprint, NamespaceId, Result,
-    disk::{Disk, DiskFile, read_full},
+    disk::{Disk, DiskFile, FileAccess, read_full},
     format::{
         Invalid, VERSION,
         checkpoint::{CheckpointHead, HEAD_LEN},
         record::{Begin, BlockRecord, Change, ProvenFrom, RECORD_LEN, Record, Sums},
     },
-    io::FileAccess,
 };
 use hashbrown::HashMap;
 use std::{

@@ -10,10 +10,9 @@ use super::{
 };
 use crate::{
     Error, EventKind, Result,
-    disk::write_full,
+    disk::{FileAccess, write_full},
     format::segment::{HEAD_LEN, SegmentHead},
     index::{Candidates, Enough, Entry, Slot, Want},
-    io::FileAccess,
 };
 use std::{
     collections::HashSet,

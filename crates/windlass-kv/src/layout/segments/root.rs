@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Error, LayoutKind, Result,
-    disk::{Disk, DiskFile, Listing, TEMPORARY, create_over, write_full},
+    disk::{Disk, DiskFile, FileAccess, Listing, TEMPORARY, create_over, write_full},
     format::{
         Invalid, PAGE, VERSION,
         lease::{LEASE_LEN, Lease},
@@ -16,7 +16,6 @@ use crate::{
         segment::SegmentHead,
         superblock::Superblock,
     },
-    io::FileAccess,
 };
 use std::{
     collections::{HashMap, HashSet},

@@ -4,9 +4,8 @@
 use super::{failed, lock};
 use crate::{
     Error, Result,
-    disk::{Disk, DiskFile, read_full},
+    disk::{DataFile, Disk, DiskFile, FileAccess, read_full},
     format::{Invalid, PAGE, VERSION, segment::SegmentHead},
-    io::{DataFile, FileAccess},
 };
 use std::{
     io,

@@ -6,9 +6,8 @@
 
 use super::segment::Segment;
 use crate::{
-    format::record::Sums,
+    format::{BLOCK_LEN, HEADER_LEN, record::Sums},
     index::Slot,
-    layout::{BLOCK_LEN, HEADER_LEN},
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},

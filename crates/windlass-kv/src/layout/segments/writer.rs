@@ -23,9 +23,12 @@ use super::{
 use crate::{
     Durability, Error, Fingerprint, Result,
     disk::DiskFile,
-    format::record::{BlockRecord, ProvenFrom},
+    format::{
+        BLOCK_LEN, HEADER_LEN,
+        record::{BlockRecord, ProvenFrom},
+    },
     index::{Entry, Slot},
-    layout::{BLOCK_LEN, HEADER_LEN, departed::Departed},
+    layout::departed::Departed,
 };
 use std::{
     collections::{HashMap, HashSet},

@@ -3,14 +3,10 @@
 
 use crate::{
     DropReason, Evicted, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, Route, WriterStats,
-    io::{
-        Carrier, Checksums, DataFile, DeviceRegion, Direction, Failure, FileAccess, Header, IoReport, Job,
-        Outcome, Transfers,
-    },
-    layout::{
-        Claim, Found, HEADER_LEN, Layout, Listed, Lookup, NewBlock, Place, Reservation, ShardTable, Usage,
-        Verdict, Written,
-    },
+    disk::{DataFile, FileAccess},
+    format::{HEADER_LEN, ShardTable},
+    io::{Carrier, Checksums, DeviceRegion, Direction, Failure, Header, IoReport, Job, Outcome, Transfers},
+    layout::{Claim, Found, Layout, Listed, Lookup, NewBlock, Place, Reservation, Usage, Verdict, Written},
 };
 use std::{
     collections::{HashMap, VecDeque},

@@ -10,8 +10,7 @@ use super::*;
 use crate::{
     DropReason, Durability, EventKind,
     disk::simulated::{Dice, Effect, Fault, Operation, SimulatedDisk},
-    format::checksum,
-    layout::Shard,
+    format::{Shard, checksum},
 };
 use rustix::io::Errno;
 use std::{

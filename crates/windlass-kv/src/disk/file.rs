@@ -81,7 +81,7 @@ impl DataFile {
     }
 
     /// The file as cuFile knows it, or why it does not take it.
-    pub(super) fn cufile(&self) -> Result<&CuFileHandle, &Unavailable> {
+    pub(crate) fn cufile(&self) -> Result<&CuFileHandle, &Unavailable> {
         if let Some(why) = self.cufile_failed.get() {
             return Err(why);
         }
@@ -93,12 +93,12 @@ impl DataFile {
     }
 
     /// cuFile failed to move bytes: from now on those of this file go by way of host memory.
-    pub(super) fn refuse_cufile(&self, why: &Unavailable) {
+    pub(crate) fn refuse_cufile(&self, why: &Unavailable) {
         let _ = self.cufile_failed.set(why.clone());
     }
 
     /// The descriptor for a transfer that was planned when `access` was allowed.
-    pub(super) fn descriptor(&self, access: Access) -> &File {
+    pub(crate) fn descriptor(&self, access: Access) -> &File {
         match (access, &self.direct) {
             (Access::Direct, Ok(direct)) => &direct.file,
             _ => &self.buffered,
@@ -106,7 +106,7 @@ impl DataFile {
     }
 
     /// A direct transfer was refused: from now on this file goes through the page cache.
-    pub(super) fn refuse_direct(&self, error: &io::Error) {
+    pub(crate) fn refuse_direct(&self, error: &io::Error) {
         let reason = format!("the file system refused a direct transfer: {error}");
         let fix = "use a file system that supports O_DIRECT".into();
         let _ = self.direct_failed.set(Unavailable { reason, fix });

@@ -68,7 +68,7 @@ impl FileRef {
         }
     }
 
-    pub(super) fn is_late(&self) -> bool {
+    pub(crate) fn is_late(&self) -> bool {
         matches!(self, Self::Late(_))
     }
 
