@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::{Conversion, DeviceInfo, Error, Finding, Result, Unavailable};
-use crate::{CopyDirection, CuFileHandle, cuda::cufile::Counters};
+use crate::{CopyDirection, CuFileHandle, DirectLibrary, PathCounts};
 use std::{fmt, sync::Arc};
 
 /// A kind of devices, such as those of one vendor.
@@ -183,11 +183,14 @@ pub(crate) trait Direct {
         len: usize,
     ) -> std::io::Result<usize>;
 
+    /// What people are told of the library.
+    fn library(&self) -> &'static DirectLibrary;
+
     /// Counts reads into the device by path, if the library counts them.
-    fn reads(&self) -> Option<Counters>;
+    fn reads(&self) -> Option<PathCounts>;
 
     /// Counts writes from the device by path, if the library counts them.
-    fn writes(&self) -> Option<Counters>;
+    fn writes(&self) -> Option<PathCounts>;
 }
 
 /// A place in memory.

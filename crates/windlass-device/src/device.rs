@@ -1,9 +1,8 @@
 //! Devices, whatever their kind.
 #![allow(unsafe_code)]
 
-use crate::cuda::cufile::Counters;
 use crate::{
-    DeviceId, Error, Result, Transfer, Unavailable,
+    DeviceId, DirectLibrary, Error, PathCounts, Result, Transfer, Unavailable,
     backend::{Backend, no_conversions},
     id::kinds,
     stream,
@@ -225,13 +224,21 @@ impl Device {
         self.backend.direct().map(drop)
     }
 
+    /// What people are told of the library that reads files into it past the host.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn direct_library(&self) -> Result<&'static DirectLibrary, Unavailable> {
+        Ok(self.backend.direct()?.library())
+    }
+
     /// Counts direct reads into it by path, if the library counts them.
-    pub fn direct_reads(&self) -> Option<Counters> {
+    pub fn direct_reads(&self) -> Option<PathCounts> {
         self.backend.direct().ok()?.reads()
     }
 
     /// Counts direct writes from it by path, if the library counts them.
-    pub fn direct_writes(&self) -> Option<Counters> {
+    pub fn direct_writes(&self) -> Option<PathCounts> {
         self.backend.direct().ok()?.writes()
     }
 

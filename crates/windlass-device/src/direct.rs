@@ -9,6 +9,28 @@ use std::{io, sync::Arc};
 /// Alignment of buffers: that of direct reads.
 const BLOCK_BYTES: u64 = 4096;
 
+/// What people are told of a library that moves bytes between files and devices past the host's memory.
+#[derive(Debug)]
+pub struct DirectLibrary {
+    /// Its name.
+    pub name: &'static str,
+    /// How to find out what it can do on a file system.
+    pub check: &'static str,
+    /// Where a failed read or write of its own is explained.
+    pub log: &'static str,
+    /// Which version counts reads and writes by path.
+    pub counting_version: &'static str,
+}
+
+/// Reads into a device, or writes from it, as its library counts them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathCounts {
+    /// Those past the host's memory, by the name of each way.
+    pub direct: Vec<(&'static str, u64)>,
+    /// Those through the host's memory.
+    pub through_host: u64,
+}
+
 /// Memory of a device that is registered for direct reads and writes.
 #[derive(Debug)]
 pub struct DirectBuffer {

@@ -21,9 +21,9 @@ mod transfer;
 mod unavailable;
 
 pub use backend::Address;
-pub use cuda::cufile::{Counters, CuFileHandle, search_cufile_in};
+pub use cuda::cufile::{CuFileHandle, search_cufile_in};
 pub use device::{Condition, Device, DeviceInfo, Finding, device_of, devices, examine, may_have_direct_path};
-pub use direct::DirectBuffer;
+pub use direct::{DirectBuffer, DirectLibrary, PathCounts};
 pub use error::{DriverError, Error, FREE_MEMORY, Result};
 pub use id::DeviceId;
 pub use memory::{DeviceMemory, Pinned};

@@ -19,13 +19,13 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use windlass_device::{Counters, CuFileHandle, Device, DeviceId, DirectBuffer, Unavailable};
+use windlass_device::{CuFileHandle, Device, DeviceId, DirectBuffer, DirectLibrary, PathCounts, Unavailable};
 
 /// Bytes of the read that proves the path.
 const PROBE_BYTES: u64 = 1 << 20;
 
 /// What proves that reads of a file into a device take the direct path: found once for each file system and device.
-/// `register` makes the file known to cuFile.
+/// `register` makes the file known to the device's library.
 ///
 /// # Errors
 /// Why there is no proof.
@@ -52,7 +52,7 @@ pub fn prove<'f>(
     verdict.proof()
 }
 
-/// Reads a little by cuFile, compares the bytes with a plain read, and asks the counters which way they came.
+/// Reads a little by the device's library, compares the bytes with a plain read, and asks the counters which way they came.
 fn probe<'f>(
     device: &Arc<Device>,
     source: &LocalFile,
@@ -65,24 +65,25 @@ fn probe<'f>(
         let reason = "the file is shorter than a block, so no trial read proves the path";
         return Err(Unavailable::new(reason, "choose route auto or staged"));
     }
-    let plain = source.direct_file().map_err(|error| failed("a trial read cannot be checked", &error))?;
+    let library = device.direct_library()?;
+    let plain =
+        source.direct_file().map_err(|error| failed(library, "a trial read cannot be checked", &error))?;
     trial_read(device, file, plain, len)
 }
 
-fn failed(what: &str, error: &dyn fmt::Display) -> Unavailable {
-    Unavailable::new(
-        format!("{what}: {error}"),
-        "check gdscheck -p and cufile.log in the temporary directory",
-    )
+fn failed(library: &DirectLibrary, what: &str, error: &dyn fmt::Display) -> Unavailable {
+    Unavailable::new(format!("{what}: {error}"), library.log)
 }
 
-/// Reads the first `len` bytes of a file by cuFile and plainly.
+/// Reads the first `len` bytes of a file by the device's library and plainly.
 fn trial_read(
     device: &Arc<Device>,
     file: &CuFileHandle,
     plain: &File,
     len: u64,
 ) -> Result<Verdict, Unavailable> {
+    let library = device.direct_library()?;
+    let failed = |what: &str, error: &dyn fmt::Display| failed(library, what, error);
     let buffer =
         DirectBuffer::new(device, len).map_err(|error| failed("no buffer for a trial read", &error))?;
     let before = device.direct_reads();
@@ -99,17 +100,18 @@ fn trial_read(
             "",
         ));
     }
-    Ok(verdict(before, after, "read"))
+    Ok(verdict(library, before, after, "read"))
 }
 
-/// Writes the first `len` bytes of a file by cuFile, and reads them plainly.
+/// Writes the first `len` bytes of a file by the device's library, and reads them plainly.
 fn trial_write(
     device: &Arc<Device>,
     file: &CuFileHandle,
     plain: &File,
     len: u64,
 ) -> Result<Verdict, Unavailable> {
-    let failed = |error: &dyn fmt::Display| failed("a trial write failed", error);
+    let library = device.direct_library()?;
+    let failed = |error: &dyn fmt::Display| failed(library, "a trial write failed", error);
     let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8 ^ (at >> 12) as u8).collect();
     let buffer = DirectBuffer::new(device, len).map_err(|error| failed(&error))?;
     buffer.write(&bytes).map_err(|error| failed(&error))?;
@@ -121,7 +123,7 @@ fn trial_write(
         let reason = format!("a trial write wrote {count} of {len} bytes, or others than it was given");
         return Err(Unavailable::new(reason, ""));
     }
-    Ok(verdict(before, after, "write"))
+    Ok(verdict(library, before, after, "write"))
 }
 
 /// The first bytes of a file that was opened with `O_DIRECT`: the page cache stays as it is.
@@ -139,13 +141,13 @@ fn read_plainly(file: &File, len: u64) -> crate::Result<Vec<u8>> {
 pub struct DirectProof {
     device: Arc<Device>,
     text: String,
-    /// Reads and writes through host memory that cuFile had counted by then.
+    /// Reads and writes through host memory that were counted by then.
     through_host: (u64, u64),
 }
 
 impl DirectProof {
-    /// Writes and reads a file of 1 MiB in `directory` by cuFile, compares the bytes, and asks the counters which way
-    /// they went. The file is removed.
+    /// Writes and reads a file of 1 MiB in `directory` by the device's library, compares the bytes, and asks the
+    /// counters which way they went. The file is removed.
     ///
     /// # Errors
     /// Why there is no proof.
@@ -159,7 +161,7 @@ impl DirectProof {
         let file = CuFileHandle::register(&plain)?;
         let written = trial_write(device, &file, &plain, PROBE_BYTES)?.proof()?;
         let read = trial_read(device, &file, &plain, PROBE_BYTES)?.proof()?;
-        let through_host = count_through_host(device).ok_or_else(counters_stopped)?;
+        let through_host = count_through_host(device).ok_or_else(|| counters_stopped(device))?;
         Ok(Self { device: device.clone(), text: format!("{written}; {read}"), through_host })
     }
 
@@ -177,28 +179,36 @@ impl DirectProof {
         match count_through_host(&self.device) {
             Some(now) if now == self.through_host => Ok(()),
             Some((now_reads, now_writes)) if now_reads >= reads && now_writes >= writes => {
+                let library = self.device.direct_library()?;
                 Err(Unavailable::new(
                     format!(
-                        "cuFile made {} reads and {} writes through host memory meanwhile, of ours or of others in this \
+                        "{} made {} reads and {} writes through host memory meanwhile, of ours or of others in this \
                          process",
+                        library.name,
                         now_reads - reads,
                         now_writes - writes
                     ),
-                    "see what gdscheck -p says of this file system",
+                    library.check,
                 ))
             }
-            _ => Err(counters_stopped()),
+            _ => Err(counters_stopped(&self.device)),
         }
     }
 }
 
 fn count_through_host(device: &Device) -> Option<(u64, u64)> {
     let (reads, writes) = (device.direct_reads()?, device.direct_writes()?);
-    Some((reads.posix, writes.posix))
+    Some((reads.through_host, writes.through_host))
 }
 
-fn counters_stopped() -> Unavailable {
-    Unavailable::new("cuFile's counters were stopped or set back meanwhile", "")
+/// The refusal where the counts of a device no longer tell anything.
+pub fn counters_stopped(device: &Device) -> Unavailable {
+    match device.direct_library() {
+        Ok(library) => {
+            Unavailable::new(format!("{}'s counters were stopped or set back meanwhile", library.name), "")
+        }
+        Err(why) => why,
+    }
 }
 
 /// A file that is gone when this is dropped.
@@ -230,27 +240,31 @@ impl Drop for Scratch {
 }
 
 /// Which way a trial `read` or `write` between two counts went.
-fn verdict(before: Option<Counters>, after: Option<Counters>, what: &str) -> Verdict {
+fn verdict(
+    library: &DirectLibrary,
+    before: Option<PathCounts>,
+    after: Option<PathCounts>,
+    what: &str,
+) -> Verdict {
+    let name = library.name;
     let (Some(before), Some(after)) = (before, after) else {
         return Verdict::Unknown(Unavailable::new(
-            format!("this cuFile does not count each {what} by path, so that nothing proves the direct one"),
-            "install cuFile of CUDA 13: its package libcufile or, for Python, 'pip install nvidia-cufile'",
+            format!("this {name} does not count each {what} by path, so that nothing proves the direct one"),
+            library.counting_version,
         ));
     };
-    if after.posix > before.posix {
-        let reason = format!("a trial {what} of cuFile went through host memory, as its counters show");
-        return Verdict::ThroughHost(Unavailable::new(
-            reason,
-            "see what gdscheck -p says of this file system",
-        ));
+    if after.through_host > before.through_host {
+        let reason = format!("a trial {what} of {name} went through host memory, as its counters show");
+        return Verdict::ThroughHost(Unavailable::new(reason, library.check));
     }
-    if after.p2p > before.p2p {
-        return Verdict::Direct(format!("cuFile counted a trial {what} as P2PDMA"));
+    let ways = before.direct.iter().zip(&after.direct);
+    match ways.into_iter().find(|((_, before), (_, after))| after > before) {
+        Some(((way, _), _)) => Verdict::Direct(format!("{name} counted a trial {what} as {way}")),
+        None => Verdict::Unknown(Unavailable::new(
+            format!("{name}'s counters do not show which way a {what} went"),
+            "",
+        )),
     }
-    if after.nvfs > before.nvfs {
-        return Verdict::Direct(format!("cuFile counted a trial {what} as nvidia-fs"));
-    }
-    Verdict::Unknown(Unavailable::new(format!("cuFile's counters do not show which way a {what} went"), ""))
 }
 
 /// Which way a trial read went.
@@ -271,9 +285,9 @@ impl Verdict {
     }
 }
 
-/// How many reads into a device have gone through host memory, if cuFile counts them.
+/// How many reads into a device have gone through host memory, if its library counts them.
 pub fn reads_through_host(device: &Device) -> Option<u64> {
-    device.direct_reads().map(|counters| counters.posix)
+    device.direct_reads().map(|counts| counts.through_host)
 }
 
 #[cfg(test)]
@@ -282,17 +296,22 @@ mod tests {
 
     #[test]
     fn only_counted_direct_reads_are_proof() {
-        let counters = |p2p, nvfs, posix| Some(Counters { p2p, nvfs, posix });
-        let before = counters(1, 1, 1);
+        let library =
+            DirectLibrary { name: "a library", check: "", log: "", counting_version: "a newer one" };
+        let counts = |one, other, through_host| {
+            Some(PathCounts { direct: vec![("one", one), ("other", other)], through_host })
+        };
+        let judge = |before, after| verdict(&library, before, after, "read");
+        let before = || counts(1, 1, 1);
+        for (after, way) in [(counts(2, 1, 1), "one"), (counts(1, 2, 1), "other")] {
+            let expected = format!("a library counted a trial read as {way}");
+            assert!(matches!(judge(before(), after), Verdict::Direct(proof) if proof == expected));
+        }
+        assert!(matches!(judge(before(), counts(1, 1, 2)), Verdict::ThroughHost(_)));
+        assert!(matches!(judge(before(), counts(2, 1, 2)), Verdict::ThroughHost(_)), "part of it");
+        assert!(matches!(judge(before(), before()), Verdict::Unknown(_)));
         assert!(
-            matches!(verdict(before, counters(2, 1, 1), "read"), Verdict::Direct(proof) if proof.contains("P2PDMA"))
+            matches!(judge(None, None), Verdict::Unknown(why) if why.to_string().contains("a newer one"))
         );
-        assert!(
-            matches!(verdict(before, counters(1, 2, 1), "read"), Verdict::Direct(proof) if proof.contains("nvidia-fs"))
-        );
-        assert!(matches!(verdict(before, counters(1, 1, 2), "read"), Verdict::ThroughHost(_)));
-        assert!(matches!(verdict(before, counters(2, 1, 2), "read"), Verdict::ThroughHost(_)), "part of it");
-        assert!(matches!(verdict(before, before, "read"), Verdict::Unknown(_)));
-        assert!(matches!(verdict(None, None, "read"), Verdict::Unknown(_)));
     }
 }

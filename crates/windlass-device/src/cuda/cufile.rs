@@ -15,7 +15,7 @@ use super::{
     driver,
     library::{self, functions},
 };
-use crate::{CopyDirection, Error, Result, Unavailable, backend::Direct};
+use crate::{CopyDirection, DirectLibrary, Error, PathCounts, Result, Unavailable, backend::Direct};
 use libloading::Library;
 use std::{
     ffi::{CString, OsString, c_char, c_int, c_long, c_uint, c_void},
@@ -222,13 +222,13 @@ impl CuFile {
 
     /// How many reads into a device went each way since the library was opened, by all users of it in this process;
     /// `None` if this version does not count.
-    fn counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
-        Counters::of_reads(&self.statistics()?, uuid)
+    fn counters(&self, uuid: &[u8; 16]) -> Option<PathCounts> {
+        Counters::of_reads(&self.statistics()?, uuid).map(Into::into)
     }
 
     /// As [`CuFile::counters`], of writes from a device.
-    fn write_counters(&self, uuid: &[u8; 16]) -> Option<Counters> {
-        Counters::of_writes(&self.statistics()?, uuid)
+    fn write_counters(&self, uuid: &[u8; 16]) -> Option<PathCounts> {
+        Counters::of_writes(&self.statistics()?, uuid).map(Into::into)
     }
 
     fn statistics(&self) -> Option<Vec<u64>> {
@@ -243,13 +243,20 @@ impl CuFile {
 
 /// Reads into one device, or writes from it, by path: a part of `CUfilePerGpuStats_t`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+struct Counters {
     /// By PCI P2PDMA.
-    pub p2p: u64,
+    p2p: u64,
     /// By nvidia-fs.
-    pub nvfs: u64,
+    nvfs: u64,
     /// Through host memory.
-    pub posix: u64,
+    posix: u64,
+}
+
+impl From<Counters> for PathCounts {
+    fn from(counters: Counters) -> Self {
+        let direct = vec![("P2PDMA", counters.p2p), ("nvidia-fs", counters.nvfs)];
+        Self { direct, through_host: counters.posix }
+    }
 }
 
 impl Counters {
@@ -374,11 +381,20 @@ impl Direct for CudaDevice {
         outcome(result, io::Error::last_os_error)
     }
 
-    fn reads(&self) -> Option<Counters> {
+    fn library(&self) -> &'static DirectLibrary {
+        &DirectLibrary {
+            name: "cuFile",
+            check: "see what gdscheck -p says of this file system",
+            log: "check gdscheck -p and cufile.log in the temporary directory",
+            counting_version: "install cuFile of CUDA 13: its package libcufile or, for Python, 'pip install nvidia-cufile'",
+        }
+    }
+
+    fn reads(&self) -> Option<PathCounts> {
         CuFile::get().ok()?.counters(&self.uuid)
     }
 
-    fn writes(&self) -> Option<Counters> {
+    fn writes(&self) -> Option<PathCounts> {
         CuFile::get().ok()?.write_counters(&self.uuid)
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 use windlass_device::CuFileHandle;
 use windlass_io::direct_path;
-pub(crate) use windlass_io::direct_path::reads_through_host;
+pub(crate) use windlass_io::direct_path::{counters_stopped, reads_through_host};
 
 /// A source as cuFile knows it, once that was asked for.
 #[derive(Debug, Default)]

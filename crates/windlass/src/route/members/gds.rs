@@ -204,7 +204,7 @@ impl Member for CuFile {
                 ),
                 "choose route gds-compat to allow that, or staged, which is faster then",
             )),
-            _ => Err(Unavailable::new("cuFile's counters were stopped or set back meanwhile", "")),
+            _ => Err(gds::counters_stopped(&self.device)),
         }
     }
 
