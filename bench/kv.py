@@ -22,7 +22,8 @@ HERE = Path(__file__).resolve().parent
 OURS = "windlass"
 LIMITS = tuple(name for name in ENGINES if name.startswith("drive"))
 PEERS = tuple(name for name in ENGINES if not name.startswith(("windlass", "drive")))
-PHASES = ("store", "load")
+PHASES = ("store", "load", "scattered")
+TITLES = {"store": "store", "load": "load, as stored", "scattered": "load, scattered"}
 
 
 def run(engine: str, phase: str, root: Path, block_bytes: int, count: int) -> dict[str, Any]:
@@ -55,6 +56,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 root = arguments.data / "kv"
                 shutil.rmtree(root, ignore_errors=True)
                 for phase in PHASES:
+                    # Each begins without a page in the cache.
                     make_cold()
                     result = run(name, phase, root, block_bytes, count)
                     found[name][phase].append(result)
@@ -85,6 +87,45 @@ def measure_index(arguments: argparse.Namespace) -> dict[str, Any]:
         print(f"{arguments.many} blocks, {name}: {found[name]}", file=sys.stderr)
     shutil.rmtree(root)
     return {"count": arguments.many, **found}
+
+
+def measure_latency(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """How long single loads take, alone and while stores take all they can: a measurement for each round."""
+    found = []
+    for _ in range(arguments.rounds):
+        root = arguments.data / "kv"
+        shutil.rmtree(root, ignore_errors=True)
+        make_cold()
+        command = [sys.executable, str(HERE / "kv_latency.py"), str(root)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        found.append(json.loads(done.stdout))
+        print(f"latency: {found[-1]}", file=sys.stderr)
+        shutil.rmtree(root)
+    return found
+
+
+def table_of_latency(rounds: list[dict[str, Any]]) -> str:
+    """The latency of single loads as Markdown."""
+    lines = [
+        "## One block of 64 KiB at a time",
+        "",
+        "Loads in demand of blocks at random, one after the other, without and with two threads that store blocks of",
+        "1 MiB in the background as fast as the store takes them.",
+        "",
+        "| | median, ms | p99, ms | stored meanwhile, GB/s |",
+        "|---|---|---|---|",
+    ]
+    for name in ("alone", "beside stores"):
+        middle, slow, stored = (
+            statistics.median(result[name][value] for result in rounds)
+            for value in ("median_ms", "p99_ms", "stored_gb_per_s")
+        )
+        lines.append(f"| {name} | {middle:.2f} | {slow:.2f} | {stored:.2f} |")
+    ratio = statistics.median(
+        result["beside stores"]["p99_ms"] / result["alone"]["p99_ms"] for result in rounds
+    )
+    lines += ["", f"* p99 beside stores: {ratio:.2f}× that alone, the median of the rounds"]
+    return "\n".join(lines)
 
 
 def table_of_index(index: dict[str, Any]) -> str:
@@ -119,8 +160,9 @@ def table(case: dict[str, Any]) -> str:
     lines = [
         f"## {case['block_bytes'] >> 10} KiB × {case['count']}",
         "",
-        "| | store, GB/s | load cold, GB/s | CPU s per GB stored | CPU s per GB loaded |",
-        "|---|---|---|---|---|",
+        "| | store, GB/s | load as stored, GB/s | load scattered, GB/s | CPU s per GB: stored | loaded as stored | "
+        "loaded scattered |",
+        "|---|---|---|---|---|---|---|",
     ]
     size = case["block_bytes"] * case["count"] / 1e9
     for name, phases in case["engines"].items():
@@ -137,8 +179,8 @@ def table(case: dict[str, Any]) -> str:
         peers = [rate(case, name, phase) for name in PEERS]
         limit = max(rate(case, name, phase) for name in LIMITS)
         lines.append(
-            f"* {phase}: {ours / max(peers):.2f}× the best peer, {ours / statistics.median(peers):.2f}× the median "
-            f"peer, {ours / limit:.2f}× plain transfers of one file"
+            f"* {TITLES[phase]}: {ours / max(peers):.2f}× the best peer, "
+            f"{ours / statistics.median(peers):.2f}× the median peer, {ours / limit:.2f}× plain transfers of one file"
         )
     return "\n".join(lines)
 
@@ -146,11 +188,18 @@ def table(case: dict[str, Any]) -> str:
 def document(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     host, rounds = results["host"], results["rounds"]
-    tables = "\n\n".join([*map(table, results["cases"]), table_of_index(results["index"])])
+    tables = "\n\n".join(
+        [
+            *map(table, results["cases"]),
+            table_of_latency(results["latency"]),
+            table_of_index(results["index"]),
+        ]
+    )
     return f"""# KV blocks, stored and loaded
 
 Medians of {rounds} rounds (and their range), each measurement a process; engines in turn, page cache dropped before
-each. Host memory that was touched, eight threads, past the page cache, every byte compared. `windlass` is at its
+each. Host memory that was touched, eight threads, past the page cache, every byte compared. *As stored* asks for the
+blocks in the order in which they were stored, *scattered* in a random order, 32 in a call. `windlass` is at its
 defaults: checksums made and compared, stores on the disk, in groups, before they are found (`batched`);
 `windlass (none)` syncs nothing, as the peers, which make no checksums either. `drive` is plain reads and writes of one
 file by so many threads, the writes synced: what the drive gives for large blocks, while for small ones a ring gets more
@@ -185,6 +234,7 @@ def main() -> None:
         "host": machine(arguments.data, ("torch", "numpy")),
         "rounds": arguments.rounds,
         "cases": measure(arguments),
+        "latency": measure_latency(arguments),
         "index": measure_index(arguments),
     }
     (arguments.output / "kv.json").write_text(json.dumps(results, indent=1) + "\n")

@@ -12,6 +12,7 @@ import hashlib
 import json
 import mmap
 import os
+import random
 import resource
 import select
 import sys
@@ -316,7 +317,7 @@ def main() -> None:
     """Measures what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", choices=ENGINES)
-    parser.add_argument("phase", choices=["store", "load"])
+    parser.add_argument("phase", choices=["store", "load", "scattered"])
     parser.add_argument("root", type=Path)
     parser.add_argument("--block-bytes", type=int, required=True)
     parser.add_argument("--count", type=int, required=True)
@@ -328,6 +329,10 @@ def main() -> None:
     # The form of LMCache's keys, which its file client insists on.
     keys = [f"benchmark@00000000@0@{digest}" for digest in hashes]
     expected = contents(block_bytes, count)
+    order = list(range(count))
+    if arguments.phase == "scattered":
+        # Blocks that were stored together are not asked for together.
+        random.Random(7).shuffle(order)
     if arguments.phase == "store":
         np.copyto(np.frombuffer(memory, np.uint8).reshape(count, block_bytes), expected)
     started = time.perf_counter()
@@ -335,7 +340,10 @@ def main() -> None:
     opening = time.perf_counter() - started
     before = resource.getrusage(resource.RUSAGE_SELF)
     started = time.perf_counter()
-    (engine.store if arguments.phase == "store" else engine.load)(keys, blocks)
+    if arguments.phase == "store":
+        engine.store(keys, blocks)
+    else:
+        engine.load([keys[number] for number in order], [blocks[number] for number in order])
     seconds = time.perf_counter() - started
     after = resource.getrusage(resource.RUSAGE_SELF)
     if not np.array_equal(np.frombuffer(memory, np.uint8).reshape(count, block_bytes), expected):
