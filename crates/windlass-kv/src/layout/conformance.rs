@@ -162,14 +162,14 @@ pub(crate) fn store(layout: &dyn Layout, block: &NewBlock, shards: &[Vec<u8>]) -
         Reservation::InFlight => return Stored::InFlight,
         Reservation::Dropped(reason) => return Stored::Dropped(reason),
     };
-    let written = write(layout, claim, shards);
+    let written = write(claim, shards);
     for result in layout.commit(vec![written]) {
         result.unwrap();
     }
     Stored::Committed
 }
 
-pub(crate) fn write(layout: &dyn Layout, claim: Claim, shards: &[Vec<u8>]) -> Written {
+pub(crate) fn write(claim: Claim, shards: &[Vec<u8>]) -> Written {
     let file = claim.place.file.open().unwrap();
     let file = file.buffered();
     for (number, shard) in shards.iter().enumerate() {
@@ -184,7 +184,7 @@ pub(crate) fn write(layout: &dyn Layout, claim: Claim, shards: &[Vec<u8>]) -> Wr
             .map(|shard| Shard { len: shard.len() as u64, checksum: Some(checksum(shard)) })
             .collect(),
     );
-    let header = layout.header(&claim, &table);
+    let header = claim.header(&table);
     if let Some(offset) = claim.place.header {
         assert_eq!(header.len(), HEADER_LEN);
         file.write_all_at(&header, offset).unwrap();
@@ -222,7 +222,7 @@ pub(crate) fn load(layout: &dyn Layout, namespace: NamespaceId, key: &str) -> Lo
         file.buffered().read_exact_at(&mut bytes, offset).map(|()| bytes)
     };
     let corrupt = || {
-        layout.condemn(&found);
+        layout.invalidate(&found);
         Loaded::Corrupt
     };
     let Ok(header) = found.place.header.map_or(Ok(Vec::new()), |offset| read(offset, HEADER_LEN)) else {
@@ -292,7 +292,7 @@ pub(crate) fn a_block_is_not_there_before_it_is_committed(open: Open) {
     let Reservation::Claimed(claim) = bench.layout().reserve(block.clone()).unwrap() else { panic!() };
     assert!(matches!(bench.layout().reserve(block).unwrap(), Reservation::InFlight));
     assert!(!bench.contains("a"));
-    let written = write(bench.layout(), claim, &shards);
+    let written = write(claim, &shards);
     assert!(!bench.contains("a"));
     assert_eq!(bench.load("a"), Loaded::Miss);
     bench.layout().commit(vec![written]).pop().unwrap().unwrap();
@@ -744,10 +744,10 @@ pub(crate) fn what_is_evicted_is_less(open: Open) {
     assert!(freed >= 10 * LEN as u64, "{freed}");
     let there = (0..32).filter(|number: &i32| bench.contains(&number.to_string())).count();
     assert!((1..=22).contains(&there), "{there} of 32 blocks are there after 10 should have gone");
-    assert_eq!(bench.layout().evicted().blocks.len(), 32 - there);
+    assert_eq!(bench.layout().observed().take_evicted().blocks.len(), 32 - there);
     bench.layout().evict(u64::MAX).unwrap();
     assert_eq!(bench.layout().usage().blocks, 0);
-    assert_eq!(bench.layout().evicted().blocks.len(), there);
+    assert_eq!(bench.layout().observed().take_evicted().blocks.len(), there);
 }
 
 pub(crate) fn who_writes_is_known(open: Open) {

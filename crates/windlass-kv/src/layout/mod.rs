@@ -8,20 +8,22 @@
 
 #[cfg(test)]
 mod conformance;
-mod departed;
 mod files;
-mod notice;
+mod observed;
 mod segments;
 mod trust;
 
-pub(crate) use notice::{Notice, Notices};
+pub(crate) use observed::{Notice, Observed};
 pub(crate) use trust::warning;
 
 use crate::{
-    DropReason, Error, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
-    StoreAccess, StoreOptions, WriterStats,
+    DropReason, Error, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result, StoreAccess,
+    StoreOptions, WriterStats,
     disk::{Disk, FileRef, RealDisk},
-    format::{BLOCK_LEN, PAGE, ShardTable, lease::Lease, superblock::Superblock},
+    format::{
+        BLOCK_LEN, HEADER_LEN, PAGE, ShardTable, expiry_seconds, header::BlockHeader, lease::Lease,
+        now_seconds, superblock::Superblock,
+    },
 };
 use std::{any::Any, io, sync::Arc, time::SystemTime};
 use uuid::Uuid;
@@ -112,8 +114,30 @@ pub(crate) struct Place {
 pub(crate) struct Claim {
     pub(crate) block: NewBlock,
     pub(crate) place: Place,
+    pub(crate) writer: Uuid,
+    /// Which of the writer's blocks it is; never used twice.
+    pub(crate) sequence: u64,
     /// What the layout needs to know of it; gives the place back when dropped.
     pub(crate) token: Box<dyn Any + Send + Sync>,
+}
+
+impl Claim {
+    /// The header of the block with these shards, [`HEADER_LEN`] bytes.
+    pub(crate) fn header(&self, table: &ShardTable) -> Vec<u8> {
+        let header = BlockHeader {
+            fingerprint: self.block.fingerprint,
+            namespace: self.block.namespace,
+            key: self.block.key.clone(),
+            writer: self.writer,
+            sequence: self.sequence,
+            created: now_seconds().into(),
+            expires: expiry_seconds(self.block.expires),
+            stride: self.place.stride,
+            table: table.clone(),
+        };
+        // Zeros are never taken for a block.
+        header.to_bytes().unwrap_or_else(|_| vec![0; HEADER_LEN])
+    }
 }
 
 /// The answer to [`Layout::reserve`].
@@ -222,51 +246,36 @@ pub(crate) struct Usage {
     pub(crate) index_bytes: u64,
 }
 
-/// A way for blocks to lie on storage. All methods may be called from several threads at once. None but
-/// [`Layout::reserve`], [`Layout::commit`], [`Layout::maintain`], [`Layout::delete`], [`Layout::clear`],
-/// [`Layout::evict`], [`Layout::key_of`] and [`Layout::close`] waits for the disk, where the layout has an index that
-/// knows of all blocks.
-pub(crate) trait Layout: Send + Sync {
-    /// Makes a namespace known: its description is written down, its limits hold from now on.
-    fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()>;
-
-    /// The namespaces that there are, with their descriptions.
-    fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>>;
-
+/// A way for blocks to lie on storage: what storing and loading need of it. All methods of this trait and of those that it
+/// builds on may be called from several threads at once. Where a layout has an index that knows of all blocks, only these
+/// wait for the disk: [`Layout::reserve`], [`Layout::commit`], and the methods of [`Administration`] and [`Sharing`] that
+/// return a `Result`.
+pub(crate) trait Layout: Administration + Sharing {
     /// Whether blocks are there, one answer each. No disk is asked, where the layout has an index.
     fn contains(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)], found: &mut [bool]);
 
     /// A place for a block. May evict others, and wait for the disk to know that.
     fn reserve(&self, block: NewBlock) -> Result<Reservation>;
 
-    /// The header to write for a block whose shards are known; exactly [`HEADER_LEN`] bytes if its place has one.
-    fn header(&self, claim: &Claim, table: &ShardTable) -> Vec<u8>;
-
     /// Makes blocks visible, as durably as the store's [`Durability`](crate::Durability) asks for: data, then index.
     /// One answer each; the group shares its syncs. An error leaves the block invisible and its place unused.
     fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>>;
 
-    /// Gives a claim up whose place the system may still write to: nobody gets that place any more.
-    fn lose(&self, claim: Claim);
+    /// Gives a claim up whose place the system may still write to: nobody gets that place any more. Dropping the claim
+    /// does, where no place is given out twice.
+    fn lose(&self, claim: Claim) {
+        drop(claim);
+    }
 
     /// Where a block is.
     fn find(&self, namespace: NamespaceId, key: &Key, fingerprint: Fingerprint) -> Lookup;
-
-    /// Whether [`Layout::find`] may wait for the disk. Then it is only called by threads that may.
-    fn find_waits(&self) -> bool {
-        false
-    }
 
     /// Whether the header that was read from a place is that of the block that was looked for. `header` is empty where
     /// the place has none.
     fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict;
 
-    /// Whether a place that is not held is the block's still, as its owner's log says now. What was read from it before
-    /// is the block then. May read that log.
-    fn is_still_there(&self, found: &Found) -> bool;
-
     /// Makes a damaged block a miss. Blocks of other processes are forgotten until those write them anew.
-    fn condemn(&self, found: &Found);
+    fn invalidate(&self, found: &Found);
 
     /// Notes that blocks were used, in this order.
     fn touch(&self, blocks: &[Fingerprint]);
@@ -276,6 +285,15 @@ pub(crate) trait Layout: Send + Sync {
 
     /// Undoes a pin.
     fn unpin(&self, block: Fingerprint);
+}
+
+/// The care for a store: its namespaces, what is removed and listed, and what it says of itself.
+pub(crate) trait Administration: Send + Sync {
+    /// Makes a namespace known: its description is written down, its limits hold from now on.
+    fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()>;
+
+    /// The namespaces that there are, with their descriptions.
+    fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>>;
 
     /// Removes own blocks that are not pinned; says how many.
     fn delete(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize>;
@@ -290,32 +308,43 @@ pub(crate) trait Layout: Send + Sync {
     fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64>;
 
     /// The key of a block, which may be read from its header. A block whose header is damaged is a miss from then on, as
-    /// after [`Layout::condemn`], and is [`Error::DamagedBlock`].
+    /// after [`Layout::invalidate`], and is [`Error::DamagedBlock`].
     fn key_of(&self, block: Fingerprint) -> Result<Option<Key>>;
 
     /// What has to be done now and then, a few times a second: expire, follow others, evict ahead, write checkpoints,
     /// say that this process lives.
     fn maintain(&self) -> Result<()>;
 
+    /// What it holds.
+    fn usage(&self) -> Usage;
+
+    /// What it has noticed and removed on its own.
+    fn observed(&self) -> &Observed;
+
+    /// Writes down what is only in memory. Afterwards nothing is written any more.
+    fn close(&self) -> Result<()>;
+}
+
+/// What other processes do to a layout. By default, nothing: then what was found stays, and finding asks no disk.
+pub(crate) trait Sharing: Send + Sync {
+    /// Whether [`Layout::find`] may wait for the disk. Then only threads that may wait call it.
+    fn find_waits(&self) -> bool {
+        false
+    }
+
+    /// Whether a place that is not held is the block's still, as its owner's log says now. What was read from it before
+    /// is the block then. May read that log.
+    fn is_still_there(&self, _: &Found) -> bool {
+        true
+    }
+
     /// Looks now for what other processes have stored, where that is known from their logs.
     fn follow(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Own blocks that were evicted or have expired since the last call.
-    fn evicted(&self) -> Evicted;
-
-    /// What it has noticed since the last call.
-    fn notices(&self) -> Vec<Notice> {
-        Vec::new()
-    }
-
     /// The processes that write, or wrote, and whose directories are there.
-    fn writers(&self) -> Result<Vec<WriterStats>>;
-
-    /// What it holds.
-    fn usage(&self) -> Usage;
-
-    /// Writes down what is only in memory. Afterwards nothing is written any more.
-    fn close(&self) -> Result<()>;
+    fn writers(&self) -> Result<Vec<WriterStats>> {
+        Ok(Vec::new())
+    }
 }

@@ -1,7 +1,7 @@
 //! Whether other users can change a store's directories.
 #![forbid(unsafe_code)]
 
-use super::notice::Notice;
+use super::Notice;
 use crate::EventKind;
 use std::{
     fs::Metadata,

@@ -5,7 +5,7 @@ use super::group::{Group, GroupItem};
 use crate::{
     Fingerprint, Key, NamespaceId, Status,
     format::{Shard, ShardTable},
-    layout::{Claim, Layout, NewBlock, Place, Written},
+    layout::{Claim, NewBlock, Place, Written},
 };
 use std::{
     collections::HashMap,
@@ -177,11 +177,11 @@ impl Assembly {
     }
 
     /// The header of the block, once the checksums of the shards are known that are written with it.
-    pub(crate) fn header(&self, layout: &dyn Layout, last: &[(u32, Shard)]) -> Vec<u8> {
+    pub(crate) fn header(&self, last: &[(u32, Shard)]) -> Vec<u8> {
         let progress = lock(&self.progress);
         let table = progress.table(last);
         match &progress.phase {
-            Phase::Gathering(claim) | Phase::Completing(claim) => layout.header(claim, &table),
+            Phase::Gathering(claim) | Phase::Completing(claim) => claim.header(&table),
             Phase::Committing | Phase::Abandoned => Vec::new(),
         }
     }

@@ -209,7 +209,7 @@ impl Core {
 
     /// Makes events of what the layout has noticed.
     pub(crate) fn note_notices(&self) {
-        self.layout.notices().into_iter().for_each(|notice| self.warn(notice));
+        self.layout.observed().take_notices().into_iter().for_each(|notice| self.warn(notice));
     }
 
     /// Makes an event of a notice, and has reports say it.

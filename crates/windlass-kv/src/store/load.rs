@@ -327,7 +327,7 @@ impl BlockLoad {
 
     /// Before anybody learns of it: who asks again does not find it.
     fn condemn(&self, reason: String) {
-        self.core.layout.condemn(&self.found);
+        self.core.layout.invalidate(&self.found);
         self.core.note_block(EventKind::CorruptBlock, self.options.namespace, &self.key, reason);
     }
 

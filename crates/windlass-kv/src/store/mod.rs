@@ -333,7 +333,7 @@ impl Store {
     /// [`Error::Closed`].
     pub fn evicted(&self) -> Result<Evicted> {
         self.core().check_open()?;
-        Ok(self.core().layout.evicted())
+        Ok(self.core().layout.observed().take_evicted())
     }
 
     /// The processes that write to the store, or wrote and left blocks behind.

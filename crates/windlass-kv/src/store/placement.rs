@@ -265,11 +265,11 @@ fn write(
 
 impl ShardWrite {
     fn make_header(&self) -> MakeHeader {
-        let (core, assembly) = (self.core.clone(), self.assembly.clone());
+        let assembly = self.assembly.clone();
         let lens: Vec<_> = self.items.iter().map(|item| (item.shard, item.len)).collect();
         Box::new(move |checksums| {
             let last = shards(lens.iter().copied(), checksums);
-            assembly.header(core.layout.as_ref(), &last)
+            assembly.header(&last)
         })
     }
 
@@ -300,8 +300,8 @@ impl ShardWrite {
                 _ => self.failed(Status::Io(libc::EIO), started),
             };
         };
-        let (core, assembly) = (self.core.clone(), self.assembly.clone());
-        let make: MakeHeader = Box::new(move |_| assembly.header(core.layout.as_ref(), &[]));
+        let assembly = self.assembly.clone();
+        let make: MakeHeader = Box::new(move |_| assembly.header(&[]));
         let core = self.core.clone();
         let job = Job {
             tag: self.options.ticket.id,

@@ -158,7 +158,7 @@ fn read(
         if is_gone() {
             return Seen::Gone;
         }
-        core.layout.condemn(found);
+        core.layout.invalidate(found);
         core.note_block(EventKind::CorruptBlock, namespace, key, reason.clone());
         Seen::Corrupt(reason)
     };

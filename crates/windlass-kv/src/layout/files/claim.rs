@@ -5,11 +5,7 @@ use super::{Shared, lock, namespaces::Namespace, writer::Writer};
 use crate::{
     DropReason, Error, Result,
     disk::{Disk, Extend, FileAccess, FileRef, expect_directory},
-    format::{
-        HEADER_LEN, MAX_SHARDS, PAGE, ShardTable, expiry_seconds,
-        header::{BlockHeader, MAX_SHARD_LEN},
-        now_seconds,
-    },
+    format::{MAX_SHARDS, PAGE, header::MAX_SHARD_LEN, now_seconds},
     index::MAX_SLOT_BYTES,
     layout::{Claim, NewBlock, Place, Reservation},
 };
@@ -38,8 +34,6 @@ pub(super) struct FileClaim {
     pub(super) file_len: u64,
     /// Bytes that are taken for it, as it is not in the index: 0 before and afterwards.
     pub(super) reserved: AtomicU64,
-    writer: uuid::Uuid,
-    sequence: u64,
     /// Whether the temporary name is another's, or nobody's, by now.
     pub(super) is_published: AtomicBool,
     /// The file as it was when it was whole, of blocks without a page that describes them.
@@ -106,8 +100,6 @@ impl Shared {
             path,
             file_len,
             reserved: AtomicU64::new(0),
-            writer: writer.id(),
-            sequence: self.number(),
             is_published: AtomicBool::new(false),
             written: OnceLock::new(),
         };
@@ -126,7 +118,13 @@ impl Shared {
         };
         let header = (!is_bare).then_some(payload_len);
         let place = Place { file, header, payload: 0, stride };
-        Ok(Reservation::Claimed(Claim { block, place, token: Box::new(claim) }))
+        Ok(Reservation::Claimed(Claim {
+            block,
+            place,
+            writer: writer.id(),
+            sequence: self.number(),
+            token: Box::new(claim),
+        }))
     }
 
     /// Whether another process has written it. One whose time is over goes, so that it can be written anew.
@@ -145,8 +143,7 @@ impl Shared {
                 if let Some(removed) = removed
                     && self.unlink(&removed)
                 {
-                    self.counters.expired.fetch_add(1, Ordering::Relaxed);
-                    self.departed.note([removed.fingerprint]);
+                    self.observed.expired(&[removed]);
                     return Ok(false);
                 }
                 Ok(true)
@@ -212,22 +209,4 @@ fn lengths(block: &NewBlock, is_bare: bool) -> Option<(u64, u64, u64)> {
     let payload_len = stride.checked_mul(block.shards.into())?;
     let file_len = if is_bare { payload_len } else { payload_len.checked_add(PAGE as u64)? };
     (file_len <= MAX_SLOT_BYTES && i64::try_from(file_len).is_ok()).then_some((stride, payload_len, file_len))
-}
-
-/// The page behind the shards.
-pub(super) fn header(claim: &Claim, table: &ShardTable) -> Vec<u8> {
-    let Some(token) = claim.token.downcast_ref::<FileClaim>() else { return vec![0; HEADER_LEN] };
-    let header = BlockHeader {
-        fingerprint: claim.block.fingerprint,
-        namespace: claim.block.namespace,
-        key: claim.block.key.clone(),
-        writer: token.writer,
-        sequence: token.sequence,
-        created: now_seconds().into(),
-        expires: expiry_seconds(claim.block.expires),
-        stride: claim.place.stride,
-        table: table.clone(),
-    };
-    // What cannot be described is never taken for a block.
-    header.to_bytes().unwrap_or_else(|_| vec![0; HEADER_LEN])
 }

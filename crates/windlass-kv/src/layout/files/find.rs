@@ -17,7 +17,7 @@ use std::{
     io,
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::Instant,
 };
 
@@ -166,7 +166,7 @@ impl Shared {
     }
 
     fn condemn_file(&self, fingerprint: Fingerprint, id: FileId, path: &Path) {
-        self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
+        self.observed.corrupt();
         let bytes = self.index.remove(&fingerprint).map_or(0, |known| known.entry.slot_bytes);
         self.sums.forget(&fingerprint);
         let is_same = path.symlink_metadata().is_ok_and(|metadata| FileId::of(&metadata) == id);

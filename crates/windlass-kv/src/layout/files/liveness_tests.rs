@@ -11,7 +11,7 @@ use crate::{
     disk::{Disk, FileAccess, RealDisk},
     format::lease::{Account, Lease, LockDomain},
     layout::{
-        Layout, Reservation,
+        Administration, Layout, Reservation, Sharing,
         conformance::{
             Bench, CAPACITY, Loaded, Stored, block, bytes, eventually, load, open_namespace, store,
         },
@@ -165,7 +165,7 @@ fn a_writer_whose_directory_is_gone_goes_on_in_another() {
         layout.maintain().unwrap();
         let after = directories(&bench.options.root);
         assert!(after.len() == 1 && after != before && after[0].join(names::LEASE).exists(), "{after:?}");
-        let notices = layout.notices();
+        let notices = layout.observed().take_notices();
         assert!(matches!(&*notices, [one] if one.kind == EventKind::WriterRestarted), "{notices:?}");
         assert_eq!(load(layout, bench.namespace, &key), Loaded::Shards(shards.to_vec()));
         // Others see that it lives.

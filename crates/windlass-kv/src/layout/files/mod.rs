@@ -30,18 +30,15 @@ mod tests;
 mod unsynced;
 mod writer;
 
-use super::departed::Departed;
 use super::{
-    Claim, Found, Layout, Listed, Lookup, NewBlock, Notice, Notices, Reservation, Usage, Verdict, Written,
+    Administration, Found, Layout, Listed, Lookup, NewBlock, Observed, Reservation, Sharing, Usage, Verdict,
+    Written,
 };
 use crate::{
-    Durability, Error, EventKind, Evicted, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions,
-    Result, StoreAccess, StoreOptions, WriterStats,
+    Durability, Error, EventKind, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
+    StoreAccess, StoreOptions, WriterStats,
     disk::{Disk, FileAccess, RealDisk},
-    format::{
-        Invalid, PAGE, ShardTable, VERSION, expiry_time, lease::LockDomain, now_seconds,
-        superblock::Superblock,
-    },
+    format::{Invalid, PAGE, VERSION, expiry_time, lease::LockDomain, now_seconds, superblock::Superblock},
     index::{Entry, Index, IndexOptions, Recent},
 };
 use find::FileId;
@@ -135,19 +132,10 @@ struct Shared {
     /// Locked by who looks at files.
     scanning: Mutex<()>,
     followed: Mutex<Option<Instant>>,
-    counters: Counters,
-    departed: Departed,
-    notices: Notices,
+    observed: Observed,
     /// Numbers of what this process has learned of, or written.
     next: AtomicU64,
     recovery: Duration,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    evicted: AtomicU64,
-    expired: AtomicU64,
-    corrupt: AtomicU64,
 }
 
 impl Files {
@@ -193,9 +181,7 @@ impl Files {
             scan: Mutex::default(),
             scanning: Mutex::default(),
             followed: Mutex::default(),
-            counters: Counters::default(),
-            departed: Departed::default(),
-            notices: Notices::default(),
+            observed: Observed::default(),
             next: AtomicU64::new(1),
             recovery: Duration::ZERO,
         };
@@ -208,24 +194,6 @@ impl Files {
 }
 
 impl Layout for Files {
-    fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()> {
-        let shared = &self.shared;
-        let is_new = shared.namespaces.get(id).is_none();
-        shared.own_tree(id, description)?;
-        if let Some(writer) = &shared.writer {
-            namespaces::write_down(&shared.disk, writer, &shared.root, id, description)?;
-        }
-        let namespace = shared.namespaces.add(&shared.root, id, description)?;
-        namespace.set_ttl(options.ttl);
-        shared.index.set_quota(namespace.number, options.quota_bytes);
-        if is_new || options.ttl.is_some() { shared.scan_namespace(&namespace) } else { Ok(()) }
-    }
-
-    fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
-        self.shared.read_namespaces()?;
-        Ok(self.shared.namespaces.described())
-    }
-
     /// Asks the file system for blocks that are not known, as others write them too.
     fn contains(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)], found: &mut [bool]) {
         let now = now_seconds();
@@ -242,10 +210,6 @@ impl Layout for Files {
         self.shared.reserve(block)
     }
 
-    fn header(&self, claim: &Claim, table: &ShardTable) -> Vec<u8> {
-        claim::header(claim, table)
-    }
-
     fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
         self.shared.commit(blocks)
     }
@@ -254,25 +218,11 @@ impl Layout for Files {
         self.shared.find(namespace, key, fingerprint)
     }
 
-    fn find_waits(&self) -> bool {
-        true
-    }
-
     fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
         self.shared.check(found, key, header)
     }
 
-    fn lose(&self, claim: Claim) {
-        // The file never had a name that is looked for, and nobody else gets its bytes.
-        drop(claim);
-    }
-
-    fn is_still_there(&self, _: &Found) -> bool {
-        // What was found is open: its file stays as it is, whoever removes its name.
-        true
-    }
-
-    fn condemn(&self, found: &Found) {
+    fn invalidate(&self, found: &Found) {
         self.shared.condemn(found);
     }
 
@@ -286,6 +236,26 @@ impl Layout for Files {
 
     fn unpin(&self, block: Fingerprint) {
         self.shared.index.unpin(&block);
+    }
+}
+
+impl Administration for Files {
+    fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()> {
+        let shared = &self.shared;
+        let is_new = shared.namespaces.get(id).is_none();
+        shared.own_tree(id, description)?;
+        if let Some(writer) = &shared.writer {
+            namespaces::write_down(&shared.disk, writer, &shared.root, id, description)?;
+        }
+        let namespace = shared.namespaces.add(&shared.root, id, description)?;
+        namespace.set_ttl(options.ttl);
+        shared.index.set_quota(namespace.number, options.quota_bytes);
+        if is_new || options.ttl.is_some() { shared.scan_namespace(&namespace) } else { Ok(()) }
+    }
+
+    fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
+        self.shared.read_namespaces()?;
+        Ok(self.shared.namespaces.described())
     }
 
     fn delete(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize> {
@@ -324,22 +294,6 @@ impl Layout for Files {
         self.shared.maintain()
     }
 
-    fn evicted(&self) -> Evicted {
-        self.shared.departed.take()
-    }
-
-    fn notices(&self) -> Vec<Notice> {
-        self.shared.notices.take()
-    }
-
-    fn writers(&self) -> Result<Vec<WriterStats>> {
-        writer::all(&self.shared.disk, &self.shared.root, |directory| match self.shared.judge(directory) {
-            Liveness::Living => Some(true),
-            Liveness::Unproven => None,
-            Liveness::Dead(_) => Some(false),
-        })
-    }
-
     fn usage(&self) -> Usage {
         let totals = self.shared.index.totals(None);
         let allocated_bytes = totals.own_slot_bytes + self.shared.room.besides();
@@ -348,20 +302,34 @@ impl Layout for Files {
             payload_bytes: totals.own_payload_bytes,
             allocated_bytes,
             root_bytes: allocated_bytes.saturating_add_signed(self.shared.others.likely_bytes()),
-            evicted_blocks: self.shared.counters.evicted.load(Ordering::Relaxed),
-            expired_blocks: self.shared.counters.expired.load(Ordering::Relaxed),
-            corrupt_blocks: self.shared.counters.corrupt.load(Ordering::Relaxed),
             unusable_namespaces: self.shared.namespaces.unusable(),
-            lost_on_recovery: 0,
-            damaged_records: 0,
             recovery: self.shared.recovery,
             index_bytes: self.shared.index.heap_bytes(),
+            ..self.shared.observed.usage()
         }
+    }
+
+    fn observed(&self) -> &Observed {
+        &self.shared.observed
     }
 
     fn close(&self) -> Result<()> {
         self.shared.end();
         Ok(())
+    }
+}
+
+impl Sharing for Files {
+    fn find_waits(&self) -> bool {
+        true
+    }
+
+    fn writers(&self) -> Result<Vec<WriterStats>> {
+        writer::all(&self.shared.disk, &self.shared.root, |directory| match self.shared.judge(directory) {
+            Liveness::Living => Some(true),
+            Liveness::Unproven => None,
+            Liveness::Dead(_) => Some(false),
+        })
     }
 }
 
@@ -373,7 +341,7 @@ impl Shared {
 
     /// Takes in the namespaces that are written down, and forgets the blocks of those that cannot be used any more.
     fn read_namespaces(&self) -> Result<()> {
-        for lost in self.namespaces.read(&self.disk, &self.root, &self.notices)? {
+        for lost in self.namespaces.read(&self.disk, &self.root, &self.observed)? {
             self.index.remove_all(|_, entry, _| entry.namespace == lost.number);
         }
         Ok(())
@@ -446,7 +414,7 @@ impl Shared {
                 "another process took this one for dead and removed its directory; it goes on in {}",
                 writer.directory().display()
             );
-            self.notices.note(EventKind::WriterRestarted, reason);
+            self.observed.note(EventKind::WriterRestarted, reason);
             self.sums.restart(&self.disk, writer)?;
         }
         Ok(())

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     Error, EventKind, Fingerprint, NamespaceId, Result,
     disk::{Disk, RealDisk, expect_directory},
-    layout::Notices,
+    layout::Observed,
 };
 use std::{
     collections::HashMap,
@@ -188,7 +188,7 @@ impl Namespaces {
         &self,
         disk: &RealDisk,
         root: &Path,
-        notices: &Notices,
+        observed: &Observed,
     ) -> Result<Vec<Arc<Namespace>>> {
         let mut lost = Vec::new();
         let found = written_down(disk, root)?;
@@ -203,7 +203,7 @@ impl Namespaces {
                     continue;
                 }
             };
-            self.reject(namespace.id, &reason, notices);
+            self.reject(namespace.id, &reason, observed);
             lost.push(namespace);
         }
         let mut new: Vec<_> =
@@ -215,7 +215,7 @@ impl Namespaces {
                 Err(reason) => Err(reason.clone()),
             };
             if let Err(reason) = added {
-                self.reject(id, &reason, notices);
+                self.reject(id, &reason, observed);
             }
         }
         Ok(lost)
@@ -240,7 +240,7 @@ impl Namespaces {
         self.add(root, id, description).map(drop).map_err(|error| error.to_string())
     }
 
-    fn reject(&self, id: NamespaceId, reason: &str, notices: &Notices) {
+    fn reject(&self, id: NamespaceId, reason: &str, observed: &Observed) {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
         known.by_id.remove(&id);
         if known.unusable.get(&id).is_some_and(|known| known == reason)
@@ -249,7 +249,7 @@ impl Namespaces {
             return;
         }
         known.unusable.insert(id, reason.to_owned());
-        notices.note(EventKind::NamespaceUnusable, format!("namespace {id} cannot be used: {reason}"));
+        observed.note(EventKind::NamespaceUnusable, format!("namespace {id} cannot be used: {reason}"));
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     Error, EventKind, NamespaceDescription, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
     layout::{
-        Layout, Lookup,
+        Administration, Layout, Lookup,
         conformance::{Bench, Loaded, Stored, block, bytes, contains, load, open_namespace, store},
     },
 };
@@ -45,7 +45,7 @@ fn write_down(root: &Path, (id, text): &(NamespaceId, String)) {
 }
 
 fn unusable(layout: &Files) -> (u64, usize) {
-    let notices = layout.notices();
+    let notices = layout.observed().take_notices();
     let noticed = notices.iter().filter(|notice| notice.kind == EventKind::NamespaceUnusable).count();
     (layout.usage().unusable_namespaces, noticed)
 }
@@ -191,7 +191,7 @@ fn with_damaged(damage: impl FnOnce(&Bench, &Path, NamespaceId)) -> String {
     assert_eq!(load(&layout, bench.namespace, "a"), Loaded::Shards(shards.to_vec()));
     layout.maintain().unwrap();
     assert_eq!(layout.usage().unusable_namespaces, 1);
-    let mut notices = layout.notices();
+    let mut notices = layout.observed().take_notices();
     assert_eq!(notices.len(), 1, "{notices:?}");
     notices.remove(0).reason
 }

@@ -10,7 +10,7 @@ use crate::{
     NamespaceOptions, StoreOptions,
     format::lease::{Account, Lease},
     layout::{
-        Layout,
+        Administration,
         conformance::{Loaded, Stored, block, bytes, load, open_namespace, store},
     },
 };
@@ -44,7 +44,7 @@ fn works(options: StoreOptions) -> Vec<String> {
             layout.delete(namespace, &[(b"new", crate::Fingerprint::of(namespace, b"new"))]).unwrap(),
             1
         );
-        layout.notices().into_iter().map(|notice| notice.reason).collect()
+        layout.observed().take_notices().into_iter().map(|notice| notice.reason).collect()
     })
 }
 
@@ -116,7 +116,7 @@ fn blocks_are_not_written_through_links() {
     else {
         panic!("it is not there")
     };
-    let written = crate::layout::conformance::write(bench.layout(), claim, &shards);
+    let written = crate::layout::conformance::write(claim, &shards);
     let refused = bench.layout().commit(vec![written]).pop().unwrap().unwrap_err().to_string();
     assert!(refused.contains("it is a symbolic link, not a directory"), "{refused}");
     assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);

@@ -284,8 +284,7 @@ impl Shared {
         let mut freed = 0_u64;
         for removed in removed {
             if self.unlink(&removed) {
-                self.counters.evicted.fetch_add(1, Ordering::Relaxed);
-                self.departed.note([removed.fingerprint]);
+                self.observed.evicted(&[removed]);
                 freed = freed.saturating_add(removed.entry.slot_bytes);
             }
         }
@@ -304,8 +303,7 @@ impl Shared {
     pub(super) fn expire(&self) {
         for removed in self.index.expired(now_seconds(), MOST_EXPIRED) {
             if self.unlink(&removed) {
-                self.counters.expired.fetch_add(1, Ordering::Relaxed);
-                self.departed.note([removed.fingerprint]);
+                self.observed.expired(&[removed]);
             }
         }
     }

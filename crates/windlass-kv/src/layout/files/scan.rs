@@ -20,7 +20,7 @@ use std::{
     fs::Metadata,
     io,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -127,7 +127,7 @@ impl Shared {
         for namespace in self.namespaces.all() {
             if let Err(error) = self.scan_namespace(&namespace) {
                 let reason = format!("blocks of namespace {} cannot be looked for: {error}", namespace.id);
-                self.notices.note(EventKind::NamespaceUnusable, reason);
+                self.observed.note(EventKind::NamespaceUnusable, reason);
             }
         }
         self.listen()?;
@@ -275,7 +275,7 @@ impl Shared {
         let is_whole = namespace.tree.is_bare() || (len.is_multiple_of(page) && len > page);
         if !is_whole {
             // Files have their length before they have their name.
-            self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
+            self.observed.corrupt();
             let removed = self.writer.as_ref().map(|_| std::fs::remove_file(&file.path));
             tracing::warn!(path = %file.path.display(), len, ?removed, "a file of a block was cut short");
             return;

@@ -6,7 +6,7 @@ use crate::{
     DropReason, Durability, Fingerprint, Key, NamespaceDescription, NamespaceId, NamespaceOptions,
     StoreOptions,
     layout::{
-        Layout, Lookup, Reservation,
+        Administration, Layout, Lookup, Reservation,
         conformance::{
             Bench, CAPACITY, Loaded, Stored, block, bytes, conformance, contains, eventually, load, on_disk,
             open_namespace, store,
@@ -200,7 +200,7 @@ fn the_first_of_two_writers_wins() {
         Stored::Committed
     );
     let Reservation::Claimed(claim) = first_claim else { return };
-    let written = crate::layout::conformance::write(bench.layout(), claim, &first_shards);
+    let written = crate::layout::conformance::write(claim, &first_shards);
     bench.layout().commit(vec![written]).pop().unwrap().unwrap();
     for layout in [bench.layout(), &second] {
         assert_eq!(load(layout, bench.namespace, "a"), Loaded::Shards(second_shards.to_vec()));
@@ -418,7 +418,7 @@ fn what_has_the_name_and_is_no_file_is_an_error() {
     else {
         panic!("it was deleted")
     };
-    let written = crate::layout::conformance::write(bench.layout(), claim, &shards);
+    let written = crate::layout::conformance::write(claim, &shards);
     bench.layout().commit(vec![written]).pop().unwrap().unwrap_err();
     assert!(!bench.contains("a"));
 }

@@ -7,7 +7,7 @@ use crate::{
     format::record::Change,
     index::{Entry, Removed, Reuse, Slot, Want},
 };
-use std::sync::{PoisonError, atomic::Ordering};
+use std::sync::PoisonError;
 
 /// A block that is gone, but not for the disk.
 #[derive(Clone, Copy, Debug)]
@@ -22,8 +22,7 @@ impl Writer {
     pub(super) fn evict(&self, want: &Want) -> Result<Vec<Removed>> {
         self.bury(|| {
             let evicted = self.shared.index.evict(want, self.shared.now());
-            self.counts.evicted.fetch_add(evicted.len() as u64, Ordering::Relaxed);
-            self.departed.note(evicted.iter().map(|gone| gone.fingerprint));
+            self.shared.observed.evicted(&evicted);
             evicted
         })
     }

@@ -9,16 +9,11 @@ use super::{
 };
 use crate::{
     DropReason, Error, Fingerprint, Result,
-    format::{
-        self, HEADER_LEN, MAX_SHARDS, ShardTable,
-        header::{BlockHeader, MAX_SHARD_LEN},
-        record::MAX_PAYLOAD_LEN,
-    },
+    format::{self, HEADER_LEN, MAX_SHARDS, header::MAX_SHARD_LEN, record::MAX_PAYLOAD_LEN},
     index::{Candidates, Enough, MAX_SLOT_BYTES, Slot, Want},
     layout::{Claim, NewBlock, Place, Reservation},
 };
 use std::{
-    any::Any,
     collections::{HashMap, HashSet},
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -51,7 +46,7 @@ pub(super) struct Token {
 
 impl Writer {
     /// A place for a block.
-    pub(super) fn reserve(self: &Arc<Self>, block: NewBlock) -> Result<Reservation> {
+    pub(super) fn reserve(self: &Arc<Self>, mut block: NewBlock) -> Result<Reservation> {
         self.check_open()?;
         let shape = Shape::of(&block)?;
         let slot_bytes = match slot_bytes(shape.payload) {
@@ -86,6 +81,8 @@ impl Writer {
         };
         turn.hand_over();
         *lock(&self.pending).bytes.entry(namespace).or_default() += bytes;
+        let expires = self.expiry(&block, now);
+        block.expires = format::expiry_time(expires);
         let token = Token {
             writer: Arc::clone(self),
             failures: segment.failures(),
@@ -96,7 +93,7 @@ impl Writer {
             sequence: self.next_sequence.fetch_add(1, Ordering::Relaxed),
             stride: shape.stride,
             shards: shape.shards,
-            expires: self.expiry(&block, now),
+            expires,
             end: ClaimEnd::Unused,
             segment,
         };
@@ -106,7 +103,13 @@ impl Writer {
             payload: offset + HEADER_LEN as u64,
             stride: shape.stride,
         };
-        Ok(Reservation::Claimed(Claim { block, place, token: Box::new(token) }))
+        Ok(Reservation::Claimed(Claim {
+            block,
+            place,
+            writer: self.id,
+            sequence: token.sequence,
+            token: Box::new(token),
+        }))
     }
 
     /// When a block ends: by its own time, or by that of its namespace.
@@ -131,23 +134,6 @@ impl Writer {
         let want = Want { from: Candidates::Namespace(namespace), enough: Enough::Bytes(too_many) };
         self.evict(&want)?;
         Ok(excess() == 0)
-    }
-
-    /// The header of a block.
-    pub(super) fn header(&self, claim: &Claim, table: &ShardTable) -> Result<Vec<u8>> {
-        let token = token_of(&claim.token)?;
-        let header = BlockHeader {
-            fingerprint: claim.block.fingerprint,
-            namespace: claim.block.namespace,
-            key: claim.block.key.clone(),
-            writer: self.id,
-            sequence: token.sequence,
-            created: self.shared.now().into(),
-            expires: token.expires,
-            stride: token.stride,
-            table: table.clone(),
-        };
-        header.to_bytes().map_err(|why| Error::InvalidRequest(why.to_string()))
     }
 }
 
@@ -174,11 +160,6 @@ impl Drop for Token {
             *bytes = bytes.saturating_sub(self.bytes());
         }
     }
-}
-
-fn token_of(token: &Box<dyn Any + Send + Sync>) -> Result<&Token> {
-    let foreign = || Error::Internal("a claim of another layout".into());
-    (**token).downcast_ref().ok_or_else(foreign)
 }
 
 /// How much room a block needs.

@@ -398,7 +398,7 @@ impl Follower {
             shared.index.remove_if(&fingerprint, |entry, _| entry.owner == owner);
         }
         let path = self.directory.path.display();
-        shared.notices.damage(
+        shared.observed.damage(
             records,
             format!(
                 "{records} records of the index log in {path} are damaged; blocks that they tell of may not be found"

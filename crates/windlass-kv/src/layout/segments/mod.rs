@@ -24,7 +24,6 @@ mod log;
 mod model_tests;
 mod names;
 mod namespaces;
-mod notices;
 mod recover;
 mod replay;
 mod room;
@@ -35,18 +34,16 @@ mod slots;
 mod tests;
 mod writer;
 
-use super::{Claim, Found, Layout, Listed, Lookup, NewBlock, Notice, Place, Reservation, describe_writer};
-use super::{Usage, Verdict, Written};
+use super::{Administration, Observed, Sharing, Usage, Verdict, Written};
+use super::{Claim, Found, Layout, Listed, Lookup, NewBlock, Place, Reservation, describe_writer};
 use crate::{
-    Error, Evicted, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
-    WriterStats,
+    Error, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions, WriterStats,
     disk::{Disk, RealDisk, read_full},
-    format::{self, HEADER_LEN, ShardTable, header::BlockHeader, record::ProvenFrom},
+    format::{self, HEADER_LEN, header::BlockHeader, record::ProvenFrom},
     index::{self, Candidates, Enough, Entry, Index, IndexOptions, ReadHold, Want},
 };
 use follow::{Followed, SegmentTable};
 use namespaces::Namespaces;
-use notices::Notices;
 use recover::WriterOptions;
 use root::{Limits, Root, WriterDirectory};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -75,7 +72,6 @@ pub(crate) struct Segments {
     /// `None` if the store was opened for reading only.
     writer: Option<Arc<Writer>>,
     followed: Followed,
-    corrupt: AtomicU64,
     lost_on_recovery: u64,
     recovery: Duration,
 }
@@ -97,7 +93,7 @@ struct Shared {
     segments: RwLock<SegmentTable>,
     /// Which blocks of each writer were synced.
     proven_from: RwLock<HashMap<u16, ProvenFrom>>,
-    notices: Notices,
+    observed: Observed,
     /// Bytes of the files of all processes, when that was last looked at.
     taken: AtomicU64,
     surroundings: Surroundings,
@@ -151,7 +147,7 @@ impl Segments {
             namespaces: Namespaces::default(),
             segments: RwLock::default(),
             proven_from: RwLock::default(),
-            notices: Notices::default(),
+            observed: Observed::default(),
             taken: AtomicU64::new(0),
             surroundings,
         });
@@ -160,7 +156,7 @@ impl Segments {
         let (writer, lost_on_recovery) = opened.map_or((None, 0), |(writer, lost)| (Some(writer), lost));
         if lost_on_recovery > 0 {
             let root = shared.root.path.display();
-            shared.notices.damage(
+            shared.observed.damage(
                 0,
                 format!("{lost_on_recovery} blocks or records in {root} were damaged and are lost"),
             );
@@ -174,14 +170,7 @@ impl Segments {
         {
             tracing::warn!(%error, "it is not known how much room is taken");
         }
-        Ok(Self {
-            shared,
-            writer,
-            followed,
-            corrupt: AtomicU64::new(0),
-            lost_on_recovery,
-            recovery: start.elapsed(),
-        })
+        Ok(Self { shared, writer, followed, lost_on_recovery, recovery: start.elapsed() })
     }
 
     fn writer(&self) -> Result<&Arc<Writer>> {
@@ -208,25 +197,11 @@ impl Segments {
                 |entry: &Entry, _| entry.owner == token.entry.owner && entry.sequence == token.entry.sequence;
             self.shared.index.remove_if(&token.fingerprint, is_it);
         }
-        self.corrupt.fetch_add(1, Ordering::Relaxed);
+        self.shared.observed.corrupt();
     }
 }
 
 impl Layout for Segments {
-    fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()> {
-        let number = self.shared.namespaces.number(id)?;
-        self.shared.namespaces.set_options(id, options);
-        self.shared.index.set_quota(number, options.quota_bytes);
-        match &self.writer {
-            Some(_) => namespaces::describe(&*self.shared.disk, &self.shared.root, id, description),
-            None => Ok(()),
-        }
-    }
-
-    fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
-        namespaces::described(&*self.shared.disk, &self.shared.root)
-    }
-
     fn contains(&self, _: NamespaceId, blocks: &[(&[u8], Fingerprint)], found: &mut [bool]) {
         self.shared.index.contains_many(blocks, |(_, fingerprint)| fingerprint, self.shared.now(), found);
     }
@@ -235,17 +210,15 @@ impl Layout for Segments {
         self.writer()?.reserve(block)
     }
 
-    fn header(&self, claim: &Claim, table: &ShardTable) -> Vec<u8> {
-        let header = self.writer().and_then(|writer| writer.header(claim, table));
-        // What does not fit a header is refused by the commit; until then, nothing must be found there.
-        header.unwrap_or_else(|_| vec![0; HEADER_LEN])
-    }
-
     fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
         match self.writer() {
             Ok(writer) => writer.commit(blocks),
             Err(_) => blocks.iter().map(|_| self.writer().map(|_| ())).collect(),
         }
+    }
+
+    fn lose(&self, claim: Claim) {
+        claim::lose(claim);
     }
 
     fn find(&self, _: NamespaceId, _: &Key, fingerprint: Fingerprint) -> Lookup {
@@ -293,16 +266,7 @@ impl Layout for Segments {
         Verdict::Good(header.table)
     }
 
-    fn lose(&self, claim: Claim) {
-        claim::lose(claim);
-    }
-
-    fn is_still_there(&self, found: &Found) -> bool {
-        let token = found.token.downcast_ref::<FoundToken>();
-        token.is_some_and(|token| token.entry.is_own() || self.is_still_there(token))
-    }
-
-    fn condemn(&self, found: &Found) {
+    fn invalidate(&self, found: &Found) {
         if let Some(token) = found.token.downcast_ref::<FoundToken>() {
             self.condemn_token(token);
         }
@@ -318,6 +282,22 @@ impl Layout for Segments {
 
     fn unpin(&self, block: Fingerprint) {
         self.shared.index.unpin(&block);
+    }
+}
+
+impl Administration for Segments {
+    fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()> {
+        let number = self.shared.namespaces.number(id)?;
+        self.shared.namespaces.set_options(id, options);
+        self.shared.index.set_quota(number, options.quota_bytes);
+        match &self.writer {
+            Some(_) => namespaces::describe(&*self.shared.disk, &self.shared.root, id, description),
+            None => Ok(()),
+        }
+    }
+
+    fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
+        namespaces::described(&*self.shared.disk, &self.shared.root)
     }
 
     fn delete(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize> {
@@ -385,16 +365,44 @@ impl Layout for Segments {
         followed.and(alive).and(checkpoint).and(room).and(tombstones)
     }
 
+    fn usage(&self) -> Usage {
+        let totals = self.shared.index.totals(None);
+        let slots_of = |writer: &Arc<Writer>| {
+            let slots = lock(&writer.slots);
+            let segments = slots.all().filter_map(|segment| segment.head.file_len());
+            segments.sum::<u64>() + writer.log.len()
+        };
+        let allocated_bytes = self.writer.as_ref().map_or(0, slots_of);
+        Usage {
+            blocks: totals.own_blocks + totals.foreign_blocks,
+            payload_bytes: totals.own_payload_bytes + totals.foreign_payload_bytes,
+            allocated_bytes,
+            // Counted now and then; ours may have grown since.
+            root_bytes: self.shared.taken.load(Ordering::Relaxed).max(allocated_bytes),
+            lost_on_recovery: self.lost_on_recovery,
+            recovery: self.recovery,
+            index_bytes: self.shared.index.heap_bytes(),
+            ..self.shared.observed.usage()
+        }
+    }
+
+    fn observed(&self) -> &Observed {
+        &self.shared.observed
+    }
+
+    fn close(&self) -> Result<()> {
+        self.writer.as_ref().map_or(Ok(()), |writer| writer.close())
+    }
+}
+
+impl Sharing for Segments {
+    fn is_still_there(&self, found: &Found) -> bool {
+        let token = found.token.downcast_ref::<FoundToken>();
+        token.is_some_and(|token| token.entry.is_own() || self.is_still_there(token))
+    }
+
     fn follow(&self) -> Result<()> {
         self.followed.follow(&self.shared, self.writer.as_ref().map(|writer| writer.id))
-    }
-
-    fn notices(&self) -> Vec<Notice> {
-        self.shared.notices.take()
-    }
-
-    fn evicted(&self) -> Evicted {
-        self.writer.as_ref().map_or_else(Evicted::default, |writer| writer.departed.take())
     }
 
     fn writers(&self) -> Result<Vec<WriterStats>> {
@@ -426,38 +434,6 @@ impl Layout for Segments {
             }
         };
         Ok(self.shared.root.writers()?.iter().map(described).collect())
-    }
-
-    fn usage(&self) -> Usage {
-        let totals = self.shared.index.totals(None);
-        let slots_of = |writer: &Arc<Writer>| {
-            let slots = lock(&writer.slots);
-            let segments = slots.all().filter_map(|segment| segment.head.file_len());
-            segments.sum::<u64>() + writer.log.len()
-        };
-        let count = |count: fn(&writer::Counts) -> &AtomicU64| {
-            self.writer.as_ref().map_or(0, |writer| count(&writer.counts).load(Ordering::Relaxed))
-        };
-        let allocated_bytes = self.writer.as_ref().map_or(0, slots_of);
-        Usage {
-            blocks: totals.own_blocks + totals.foreign_blocks,
-            payload_bytes: totals.own_payload_bytes + totals.foreign_payload_bytes,
-            allocated_bytes,
-            // Counted now and then; ours may have grown since.
-            root_bytes: self.shared.taken.load(Ordering::Relaxed).max(allocated_bytes),
-            evicted_blocks: count(|counts| &counts.evicted),
-            expired_blocks: count(|counts| &counts.expired),
-            corrupt_blocks: self.corrupt.load(Ordering::Relaxed),
-            unusable_namespaces: 0,
-            lost_on_recovery: self.lost_on_recovery,
-            damaged_records: self.shared.notices.damaged_records(),
-            recovery: self.recovery,
-            index_bytes: self.shared.index.heap_bytes(),
-        }
-    }
-
-    fn close(&self) -> Result<()> {
-        self.writer.as_ref().map_or(Ok(()), |writer| writer.close())
     }
 }
 

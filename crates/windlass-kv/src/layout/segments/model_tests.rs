@@ -5,7 +5,7 @@ use super::*;
 use crate::{
     Durability,
     disk::simulated::{Dice, Effect, Fault, Operation, SimulatedDisk},
-    format::{Shard, checksum},
+    format::{Shard, ShardTable, checksum},
 };
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -249,7 +249,7 @@ impl Model {
             bytes.resize(bytes.len().next_multiple_of(4096), 0);
             self.disk.write(place.file.path(), place.payload + u64::from(shard) * place.stride, &bytes)
         } else {
-            let header = self.process(writing.process).header(&writing.claim, &table(writing));
+            let header = writing.claim.header(&table(writing));
             self.disk.write(place.file.path(), place.header.unwrap(), &header)
         };
         if written.is_ok() {
@@ -330,7 +330,7 @@ impl Model {
         let has_sums = table.0.iter().all(|shard| shard.checksum.is_some());
         let are_compared = self.verify || !reading.found.is_proven;
         let is_certain = reading.found.is_held || (has_sums && are_compared);
-        if !is_certain && !Layout::is_still_there(process, &reading.found) {
+        if !is_certain && !Sharing::is_still_there(process, &reading.found) {
             return Err(Verdict::Moved);
         }
         let mut shards = Vec::new();

@@ -13,7 +13,7 @@ use super::{
     root::{Limits, WriterDirectory},
     segment::Segment,
     slots::Slots,
-    writer::{COUNT_BITS, Counts, Writer, own_entry},
+    writer::{COUNT_BITS, Writer, own_entry},
 };
 use crate::{
     Durability, Error, Result,
@@ -25,7 +25,6 @@ use crate::{
         segment::{HEAD_LEN, SegmentHead},
     },
     index::{Existing, Slot},
-    layout::departed::Departed,
 };
 use std::{
     cmp::Reverse,
@@ -158,8 +157,6 @@ impl Writer {
             wanted: AtomicU64::new(0),
             said: Mutex::default(),
             is_closed: AtomicBool::new(false),
-            counts: Counts::default(),
-            departed: Departed::default(),
             shared,
         };
         // A log that was closed has its head only.

@@ -206,8 +206,7 @@ impl Writer {
                     }
                     is_it(entry) && !is_pinned
                 });
-                self.counts.evicted.fetch_add(gone.len() as u64, Ordering::Relaxed);
-                self.departed.note(gone.iter().map(|gone| gone.fingerprint));
+                self.shared.observed.evicted(&gone);
                 gone
             });
             if let Err(error) = buried {
@@ -278,7 +277,7 @@ impl Writer {
         }
         let Limits { capacity, min_free } = self.limits;
         let available = self.shared.root.available()?;
-        self.shared.notices.note(
+        self.shared.observed.note(
             EventKind::NoRoom,
             format!(
                 "nothing is stored for want of room: a first segment takes {} bytes; of the capacity of {capacity} bytes, \
@@ -453,8 +452,7 @@ impl Writer {
         let now = self.shared.now();
         let buried = self.bury(|| {
             let expired = self.shared.index.expired(now, 4096);
-            self.counts.expired.fetch_add(expired.len() as u64, Ordering::Relaxed);
-            self.departed.note(expired.iter().map(|gone| gone.fingerprint));
+            self.shared.observed.expired(&expired);
             expired
         });
         self.finish_draining()?;

@@ -28,7 +28,6 @@ use crate::{
         record::{BlockRecord, ProvenFrom},
     },
     index::{Entry, Slot},
-    layout::departed::Departed,
 };
 use std::{
     collections::{HashMap, HashSet},
@@ -91,15 +90,6 @@ pub(super) struct Writer {
     /// What our lease says: when, and what is wanted.
     pub(super) said: Mutex<Option<(u64, u64)>>,
     pub(super) is_closed: AtomicBool,
-    pub(super) counts: Counts,
-    pub(super) departed: Departed,
-}
-
-/// What was done since the opening.
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub(super) evicted: AtomicU64,
-    pub(super) expired: AtomicU64,
 }
 
 impl Writer {

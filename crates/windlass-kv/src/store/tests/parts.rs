@@ -2,11 +2,14 @@
 #![allow(unsafe_code, reason = "moves bytes between memory and a file")]
 
 use crate::{
-    DropReason, Evicted, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, Route, WriterStats,
+    DropReason, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, Route,
     disk::{DataFile, FileAccess},
-    format::{HEADER_LEN, ShardTable},
+    format::{HEADER_LEN, ShardTable, header::BlockHeader},
     io::{Carrier, Checksums, DeviceRegion, Direction, Failure, Header, IoReport, Job, Outcome, Transfers},
-    layout::{Claim, Found, Layout, Listed, Lookup, NewBlock, Place, Reservation, Usage, Verdict, Written},
+    layout::{
+        Administration, Claim, Found, Layout, Listed, Lookup, NewBlock, Observed, Place, Reservation,
+        Sharing, Usage, Verdict, Written,
+    },
 };
 use std::{
     collections::{HashMap, VecDeque},
@@ -15,6 +18,7 @@ use std::{
     sync::{Arc, Condvar, Mutex},
     time::{Instant, SystemTime},
 };
+use uuid::Uuid;
 use windlass_io::parallel::lock;
 
 /// Bytes of a slot of [`Slots`].
@@ -29,6 +33,7 @@ pub(super) struct Slots {
     /// Called before a block is found.
     pub(super) on_find: Mutex<Option<Hook>>,
     find_waits: bool,
+    observed: Observed,
 }
 
 type Hook = Box<dyn FnMut(&Key) + Send>;
@@ -88,6 +93,7 @@ impl Slots {
             on_reserve: Mutex::default(),
             on_find: Mutex::default(),
             find_waits,
+            observed: Observed::default(),
         }
     }
 
@@ -105,25 +111,7 @@ impl Slots {
     }
 }
 
-fn header_of(key: &[u8], table: &ShardTable) -> Vec<u8> {
-    let mut header = format!("{key:02x?} {table:?}").into_bytes();
-    header.resize(HEADER_LEN, 0);
-    header
-}
-
 impl Layout for Slots {
-    fn open_namespace(&self, id: NamespaceId, description: &str, _: NamespaceOptions) -> Result<()> {
-        let mut state = lock(&self.state);
-        if !state.namespaces.iter().any(|(other, _)| *other == id) {
-            state.namespaces.push((id, description.to_owned()));
-        }
-        Ok(())
-    }
-
-    fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
-        Ok(lock(&self.state).namespaces.clone())
-    }
-
     fn contains(&self, _: NamespaceId, blocks: &[(&[u8], Fingerprint)], found: &mut [bool]) {
         let state = lock(&self.state);
         for ((_, block), found) in blocks.iter().zip(found) {
@@ -157,11 +145,13 @@ impl Layout for Slots {
             stride,
         };
         let token = SlotClaim { state: self.state.clone(), block: block.fingerprint };
-        Ok(Reservation::Claimed(Claim { block, place, token: Box::new(token) }))
-    }
-
-    fn header(&self, claim: &Claim, table: &ShardTable) -> Vec<u8> {
-        header_of(claim.block.key.as_bytes(), table)
+        Ok(Reservation::Claimed(Claim {
+            block,
+            place,
+            writer: Uuid::nil(),
+            sequence: 0,
+            token: Box::new(token),
+        }))
     }
 
     fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
@@ -181,8 +171,8 @@ impl Layout for Slots {
         blocks.iter().map(|_| Ok(())).collect()
     }
 
-    fn find_waits(&self) -> bool {
-        self.find_waits
+    fn lose(&self, claim: Claim) {
+        lock(&self.state).claimed.remove(&claim.block.fingerprint);
     }
 
     fn find(&self, _: NamespaceId, key: &Key, fingerprint: Fingerprint) -> Lookup {
@@ -208,24 +198,14 @@ impl Layout for Slots {
 
     fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
         let (_, block) = found.token.downcast_ref::<(Fingerprint, Block)>().unwrap();
-        if header == header_of(key.as_bytes(), &block.table) {
-            return Verdict::Good(block.table.clone());
+        match BlockHeader::parse(header) {
+            Ok(header) if header.key == *key && header.table == block.table => Verdict::Good(header.table),
+            Ok(_) => Verdict::Moved,
+            Err(why) => Verdict::Corrupt(why.to_string()),
         }
-        if header.first() == Some(&b'[') {
-            return Verdict::Moved;
-        }
-        Verdict::Corrupt("no header".into())
     }
 
-    fn lose(&self, claim: Claim) {
-        lock(&self.state).claimed.remove(&claim.block.fingerprint);
-    }
-
-    fn is_still_there(&self, _: &Found) -> bool {
-        !lock(&self.state).has_moved
-    }
-
-    fn condemn(&self, found: &Found) {
+    fn invalidate(&self, found: &Found) {
         let (block, _) = found.token.downcast_ref::<(Fingerprint, Block)>().unwrap();
         let mut state = lock(&self.state);
         state.blocks.remove(block);
@@ -239,6 +219,20 @@ impl Layout for Slots {
     }
 
     fn unpin(&self, _: Fingerprint) {}
+}
+
+impl Administration for Slots {
+    fn open_namespace(&self, id: NamespaceId, description: &str, _: NamespaceOptions) -> Result<()> {
+        let mut state = lock(&self.state);
+        if !state.namespaces.iter().any(|(other, _)| *other == id) {
+            state.namespaces.push((id, description.to_owned()));
+        }
+        Ok(())
+    }
+
+    fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
+        Ok(lock(&self.state).namespaces.clone())
+    }
 
     fn delete(&self, _: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize> {
         let mut state = lock(&self.state);
@@ -267,14 +261,6 @@ impl Layout for Slots {
         None
     }
 
-    fn evicted(&self) -> Evicted {
-        Evicted::default()
-    }
-
-    fn writers(&self) -> Result<Vec<WriterStats>> {
-        Ok(Vec::new())
-    }
-
     fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
         Ok(lock(&self.state).blocks.get(&block).map(|block| block.key.clone()))
     }
@@ -288,8 +274,22 @@ impl Layout for Slots {
         Usage { blocks: state.blocks.len() as u64, corrupt_blocks: state.condemned, ..Usage::default() }
     }
 
+    fn observed(&self) -> &Observed {
+        &self.observed
+    }
+
     fn close(&self) -> Result<()> {
         Ok(())
+    }
+}
+
+impl Sharing for Slots {
+    fn find_waits(&self) -> bool {
+        self.find_waits
+    }
+
+    fn is_still_there(&self, _: &Found) -> bool {
+        !lock(&self.state).has_moved
     }
 }
 

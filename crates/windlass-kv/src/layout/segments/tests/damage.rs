@@ -85,9 +85,9 @@ fn blocks_without_checksums_do_not_outlive_damage_to_the_log() {
     let store = bench.open();
     bench.put_all(&store, &["a", "b"]);
     let Reservation::Claimed(claim) = bench.reserve(&store, "c").unwrap() else { panic!() };
-    let mut written = bench.write(&store, claim, &content("c", LEN));
+    let mut written = bench.write(claim, &content("c", LEN));
     written.table.0[0].checksum = None;
-    let header = store.header(&written.claim, &written.table);
+    let header = written.claim.header(&written.table);
     let place = &written.claim.place;
     bench.disk.write(place.file.path(), place.header.unwrap(), &header).unwrap();
     store.commit(vec![written]).pop().unwrap().unwrap();
@@ -125,7 +125,7 @@ fn a_damaged_header_is_told_from_one_that_moved() {
     let found = bench.find(&store, "a").unwrap();
     bench.disk.flip(found.place.file.path(), (found.place.header.unwrap() + 100) * 8);
     assert!(matches!(bench.verdict(&store, "a", &found), Verdict::Corrupt(_)));
-    store.condemn(&found);
+    store.invalidate(&found);
     drop(found);
     assert!(bench.find(&store, "a").is_none());
     assert_eq!(store.usage().corrupt_blocks, 1);

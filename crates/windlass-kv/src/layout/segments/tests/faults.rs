@@ -9,7 +9,7 @@ fn a_full_disk_under_the_log_costs_nothing_but_the_blocks_that_met_it() {
     // A new log, which has no room for records yet.
     let store = bench.open();
     let Reservation::Claimed(claim) = bench.reserve(&store, "b").unwrap() else { panic!() };
-    let written = bench.write(&store, claim, &content("b", LEN));
+    let written = bench.write(claim, &content("b", LEN));
     bench.fail(Operation::Allocate, "idx-", 1, Errno::NOSPC);
     let refused = store.commit(vec![written]).pop().unwrap().unwrap_err();
     assert_eq!(errno(&refused), Some(Errno::NOSPC.raw_os_error()));
@@ -26,7 +26,7 @@ fn a_record_that_was_cut_short_is_followed_by_no_other() {
     let store = bench.open();
     bench.put_all(&store, &["a"]);
     let Reservation::Claimed(claim) = bench.reserve(&store, "b").unwrap() else { panic!() };
-    let written = bench.write(&store, claim, &content("b", LEN));
+    let written = bench.write(claim, &content("b", LEN));
     let (operation, name) = (Operation::Write, "idx-");
     bench.disk.script(Fault { operation, name, skip: 0, times: 1, effect: Effect::Cut(40) });
     bench.fail(operation, name, 1, Errno::NOSPC);
@@ -149,7 +149,7 @@ fn data_that_could_not_be_synced_is_not_committed_by_a_later_sync() {
         let store = bench.open();
         bench.put_all(&store, &["a"]);
         let both = ["b", "c"].map(|key| match bench.reserve(&store, key).unwrap() {
-            Reservation::Claimed(claim) => bench.write(&store, claim, &content(key, LEN)),
+            Reservation::Claimed(claim) => bench.write(claim, &content(key, LEN)),
             other => panic!("{other:?}"),
         });
         let [first, second] = both;
@@ -228,7 +228,7 @@ fn what_was_condemned_before_it_was_deleted_does_not_come_back() {
     let bench = Bench::new();
     let store = bench.open();
     bench.put_all(&store, &["a"]);
-    store.condemn(&bench.find(&store, "a").unwrap());
+    store.invalidate(&bench.find(&store, "a").unwrap());
     let blocks = [(b"a".as_slice(), fingerprint("a"))];
     assert_eq!(store.delete(NAMESPACE, &blocks).unwrap(), 0);
     drop(store);
@@ -262,7 +262,7 @@ fn who_condemns_a_block_does_not_wait_for_a_log_that_changes() {
     std::thread::scope(|scope| {
         let alone = store.writer.as_ref().unwrap().publishing.write().unwrap();
         scope.spawn(|| {
-            store.condemn(&found);
+            store.invalidate(&found);
             done.send(()).unwrap();
         });
         let ended = wait.recv_timeout(Duration::from_secs(10));
@@ -291,7 +291,7 @@ fn an_older_block_of_a_key_that_was_stored_again_never_comes_back() {
             bench.options.durability = Durability::None;
             let put = |store: &Segments, bytes: &[u8]| {
                 let Reservation::Claimed(claim) = bench.reserve(store, "a").unwrap() else { panic!() };
-                let written = bench.write(store, claim, bytes);
+                let written = bench.write(claim, bytes);
                 store.commit(vec![written]).pop().unwrap().unwrap();
             };
             let store = bench.open();

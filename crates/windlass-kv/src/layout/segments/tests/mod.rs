@@ -10,7 +10,7 @@ use super::*;
 use crate::{
     DropReason, Durability, EventKind,
     disk::simulated::{Dice, Effect, Fault, Operation, SimulatedDisk},
-    format::{Shard, checksum},
+    format::{Shard, ShardTable, checksum},
 };
 use rustix::io::Errno;
 use std::{
@@ -74,12 +74,12 @@ impl Bench {
         })
     }
 
-    fn write(&self, store: &Segments, claim: Claim, bytes: &[u8]) -> Written {
+    fn write(&self, claim: Claim, bytes: &[u8]) -> Written {
         let shard = Shard { len: bytes.len() as u64, checksum: Some(checksum(bytes)) };
         let table = ShardTable(vec![shard]);
         let path = claim.place.file.path();
         self.disk.write(path, claim.place.payload, bytes).unwrap();
-        let header = store.header(&claim, &table);
+        let header = claim.header(&table);
         self.disk.write(path, claim.place.header.unwrap(), &header).unwrap();
         Written { claim, table }
     }
@@ -90,7 +90,7 @@ impl Bench {
             Reservation::Dropped(reason) => return Ok(Put::Dropped(reason)),
             other => panic!("{other:?}"),
         };
-        let written = self.write(store, claim, &content(key, len));
+        let written = self.write(claim, &content(key, len));
         store.commit(vec![written]).pop().unwrap()?;
         Ok(Put::Done)
     }

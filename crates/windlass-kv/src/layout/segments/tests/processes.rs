@@ -206,8 +206,8 @@ fn nothing_is_there_of_a_writer_whose_number_another_has() {
     let entry = |found: &Found| found.token.downcast_ref::<FoundToken>().unwrap().entry;
     let again = bench.find(&reader, "a").unwrap();
     assert_eq!((entry(&found).owner, entry(&found).sequence), (entry(&again).owner, entry(&again).sequence));
-    assert!(!Layout::is_still_there(&reader, &found));
-    assert!(Layout::is_still_there(&reader, &again));
+    assert!(!Sharing::is_still_there(&reader, &found));
+    assert!(Sharing::is_still_there(&reader, &again));
 }
 
 /// A reader of a writer's store.
@@ -293,11 +293,15 @@ fn a_damaged_record_hides_no_other_and_is_told() {
         let all = ["a", "b", "c", "d", "e"];
         assert_eq!(bench.found(&reader, &all), [true, false, true, true, true], "{durability}");
         assert_eq!(reader.usage().damaged_records, 1, "{durability}");
-        assert_eq!(reader.notices().len(), 1, "{durability}");
+        assert_eq!(reader.observed().take_notices().len(), 1, "{durability}");
         bench.put_all(&writer, &["f"]);
         reader.follow().unwrap();
         assert!(bench.has(&reader, "f"), "{durability}");
-        assert_eq!((reader.usage().damaged_records, reader.notices().len()), (1, 0), "{durability}");
+        assert_eq!(
+            (reader.usage().damaged_records, reader.observed().take_notices().len()),
+            (1, 0),
+            "{durability}"
+        );
     }
 }
 
@@ -311,7 +315,7 @@ fn a_record_that_is_damaged_while_a_log_is_followed_hides_no_other() {
     zero_record(&bench, 3);
     reader.follow().unwrap();
     assert_eq!(bench.found(&reader, &["a", "b", "c"]), [true, false, true]);
-    assert_eq!((reader.usage().damaged_records, reader.notices().len()), (1, 1));
+    assert_eq!((reader.usage().damaged_records, reader.observed().take_notices().len()), (1, 1));
 }
 
 #[test]
@@ -340,8 +344,8 @@ fn damage_that_an_opening_meets_is_told() {
     zero_record(&bench, 2);
     let store = bench.open();
     assert_eq!(bench.found(&store, &["a", "b"]), [false, true]);
-    assert_eq!(store.notices().len(), 1);
-    assert!(store.notices().is_empty());
+    assert_eq!(store.observed().take_notices().len(), 1);
+    assert!(store.observed().take_notices().is_empty());
 }
 
 #[test]

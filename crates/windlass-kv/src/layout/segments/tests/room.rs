@@ -290,7 +290,11 @@ fn a_lack_of_room_for_a_first_segment_is_told_once() {
         assert_eq!(bench.put(&store, key).unwrap(), Put::Dropped(DropReason::NoRoom));
         store.maintain().unwrap();
     }
-    let [Notice { kind: EventKind::NoRoom, reason: told }] = &store.notices()[..] else { panic!() };
+    let [crate::layout::Notice { kind: EventKind::NoRoom, reason: told }] =
+        &store.observed().take_notices()[..]
+    else {
+        panic!()
+    };
     for part in ["of the capacity of 1048576 bytes", "of which min_free keeps 67008864"] {
         assert!(told.contains(part), "{told}");
     }
@@ -298,5 +302,5 @@ fn a_lack_of_room_for_a_first_segment_is_told_once() {
     drop(store);
     let store = bench.open();
     bench.put_all(&store, &["a"]);
-    assert!(store.notices().is_empty());
+    assert!(store.observed().take_notices().is_empty());
 }
