@@ -236,6 +236,7 @@ torture-kv *arguments: venv
 bench-kv *arguments: setup hosts
     '{{ bin }}/pip' install --quiet -r bench/requirements.txt
     '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
+    cargo build --quiet --release --package windlass-kv --example latency
     '{{ bin }}/python' bench/kv_peers.py bench/data/kv-peers '{{ hosts_at }}'
     PYTHONPATH=bench/data/kv-peers/packages:'{{ hosts_at }}'/vllm:'{{ hosts_at }}'/packages '{{ bin }}/python' bench/kv.py "$@"
 
