@@ -39,8 +39,7 @@ fn main() -> Result {
     options.min_free_bytes = 0;
     let store = Store::open(options)?;
     let namespace = store.namespace(&NamespaceDescription::default(), NamespaceOptions::default())?;
-    let keys: Vec<Vec<u8>> =
-        (0..BLOCKS).map(|number| format!("a block, {number:08}").into_bytes()).collect();
+    let keys: Vec<Vec<u8>> = (0..BLOCKS).map(|number| format!("a block, {number:08}").into_bytes()).collect();
     let memory = Arc::new(vec![7; LOADED_BYTES + 4096]);
     for some in keys.chunks(256) {
         let items = some.iter().map(|key| item(key, &memory, LOADED_BYTES)).collect::<Result<_>>()?;

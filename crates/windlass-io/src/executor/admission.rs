@@ -3,6 +3,9 @@
 
 use super::operation::Priority;
 
+/// Operations that are not demand end this many times before demand that has ended is forgotten.
+const DEMAND_IS_REMEMBERED: u32 = 16;
+
 /// A bound on bytes and operations. An operation larger than the bound runs alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
@@ -14,12 +17,20 @@ pub struct Bound {
     pub rest_bytes: u64,
     /// Limits the number of operations that are not demand.
     pub rest_operations: usize,
+    /// Limits the bytes of operations that are not demand while there is demand, or was a moment ago: the device serves
+    /// what came first, so that the next demand waits for all of it.
+    pub rest_bytes_beside_demand: u64,
 }
 
 impl Bound {
     /// No bound.
-    pub const NONE: Self =
-        Self { bytes: u64::MAX, operations: usize::MAX, rest_bytes: u64::MAX, rest_operations: usize::MAX };
+    pub const NONE: Self = Self {
+        bytes: u64::MAX,
+        operations: usize::MAX,
+        rest_bytes: u64::MAX,
+        rest_operations: usize::MAX,
+        rest_bytes_beside_demand: u64::MAX,
+    };
 
     /// Keeps a quarter of the room for demand. One other operation is always allowed.
     pub const fn new(bytes: u64, operations: usize) -> Self {
@@ -29,6 +40,7 @@ impl Bound {
             operations: if operations == 0 { 1 } else { operations },
             rest_bytes: bytes - bytes / 4,
             rest_operations: if rest_operations == 0 { 1 } else { rest_operations },
+            rest_bytes_beside_demand: u64::MAX,
         }
     }
 }
@@ -64,11 +76,27 @@ pub(super) struct Room {
     operations: usize,
     rest_bytes: u64,
     rest_operations: usize,
+    /// Operations that are not demand, and are to end before demand is forgotten.
+    until_demand_is_forgotten: u32,
 }
 
 impl Room {
     pub(super) fn new(bound: Bound) -> Self {
-        Self { bound, bytes: 0, operations: 0, rest_bytes: 0, rest_operations: 0 }
+        Self {
+            bound,
+            bytes: 0,
+            operations: 0,
+            rest_bytes: 0,
+            rest_operations: 0,
+            until_demand_is_forgotten: 0,
+        }
+    }
+
+    /// Limits the bytes of operations that are not demand.
+    fn most_rest_bytes(&self) -> u64 {
+        let has_demand = self.until_demand_is_forgotten > 0;
+        let most = if has_demand { self.bound.rest_bytes_beside_demand } else { u64::MAX };
+        most.min(self.bound.rest_bytes)
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -87,7 +115,7 @@ impl Room {
                 || used.0.saturating_add(bytes) <= most.0 && used.1.saturating_add(operations) <= most.1
         };
         let rest = (self.rest_bytes, self.rest_operations);
-        if priority != Priority::Demand && !fits(rest, (bound.rest_bytes, bound.rest_operations)) {
+        if priority != Priority::Demand && !fits(rest, (self.most_rest_bytes(), bound.rest_operations)) {
             Verdict::RestIsFull
         } else if !fits((self.bytes, self.operations), (bound.bytes, bound.operations)) {
             Verdict::Full
@@ -100,7 +128,9 @@ impl Room {
         // Wraps rather than saturates, so that giving back is exact.
         self.bytes = self.bytes.wrapping_add(bytes);
         self.operations += operations;
-        if priority != Priority::Demand {
+        if priority == Priority::Demand {
+            self.until_demand_is_forgotten = DEMAND_IS_REMEMBERED;
+        } else {
             self.rest_bytes = self.rest_bytes.wrapping_add(bytes);
             self.rest_operations += operations;
         }
@@ -113,6 +143,10 @@ impl Room {
         if priority != Priority::Demand {
             self.rest_bytes = self.rest_bytes.wrapping_sub(bytes);
             self.rest_operations -= operations;
+            // While demand is in flight, it is not a moment ago.
+            if self.operations == self.rest_operations {
+                self.until_demand_is_forgotten = self.until_demand_is_forgotten.saturating_sub(1);
+            }
         }
     }
 }

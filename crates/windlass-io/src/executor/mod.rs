@@ -20,6 +20,7 @@
 //! * **Order**: the more urgent operation first, then the older. More urgent operations overtake another only a bounded
 //!   number of times ([`Priority::most_overtakings`]), then it is next. This is the only rule against starvation.
 //! * **Room**: [`Limits`] bound bytes and operations, of accepted groups and in flight. Part of both is reserved for demand.
+//!   While there is demand, [`Bound::rest_bytes_beside_demand`] bounds the bytes that it may have to wait for in a device.
 //!   [`QueueOptions::slots`] bounds staging slots. If the next operation lacks room, others do not take it.
 //! * **Gates**: operations of a group begin at once, in stages (writes, then their sync), or as far as a consumer admits.
 //! * **Ends**: cancellation, deadlines, [`Scheduler::close`] and errors remove operations that have not begun. Others end

@@ -54,8 +54,8 @@ fn submission(kit: &Kit, number: u32, action: &Action) -> Option<Submission<Kit>
 proptest! {
     #[test]
     fn bounds_are_never_exceeded_and_every_group_ends_once(actions in prop::collection::vec(action(), 1..80)) {
-        let in_flight = Bound { bytes: 20, operations: 5, rest_bytes: 12, rest_operations: 3 };
-        let accepted = Bound { bytes: 100, operations: 24, rest_bytes: 80, rest_operations: 18 };
+        let in_flight = Bound { rest_bytes: 12, rest_operations: 3, ..Bound::new(20, 5) };
+        let accepted = Bound { rest_bytes: 80, rest_operations: 18, ..Bound::new(100, 24) };
         let queues = [
             QueueOptions { slots: Some(SLOTS), hands_over_to: vec![SECOND] },
             QueueOptions::default(),
@@ -145,7 +145,7 @@ proptest! {
 
 #[test]
 fn what_is_too_much_is_refused_until_other_groups_have_ended() {
-    let accepted = Bound { bytes: 4, operations: 3, rest_bytes: 2, rest_operations: 2 };
+    let accepted = Bound { rest_bytes: 2, rest_operations: 2, ..Bound::new(4, 3) };
     let limits = Limits { accepted, in_flight: Bound::NONE };
     let scheduler = Kit::scheduler(limits, &[QueueOptions::default()]);
     let kit = scheduler.customer();

@@ -106,6 +106,39 @@ fn background_is_not_starved_of_the_room_that_prefetching_takes() {
 }
 
 #[test]
+fn little_else_is_in_flight_while_there_is_demand() {
+    let in_flight = Bound { rest_bytes_beside_demand: 2, ..Bound::new(100, 100) };
+    let scheduler = Kit::scheduler(Limits { accepted: Bound::NONE, in_flight }, &one_queue());
+    let kit = scheduler.customer();
+    let end_oldest_of_background = || {
+        let mut kept = lock(&kit.kept);
+        let oldest = kept.iter().position(|(_, ticket)| ticket.priority() == Priority::Background).unwrap();
+        let (_, ticket) = kept.remove(oldest);
+        drop(kept);
+        ticket.end(Ok(()));
+        serve_inline(&scheduler, &[FIRST], 1);
+    };
+    let in_flight = || scheduler.figures().in_flight;
+    submit(&scheduler, with_priority(kit.group(0, FIRST, &[&[Act::Keep][..]; 300]), Priority::Background));
+    serve_inline(&scheduler, &[FIRST], 1);
+    assert_eq!(in_flight(), 75, "alone it takes all but what is kept for demand");
+    submit(&scheduler, kit.group(1, FIRST, &[&[]]));
+    serve_inline(&scheduler, &[FIRST], 1);
+    assert_eq!(kit.end_of(1), Ok(()));
+    (0..73).for_each(|_| end_oldest_of_background());
+    assert_eq!(in_flight(), 75, "demand of long ago counts no more");
+    // Each demand finds at most two others before it, however many wait.
+    submit(&scheduler, kit.group(2, FIRST, &[&[Act::Keep]]));
+    serve_inline(&scheduler, &[FIRST], 1);
+    (0..75).for_each(|_| end_oldest_of_background());
+    assert_eq!(in_flight(), 3);
+    (0..40).for_each(|_| end_oldest_of_background());
+    assert_eq!(in_flight(), 3, "demand that is in flight is not forgotten");
+    scheduler.close(Reason::Closed);
+    kit.take_kept().into_iter().for_each(|(_, ticket)| ticket.end(Ok(())));
+}
+
+#[test]
 fn a_large_operation_is_not_overtaken_for_the_room_that_it_waits_for() {
     let limits = Limits { accepted: Bound::NONE, in_flight: Bound::new(8, 100) };
     let scheduler = Kit::scheduler(limits, &one_queue());

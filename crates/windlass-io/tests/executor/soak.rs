@@ -68,7 +68,8 @@ fn round(seed: u64, duration: Duration) {
         QueueOptions { slots: Some(SLOTS), ..QueueOptions::default() },
         QueueOptions::default(),
     ];
-    let in_flight = Bound { bytes: 40, operations: 12, rest_bytes: 30, rest_operations: 8 };
+    let in_flight =
+        Bound { rest_bytes: 30, rest_operations: 8, rest_bytes_beside_demand: 10, ..Bound::new(40, 12) };
     let limits = Limits { accepted: Bound::new(10_000, 400), in_flight };
     let scheduler = Kit::scheduler(limits, &queues);
     let executor = Executor::new(scheduler.clone());

@@ -48,6 +48,9 @@ const RING_DEPTH: usize = 64;
 pub(super) const STEP_BYTES: u64 = 8 << 20;
 /// Bytes that one thread's ring has in flight.
 const WINDOW_BYTES: u64 = 16 << 20;
+/// Bytes of prefetches and background that a drive has while there is demand: what it takes about as long for as for one
+/// read of demand on its own.
+const BYTES_BESIDE_DEMAND: u64 = 1 << 20;
 /// Refusals that a report lists: those of further files say the same.
 const MAX_REFUSALS: usize = 64;
 
@@ -310,7 +313,9 @@ impl Group {
     ) -> Result<Self> {
         let depth = if route == Route::IoUring { RING_DEPTH } else { 1 };
         let bytes = if route == Route::IoUring { WINDOW_BYTES * workers as u64 } else { u64::MAX };
-        let limits = Limits { accepted: Bound::NONE, in_flight: Bound::new(bytes, depth * workers) };
+        let in_flight =
+            Bound { rest_bytes_beside_demand: BYTES_BESIDE_DEMAND, ..Bound::new(bytes, depth * workers) };
+        let limits = Limits { accepted: Bound::NONE, in_flight };
         let queues = [
             QueueOptions { slots: None, hands_over_to: vec![STAGED] },
             QueueOptions { slots: Some(staging.count()), hands_over_to: Vec::new() },
