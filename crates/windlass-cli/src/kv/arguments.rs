@@ -19,10 +19,6 @@ pub(crate) enum Kv {
     Gc(Collect),
     /// Remove blocks
     Rm(Remove),
-    /// Write blocks to a tar archive
-    Export(Export),
-    /// Store the blocks of an archive that 'windlass kv export' wrote
-    Import(Import),
     /// Measure storing and loading beside what the drive can do
     Bench(Box<Bench>),
 }
@@ -99,39 +95,6 @@ pub(crate) struct Remove {
     /// Keys of the blocks
     #[arg(value_name = "KEY")]
     pub(super) keys: Vec<String>,
-}
-
-#[derive(Debug, Args)]
-#[command(after_long_help = ARCHIVE)]
-pub(crate) struct Export {
-    #[command(flatten)]
-    pub(super) root: Root,
-    /// Only blocks of this namespace; may be repeated
-    #[arg(long, value_name = "ID")]
-    pub(super) namespace: Vec<NamespaceId>,
-    /// The archive; '-' is standard output
-    #[arg(long, value_name = "FILE", default_value = "-")]
-    pub(super) output: PathBuf,
-}
-
-const ARCHIVE: &str = "\
-The archive is a tar file. For each namespace it has <namespace>/namespace.json, the description; for each block \
-<namespace>/<number>/block.json, the key and its shards with their checksums, and <namespace>/<number>/<shard>, the bytes. \
-At the end comes end.json, which says how many blocks there are: an archive without it is not whole.";
-
-#[derive(Debug, Args)]
-pub(crate) struct Import {
-    #[command(flatten)]
-    pub(super) root: Root,
-    /// Most bytes that the files of the store take, of all processes
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub(super) capacity: u64,
-    /// The archive; '-' is standard input
-    #[arg(long, value_name = "FILE", default_value = "-")]
-    pub(super) input: PathBuf,
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -1,7 +1,6 @@
 //! `windlass kv ls`.
 
 use super::{
-    archive::to_hex,
     arguments,
     opened::{for_each_block, holdings},
     stat::table,
@@ -63,7 +62,7 @@ fn blocks(store: &Store, id: NamespaceId, arguments: &arguments::List) -> std::r
             && let Some(key) = known(store.key_of(entry.fingerprint))?
         {
             let shards = if arguments.long { shards(&namespace, key.as_bytes())? } else { None };
-            let key_hex = to_hex(key.as_bytes());
+            let key_hex = key.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
             let since_1970 = entry.expires.and_then(|expires| expires.duration_since(UNIX_EPOCH).ok());
             listed.push(Shown {
                 key: key.to_string(),

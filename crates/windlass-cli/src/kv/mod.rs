@@ -1,14 +1,11 @@
 //! `windlass kv`: a look at, and care for, a store of KV-cache blocks.
 //!
-//! `opened` opens stores as these commands need them; `archive` is the format of `export` and `import`.
+//! `opened` opens stores as these commands need them.
 
-mod archive;
 mod arguments;
 mod bench;
 mod collect;
-mod export;
 mod failure;
-mod import;
 mod list;
 mod opened;
 mod remove;
@@ -26,8 +23,6 @@ pub(crate) fn run(kv: &Kv) -> Result<(), Failure> {
         Kv::Verify(arguments) => verify::run(arguments),
         Kv::Gc(arguments) => collect::run(arguments),
         Kv::Rm(arguments) => remove::run(arguments),
-        Kv::Export(arguments) => export::run(arguments),
-        Kv::Import(arguments) => import::run(arguments),
         Kv::Bench(arguments) => bench::run(arguments),
     }
 }

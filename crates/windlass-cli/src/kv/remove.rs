@@ -1,6 +1,6 @@
 //! `windlass kv rm`.
 
-use super::{archive::from_hex, arguments};
+use super::arguments;
 use crate::{failure::Failure, output};
 use windlass_kv::Error;
 
@@ -41,4 +41,24 @@ fn bytes_of(key: &str, arguments: &arguments::Remove) -> Result<Vec<u8>, Error> 
         value: key.to_owned(),
         reason: "with --hex it is pairs of hexadecimal digits".into(),
     })
+}
+
+/// Bytes of pairs of hexadecimal digits.
+fn from_hex(digits: &str) -> Option<Vec<u8>> {
+    let value = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
+    let pairs = digits.as_bytes().chunks(2);
+    pairs.map(|pair| Some(value(*pair.first()?)? << 4 | value(*pair.get(1)?)?)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_hexadecimal() {
+        assert_eq!(from_hex("00fF"), Some(vec![0, 255]));
+        for wrong in ["0", "0g", "+1", "é"] {
+            assert_eq!(from_hex(wrong), None, "{wrong}");
+        }
+    }
 }

@@ -11,8 +11,6 @@ mod group;
 mod housekeeping;
 mod load;
 mod namespace;
-#[cfg(feature = "opentelemetry")]
-mod opentelemetry;
 mod pin;
 mod placement;
 mod region;

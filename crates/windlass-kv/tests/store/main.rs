@@ -8,8 +8,6 @@ mod damage;
 mod device;
 mod faults;
 mod limits;
-#[cfg(feature = "opentelemetry")]
-mod opentelemetry;
 mod processes;
 mod round_trips;
 mod sandbox;
