@@ -2,7 +2,8 @@
  * time and ask windlass_abi_version() first.
  *
  * All functions may be called from any thread; a handle may be used by several at once, except while it is freed. Sizes
- * and offsets have 64 bits. Structures begin with their size, which the caller sets. No panic or exception gets out. */
+ * and offsets have 64 bits. Structures begin with their size, which the caller sets, but for small ones that say that they
+ * never grow. No panic or exception gets out. */
 
 #ifndef WINDLASS_H
 #define WINDLASS_H
@@ -12,6 +13,12 @@
 
 // Version of this interface. It is raised when something is taken away or changes its meaning.
 #define WINDLASS_ABI_VERSION 1
+
+// `windlass_kv_options.flags`: do not compare the checksums of blocks that a sync covers.
+#define WINDLASS_KV_NO_VERIFY 1
+
+// `windlass_kv_request.flags`: tell of the end by `windlass_kv_event_fd` and `windlass_kv_drain`, too.
+#define WINDLASS_KV_NOTIFY 1
 
 // `windlass_read.target`: memory of the host.
 #define WINDLASS_TARGET_HOST 0
@@ -66,6 +73,16 @@ enum windlass_status
   WINDLASS_CANCELLED = 11,
   // A defect of windlass. Please report it.
   WINDLASS_INTERNAL = 12,
+  // A block of a KV store is not what was stored. It is a miss from now on.
+  WINDLASS_CORRUPT = 13,
+  // A KV store has no room for it, or too much is under way.
+  WINDLASS_REFUSED = 14,
+  // It did not end within the time that it was given.
+  WINDLASS_TIMED_OUT = 15,
+  // A KV store was closed, or opened by the parent of this process.
+  WINDLASS_CLOSED = 16,
+  // A KV store was opened for reading only.
+  WINDLASS_READ_ONLY = 17,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -75,11 +92,68 @@ typedef int32_t windlass_status;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
+// What became of an item.
+enum windlass_kv_status
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Loaded and verified, or stored.
+  WINDLASS_KV_OK = 0,
+  // A store of a block that is there already, or that is being stored by another request. Nothing was written.
+  WINDLASS_KV_EXISTS = 1,
+  // A load of a block that is not there.
+  WINDLASS_KV_MISS = 2,
+  // A load of a block whose time was over.
+  WINDLASS_KV_EXPIRED = 3,
+  // A load of a block that is not what was stored. It is a miss from now on; the memory holds anything.
+  WINDLASS_KV_CORRUPT = 4,
+  // The memory has another length than the shard, or the block other shards. The block stays; the memory holds anything.
+  WINDLASS_KV_MISMATCH = 5,
+  // A store that was refused: everything that could be evicted is in use, or the file system is full.
+  WINDLASS_KV_NO_ROOM = 6,
+  // A store that was refused: the namespace has used up its quota.
+  WINDLASS_KV_QUOTA = 7,
+  // A store that was refused: too many bytes are under way.
+  WINDLASS_KV_BUSY = 8,
+  // A store that was refused: it was not asked for before.
+  WINDLASS_KV_NOT_ADMITTED = 9,
+  // A store that was refused: it is larger than a segment.
+  WINDLASS_KV_TOO_LARGE = 10,
+  // It took too long. The memory is the store's until the ticket is released.
+  WINDLASS_KV_TIMED_OUT = 11,
+  // It was cancelled. The memory is the store's until the ticket is released.
+  WINDLASS_KV_CANCELLED = 12,
+  // The system's error, by `error`, which says nothing of the block: it stays.
+  WINDLASS_KV_IO = 13,
+  // Something that this version of the interface has no name for: the ticket's report has.
+  WINDLASS_KV_OTHER = 14,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum windlass_kv_status windlass_kv_status;
+#else
+typedef int32_t windlass_kv_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
 // Reads on their way.
 typedef struct windlass_batch windlass_batch;
 
 // What a checkpoint holds: its files and tensors. Its files stay open.
 typedef struct windlass_catalog windlass_catalog;
+
+// An open KV store. Linux only, as is all that has to do with it.
+typedef struct windlass_kv windlass_kv;
+
+// A namespace of a KV store, which it keeps open.
+typedef struct windlass_kv_namespace windlass_kv_namespace;
+
+// Memory that a KV store was told of ahead.
+typedef struct windlass_kv_region windlass_kv_region;
+
+// A request under way.
+typedef struct windlass_kv_ticket windlass_kv_ticket;
 
 // Threads and staging memory for reads, kept between batches.
 typedef struct windlass_reader windlass_reader;
@@ -119,6 +193,155 @@ typedef struct {
   // How many these are.
   uint64_t bytes;
 } windlass_tensor;
+
+// How to open a KV store. Strings that are NULL, and numbers that are 0, are defaults; docs/kv says what each means.
+typedef struct {
+  // `sizeof(windlass_kv_options)`.
+  uint64_t size;
+  // Its directory. Made if it is not there.
+  const char *root;
+  // "read_write" or "read".
+  const char *access;
+  // "segments" or "files"; NULL is what is there, else "segments".
+  const char *layout;
+  // "none", "batched" or "sync"; NULL is "batched".
+  const char *durability;
+  // "s3fifo" or "lru"; NULL is "s3fifo".
+  const char *eviction;
+  // "always" or "second_touch"; NULL is "always".
+  const char *admission;
+  // "auto", "io_uring" or "threads"; NULL is "auto".
+  const char *route;
+  // "prefer", "require" or "off"; NULL is "prefer".
+  const char *direct;
+  // Most bytes that all files below `root` take, of all processes. Needed for writing.
+  uint64_t capacity_bytes;
+  // Bytes that are left free on the file system; 0 for 1 GiB, 1 for none.
+  uint64_t min_free_bytes;
+  // Bytes of a segment.
+  uint64_t segment_bytes;
+  // Threads that move bytes.
+  uint64_t io_threads;
+  // Most bytes of transfers under way; 0 for 256 MiB.
+  uint64_t max_in_flight_bytes;
+  // Milliseconds that a request may take unless it says otherwise; 0 for as long as it takes.
+  uint64_t timeout_ms;
+  // Milliseconds after which a block is given up that does not get all its shards; 0 for ten minutes.
+  uint64_t partial_timeout_ms;
+  // Bytes a second that are read in the background to find damaged blocks.
+  uint64_t scrub_bytes_per_second;
+  // `WINDLASS_KV_NO_VERIFY` or 0.
+  uint64_t flags;
+} windlass_kv_options;
+
+// A piece of the caller's memory. It never gets more members.
+typedef struct {
+  // Memory of the host, or a CUDA pointer.
+  void *address;
+  // Its length in bytes.
+  uint64_t length;
+  // `WINDLASS_TARGET_HOST` or `WINDLASS_TARGET_CUDA`.
+  int32_t target;
+  // Number of the CUDA device.
+  int32_t device;
+} windlass_kv_piece;
+
+// What must be equal for one process's blocks to be another's. Strings that are NULL are empty.
+typedef struct {
+  // `sizeof(windlass_kv_description)`.
+  uint64_t size;
+  // The model, by a name that changes when its weights do.
+  const char *model;
+  // Element type of the cache, such as "bfloat16".
+  const char *dtype;
+  // How a block's bytes are arranged.
+  const char *layout;
+  // How the engine makes keys of tokens.
+  const char *key_algorithm;
+  // A tenant's secret: hashed, never written down.
+  const char *salt;
+  // Whatever else tells blocks apart: a name, its value, the next name, and so on.
+  const char *const *other;
+  // Half as many strings as `other` has.
+  uint64_t other_count;
+  // Layers that a block has parts of.
+  uint32_t layers;
+  // Heads of keys and values, of this rank.
+  uint32_t kv_heads;
+  // Elements of a head.
+  uint32_t head_dim;
+  // Tokens in a block.
+  uint32_t block_tokens;
+  // Which of the ranks that share each layer this is.
+  uint32_t tensor_rank;
+  // How many these are; 0 where blocks are those of all ranks.
+  uint32_t tensor_ranks;
+  // Which of the ranks that share the layers this is.
+  uint32_t pipeline_rank;
+  // How many these are; 0 where blocks are those of all ranks.
+  uint32_t pipeline_ranks;
+  // Which of the ranks that share the context this is.
+  uint32_t context_rank;
+  // How many these are; 0 where blocks are those of all ranks.
+  uint32_t context_ranks;
+  // Milliseconds that a block is kept after it was stored, at most; 0 for no limit. No part of the identity.
+  uint64_t ttl_ms;
+  // Most bytes of storage that this process's blocks of the namespace take; 0 for no limit. No part of the identity.
+  uint64_t quota_bytes;
+} windlass_kv_description;
+
+// The name of a block in its namespace: 1 to 1024 bytes of any values. It never gets more members.
+typedef struct {
+  // The bytes.
+  const void *bytes;
+  // How many these are.
+  uint64_t length;
+} windlass_kv_key;
+
+// A shard of a block, and the memory that it is loaded to or stored from.
+typedef struct {
+  // `sizeof(windlass_kv_item)`, the same for all items of a request.
+  uint64_t size;
+  // The block.
+  windlass_kv_key key;
+  // The memory, in the order of the shard's bytes. Their lengths add up to the shard's.
+  const windlass_kv_piece *pieces;
+  // How many pieces there are.
+  uint64_t piece_count;
+  // Which of the block's shards, from 0.
+  uint32_t shard;
+  // 0.
+  uint32_t reserved;
+} windlass_kv_item;
+
+// How to load or store.
+typedef struct {
+  // `sizeof(windlass_kv_request)`.
+  uint64_t size;
+  // Milliseconds that it may take; 0 for what the store says.
+  uint64_t timeout_ms;
+  // A CUDA event that work on the device must have reached before the memory is read or written, or 0. It must live, and
+  // not be recorded anew, until the ticket is released.
+  uint64_t wait_event;
+  // `WINDLASS_KV_NOTIFY` or 0.
+  uint64_t flags;
+  // Stores: how many shards each block has; 0 for 1.
+  uint32_t shards;
+  // 0.
+  uint32_t reserved;
+  // Stores: length of the longest shard, if this request does not have it; else 0.
+  uint64_t shard_bytes;
+  // Stores: milliseconds that the blocks are kept, at most; 0 for what the namespace says.
+  uint64_t ttl_ms;
+} windlass_kv_request;
+
+// How one item of a request ended. It never gets more members.
+typedef struct {
+  // What became of it.
+  windlass_kv_status status;
+  // The `errno` of `WINDLASS_KV_IO`; else 0.
+  int32_t error;
+} windlass_kv_outcome;
 
 // How to read.
 typedef struct {
@@ -223,6 +446,252 @@ windlass_status windlass_catalog_find(const windlass_catalog *catalog,
                                       const char *name,
                                       windlass_tensor *tensor);
 
+// Opens a KV store, and makes it if it is not there. In a child of `fork` it is closed: open it anew there.
+//
+// What the caller promises:
+// `options` must be as its size says, `store` writable.
+windlass_status windlass_kv_open(const windlass_kv_options *options, windlass_kv **store);
+
+// Ends a store: nothing is accepted any more, stores under way get `timeout_ms` milliseconds to end (`UINT64_MAX`: as long
+// as they take), other requests are cancelled. Then the system gets some seconds to end what it has.
+// `WINDLASS_TIMED_OUT` if something did not end in time: its tickets tell which memory is still in use.
+//
+// What the caller promises:
+// `store` must be live.
+windlass_status windlass_kv_close(const windlass_kv *store,
+                                  uint64_t timeout_ms);
+
+// Frees a store. With its last namespace it ends, if it was not closed: as `windlass_kv_close` without time for stores.
+// In a child of `fork` nothing is closed. NULL is fine.
+//
+// What the caller promises:
+// `store` must come from `windlass_kv_open`, and not be in use nor have been freed.
+void windlass_kv_free(windlass_kv *store);
+
+// Waits until every block that was given to the store before is where `durability` wants it, `timeout_ms` milliseconds at
+// most; `UINT64_MAX` is for ever.
+//
+// What the caller promises:
+// `store` must be live.
+windlass_status windlass_kv_flush(const windlass_kv *store,
+                                  uint64_t timeout_ms);
+
+// A descriptor that can be read, and so be watched with `poll` or `epoll`, while requests that asked for it by
+// `WINDLASS_KV_NOTIFY` have ended and were not drained. It is the store's: neither read nor close it. -1 if `store` is NULL.
+//
+// What the caller promises:
+// `store` must be NULL or live.
+int32_t windlass_kv_event_fd(const windlass_kv *store);
+
+// Gives the numbers of tickets that asked for it by `WINDLASS_KV_NOTIFY` and have ended, each once, in the order of their
+// ends: at most `room`. Sets `count`. If that is `room`, there may be more, of which the descriptor does not tell again.
+//
+// What the caller promises:
+// `store` must be live, `tickets` have room for `room` numbers, `count` be writable.
+windlass_status windlass_kv_drain(const windlass_kv *store,
+                                  uint64_t *tickets,
+                                  uint64_t room,
+                                  uint64_t *count);
+
+// Tells a store of memory ahead, so that storage can be read to a device's memory and written from it past the host's.
+// Memory of the host needs no telling, and may be told of.
+//
+// What the caller promises:
+// `store` must be live, `memory` readable and what it describes allocated until the region is freed; `region` writable.
+windlass_status windlass_kv_register(const windlass_kv *store,
+                                     const windlass_kv_piece *memory,
+                                     windlass_kv_region **region);
+
+// Whether it is memory of a device whose bytes go past the host's memory. If not, `windlass_kv_report` says why.
+//
+// What the caller promises:
+// `region` must be NULL or live.
+bool windlass_kv_region_is_direct(const windlass_kv_region *region);
+
+// Has the store forget memory; then it may be freed. Requests that use it must have released it. NULL is fine.
+//
+// What the caller promises:
+// `region` must come from `windlass_kv_register`, and not have been freed.
+void windlass_kv_region_free(windlass_kv_region *region);
+
+// Gives what a store holds and did, as JSON. Free it with `windlass_string_free`.
+//
+// What the caller promises:
+// `store` must be live, `json` writable.
+windlass_status windlass_kv_stats(const windlass_kv *store, char **json);
+
+// Gives the same as text for Prometheus (OpenMetrics). Free it with `windlass_string_free`.
+//
+// What the caller promises:
+// `store` must be live, `openmetrics` writable.
+windlass_status windlass_kv_metrics(const windlass_kv *store, char **openmetrics);
+
+// Gives how a store works, as JSON: which way bytes went, and why not a better one. Free it with `windlass_string_free`.
+//
+// What the caller promises:
+// `store` must be live, `json` writable.
+windlass_status windlass_kv_report(const windlass_kv *store,
+                                   char **json);
+
+// Gives what happened since the last call, such as damaged blocks, as a list in JSON. Free it with
+// `windlass_string_free`.
+//
+// What the caller promises:
+// `store` must be live, `json` writable.
+windlass_status windlass_kv_events(const windlass_kv *store, char **json);
+
+// Opens a namespace. Opening it again sets its limits anew.
+//
+// What the caller promises:
+// `store` must be live, `description` as its size says, `blocks` writable.
+windlass_status windlass_kv_namespace_open(const windlass_kv *store,
+                                           const windlass_kv_description *description,
+                                           windlass_kv_namespace **blocks);
+
+// Frees a namespace. Its requests go on. NULL is fine.
+//
+// What the caller promises:
+// `blocks` must come from `windlass_kv_namespace_open`, and not be in use nor have been freed.
+void windlass_kv_namespace_free(windlass_kv_namespace *blocks);
+
+// Tells for each key whether its block is there, by `found`.
+//
+// What the caller promises:
+// `blocks` must be live, `keys` be `count` keys, `found` have room for as many answers.
+windlass_status windlass_kv_lookup(const windlass_kv_namespace *blocks,
+                                   const windlass_kv_key *keys,
+                                   uint64_t count,
+                                   bool *found);
+
+// Tells how many of these blocks, from the first on, are there without a gap.
+//
+// What the caller promises:
+// `blocks` must be live, `keys` be `count` keys, `length` writable.
+windlass_status windlass_kv_lookup_prefix(const windlass_kv_namespace *blocks,
+                                          const windlass_kv_key *keys,
+                                          uint64_t count,
+                                          uint64_t *length);
+
+// Tells which is the last of these blocks that is there; `WINDLASS_NOT_FOUND` if none is.
+//
+// What the caller promises:
+// `blocks` must be live, `keys` be `count` keys, `index` writable.
+windlass_status windlass_kv_lookup_reverse(const windlass_kv_namespace *blocks,
+                                           const windlass_kv_key *keys,
+                                           uint64_t count,
+                                           uint64_t *index);
+
+// Removes blocks, as far as this process stored them. Tells how many were removed by `removed`.
+//
+// What the caller promises:
+// `blocks` must be live, `keys` be `count` keys, `removed` writable.
+windlass_status windlass_kv_delete(const windlass_kv_namespace *blocks,
+                                   const windlass_kv_key *keys,
+                                   uint64_t count,
+                                   uint64_t *removed);
+
+// Starts to load shards of blocks. Each item succeeds or fails for itself; this call fails, and starts nothing, if an item
+// makes no sense. `priority` is `WINDLASS_DEMAND`, `WINDLASS_PREFETCH` or `WINDLASS_BACKGROUND`; `request` may be NULL.
+//
+// **The memory is the store's until the ticket is released.** Every end but a time-out or a cancellation releases it; after
+// these, the system may go on writing to it for a while: see `windlass_kv_ticket_wait_released`.
+//
+// What the caller promises:
+// `blocks` must be live; `items` be `count` structures as their size says, with keys and pieces that live until this
+// returns, and memory that lives, and is used by nobody else, until the ticket is released; `request` must be NULL or as
+// its size says, `ticket` writable.
+windlass_status windlass_kv_load(const windlass_kv_namespace *blocks,
+                                 const windlass_kv_item *items,
+                                 uint64_t count,
+                                 int32_t priority,
+                                 const windlass_kv_request *request,
+                                 windlass_kv_ticket **ticket);
+
+// Starts to store shards of blocks. A block is found once all its shards were stored, by this request or several. Items of
+// blocks that are there already end as `WINDLASS_KV_EXISTS`, which is no failure. Else as `windlass_kv_load`: the store
+// reads the memory until the ticket is released, and nobody may write to it until then.
+//
+// What the caller promises:
+// As `windlass_kv_load`.
+windlass_status windlass_kv_store(const windlass_kv_namespace *blocks,
+                                  const windlass_kv_item *items,
+                                  uint64_t count,
+                                  int32_t priority,
+                                  const windlass_kv_request *request,
+                                  windlass_kv_ticket **ticket);
+
+// The number of a ticket, as `windlass_kv_drain` tells it; 0 if `ticket` is NULL.
+//
+// What the caller promises:
+// `ticket` must be NULL or live.
+uint64_t windlass_kv_ticket_id(const windlass_kv_ticket *ticket);
+
+// Waits for the end of a request, `timeout_ms` milliseconds at most; `UINT64_MAX` is for ever.
+//
+// `WINDLASS_OK` if every item was loaded, or is in the store; `WINDLASS_PENDING` if the time ran out; else what came of
+// the first item that failed: `WINDLASS_NOT_FOUND` for a miss, `WINDLASS_CORRUPT`, `WINDLASS_REFUSED`, and so on.
+// `windlass_kv_ticket_outcomes` tells which items these were.
+//
+// What the caller promises:
+// `ticket` must be live.
+windlass_status windlass_kv_ticket_wait(const windlass_kv_ticket *ticket,
+                                        uint64_t timeout_ms);
+
+// How far a request has got: `WINDLASS_PENDING`, or what `windlass_kv_ticket_wait` returns. Never waits, and leaves the
+// thread's last error as it is.
+//
+// What the caller promises:
+// `ticket` must be live.
+windlass_status windlass_kv_ticket_poll(const windlass_kv_ticket *ticket);
+
+// Tells what became of each item, in the order of the request; `WINDLASS_PENDING` if it has not ended.
+//
+// What the caller promises:
+// `ticket` must be live, `outcomes` have room for `count`.
+windlass_status windlass_kv_ticket_outcomes(const windlass_kv_ticket *ticket,
+                                            windlass_kv_outcome *outcomes,
+                                            uint64_t count);
+
+// Gives what came of a request, as JSON: statuses by name, bytes, the way that these took, times. `WINDLASS_PENDING` if it
+// has not ended. Free it with `windlass_string_free`.
+//
+// What the caller promises:
+// `ticket` must be live, `json` writable.
+windlass_status windlass_kv_ticket_report(const windlass_kv_ticket *ticket,
+                                          char **json);
+
+// Ends a request now, if it has not ended: items that have not are cancelled. Its memory is the store's until the ticket is
+// released. Does not wait.
+//
+// What the caller promises:
+// `ticket` must be live.
+windlass_status windlass_kv_ticket_cancel(const windlass_kv_ticket *ticket);
+
+// Whether nothing reads or writes the memory of a request any more: it is the caller's again. A request that ended in
+// another way than by a time-out or a cancellation has released it before anybody learns of its end, or moments later.
+// Never in a child of `fork`.
+//
+// What the caller promises:
+// `ticket` must be NULL or live.
+bool windlass_kv_ticket_is_released(const windlass_kv_ticket *ticket);
+
+// Waits until the memory of a request is the caller's again, `timeout_ms` milliseconds at most; `UINT64_MAX` is for ever.
+// `WINDLASS_PENDING` if the time ran out. `WINDLASS_DEVICE` if the system or a device failed while it had the memory, so that
+// nobody will ever know: then the memory must be kept, and left alone, for as long as the process lives.
+//
+// What the caller promises:
+// `ticket` must be live.
+windlass_status windlass_kv_ticket_wait_released(const windlass_kv_ticket *ticket,
+                                                 uint64_t timeout_ms);
+
+// Frees a ticket: a request that has not ended is cancelled, and its memory waited for. After that nobody uses the memory,
+// unless `windlass_kv_ticket_wait_released` says `WINDLASS_DEVICE`. To let a request go on, keep its ticket. NULL is fine.
+//
+// What the caller promises:
+// `ticket` must come from `windlass_kv_load` or `windlass_kv_store`,
+// and not be in use nor have been freed.
+void windlass_kv_ticket_free(windlass_kv_ticket *ticket);
+
 // Starts a reader. `options` may be NULL.
 //
 // What the caller promises:
@@ -324,7 +793,7 @@ windlass_status windlass_batch_report(const windlass_batch *batch,
 void windlass_batch_free(windlass_batch *batch);
 
 // Why this thread's last call that returned a status failed: a sentence in UTF-8; empty if it did not. Valid until the
-// next such call. `windlass_batch_status` leaves it as it is.
+// next such call. `windlass_batch_status` and `windlass_kv_ticket_poll` leave it as it is.
 const char *windlass_last_error(void);
 
 // Version of the library, such as "0.1.0".

@@ -7,6 +7,12 @@
 //         reads.push_back(catalog.to_host(tensor, destination_of(tensor)));
 //     windlass::Batch batch = reader.submit(reads);
 //     batch.wait();
+//
+//     windlass::kv::Store store(windlass::kv::Options("/mnt/nvme/kv", 100ull << 30));
+//     windlass::kv::Namespace blocks = store.open(windlass::kv::Description("llama@1"));
+//     windlass::kv::Items items;
+//     items.add("tokens 0..16", memory, length);
+//     blocks.store(items).wait();
 #ifndef WINDLASS_HPP
 #define WINDLASS_HPP
 
@@ -14,11 +20,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <iterator>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -47,6 +55,10 @@ struct Deleter {
     void operator()(windlass_catalog* catalog) const noexcept { windlass_catalog_free(catalog); }
     void operator()(windlass_reader* reader) const noexcept { windlass_reader_free(reader); }
     void operator()(windlass_batch* batch) const noexcept { windlass_batch_free(batch); }
+    void operator()(windlass_kv* store) const noexcept { windlass_kv_free(store); }
+    void operator()(windlass_kv_namespace* blocks) const noexcept { windlass_kv_namespace_free(blocks); }
+    void operator()(windlass_kv_ticket* ticket) const noexcept { windlass_kv_ticket_free(ticket); }
+    void operator()(windlass_kv_region* region) const noexcept { windlass_kv_region_free(region); }
     void operator()(char* string) const noexcept { windlass_string_free(string); }
 };
 
@@ -256,6 +268,247 @@ class Reader {
   private:
     std::unique_ptr<windlass_reader, detail::Deleter> handle_;
 };
+
+// The KV store; Linux only.
+namespace kv {
+
+// How to open a store. Strings must live until it is open.
+struct Options : windlass_kv_options {
+    explicit Options(const char* directory, std::uint64_t capacity = 0) : windlass_kv_options() {
+        size = sizeof(windlass_kv_options);
+        root = directory;
+        capacity_bytes = capacity;
+    }
+};
+
+// What must be equal for one process's blocks to be another's. Strings must live until the namespace is open.
+struct Description : windlass_kv_description {
+    explicit Description(const char* name) : windlass_kv_description() {
+        size = sizeof(windlass_kv_description);
+        model = name;
+    }
+};
+
+// How to load or store.
+struct Request : windlass_kv_request {
+    Request() : windlass_kv_request() { size = sizeof(windlass_kv_request); }
+};
+
+// Memory of the host.
+inline windlass_kv_piece host(void* address, std::uint64_t length) {
+    return {address, length, WINDLASS_TARGET_HOST, 0};
+}
+
+// Memory of a CUDA device.
+inline windlass_kv_piece cuda(int device, void* address, std::uint64_t length) {
+    return {address, length, WINDLASS_TARGET_CUDA, device};
+}
+
+inline windlass_kv_key key(std::string_view name) { return {name.data(), name.size()}; }
+
+// Shards of blocks, and their memory. Keys must live until the items were submitted.
+class Items {
+  public:
+    void add(std::string_view name, std::initializer_list<windlass_kv_piece> pieces, std::uint32_t shard = 0) {
+        pieces_.insert(pieces_.end(), pieces);
+        items_.push_back({sizeof(windlass_kv_item), key(name), nullptr, pieces.size(), shard, 0});
+    }
+    void add(std::string_view name, void* address, std::uint64_t length, std::uint32_t shard = 0) {
+        add(name, {host(address, length)}, shard);
+    }
+    std::size_t size() const noexcept { return items_.size(); }
+
+    // What the C functions take; valid until an item is added.
+    const windlass_kv_item* data() noexcept {
+        const windlass_kv_piece* next = pieces_.data();
+        for (windlass_kv_item& item : items_) {
+            item.pieces = next;
+            next += item.piece_count;
+        }
+        return items_.data();
+    }
+
+  private:
+    std::vector<windlass_kv_item> items_;
+    std::vector<windlass_kv_piece> pieces_;
+};
+
+// A request under way. When it goes, what has not ended is cancelled, and the memory waited for.
+class Ticket {
+  public:
+    Ticket(windlass_kv_ticket* ticket, std::size_t items) : handle_(ticket), items_(items) {}
+
+    // Waits for the end. Throws what came of the first item that failed.
+    void wait() const { check(windlass_kv_ticket_wait(handle_.get(), UINT64_MAX)); }
+
+    // Waits for the end, `timeout_ms` milliseconds at most: whether it has come, however the items ended.
+    bool wait_for(std::uint64_t timeout_ms) const {
+        return windlass_kv_ticket_wait(handle_.get(), timeout_ms) != WINDLASS_PENDING;
+    }
+
+    // WINDLASS_PENDING, WINDLASS_OK, or what came of the first item that failed. Never waits.
+    windlass_status poll() const noexcept { return windlass_kv_ticket_poll(handle_.get()); }
+
+    // What became of each item.
+    std::vector<windlass_kv_outcome> outcomes() const {
+        std::vector<windlass_kv_outcome> outcomes(items_);
+        check(windlass_kv_ticket_outcomes(handle_.get(), outcomes.data(), outcomes.size()));
+        return outcomes;
+    }
+
+    // Ends it now. Its memory is the store's until it is released.
+    void cancel() const { check(windlass_kv_ticket_cancel(handle_.get())); }
+
+    // Whether the memory is the caller's again.
+    bool is_released() const noexcept { return windlass_kv_ticket_is_released(handle_.get()); }
+
+    // Waits for that, `timeout_ms` milliseconds at most: whether it is so. Throws if nobody will ever know.
+    bool wait_released(std::uint64_t timeout_ms = UINT64_MAX) const {
+        windlass_status status = windlass_kv_ticket_wait_released(handle_.get(), timeout_ms);
+        if (status == WINDLASS_PENDING) {
+            return false;
+        }
+        check(status);
+        return true;
+    }
+
+    // What came of it, as JSON.
+    std::string report() const {
+        return detail::text([&](char** json) { return windlass_kv_ticket_report(handle_.get(), json); });
+    }
+
+    std::uint64_t id() const noexcept { return windlass_kv_ticket_id(handle_.get()); }
+
+  private:
+    std::unique_ptr<windlass_kv_ticket, detail::Deleter> handle_;
+    std::size_t items_;
+};
+
+// A namespace, which keeps its store open.
+class Namespace {
+  public:
+    explicit Namespace(windlass_kv_namespace* blocks) : handle_(blocks) {}
+
+    // Whether each block is there: 1 or 0.
+    std::vector<std::uint8_t> lookup(const std::vector<windlass_kv_key>& keys) const {
+        std::vector<std::uint8_t> found(keys.size());
+        static_assert(sizeof(bool) == 1, "answers are bytes");
+        if (!keys.empty()) {
+            bool* answers = reinterpret_cast<bool*>(found.data());
+            check(windlass_kv_lookup(handle_.get(), keys.data(), keys.size(), answers));
+        }
+        return found;
+    }
+
+    // How many of them, from the first on, are there without a gap.
+    std::uint64_t lookup_prefix(const std::vector<windlass_kv_key>& keys) const {
+        std::uint64_t length = 0;
+        check(windlass_kv_lookup_prefix(handle_.get(), keys.data(), keys.size(), &length));
+        return length;
+    }
+
+    // The last that is there, if one is.
+    std::optional<std::uint64_t> lookup_reverse(const std::vector<windlass_kv_key>& keys) const {
+        std::uint64_t index = 0;
+        windlass_status status = windlass_kv_lookup_reverse(handle_.get(), keys.data(), keys.size(), &index);
+        if (status == WINDLASS_NOT_FOUND) {
+            return std::nullopt;
+        }
+        check(status);
+        return index;
+    }
+
+    // Removes blocks, as far as this process stored them. How many.
+    std::uint64_t remove(const std::vector<windlass_kv_key>& keys) const {
+        std::uint64_t removed = 0;
+        check(windlass_kv_delete(handle_.get(), keys.data(), keys.size(), &removed));
+        return removed;
+    }
+
+    // Starts to load; see windlass_kv_load: the memory is the store's until the ticket is released.
+    Ticket load(Items& items, int priority = WINDLASS_DEMAND, const Request& request = Request()) const {
+        return submit(windlass_kv_load, items, priority, request);
+    }
+
+    // Starts to store; see windlass_kv_store.
+    Ticket store(Items& items, int priority = WINDLASS_BACKGROUND, const Request& request = Request()) const {
+        return submit(windlass_kv_store, items, priority, request);
+    }
+
+  private:
+    template <typename Start> Ticket submit(Start start, Items& items, int priority, const Request& request) const {
+        windlass_kv_ticket* ticket = nullptr;
+        check(start(handle_.get(), items.data(), items.size(), priority, &request, &ticket));
+        return Ticket(ticket, items.size());
+    }
+
+    std::unique_ptr<windlass_kv_namespace, detail::Deleter> handle_;
+};
+
+// Memory that a store was told of. When it goes, the store forgets it.
+class Region {
+  public:
+    explicit Region(windlass_kv_region* region) : handle_(region) {}
+    bool is_direct() const noexcept { return windlass_kv_region_is_direct(handle_.get()); }
+
+  private:
+    std::unique_ptr<windlass_kv_region, detail::Deleter> handle_;
+};
+
+// An open store. When it and its namespaces are gone, it is closed, without time for stores under way.
+class Store {
+  public:
+    explicit Store(const Options& options) {
+        windlass_kv* store = nullptr;
+        check(windlass_kv_open(&options, &store));
+        handle_.reset(store);
+    }
+
+    Namespace open(const Description& description) const {
+        windlass_kv_namespace* blocks = nullptr;
+        check(windlass_kv_namespace_open(handle_.get(), &description, &blocks));
+        return Namespace(blocks);
+    }
+
+    // Tells it of memory ahead.
+    Region add(const windlass_kv_piece& memory) const {
+        windlass_kv_region* region = nullptr;
+        check(windlass_kv_register(handle_.get(), &memory, &region));
+        return Region(region);
+    }
+
+    // Readable while tickets wait to be drained that asked for it by WINDLASS_KV_NOTIFY.
+    int event_fd() const noexcept { return windlass_kv_event_fd(handle_.get()); }
+
+    // Their numbers.
+    std::vector<std::uint64_t> drain() const {
+        std::vector<std::uint64_t> tickets;
+        std::uint64_t ended[64];
+        std::uint64_t count = 0;
+        do {
+            check(windlass_kv_drain(handle_.get(), ended, 64, &count));
+            tickets.insert(tickets.end(), ended, ended + count);
+        } while (count == 64);
+        return tickets;
+    }
+
+    void flush(std::uint64_t timeout_ms = UINT64_MAX) const { check(windlass_kv_flush(handle_.get(), timeout_ms)); }
+    void close(std::uint64_t timeout_ms = UINT64_MAX) const { check(windlass_kv_close(handle_.get(), timeout_ms)); }
+
+    std::string stats() const { return text(windlass_kv_stats); }
+    std::string metrics() const { return text(windlass_kv_metrics); }
+    std::string report() const { return text(windlass_kv_report); }
+    std::string events() const { return text(windlass_kv_events); }
+
+  private:
+    template <typename Say> std::string text(Say say) const {
+        return detail::text([&](char** words) { return say(handle_.get(), words); });
+    }
+
+    std::unique_ptr<windlass_kv, detail::Deleter> handle_;
+};
+
+} // namespace kv
 
 } // namespace windlass
 

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
+    handle::{self, held},
     status::{Failure, call, windlass_status},
     system, text,
     versioned::{self, Versioned},
@@ -9,7 +10,7 @@ use crate::{
 use std::{
     ffi::{CString, c_char},
     path::Path,
-    ptr, slice,
+    slice,
 };
 use windlass::{Catalog, Checkpoint, catalog::OpenOptions, read::ReadFile};
 
@@ -86,21 +87,15 @@ pub unsafe extern "C" fn windlass_catalog_open(
     options: *const windlass_catalog_options,
     catalog: *mut *mut windlass_catalog,
 ) -> windlass_status {
-    call(|| {
-        if catalog.is_null() {
-            return Err(Failure::argument("there is no place for the catalog: the pointer is NULL"));
-        }
-        // SAFETY: writable, as the caller says.
-        unsafe { catalog.write(ptr::null_mut()) };
+    let open = || {
         // SAFETY: strings, as the caller says.
         let paths = unsafe { borrow_paths(paths, count)? };
         // SAFETY: as the caller says.
         let options = unsafe { open_options(options)? };
-        let opened = windlass_catalog::new(Checkpoint::open_with(&paths, &options)?);
-        // SAFETY: writable, as the caller says.
-        unsafe { catalog.write(Box::into_raw(Box::new(opened))) };
-        Ok(())
-    })
+        Ok(windlass_catalog::new(Checkpoint::open_with(&paths, &options)?))
+    };
+    // SAFETY: writable, as the caller says.
+    unsafe { handle::make(catalog, open) }
 }
 
 /// Frees a catalog. NULL is fine.
@@ -109,10 +104,8 @@ pub unsafe extern "C" fn windlass_catalog_open(
 /// `catalog` must come from [`windlass_catalog_open`], and not be in use nor have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn windlass_catalog_free(catalog: *mut windlass_catalog) {
-    if !catalog.is_null() {
-        // SAFETY: made by `windlass_catalog_open`, freed once.
-        drop(unsafe { Box::from_raw(catalog) });
-    }
+    // SAFETY: as the caller says.
+    unsafe { handle::free(catalog) }
 }
 
 /// How many tensors there are; 0 if `catalog` is NULL.
@@ -137,7 +130,7 @@ pub unsafe extern "C" fn windlass_catalog_tensor(
 ) -> windlass_status {
     call(|| {
         // SAFETY: live, as the caller says.
-        let catalog = unsafe { catalog.as_ref() }.ok_or_else(no_catalog)?;
+        let catalog = unsafe { held(catalog, "catalog")? };
         // SAFETY: writable, as the caller says.
         unsafe { catalog.tell(usize::try_from(index).unwrap_or(usize::MAX), tensor) }
     })
@@ -155,7 +148,7 @@ pub unsafe extern "C" fn windlass_catalog_find(
 ) -> windlass_status {
     call(|| {
         // SAFETY: live, as the caller says.
-        let catalog = unsafe { catalog.as_ref() }.ok_or_else(no_catalog)?;
+        let catalog = unsafe { held(catalog, "catalog")? };
         // SAFETY: a string, as the caller says.
         let name = unsafe { text::borrow(name, "the name")? }
             .ok_or_else(|| Failure::argument("there is no name: the pointer is NULL"))?;
@@ -243,8 +236,4 @@ unsafe fn borrow_paths<'a>(paths: *const *const c_char, count: u64) -> Result<Ve
     // SAFETY: strings, as the caller says.
     let paths = paths.iter().map(|path| unsafe { text::borrow_path(*path) });
     paths.map(|path| path?.ok_or_else(|| Failure::argument("one of the paths is NULL"))).collect()
-}
-
-fn no_catalog() -> Failure {
-    Failure::argument("there is no catalog: the pointer is NULL")
 }

@@ -1,4 +1,4 @@
-//! The C ABI of windlass: what a checkpoint holds, and batches of reads into memory that the caller owns.
+//! The C ABI of windlass: what a checkpoint holds, batches of reads into memory that the caller owns, and the KV store.
 //!
 //! `include/windlass.h` is made of this crate by cbindgen, and says for C what is said here. All names begin with
 //! `windlass_`, all sizes and offsets have 64 bits, structures begin with their size so that they can grow, and no panic
@@ -7,6 +7,9 @@
 #![allow(non_camel_case_types)]
 
 mod catalog;
+mod handle;
+#[cfg(target_os = "linux")]
+mod kv;
 mod read;
 mod status;
 mod system;
@@ -14,6 +17,8 @@ mod text;
 mod versioned;
 
 pub use catalog::*;
+#[cfg(target_os = "linux")]
+pub use kv::*;
 pub use read::*;
 pub use status::*;
 pub use text::*;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
+    handle::{self, held},
     status::{Failure, call, status_of, windlass_status},
     system, text,
     versioned::{self, Versioned},
@@ -10,9 +11,8 @@ use crate::{
 use std::{
     collections::HashMap,
     ffi::{c_char, c_void},
-    panic::{self, AssertUnwindSafe},
     path::{Path, PathBuf},
-    ptr::{self, NonNull},
+    ptr::NonNull,
     sync::atomic::{AtomicI32, Ordering},
     time::{Duration, Instant},
 };
@@ -137,19 +137,10 @@ pub unsafe extern "C" fn windlass_reader_create(
     options: *const windlass_reader_options,
     reader: *mut *mut windlass_reader,
 ) -> windlass_status {
-    call(|| {
-        if reader.is_null() {
-            return Err(Failure::argument("there is no place for the reader: the pointer is NULL"));
-        }
-        // SAFETY: writable, as the caller says.
-        unsafe { reader.write(ptr::null_mut()) };
-        // SAFETY: as the caller says.
-        let options = unsafe { reader_options(options)? };
-        let started = windlass_reader { reader: Reader::new(&options)? };
-        // SAFETY: writable, as the caller says.
-        unsafe { reader.write(Box::into_raw(Box::new(started))) };
-        Ok(())
-    })
+    // SAFETY: as the caller says.
+    unsafe {
+        handle::make(reader, || Ok(windlass_reader { reader: Reader::new(&reader_options(options)?)? }))
+    }
 }
 
 /// Ends a reader: what waits is cancelled, what is under way is waited for. Its batches stay, and tell how they ended.
@@ -159,10 +150,8 @@ pub unsafe extern "C" fn windlass_reader_create(
 /// `reader` must come from [`windlass_reader_create`], and not be in use nor have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn windlass_reader_free(reader: *mut windlass_reader) {
-    if !reader.is_null() {
-        // SAFETY: made by `windlass_reader_create`, freed once.
-        free(unsafe { Box::from_raw(reader) });
-    }
+    // SAFETY: as the caller says.
+    unsafe { handle::free(reader) }
 }
 
 /// Starts to read. Each read succeeds or fails for itself. This call fails, and starts nothing, if a read makes no sense
@@ -181,27 +170,16 @@ pub unsafe extern "C" fn windlass_batch_submit(
     priority: i32,
     batch: *mut *mut windlass_batch,
 ) -> windlass_status {
-    call(|| {
-        if batch.is_null() {
-            return Err(Failure::argument("there is no place for the batch: the pointer is NULL"));
-        }
-        // SAFETY: writable, as the caller says.
-        unsafe { batch.write(ptr::null_mut()) };
+    let submit = || {
         // SAFETY: live, as the caller says.
-        let reader = unsafe { reader.as_ref() }.ok_or_else(|| Failure::argument("there is no reader"))?;
-        let priority = match priority {
-            WINDLASS_DEMAND => Priority::Demand,
-            WINDLASS_PREFETCH => Priority::Prefetch,
-            WINDLASS_BACKGROUND => Priority::Background,
-            other => return Err(Failure::argument(format!("there is no priority {other}"))),
-        };
+        let reader = unsafe { held(reader, "reader")? };
+        let priority = priority_of(priority)?;
         // SAFETY: as the caller says.
         let requests = unsafe { requests(reads, count)? };
-        let started = windlass_batch { batch: reader.reader.submit(requests, priority)? };
-        // SAFETY: writable, as the caller says.
-        unsafe { batch.write(Box::into_raw(Box::new(started))) };
-        Ok(())
-    })
+        Ok(windlass_batch { batch: reader.reader.submit(requests, priority)? })
+    };
+    // SAFETY: writable, as the caller says.
+    unsafe { handle::make(batch, submit) }
 }
 
 /// Waits for all reads, `timeout_ms` milliseconds at most, which makes them demand; `UINT64_MAX` is for ever. `progress`
@@ -220,7 +198,7 @@ pub unsafe extern "C" fn windlass_batch_wait(
     progress_context: *mut c_void,
 ) -> windlass_status {
     // SAFETY: live, as the caller says.
-    with_batch(unsafe { batch.as_ref() }, |batch| {
+    with_batch(unsafe { held(batch, "batch") }, |batch| {
         let Some(progress) = progress else {
             return outcome(batch.wait_within(timeout(timeout_ms)));
         };
@@ -257,7 +235,7 @@ pub unsafe extern "C" fn windlass_batch_wait_read(
     timeout_ms: u64,
 ) -> windlass_status {
     // SAFETY: live, as the caller says.
-    with_batch(unsafe { batch.as_ref() }, |batch| {
+    with_batch(unsafe { held(batch, "batch") }, |batch| {
         match batch.wait_read(position(batch, index)?, timeout(timeout_ms)) {
             ReadStatus::Pending => Err(Failure::pending()),
             ReadStatus::Delivered => Ok(()),
@@ -278,7 +256,7 @@ pub unsafe extern "C" fn windlass_batch_next_ended(
     index: *mut u64,
 ) -> windlass_status {
     // SAFETY: live, as the caller says.
-    with_batch(unsafe { batch.as_ref() }, |batch| {
+    with_batch(unsafe { held(batch, "batch") }, |batch| {
         if index.is_null() {
             return Err(Failure::argument("there is no place for the index: the pointer is NULL"));
         }
@@ -326,7 +304,7 @@ pub unsafe extern "C" fn windlass_batch_error(
     message: *mut *mut c_char,
 ) -> windlass_status {
     // SAFETY: live, as the caller says.
-    with_batch(unsafe { batch.as_ref() }, |batch| {
+    with_batch(unsafe { held(batch, "batch") }, |batch| {
         let error = batch.status(position(batch, index)?).error().map(ToString::to_string);
         // SAFETY: writable, as the caller says.
         unsafe { text::give(error.as_deref().unwrap_or_default(), message) }
@@ -340,7 +318,7 @@ pub unsafe extern "C" fn windlass_batch_error(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn windlass_batch_promote(batch: *const windlass_batch) -> windlass_status {
     // SAFETY: live, as the caller says.
-    with_batch(unsafe { batch.as_ref() }, |batch| {
+    with_batch(unsafe { held(batch, "batch") }, |batch| {
         batch.promote();
         Ok(())
     })
@@ -353,7 +331,7 @@ pub unsafe extern "C" fn windlass_batch_promote(batch: *const windlass_batch) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn windlass_batch_cancel(batch: *const windlass_batch) -> windlass_status {
     // SAFETY: live, as the caller says.
-    with_batch(unsafe { batch.as_ref() }, |batch| {
+    with_batch(unsafe { held(batch, "batch") }, |batch| {
         batch.cancel();
         Ok(())
     })
@@ -370,11 +348,9 @@ pub unsafe extern "C" fn windlass_batch_report(
     json: *mut *mut c_char,
 ) -> windlass_status {
     // SAFETY: live, as the caller says.
-    with_batch(unsafe { batch.as_ref() }, |batch| {
-        let report = serde_json::to_string(&batch.report());
-        let report = report.map_err(|error| Failure::internal(format!("writing the report: {error}")))?;
+    with_batch(unsafe { held(batch, "batch") }, |batch| {
         // SAFETY: writable, as the caller says.
-        unsafe { text::give(&report, json) }
+        unsafe { text::give(&serde_json::to_string(&batch.report())?, json) }
     })
 }
 
@@ -386,23 +362,24 @@ pub unsafe extern "C" fn windlass_batch_report(
 /// `batch` must come from [`windlass_batch_submit`], and not be in use nor have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn windlass_batch_free(batch: *mut windlass_batch) {
-    if !batch.is_null() {
-        // SAFETY: made by `windlass_batch_submit`, freed once.
-        free(unsafe { Box::from_raw(batch) });
-    }
-}
-
-/// Drops what the caller gives back, and leaves its last error as it is.
-fn free<T>(handle: Box<T>) {
-    // What panics here has been told by the panic hook, and there is no status to return.
-    let _ = panic::catch_unwind(AssertUnwindSafe(|| drop(handle)));
+    // SAFETY: as the caller says.
+    unsafe { handle::free(batch) }
 }
 
 fn with_batch(
-    batch: Option<&windlass_batch>,
+    batch: Result<&windlass_batch, Failure>,
     work: impl FnOnce(&Batch) -> Result<(), Failure>,
 ) -> windlass_status {
-    call(|| work(&batch.ok_or_else(|| Failure::argument("there is no batch: the pointer is NULL"))?.batch))
+    call(|| work(&batch?.batch))
+}
+
+pub(crate) fn priority_of(priority: i32) -> Result<Priority, Failure> {
+    match priority {
+        WINDLASS_DEMAND => Ok(Priority::Demand),
+        WINDLASS_PREFETCH => Ok(Priority::Prefetch),
+        WINDLASS_BACKGROUND => Ok(Priority::Background),
+        other => Err(Failure::argument(format!("there is no priority {other}"))),
+    }
 }
 
 fn timeout(milliseconds: u64) -> Duration {
@@ -448,28 +425,9 @@ unsafe fn reader_options(options: *const windlass_reader_options) -> Result<Read
 /// # Safety
 /// See [`windlass_batch_submit`].
 unsafe fn requests(reads: *const windlass_read, count: u64) -> Result<Vec<ReadRequest>, Failure> {
-    let count = usize::try_from(count).map_err(|_| Failure::argument("there are too many reads"))?;
-    if count == 0 {
-        return Ok(Vec::new());
-    }
-    if reads.is_null() {
-        return Err(Failure::argument("there are no reads: the pointer is NULL"));
-    }
-    // Later versions of the structure are longer, and so are the distances between its instances.
-    // SAFETY: readable, as the caller says.
-    let stride = unsafe { versioned::size_of_instance(reads)? };
     let mut files = Files::default();
-    let mut requests = Vec::with_capacity(count.min(1 << 20));
-    for index in 0..count {
-        // SAFETY: `count` instances at this distance.
-        let read = unsafe { versioned::read(reads.byte_add(index * stride))? };
-        if read.size != stride as u64 {
-            return Err(Failure::argument(format!("read {index} has another size than the first")));
-        }
-        // SAFETY: passed on.
-        requests.push(unsafe { request(&read, index, &mut files)? });
-    }
-    Ok(requests)
+    // SAFETY: passed on.
+    unsafe { versioned::read_all(reads, count, |read, index| request(read, index, &mut files)) }
 }
 
 /// # Safety

@@ -39,6 +39,16 @@ pub enum windlass_status {
     WINDLASS_CANCELLED = 11,
     /// A defect of windlass. Please report it.
     WINDLASS_INTERNAL = 12,
+    /// A block of a KV store is not what was stored. It is a miss from now on.
+    WINDLASS_CORRUPT = 13,
+    /// A KV store has no room for it, or too much is under way.
+    WINDLASS_REFUSED = 14,
+    /// It did not end within the time that it was given.
+    WINDLASS_TIMED_OUT = 15,
+    /// A KV store was closed, or opened by the parent of this process.
+    WINDLASS_CLOSED = 16,
+    /// A KV store was opened for reading only.
+    WINDLASS_READ_ONLY = 17,
 }
 
 /// Why a call failed.
@@ -49,20 +59,24 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    pub(crate) fn new(status: windlass_status, message: impl Into<String>) -> Self {
+        Self { status, message: message.into() }
+    }
+
     pub(crate) fn argument(message: impl Into<String>) -> Self {
-        Self { status: windlass_status::WINDLASS_INVALID_ARGUMENT, message: message.into() }
+        Self::new(windlass_status::WINDLASS_INVALID_ARGUMENT, message)
     }
 
     pub(crate) fn not_found(message: impl Into<String>) -> Self {
-        Self { status: windlass_status::WINDLASS_NOT_FOUND, message: message.into() }
+        Self::new(windlass_status::WINDLASS_NOT_FOUND, message)
     }
 
     pub(crate) fn pending() -> Self {
-        Self { status: windlass_status::WINDLASS_PENDING, message: "it has not ended yet".into() }
+        Self::new(windlass_status::WINDLASS_PENDING, "it has not ended yet")
     }
 
     pub(crate) fn internal(message: impl Into<String>) -> Self {
-        Self { status: windlass_status::WINDLASS_INTERNAL, message: message.into() }
+        Self::new(windlass_status::WINDLASS_INTERNAL, message)
     }
 }
 
@@ -75,6 +89,12 @@ impl From<&Error> for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::from(&error)
+    }
+}
+
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Self {
+        Self::internal(format!("writing JSON: {error}"))
     }
 }
 
@@ -131,7 +151,7 @@ fn note(message: &str) {
 }
 
 /// Why this thread's last call that returned a status failed: a sentence in UTF-8; empty if it did not. Valid until the
-/// next such call. `windlass_batch_status` leaves it as it is.
+/// next such call. `windlass_batch_status` and `windlass_kv_ticket_poll` leave it as it is.
 #[unsafe(no_mangle)]
 pub extern "C" fn windlass_last_error() -> *const c_char {
     LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())

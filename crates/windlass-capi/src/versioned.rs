@@ -40,6 +40,43 @@ pub(crate) unsafe fn read<T: Versioned>(place: *const T) -> Result<T, Failure> {
     Ok(unsafe { value.assume_init() })
 }
 
+/// Makes something of each of `count` structures that lie side by side.
+///
+/// # Errors
+/// As [`read`]; if the structures differ in size; or what `make` fails with.
+///
+/// # Safety
+/// `first` must be readable as far as the sizes of `count` structures say.
+pub(crate) unsafe fn read_all<T: Versioned, U>(
+    first: *const T,
+    count: u64,
+    mut make: impl FnMut(&T, usize) -> Result<U, Failure>,
+) -> Result<Vec<U>, Failure> {
+    let count = usize::try_from(count).map_err(|_| Failure::argument(format!("too many {}", T::NAME)))?;
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    if first.is_null() {
+        return Err(Failure::argument(format!("there is no {}: the pointer is NULL", T::NAME)));
+    }
+    // Later versions of the structure are longer, and so are the distances between its instances.
+    // SAFETY: readable, as the caller says.
+    let stride = unsafe { size_of_instance(first)? };
+    let mut made = Vec::with_capacity(count.min(1 << 20));
+    for index in 0..count {
+        // SAFETY: `count` instances at this distance.
+        let (size, value) = unsafe {
+            let instance = first.byte_add(index * stride);
+            (size_of_instance(instance)?, read(instance)?)
+        };
+        if size != stride {
+            return Err(Failure::argument(format!("{} {index} has another size than the first", T::NAME)));
+        }
+        made.push(make(&value, index)?);
+    }
+    Ok(made)
+}
+
 /// Writes the members of `value` that the caller's header has, and nothing behind them. `set_size` is told how many bytes
 /// these are.
 ///

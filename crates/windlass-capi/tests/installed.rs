@@ -54,13 +54,17 @@ fn programs_find_and_use_what_is_installed() {
     assert!(!described.contains(&stage.path().display().to_string()), "the stage is nobody's business");
 
     // The symbols' version is what a program asks for, and the soname what it looks for.
-    let program = stage.path().join("program");
-    run(Command::new("cc")
-        .arg(Path::new(ROOT).join("c/conformance.c"))
-        .args(["-std=c11", "-pthread", "-o"])
-        .arg(&program)
-        .arg(format!("-I{}", prefix.join("include").display()))
-        .args([format!("-L{}", library.display()), "-lwindlass".into()]));
+    let compiled = |source: &str| {
+        let program = stage.path().join(source).with_extension("");
+        run(Command::new("cc")
+            .arg(Path::new(ROOT).join("c").join(source))
+            .args(["-std=c11", "-pthread", "-o"])
+            .arg(&program)
+            .arg(format!("-I{}", prefix.join("include").display()))
+            .args([format!("-L{}", library.display()), "-lwindlass".into(), "-ldl".into()]));
+        program
+    };
+    let program = compiled("conformance.c");
     let needed = run(Command::new("readelf").args(["-dV"]).arg(&program));
     assert!(needed.contains("[libwindlass.so.1]") && needed.contains("WINDLASS_1"), "{needed}");
 
@@ -71,5 +75,9 @@ fn programs_find_and_use_what_is_installed() {
     file.extend_from_slice(b"twelve bytes");
     fs::write(&checkpoint, file).unwrap();
     let said = run(Command::new(&program).arg(&checkpoint).env("LD_LIBRARY_PATH", &library));
+    assert_eq!(said, "ok\n");
+    let (kv, root) = (compiled("kv.c"), stage.path().join("store"));
+    let said =
+        run(Command::new(&kv).arg(&root).env_remove("WINDLASS_CUDA_DRIVER").env("LD_LIBRARY_PATH", &library));
     assert_eq!(said, "ok\n");
 }

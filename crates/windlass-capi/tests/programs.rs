@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
+use tempfile::TempDir;
 
 /// A shared library that cargo builds beside the tests.
 fn library(name: &str) -> PathBuf {
@@ -34,28 +35,49 @@ fn write_checkpoint(path: &Path) {
     fs::write(path, file).unwrap();
 }
 
-/// Compiles a program with `compiler` and runs it on a checkpoint.
+/// Compiles a program of the folder `c` with `compiler` and runs it on a checkpoint, or on an empty directory.
 fn compile_and_run(compiler: &str, arguments: &[&str], source: &str) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(source);
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let (program, checkpoint) =
-        (directory.path().join("program"), directory.path().join("model.safetensors"));
+    let is_kv = source.file_stem().unwrap() == "kv";
+    let input = directory.path().join(if is_kv { "store" } else { "model.safetensors" });
+    if !is_kv {
+        write_checkpoint(&input);
+    }
+    assert_eq!(compiled(compiler, arguments, &source, &directory, Some(&input)), "ok\n");
+}
+
+/// Compiles a program and runs it in `directory`. What it says.
+fn compiled(
+    compiler: &str,
+    arguments: &[&str],
+    source: &Path,
+    directory: &TempDir,
+    input: Option<&Path>,
+) -> String {
+    let program = directory.path().join("program");
     let library = library("libwindlass_capi.so");
     let compiled = Command::new(compiler)
         .args(arguments)
         .args(["-Wall", "-Wextra", "-Werror", "-O1", "-pthread", "-o"])
         .arg(&program)
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(source))
+        .arg(format!("-I{}/include", env!("CARGO_MANIFEST_DIR")))
+        .arg(source)
         .arg(&library)
         .arg(format!("-Wl,-rpath,{}", library.parent().unwrap().display()))
         .output()
         .unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    write_checkpoint(&checkpoint);
     let mut command = Command::new(&program);
-    command.arg(&checkpoint).env("WINDLASS_CUDA_DRIVER", crate::library("libfake_cuda.so"));
-    let ran = command.output().unwrap();
+    command.args(input).env("WINDLASS_CUDA_DRIVER", crate::library("libfake_cuda.so"));
+    let ran = command.current_dir(directory).output().unwrap();
     assert!(ran.status.success(), "{:?}: {}", ran.status, String::from_utf8_lossy(&ran.stderr));
-    assert_eq!(String::from_utf8_lossy(&ran.stdout), "ok\n");
+    String::from_utf8(ran.stdout).unwrap()
+}
+
+fn has_cxx() -> bool {
+    let found = Command::new("c++").arg("--version").output();
+    found.map_err(|error| skip(Requirement::Cxx, format!("c++: {error}"))).is_ok()
 }
 
 #[test]
@@ -70,9 +92,38 @@ fn a_c_program_reads_into_memory_of_a_device() {
 
 #[test]
 fn a_cpp_program_gets_what_the_header_promises() {
-    if let Err(error) = Command::new("c++").arg("--version").output() {
-        skip(Requirement::Cxx, format!("c++: {error}"));
+    if has_cxx() {
+        compile_and_run("c++", &["-std=c++17"], "conformance.cpp");
+    }
+}
+
+#[test]
+fn a_c_program_stores_and_loads_blocks() {
+    compile_and_run("cc", &["-std=c11", "-ldl"], "kv.c");
+}
+
+#[test]
+fn a_cpp_program_stores_and_loads_blocks() {
+    if has_cxx() {
+        compile_and_run("c++", &["-std=c++17"], "kv.cpp");
+    }
+}
+
+/// The programs of docs/c-abi.md, in their order, run in one directory.
+#[test]
+fn programs_of_the_documentation_do_what_they_say() {
+    if !has_cxx() {
         return;
     }
-    compile_and_run("c++", &["-std=c++17"], "conformance.cpp");
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/c-abi.md")).unwrap();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    write_checkpoint(&directory.path().join("model.gguf"));
+    let source = directory.path().join("program.cpp");
+    let said = text.split("```cpp\n").skip(1).map(|program| {
+        fs::write(&source, program.split("```").next().unwrap()).unwrap();
+        compiled("c++", &["-std=c++17"], &source, &directory, None)
+    });
+    let said: Vec<String> = said.collect();
+    assert!(said.len() == 2 && said[0].contains("\"carriers\""), "{said:?}");
+    assert_eq!(said[1], "2 of 3 blocks are there\n");
 }

@@ -1,0 +1,458 @@
+//! Requests under way: how their items ended, and when their memory is the caller's again.
+#![allow(unsafe_code)]
+
+use super::timeout;
+use crate::{
+    handle::{self, held},
+    status::{Failure, call, windlass_status},
+    text,
+};
+use ::windlass_kv::{Completion, DropReason, Error, Item, KeepAlive, Status, Ticket};
+use std::{
+    ffi::c_char,
+    process,
+    sync::{
+        Arc, Condvar, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// How often a caller that waits for memory learns that it will never be released.
+const LOST_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What became of an item.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum windlass_kv_status {
+    /// Loaded and verified, or stored.
+    WINDLASS_KV_OK = 0,
+    /// A store of a block that is there already, or that is being stored by another request. Nothing was written.
+    WINDLASS_KV_EXISTS = 1,
+    /// A load of a block that is not there.
+    WINDLASS_KV_MISS = 2,
+    /// A load of a block whose time was over.
+    WINDLASS_KV_EXPIRED = 3,
+    /// A load of a block that is not what was stored. It is a miss from now on; the memory holds anything.
+    WINDLASS_KV_CORRUPT = 4,
+    /// The memory has another length than the shard, or the block other shards. The block stays; the memory holds anything.
+    WINDLASS_KV_MISMATCH = 5,
+    /// A store that was refused: everything that could be evicted is in use, or the file system is full.
+    WINDLASS_KV_NO_ROOM = 6,
+    /// A store that was refused: the namespace has used up its quota.
+    WINDLASS_KV_QUOTA = 7,
+    /// A store that was refused: too many bytes are under way.
+    WINDLASS_KV_BUSY = 8,
+    /// A store that was refused: it was not asked for before.
+    WINDLASS_KV_NOT_ADMITTED = 9,
+    /// A store that was refused: it is larger than a segment.
+    WINDLASS_KV_TOO_LARGE = 10,
+    /// It took too long. The memory is the store's until the ticket is released.
+    WINDLASS_KV_TIMED_OUT = 11,
+    /// It was cancelled. The memory is the store's until the ticket is released.
+    WINDLASS_KV_CANCELLED = 12,
+    /// The system's error, by `error`, which says nothing of the block: it stays.
+    WINDLASS_KV_IO = 13,
+    /// Something that this version of the interface has no name for: the ticket's report has.
+    WINDLASS_KV_OTHER = 14,
+}
+
+/// How one item of a request ended. It never gets more members.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct windlass_kv_outcome {
+    /// What became of it.
+    pub status: windlass_kv_status,
+    /// The `errno` of `WINDLASS_KV_IO`; else 0.
+    pub error: i32,
+}
+
+impl From<Status> for windlass_kv_outcome {
+    fn from(status: Status) -> Self {
+        use windlass_kv_status::*;
+        let error = if let Status::Io(errno) = status { errno } else { 0 };
+        let status = match status {
+            Status::Ok => WINDLASS_KV_OK,
+            Status::Exists => WINDLASS_KV_EXISTS,
+            Status::Miss => WINDLASS_KV_MISS,
+            Status::Expired => WINDLASS_KV_EXPIRED,
+            Status::Corrupt => WINDLASS_KV_CORRUPT,
+            Status::Mismatch => WINDLASS_KV_MISMATCH,
+            Status::Dropped(DropReason::NoRoom) => WINDLASS_KV_NO_ROOM,
+            Status::Dropped(DropReason::Quota) => WINDLASS_KV_QUOTA,
+            Status::Dropped(DropReason::Busy) => WINDLASS_KV_BUSY,
+            Status::Dropped(DropReason::NotAdmitted) => WINDLASS_KV_NOT_ADMITTED,
+            Status::Dropped(DropReason::TooLarge) => WINDLASS_KV_TOO_LARGE,
+            Status::TimedOut => WINDLASS_KV_TIMED_OUT,
+            Status::Cancelled => WINDLASS_KV_CANCELLED,
+            Status::Io(_) => WINDLASS_KV_IO,
+            _ => WINDLASS_KV_OTHER,
+        };
+        Self { status, error }
+    }
+}
+
+/// How a request ends of which an item ended like this.
+fn status_of(status: Status) -> windlass_status {
+    use windlass_status::*;
+    match status {
+        Status::Ok | Status::Exists => WINDLASS_OK,
+        Status::Miss | Status::Expired => WINDLASS_NOT_FOUND,
+        Status::Corrupt => WINDLASS_CORRUPT,
+        Status::Mismatch => WINDLASS_INVALID_ARGUMENT,
+        Status::Dropped(_) => WINDLASS_REFUSED,
+        Status::TimedOut => WINDLASS_TIMED_OUT,
+        Status::Cancelled => WINDLASS_CANCELLED,
+        Status::Io(_) => WINDLASS_IO,
+        _ => WINDLASS_INTERNAL,
+    }
+}
+
+/// A request under way.
+pub struct windlass_kv_ticket {
+    ticket: Ticket,
+    items: usize,
+    memory: Arc<Memory>,
+    ended: OnceLock<Completion>,
+}
+
+/// The caller's memory, as far as the store has it.
+struct Memory {
+    /// The process that the store is open in: in a child of `fork`, nothing is released, and no lock can be had.
+    process: u32,
+    is_released: AtomicBool,
+    waiting: Mutex<()>,
+    released: Condvar,
+}
+
+/// What the store holds as long as it has the memory.
+struct Borrowed(Arc<Memory>);
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if self.0.process == process::id() {
+            let waiting = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            self.0.is_released.store(true, Ordering::Release);
+            drop(waiting);
+            self.0.released.notify_all();
+        }
+    }
+}
+
+impl windlass_kv_ticket {
+    pub(super) fn begin(
+        items: Vec<Item>,
+        start: impl FnOnce(Vec<Item>, KeepAlive) -> Result<Ticket, Failure>,
+    ) -> Result<Self, Failure> {
+        let memory = Arc::new(Memory {
+            process: process::id(),
+            is_released: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            released: Condvar::new(),
+        });
+        let count = items.len();
+        let ticket = start(items, KeepAlive::new(Arc::new(Borrowed(memory.clone()))))?;
+        Ok(Self { ticket, items: count, memory, ended: OnceLock::new() })
+    }
+
+    /// How it ended, if it has.
+    fn ended(&self) -> Option<&Completion> {
+        match self.ended.get() {
+            Some(completion) => Some(completion),
+            None => self.ticket.poll().map(|completion| self.ended.get_or_init(|| completion)),
+        }
+    }
+
+    fn is_released(&self) -> bool {
+        self.memory.is_released.load(Ordering::Acquire)
+    }
+
+    /// Waits for the memory. Whether it is the caller's; if not, it never will be, or the time is over.
+    fn wait_released(&self, timeout: Option<Duration>) -> bool {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        if self.is_released() || self.memory.process != process::id() {
+            return self.is_released();
+        }
+        let mut waiting = self.memory.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        while !self.is_released() && !self.ticket.is_lost() {
+            let left = deadline.map_or(LOST_INTERVAL, |end| end.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                break;
+            }
+            let waited = self.memory.released.wait_timeout(waiting, left.min(LOST_INTERVAL));
+            waiting = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        self.is_released()
+    }
+}
+
+impl Drop for windlass_kv_ticket {
+    fn drop(&mut self) {
+        self.ticket.cancel();
+        self.wait_released(None);
+    }
+}
+
+/// The number of a ticket, as `windlass_kv_drain` tells it; 0 if `ticket` is NULL.
+///
+/// # Safety
+/// `ticket` must be NULL or live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_kv_ticket_id(ticket: *const windlass_kv_ticket) -> u64 {
+    // SAFETY: live, as the caller says.
+    unsafe { ticket.as_ref() }.map_or(0, |request| request.ticket.id())
+}
+
+/// Waits for the end of a request, `timeout_ms` milliseconds at most; `UINT64_MAX` is for ever.
+///
+/// `WINDLASS_OK` if every item was loaded, or is in the store; `WINDLASS_PENDING` if the time ran out; else what came of
+/// the first item that failed: `WINDLASS_NOT_FOUND` for a miss, `WINDLASS_CORRUPT`, `WINDLASS_REFUSED`, and so on.
+/// [`windlass_kv_ticket_outcomes`] tells which items these were.
+///
+/// # Safety
+/// `ticket` must be live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_kv_ticket_wait(
+    ticket: *const windlass_kv_ticket,
+    timeout_ms: u64,
+) -> windlass_status {
+    call(|| {
+        // SAFETY: live, as the caller says.
+        let request = unsafe { held(ticket, "ticket")? };
+        let completion = match request.ended.get() {
+            Some(completion) => completion,
+            None => match request.ticket.wait(timeout(timeout_ms)) {
+                Ok(completion) => request.ended.get_or_init(|| completion),
+                Err(Error::TimedOut { .. }) => return Err(Failure::pending()),
+                Err(error) => return Err(error.into()),
+            },
+        };
+        let failed = completion.items.iter().enumerate().find(|(_, status)| !status.is_ok());
+        let Some((item, status)) = failed else { return Ok(()) };
+        let message = format!("item {item} of {}: {status}", completion.items.len());
+        Err(Failure::new(status_of(*status), message))
+    })
+}
+
+/// How far a request has got: `WINDLASS_PENDING`, or what [`windlass_kv_ticket_wait`] returns. Never waits, and leaves the
+/// thread's last error as it is.
+///
+/// # Safety
+/// `ticket` must be live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_kv_ticket_poll(ticket: *const windlass_kv_ticket) -> windlass_status {
+    // SAFETY: live, as the caller says.
+    let Some(request) = (unsafe { ticket.as_ref() }) else {
+        return windlass_status::WINDLASS_INVALID_ARGUMENT;
+    };
+    let Some(completion) = request.ended() else { return windlass_status::WINDLASS_PENDING };
+    let failed = completion.items.iter().find(|status| !status.is_ok());
+    failed.map_or(windlass_status::WINDLASS_OK, |status| status_of(*status))
+}
+
+/// Tells what became of each item, in the order of the request; `WINDLASS_PENDING` if it has not ended.
+///
+/// # Safety
+/// `ticket` must be live, `outcomes` have room for `count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_kv_ticket_outcomes(
+    ticket: *const windlass_kv_ticket,
+    outcomes: *mut windlass_kv_outcome,
+    count: u64,
+) -> windlass_status {
+    call(|| {
+        // SAFETY: live, as the caller says.
+        let request = unsafe { held(ticket, "ticket")? };
+        if outcomes.is_null() || count != request.items as u64 {
+            let reason = format!("there is room for {count} outcomes: the request has {}", request.items);
+            return Err(Failure::argument(reason));
+        }
+        let completion = request.ended().ok_or_else(Failure::pending)?;
+        for (place, status) in completion.items.iter().enumerate() {
+            // SAFETY: there is room, as the caller says.
+            unsafe { outcomes.add(place).write((*status).into()) };
+        }
+        Ok(())
+    })
+}
+
+/// Gives what came of a request, as JSON: statuses by name, bytes, the way that these took, times. `WINDLASS_PENDING` if it
+/// has not ended. Free it with `windlass_string_free`.
+///
+/// # Safety
+/// `ticket` must be live, `json` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_kv_ticket_report(
+    ticket: *const windlass_kv_ticket,
+    json: *mut *mut c_char,
+) -> windlass_status {
+    call(|| {
+        // SAFETY: live, as the caller says.
+        let request = unsafe { held(ticket, "ticket")? };
+        let completion = request.ended().ok_or_else(Failure::pending)?;
+        let named =
+            |(carrier, bytes): (&::windlass_kv::Carrier, &u64)| (carrier.to_string(), (*bytes).into());
+        let report = serde_json::json!({
+            "ticket": completion.ticket,
+            "items": completion.items.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "bytes": completion.bytes,
+            "carried": completion.carried.iter().map(named).collect::<serde_json::Map<_, _>>(),
+            "bounced_bytes": completion.bounced_bytes,
+            "queued": completion.queued.as_secs_f64(),
+            "moving": completion.moving.as_secs_f64(),
+        });
+        // SAFETY: writable, as the caller says.
+        unsafe { text::give(&report.to_string(), json) }
+    })
+}
+
+/// Ends a request now, if it has not ended: items that have not are cancelled. Its memory is the store's until the ticket is
+/// released. Does not wait.
+///
+/// # Safety
+/// `ticket` must be live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_kv_ticket_cancel(ticket: *const windlass_kv_ticket) -> windlass_status {
+    call(|| {
+        // SAFETY: live, as the caller says.
+        unsafe { held(ticket, "ticket")? }.ticket.cancel();
+        Ok(())
+    })
+}
+
+/// Whether nothing reads or writes the memory of a request any more: it is the caller's again. A request that ended in
+/// another way than by a time-out or a cancellation has released it before anybody learns of its end, or moments later.
+/// Never in a child of `fork`.
+///
+/// # Safety
+/// `ticket` must be NULL or live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_kv_ticket_is_released(ticket: *const windlass_kv_ticket) -> bool {
+    // SAFETY: live, as the caller says.
+    unsafe { ticket.as_ref() }.is_some_and(windlass_kv_ticket::is_released)
+}
+
+/// Waits until the memory of a request is the caller's again, `timeout_ms` milliseconds at most; `UINT64_MAX` is for ever.
+/// `WINDLASS_PENDING` if the time ran out. `WINDLASS_DEVICE` if the system or a device failed while it had the memory, so that
+/// nobody will ever know: then the memory must be kept, and left alone, for as long as the process lives.
+///
+/// # Safety
+/// `ticket` must be live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_kv_ticket_wait_released(
+    ticket: *const windlass_kv_ticket,
+    timeout_ms: u64,
+) -> windlass_status {
+    call(|| {
+        // SAFETY: live, as the caller says.
+        let request = unsafe { held(ticket, "ticket")? };
+        if request.wait_released(timeout(timeout_ms)) {
+            return Ok(());
+        }
+        if request.ticket.is_lost() || request.memory.process != process::id() {
+            let reason = "nobody will ever know that the memory of the request is free: leave it alone";
+            return Err(Failure::new(windlass_status::WINDLASS_DEVICE, reason));
+        }
+        Err(Failure::pending())
+    })
+}
+
+/// Frees a ticket: a request that has not ended is cancelled, and its memory waited for. After that nobody uses the memory,
+/// unless [`windlass_kv_ticket_wait_released`] says `WINDLASS_DEVICE`. To let a request go on, keep its ticket. NULL is fine.
+///
+/// # Safety
+/// `ticket` must come from `windlass_kv_load` or `windlass_kv_store`,
+/// and not be in use nor have been freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlass_kv_ticket_free(ticket: *mut windlass_kv_ticket) {
+    // SAFETY: as the caller says.
+    unsafe { handle::free(ticket) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{WINDLASS_DEMAND, kv::*};
+    use ::windlass_kv::{
+        NamespaceDescription, NamespaceOptions, Store, StoreOptions,
+        fault::{Fault, FaultScript, Gate},
+    };
+    use std::ptr;
+
+    #[test]
+    fn memory_is_the_stores_until_the_ticket_is_released() {
+        let root = tempfile::tempdir().unwrap();
+        let (gate, hung) = (Gate::new(), AtomicBool::new(false));
+        let of_script = gate.clone();
+        // The first read of a whole block hangs.
+        let script = FaultScript::new(move |operation| {
+            let is_first =
+                !operation.is_write && operation.len >= 1 << 16 && !hung.swap(true, Ordering::Relaxed);
+            is_first.then(|| Fault::Hang(of_script.clone()))
+        });
+        let options =
+            StoreOptions::new(root.path()).capacity_bytes(64 << 20).min_free_bytes(0).faults(script);
+        let store = Store::open(options).unwrap();
+        let description = NamespaceDescription::default();
+        let blocks = windlass_kv_namespace {
+            namespace: store.namespace(&description, NamespaceOptions::default()).unwrap(),
+        };
+        let mut memory = vec![7_u8; 1 << 16];
+        let piece = windlass_kv_piece {
+            address: memory.as_mut_ptr().cast(),
+            length: memory.len() as u64,
+            target: crate::WINDLASS_TARGET_HOST,
+            device: 0,
+        };
+        let item = windlass_kv_item {
+            size: size_of::<windlass_kv_item>() as u64,
+            key: windlass_kv_key { bytes: b"a".as_ptr().cast(), length: 1 },
+            pieces: &raw const piece,
+            piece_count: 1,
+            shard: 0,
+            reserved: 0,
+        };
+        let in_time = windlass_kv_request {
+            size: size_of::<windlass_kv_request>() as u64,
+            timeout_ms: 50,
+            wait_event: 0,
+            flags: 0,
+            shards: 0,
+            reserved: 0,
+            shard_bytes: 0,
+            ttl_ms: 0,
+        };
+        let (mut stored, mut loaded) = (ptr::null_mut(), ptr::null_mut());
+        let wanted = windlass_status::WINDLASS_OK;
+        // SAFETY: everything lives until the tickets are freed.
+        unsafe {
+            let status = windlass_kv_store(
+                &raw const blocks,
+                &raw const item,
+                1,
+                WINDLASS_DEMAND,
+                ptr::null(),
+                &raw mut stored,
+            );
+            assert_eq!(status, wanted);
+            assert_eq!(windlass_kv_ticket_wait(stored, u64::MAX), wanted);
+            windlass_kv_ticket_free(stored);
+            let status = windlass_kv_load(
+                &raw const blocks,
+                &raw const item,
+                1,
+                WINDLASS_DEMAND,
+                &raw const in_time,
+                &raw mut loaded,
+            );
+            assert_eq!(status, wanted);
+            assert_eq!(windlass_kv_ticket_wait(loaded, u64::MAX), windlass_status::WINDLASS_TIMED_OUT);
+            assert!(!windlass_kv_ticket_is_released(loaded), "the system has it");
+            assert_eq!(windlass_kv_ticket_wait_released(loaded, 20), windlass_status::WINDLASS_PENDING);
+            gate.open();
+            assert_eq!(windlass_kv_ticket_wait_released(loaded, u64::MAX), wanted);
+            assert!(windlass_kv_ticket_is_released(loaded));
+            windlass_kv_ticket_free(loaded);
+        }
+    }
+}
