@@ -226,6 +226,8 @@ pub enum EventKind {
     WriterRestarted,
     /// Another user can change the store's directories.
     UnsafeRoot,
+    /// The file system takes no extended attributes: files as vLLM writes them have no checksums.
+    NoChecksums,
 }
 
 /// Blocks of this process that went to make room, or as their time was over, since they were last asked for.

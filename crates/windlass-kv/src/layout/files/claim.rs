@@ -11,11 +11,10 @@ use crate::{
 };
 use rustix::io::Errno;
 use std::{
-    fs::Metadata,
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -36,8 +35,6 @@ pub(super) struct FileClaim {
     pub(super) reserved: AtomicU64,
     /// Whether the temporary name is another's, or nobody's, by now.
     pub(super) is_published: AtomicBool,
-    /// The file as it was when it was whole, of blocks without a page that describes them.
-    pub(super) written: OnceLock<Metadata>,
 }
 
 impl Drop for FileClaim {
@@ -101,7 +98,6 @@ impl Shared {
             file_len,
             reserved: AtomicU64::new(0),
             is_published: AtomicBool::new(false),
-            written: OnceLock::new(),
         };
         if block.expires.is_some() {
             claim.namespace.mark_expiring(&self.disk, writer)?;

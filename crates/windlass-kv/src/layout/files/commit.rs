@@ -1,19 +1,11 @@
 //! Blocks that are whole take their names.
 #![forbid(unsafe_code)]
 
-use super::{
-    Shared,
-    claim::FileClaim,
-    failed,
-    find::FileId,
-    lock,
-    names::Tree,
-    sums::{Sum, Sync},
-};
+use super::{Shared, checksum, claim::FileClaim, failed, find::FileId, lock, names::Tree};
 use crate::{
-    Durability, Error, Result,
+    Durability, Error, EventKind, Result,
     disk::{Disk, FileAccess, expect_directory, open_regular},
-    format::expiry_seconds,
+    format::{Shard, expiry_seconds},
     index::{Existing, Slot},
     layout::Written,
 };
@@ -66,18 +58,10 @@ impl Shared {
                 }
             }
         }
-        let mut sums = Vec::new();
         // From the last to the first: of a prefix, the tail goes first.
         for (block, result) in blocks.iter().zip(&mut results).rev() {
             if result.is_ok() {
-                self.take_in(block, &mut sums);
-            }
-        }
-        if let Some(writer) = &self.writer {
-            let sync = if self.durability == Durability::None { Sync::No } else { Sync::Yes };
-            // Without its checksum a block is there, and is not compared.
-            if let Err(error) = self.sums.append(&self.disk, writer, &sums, sync) {
-                tracing::warn!(%error, "checksums cannot be written down");
+                self.take_in(block);
             }
         }
         results
@@ -116,11 +100,23 @@ impl Shared {
         if self.durability != Durability::None || is_unproven {
             file.sync_data().map_err(failed("syncing", path))?;
         }
-        if is_bare {
-            let metadata = file.metadata().map_err(failed("asking for", path))?;
-            let _ = claim.written.set(metadata);
+        if let ([Shard { checksum: Some(checksum), .. }], true) = (block.table.0.as_slice(), is_bare)
+            && let Err(error) = checksum::write(file, *checksum)
+        {
+            // The block is there all the same, and its checksum is not compared.
+            self.note_no_checksums(&error);
         }
         Ok(())
+    }
+
+    fn note_no_checksums(&self, error: &io::Error) {
+        if !self.has_told_of_checksums.swap(true, Ordering::AcqRel) {
+            let reason = format!(
+                "files as vLLM writes them have no checksums: the file system of {} takes no extended attribute: {error}",
+                self.root.display()
+            );
+            self.observed.note(EventKind::NoChecksums, reason);
+        }
     }
 
     /// Gives a file its name; says in which directory. If another process was faster, its block is as good, unless it is
@@ -161,7 +157,7 @@ impl Shared {
     }
 
     /// From now on the block is found.
-    fn take_in(&self, block: &Written, sums: &mut Vec<(crate::Fingerprint, Sum)>) {
+    fn take_in(&self, block: &Written) {
         let Ok(claim) = claim_of(block) else { return };
         let fingerprint = block.claim.block.fingerprint;
         lock(&self.absent).remove(&fingerprint);
@@ -170,13 +166,6 @@ impl Shared {
         }
         lock(&self.condemned).remove(&fingerprint);
         claim.namespace.note_key(fingerprint, block.claim.block.key.as_bytes());
-        if claim.namespace.tree.is_bare()
-            && let [shard] = block.table.0.as_slice()
-            && let Some(checksum) = shard.checksum
-            && let Some(metadata) = claim.written.get()
-        {
-            sums.push((fingerprint, Sum::new(metadata, checksum)));
-        }
         let payload_len = block.table.0.iter().fold(0, |sum: u64, shard| sum.saturating_add(shard.len));
         let mut entry =
             self.entry_of(&claim.namespace, claim.file_len, expiry_seconds(block.claim.block.expires));
@@ -204,10 +193,7 @@ fn claim_of(block: &Written) -> Result<&FileClaim> {
 }
 
 /// Answers in the order of the items.
-fn in_parallel<T: std::marker::Sync>(
-    items: &[T],
-    work: impl Fn(&T) -> Result<()> + std::marker::Sync,
-) -> Vec<Result<()>> {
+fn in_parallel<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Sync) -> Vec<Result<()>> {
     if items.len() < 2 {
         return items.iter().map(work).collect();
     }

@@ -1,7 +1,7 @@
 //! Blocks that are looked for, and whether what is there is what was stored.
 #![forbid(unsafe_code)]
 
-use super::{MOST_ABSENT, Shared, lock, names::Tree, namespaces::Namespace};
+use super::{MOST_ABSENT, Shared, checksum, lock, names::Tree, namespaces::Namespace};
 use crate::{
     Error, Fingerprint, Key, NamespaceId, Result,
     disk::{Disk, FileAccess, FileRef, open_regular},
@@ -77,15 +77,17 @@ impl Shared {
                 None => return Lookup::Miss,
             },
         };
+        let is_bare = namespace.tree.is_bare();
+        let checksum = if is_bare { checksum::read(&path, &metadata) } else { None };
         match self.place(&namespace, fingerprint, entry, path, &metadata) {
             Ok(place) => {
                 // Bare files are synced before they have their names. Others have pages with checksums.
-                let is_proven = namespace.tree.is_bare() || !self.unsynced.is_there();
+                let is_proven = is_bare || !self.unsynced.is_there();
                 let token = FileFound {
                     fingerprint,
                     id: FileId::of(&metadata),
                     file_len: metadata.len(),
-                    checksum: self.sums.get(&fingerprint, &metadata).filter(|_| namespace.tree.is_bare()),
+                    checksum,
                     namespace,
                     _hold: hold,
                 };
@@ -168,7 +170,6 @@ impl Shared {
     fn condemn_file(&self, fingerprint: Fingerprint, id: FileId, path: &Path) {
         self.observed.corrupt();
         let bytes = self.index.remove(&fingerprint).map_or(0, |known| known.entry.slot_bytes);
-        self.sums.forget(&fingerprint);
         let is_same = path.symlink_metadata().is_ok_and(|metadata| FileId::of(&metadata) == id);
         if !is_same {
             self.others.vanished(bytes);
@@ -257,7 +258,6 @@ impl Shared {
         if let Some(known) = self.index.remove(fingerprint) {
             self.others.vanished(known.entry.slot_bytes);
             namespace.forget_key(fingerprint);
-            self.sums.forget(fingerprint);
         }
     }
 

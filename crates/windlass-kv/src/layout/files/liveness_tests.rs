@@ -3,11 +3,11 @@
 
 use super::{
     Files, Timing, names,
-    tests::{HASTY, bench, hasty, vllm_key},
+    tests::{HASTY, bench, hasty},
     writer,
 };
 use crate::{
-    Durability, EventKind, NamespaceDescription, NamespaceOptions, StoreAccess, StoreOptions,
+    Durability, EventKind, NamespaceOptions, StoreAccess, StoreOptions,
     disk::{Disk, FileAccess, RealDisk},
     format::lease::{Account, Lease, LockDomain},
     layout::{
@@ -174,30 +174,6 @@ fn a_writer_whose_directory_is_gone_goes_on_in_another() {
     }
 }
 
-fn bare(layout: &dyn Layout) -> crate::NamespaceId {
-    let description = NamespaceDescription {
-        other: [(names::VLLM_DIRECTORY.into(), "org_model_0123456789ab_r0".into())].into(),
-        ..Default::default()
-    };
-    let id = description.id().unwrap();
-    layout.open_namespace(id, &description.to_json().unwrap(), NamespaceOptions::default()).unwrap();
-    id
-}
-
-#[test]
-fn checksums_follow_their_writer_to_another_directory() {
-    let bench = bench();
-    let namespace = bare(bench.layout());
-    let (key, shards) = (vllm_key(b'a'), [bytes("a", 5000)]);
-    assert_eq!(store(bench.layout(), &block(namespace, &key, &shards), &shards), Stored::Committed);
-    let before = directories(&bench.options.root);
-    let written = fs::read(before[0].join(names::CHECKSUMS)).unwrap();
-    fs::remove_dir_all(&before[0]).unwrap();
-    bench.layout().maintain().unwrap();
-    let after = directories(&bench.options.root);
-    assert_eq!(fs::read(after[0].join(names::CHECKSUMS)).unwrap(), written);
-}
-
 /// Stores blocks of a mebibyte.
 fn fill(layout: &dyn Layout, bench: &Bench, count: usize) {
     for number in 0..count {
@@ -250,32 +226,23 @@ fn what_a_writer_of_another_host_announces_counts_while_its_lease_changes() {
 #[test]
 fn a_closed_writer_counts_no_more_although_it_is_still_referenced() {
     let bench = bench();
-    let namespace = bare(bench.layout());
-    let (key, shards) = (vllm_key(b'a'), [bytes("a", 5000)]);
-    // With checksums that others need, and without.
-    for has_checksums in [false, true] {
-        let closed = Files::open(&bench.options).unwrap();
-        open_namespace(&closed, "model", NamespaceOptions::default());
-        if has_checksums {
-            bare(&closed);
-            assert_eq!(store(&closed, &block(namespace, &key, &shards), &shards), Stored::Committed);
-        }
-        let large = [vec![0; 20 << 20]];
-        let claim = closed.reserve(block(bench.namespace, "large", &large)).unwrap();
-        assert!(matches!(claim, Reservation::Claimed(_)));
-        closed.close().unwrap();
+    let closed = Files::open(&bench.options).unwrap();
+    open_namespace(&closed, "model", NamespaceOptions::default());
+    let large = [vec![0; 20 << 20]];
+    let claim = closed.reserve(block(bench.namespace, "large", &large)).unwrap();
+    assert!(matches!(claim, Reservation::Claimed(_)));
+    closed.close().unwrap();
 
-        let options = StoreOptions { capacity_bytes: Some(8 << 20), ..bench.options.clone() };
-        let smaller = Files::open(&options).unwrap();
-        open_namespace(&smaller, "model", NamespaceOptions::default());
-        assert!(smaller.usage().root_bytes < 4 << 20, "{:?}", smaller.usage());
-        fill(&smaller, &bench, 4);
-        assert_eq!(smaller.usage().evicted_blocks, 0);
-        assert_eq!(smaller.clear(bench.namespace).unwrap(), 4);
-        assert_eq!(directories(&bench.options.root).len(), 2, "the bench's and the smaller one's");
-        drop((claim, closed));
-        assert_eq!(directories(&bench.options.root).len(), 2);
-    }
+    let options = StoreOptions { capacity_bytes: Some(8 << 20), ..bench.options.clone() };
+    let smaller = Files::open(&options).unwrap();
+    open_namespace(&smaller, "model", NamespaceOptions::default());
+    assert!(smaller.usage().root_bytes < 4 << 20, "{:?}", smaller.usage());
+    fill(&smaller, &bench, 4);
+    assert_eq!(smaller.usage().evicted_blocks, 0);
+    assert_eq!(smaller.clear(bench.namespace).unwrap(), 4);
+    assert_eq!(directories(&bench.options.root).len(), 2, "the bench's and the smaller one's");
+    drop((claim, closed));
+    assert_eq!(directories(&bench.options.root).len(), 2);
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! are anybody's to evict.
 #![forbid(unsafe_code)]
 
+mod checksum;
 mod claim;
 mod commit;
 mod find;
@@ -24,7 +25,6 @@ mod planted_tests;
 mod remove;
 mod room;
 mod scan;
-mod sums;
 #[cfg(test)]
 mod tests;
 mod unsynced;
@@ -54,15 +54,14 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
-use sums::Sums;
 use unsynced::Unsynced;
 use uuid::Uuid;
 use windlass_io::parallel::lock;
-use writer::{Left, Said, Writer};
+use writer::{Said, Writer};
 
 /// How often things are done, and how long others are believed.
 #[derive(Clone, Copy, Debug)]
@@ -112,7 +111,6 @@ struct Shared {
     /// `None` if the store is only read.
     writer: Option<Writer>,
     room: Room,
-    sums: Sums,
     /// Blocks that are being written by this process.
     in_flight: Mutex<HashSet<Fingerprint>>,
     /// Blocks that were not there, and when.
@@ -124,6 +122,8 @@ struct Shared {
     /// Where this process sees locks.
     lock_domain: LockDomain,
     unsynced: Unsynced,
+    /// Whether it has been said that checksums of bare files cannot be written down.
+    has_told_of_checksums: AtomicBool,
     /// Files that nobody will give a name to, and the room that they take.
     given_up: Mutex<Vec<(PathBuf, u64)>>,
     /// Directories whose names are on the disk.
@@ -168,7 +168,6 @@ impl Files {
             namespaces: Namespaces::default(),
             writer,
             room,
-            sums: Sums::default(),
             in_flight: Mutex::default(),
             absent: Mutex::default(),
             condemned: Mutex::default(),
@@ -176,6 +175,7 @@ impl Files {
             watch: Watch::default(),
             lock_domain,
             unsynced,
+            has_told_of_checksums: AtomicBool::new(false),
             given_up: Mutex::default(),
             durable: Mutex::default(),
             scan: Mutex::default(),
@@ -401,8 +401,7 @@ impl Shared {
     fn end(&self) {
         self.sweep();
         if let Some(writer) = &self.writer {
-            let left = if self.sums.are_own() { Left::Checksums } else { Left::Nothing };
-            writer.end(&self.disk, self.room.last_account(), left);
+            writer.end(&self.disk);
         }
     }
 
@@ -415,7 +414,6 @@ impl Shared {
                 writer.directory().display()
             );
             self.observed.note(EventKind::WriterRestarted, reason);
-            self.sums.restart(&self.disk, writer)?;
         }
         Ok(())
     }
@@ -434,7 +432,6 @@ impl Shared {
         *followed = Some(Instant::now());
         let others = writer::others(&self.disk, &self.root, self.writer.as_ref())?;
         self.watch.retain(&others);
-        self.sums.follow(&self.disk, &others);
         self.listen()?;
         let judged: Vec<_> =
             others.into_iter().map(|directory| (self.judge(&directory), directory)).collect();
@@ -449,23 +446,15 @@ impl Shared {
                 lock(&self.scan).repeat();
             }
         }
-        let Some(own) = &self.writer else { return Ok(()) };
-        let is_needed = |fingerprint: &Fingerprint| self.index.peek(fingerprint).is_some();
         for (liveness, directory) in judged {
-            if let Liveness::Dead(lease) = liveness {
+            if let (Liveness::Dead(lease), Some(_)) = (liveness, &self.writer) {
                 if let Some(lease) = &lease {
                     writer::take_back(&**lease);
                 }
-                match self.sums.adopt(&self.disk, own, &directory, is_needed) {
-                    Ok(()) => writer::remove_directory(&self.disk, &directory),
-                    Err(error) => {
-                        tracing::warn!(%error, "the checksums of a writer that has ended are left where they are")
-                    }
-                }
-                drop(lease);
+                writer::remove_directory(&self.disk, &directory);
             }
         }
-        self.sums.tidy(&self.disk, own, is_needed)
+        Ok(())
     }
 }
 

@@ -9,8 +9,7 @@
 //! <root>/ns/<namespace>/EXPIRING                          whether there are blocks that expire
 //! <root>/ns/<namespace>/<hh>/<fingerprint>.kvb            a block: its shards, then a page that describes it
 //! <root>/<directory>/<hhh>/<hh>_g<group>/<hash>.bin       a block as vLLM's tier `fs` writes it: the payload alone
-//! <root>/w-<writer>/                                      a writing process: its lease, files that are not whole yet,
-//!                                                         and checksums of blocks whose files have no room for them
+//! <root>/w-<writer>/                                      a writing process: its lease, and files that are not whole yet
 //! ```
 #![forbid(unsafe_code)]
 
@@ -26,7 +25,6 @@ pub(super) const EXPIRING: &str = "EXPIRING";
 /// Ends the name of the claim of a directory of vLLM's.
 pub(super) const CLAIM_SUFFIX: &str = ".claim";
 pub(super) const LEASE: &str = "LEASE";
-pub(super) const CHECKSUMS: &str = "CHECKSUMS";
 pub(super) const WRITER_PREFIX: &str = "w-";
 /// In [`NamespaceDescription::other`]: the directory below the root that vLLM's tier `fs` would use, as
 /// `<model>_<12 hexadecimal digits>_r<rank>`.

@@ -46,7 +46,6 @@ impl Shared {
             return Ok(false);
         }
         namespace.forget_key(&fingerprint);
-        self.sums.forget(&fingerprint);
         match self.disk.remove(path) {
             Ok(()) => {
                 self.room.removed(removed.map_or(0, |removed| removed.entry.slot_bytes));

@@ -25,7 +25,7 @@ const MOST_AHEAD: u64 = 256 << 20;
 const UNTOLD_SHARE: u64 = 256;
 /// Most bytes that are written without telling others.
 const MOST_UNTOLD: u64 = 64 << 20;
-/// Pages that leases, descriptions and checksums take.
+/// Pages that leases and descriptions take.
 const SMALL_PAGES: u64 = 16;
 /// Pages that are left for directories that are to be made.
 const SPARE_PAGES: u64 = 48;
@@ -95,12 +95,6 @@ impl Room {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Bytes> {
         lock(&self.bytes)
-    }
-
-    /// What others are told at last: nothing is written any more.
-    pub(super) fn last_account(&self) -> Account {
-        let account = lock(&self.bytes).account;
-        Account { taken: account.settled, ..account }
     }
 
     /// A directory was made.
@@ -324,7 +318,6 @@ impl Shared {
             }
         }
         namespace.forget_key(&removed.fingerprint);
-        self.sums.forget(&removed.fingerprint);
         true
     }
 }

@@ -218,7 +218,6 @@ impl Shared {
     fn begin(&self) {
         let mut is_partial = self.read_others().is_err();
         self.others.look_begins();
-        self.sums.look_begins();
         {
             // What comes from now on is not missed.
             let mut scan = lock(&self.scan);
@@ -263,9 +262,7 @@ impl Shared {
             if let Some(namespace) = self.namespaces.numbered(removed.entry.namespace) {
                 namespace.forget_key(&removed.fingerprint);
             }
-            self.sums.forget(&removed.fingerprint);
         }
-        self.sums.look_ends(|fingerprint| self.index.peek(fingerprint).is_some());
     }
 
     /// A file is there: it is known from now on, unless it cannot be a block.

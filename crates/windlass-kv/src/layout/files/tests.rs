@@ -1,9 +1,9 @@
 //! What layout `files` does beyond what all layouts do.
 #![forbid(unsafe_code)]
 
-use super::{Files, Timing, find::FileId, names};
+use super::{Files, Timing, checksum, find::FileId, names};
 use crate::{
-    DropReason, Durability, Fingerprint, Key, NamespaceDescription, NamespaceId, NamespaceOptions,
+    DropReason, Durability, EventKind, Fingerprint, Key, NamespaceDescription, NamespaceId, NamespaceOptions,
     StoreOptions,
     layout::{
         Administration, Layout, Lookup, Reservation,
@@ -13,6 +13,7 @@ use crate::{
         },
     },
 };
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
@@ -330,7 +331,7 @@ fn what_vllm_has_stored_is_loaded() {
 }
 
 #[test]
-fn a_flipped_bit_is_found_by_the_checksums_beside_the_files() {
+fn a_flipped_bit_is_found_by_the_checksum_of_a_bare_file() {
     for durability in Durability::ALL {
         let bench = Bench::with(
             |options| Ok(Box::new(Files::open(options)?)),
@@ -341,8 +342,9 @@ fn a_flipped_bit_is_found_by_the_checksums_beside_the_files() {
         let (namespace, key) = (bare(bench.layout()), vllm_key(b'a'));
         let shards = [bytes("a", 12345)];
         assert_eq!(store(bench.layout(), &block(namespace, &key, &shards), &shards), Stored::Committed);
+        assert_eq!(bench.layout().observed().take_notices(), []);
         let second = hasty(&bench.options);
-        second.maintain().unwrap();
+        bench.layout().close().unwrap();
         let path = bench.options.root.join(VLLM_FILE);
         let modified = path.metadata().unwrap().modified().unwrap();
         let mut damaged = shards[0].clone();
@@ -350,28 +352,31 @@ fn a_flipped_bit_is_found_by_the_checksums_beside_the_files() {
         let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, &damaged, 0).unwrap();
         file.set_modified(modified).unwrap();
-        // Another process, which has read the checksum, finds it too.
+        // Another process finds it too, and when its writer has ended.
         assert_eq!(load(&second, namespace, &key), Loaded::Corrupt);
         assert_eq!(load(bench.layout(), namespace, &key), Loaded::Miss);
     }
 }
 
 #[test]
-fn checksums_outlive_their_writer() {
+fn a_checksum_counts_for_the_bytes_that_it_was_written_for() {
     let bench = bench();
     let (namespace, key) = (bare(bench.layout()), vllm_key(b'a'));
-    let fingerprint = Fingerprint::of(namespace, key.as_bytes());
-    let shards = [bytes("a", 12345)];
-    let writer = hasty(&bench.options);
-    bare(&writer);
-    assert_eq!(store(&writer, &block(namespace, &key, &shards), &shards), Stored::Committed);
-    drop(writer);
-    // Adopted by the first, removed with the directory, read by the next.
-    let first = hasty(&bench.options);
-    first.maintain().unwrap();
-    let second = hasty(&bench.options);
-    let metadata = bench.options.root.join(VLLM_FILE).metadata().unwrap();
-    assert!(second.shared.sums.get(&fingerprint, &metadata).is_some());
+    let shards = [bytes("a", 8192)];
+    assert_eq!(store(bench.layout(), &block(namespace, &key, &shards), &shards), Stored::Committed);
+    let path = bench.options.root.join(VLLM_FILE);
+    assert!(checksum::read(&path, &path.metadata().unwrap()).is_some());
+    // vLLM writes it anew, in place.
+    fs::write(&path, bytes("vllm", 8192)).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_modified(std::time::SystemTime::now() + Duration::from_secs(1)).unwrap();
+    assert_eq!(checksum::read(&path, &path.metadata().unwrap()), None);
+    assert_eq!(load(bench.layout(), namespace, &key), Loaded::Shards(vec![bytes("vllm", 8192)]));
+    // An attribute that is none of ours counts for nothing.
+    for value in [&b"1"[..], &[0; 17]] {
+        rustix::fs::fsetxattr(&file, checksum::ATTRIBUTE, value, rustix::fs::XattrFlags::empty()).unwrap();
+        assert_eq!(load(bench.layout(), namespace, &key), Loaded::Shards(vec![bytes("vllm", 8192)]));
+    }
 }
 
 #[test]
@@ -451,4 +456,29 @@ fn what_waits_for_its_transfer_needs_no_descriptor() {
     assert!(descriptors(&bench.options.root) > 0);
     drop(open);
     assert_eq!(descriptors(&bench.options.root), 0);
+}
+
+#[test]
+fn a_file_system_without_attributes_is_told_of_once() {
+    let bench = bench();
+    let namespace = bare(bench.layout());
+    std::thread::scope(|scope| {
+        // A filter of system calls stays with its thread.
+        let stores = scope.spawn(|| {
+            let refuse = SeccompAction::Errno(libc::EOPNOTSUPP as u32);
+            let calls = [(libc::SYS_fsetxattr, Vec::new())].into();
+            let arch = std::env::consts::ARCH.try_into().unwrap();
+            let filter = SeccompFilter::new(calls, SeccompAction::Allow, refuse, arch).unwrap();
+            seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+            for name in [b'a', b'b'] {
+                let (key, shards) = (vllm_key(name), [bytes("a", 5000)]);
+                let stored = store(bench.layout(), &block(namespace, &key, &shards), &shards);
+                assert_eq!(stored, Stored::Committed);
+                assert_eq!(load(bench.layout(), namespace, &key), Loaded::Shards(shards.to_vec()));
+            }
+        });
+        stores.join().unwrap();
+    });
+    let notices = bench.layout().observed().take_notices();
+    assert!(matches!(&*notices, [one] if one.kind == EventKind::NoChecksums), "{notices:?}");
 }

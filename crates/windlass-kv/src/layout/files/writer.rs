@@ -176,35 +176,17 @@ impl Writer {
         written
     }
 
-    /// Removes what is being written, and releases the lease. `left`: what others need of this writer.
-    pub(super) fn end(&self, disk: &RealDisk, account: Account, left: Left) {
+    /// Removes the directory, and releases the lease. Does nothing the second time.
+    pub(super) fn end(&self, disk: &RealDisk) {
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return;
         }
-        let directory = self.directory();
-        let mut lease = self.lease();
-        match left {
-            Left::Nothing => remove_directory(disk, &directory),
-            Left::Checksums => {
-                for (path, _) in temporary_files(disk, &directory) {
-                    let _ = disk.remove(&path);
-                }
-                if let Err(error) = lease.write(account) {
-                    tracing::debug!(%error, "the last lease cannot be written");
-                }
-            }
-        }
+        let lease = self.lease();
+        remove_directory(disk, &self.directory());
         if let Err(error) = lease.file.unlock() {
             tracing::debug!(path = %lease.path.display(), %error, "the lease cannot be unlocked");
         }
     }
-}
-
-/// What a writer that ends leaves to others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Left {
-    Nothing,
-    Checksums,
 }
 
 /// Makes the directory of a writer, and its lease.
@@ -253,17 +235,11 @@ pub(super) fn lock_domain(root: &Path) -> LockDomain {
     LockDomain(domain)
 }
 
-/// A writer's files that are not whole yet, and the bytes that each takes on the disk.
-fn temporary_files(disk: &RealDisk, directory: &Path) -> Vec<(PathBuf, u64)> {
-    let listing = disk.list(directory).unwrap_or_default().into_iter();
-    let temporary = listing.filter(|entry| entry.name.ends_with(TEMPORARY));
-    temporary.map(|entry| (directory.join(entry.name), entry.allocated)).collect()
-}
-
 /// Bytes of a writer's files that are not whole yet.
 pub(super) fn temporary_bytes(disk: &RealDisk, directory: &Path) -> u64 {
-    let files = temporary_files(disk, directory);
-    files.iter().fold(0, |sum: u64, (_, allocated)| sum.saturating_add(*allocated))
+    let listing = disk.list(directory).unwrap_or_default().into_iter();
+    let temporary = listing.filter(|entry| entry.name.ends_with(TEMPORARY));
+    temporary.fold(0, |sum: u64, entry| sum.saturating_add(entry.allocated))
 }
 
 /// All writers that there are. `is_alive`: whether one lives, where that is proven.
