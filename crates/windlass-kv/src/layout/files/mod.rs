@@ -33,12 +33,13 @@ mod writer;
 use super::{
     Administration, Found, Layout, Listed, Lookup, NewBlock, Observed, Reservation, Sharing, Usage, Verdict,
     Written,
+    directory::{self, failed},
 };
 use crate::{
     Durability, Error, EventKind, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
     StoreAccess, StoreOptions, WriterStats,
-    disk::{Disk, FileAccess, RealDisk},
-    format::{Invalid, PAGE, VERSION, expiry_time, lease::LockDomain, now_seconds, superblock::Superblock},
+    disk::RealDisk,
+    format::{PAGE, expiry_time, lease::LockDomain, now_seconds},
     index::{Entry, Index, IndexOptions, Recent},
 };
 use find::FileId;
@@ -50,7 +51,6 @@ use room::Room;
 use scan::Scan;
 use std::{
     collections::{HashMap, HashSet},
-    io,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
@@ -59,7 +59,6 @@ use std::{
     time::{Duration, Instant},
 };
 use unsynced::Unsynced;
-use uuid::Uuid;
 use windlass_io::parallel::lock;
 use writer::{Said, Writer};
 
@@ -149,7 +148,7 @@ impl Files {
         let (disk, root) = (RealDisk, options.root.clone());
         let writer = match options.access {
             StoreAccess::Read => {
-                read_superblock(&disk, &root)?;
+                directory::expect(&disk, &root, LayoutKind::Files)?;
                 None
             }
             StoreAccess::ReadWrite => Some(open_to_write(&disk, &root, Said::of(options))?),
@@ -245,7 +244,9 @@ impl Administration for Files {
         let is_new = shared.namespaces.get(id).is_none();
         shared.own_tree(id, description)?;
         if let Some(writer) = &shared.writer {
-            namespaces::write_down(&shared.disk, writer, &shared.root, id, description)?;
+            directory::describe(&shared.disk, &shared.root, id, description, |path, bytes| {
+                writer.write_file(&shared.disk, path, bytes).map_err(failed("writing to", path))
+            })?;
         }
         let namespace = shared.namespaces.add(&shared.root, id, description)?;
         namespace.set_ttl(options.ttl);
@@ -349,14 +350,14 @@ impl Shared {
 
     /// Makes sure that no other namespace has the directory that a description names.
     fn own_tree(&self, id: NamespaceId, description: &str) -> Result<()> {
-        let tree = Tree::of(&self.root, namespaces::directory(&self.root, id), description)?;
+        let tree = Tree::of(&self.root, directory::of_namespace(&self.root, id), description)?;
         if !tree.is_bare() {
             return Ok(());
         }
         if let Some(writer) = &self.writer {
             return ownership::claim(&self.disk, writer, &self.root, &tree, id, description);
         }
-        let described = namespaces::written_down(&self.disk, &self.root)?;
+        let described = directory::described(&self.disk, &self.root)?;
         match ownership::owner(&self.disk, &self.root, &tree, &described)? {
             Some(owner) if owner != id => Err(namespaces::taken(&tree, owner)),
             _ => Ok(()),
@@ -466,57 +467,7 @@ impl Drop for Shared {
 
 /// Makes the store if it is not there.
 fn open_to_write(disk: &RealDisk, root: &Path, said: Said) -> Result<Writer> {
-    use std::os::unix::fs::DirBuilderExt;
-    let mut directories = std::fs::DirBuilder::new();
-    let made = directories.recursive(true).mode(0o700).create(root);
-    made.map_err(failed("making", root))?;
-    let path = root.join(names::SUPERBLOCK);
-    if !path.exists() {
-        let superblock =
-            Superblock { store: Uuid::new_v4(), layout: LayoutKind::Files, created: now_seconds().into() };
-        let temporary = root.join(format!("{}-{}.tmp", names::SUPERBLOCK, superblock.store));
-        let made = disk.open(&temporary, FileAccess::CreateNew).and_then(|file| {
-            crate::disk::write_full(&*file, &superblock.to_bytes(), 0)?;
-            file.sync_data()?;
-            disk.rename_new(&temporary, &path)
-        });
-        if let Err(error) = made {
-            let _ = disk.remove(&temporary);
-            // Somebody else may have been faster.
-            if error.kind() != io::ErrorKind::AlreadyExists {
-                return Err(failed("making", &path)(error));
-            }
-        }
-    }
-    read_superblock(disk, root)?;
-    let all = root.join(names::NAMESPACES);
-    disk.create_directory(&all).map_err(failed("making", &all))?;
-    disk.sync_directory(root).map_err(failed("syncing", root))?;
+    directory::create(disk, root, LayoutKind::Files)?;
+    directory::expect(disk, root, LayoutKind::Files)?;
     Writer::start(disk, root, said)
-}
-
-/// Whether this is a store of this layout.
-fn read_superblock(disk: &RealDisk, root: &Path) -> Result<()> {
-    let path = root.join(names::SUPERBLOCK);
-    let no_store = |reason: String| Error::NotAStore { path: root.to_owned(), reason };
-    let bytes = disk.read_file(&path, PAGE).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => no_store("it has no file STORE".into()),
-        _ => failed("reading", &path)(error),
-    })?;
-    match Superblock::parse(&bytes) {
-        Ok(Superblock { layout: LayoutKind::Files, .. }) => Ok(()),
-        Ok(Superblock { layout, .. }) => Err(Error::InvalidOption {
-            option: "layout",
-            value: LayoutKind::Files.name().into(),
-            reason: format!("{} was made with layout {layout}", root.display()),
-        }),
-        Err(Invalid::Version { found }) => Err(Error::UnknownFormat { path, found, known: VERSION }),
-        Err(why) => Err(no_store(format!("its file STORE cannot be read: {why}"))),
-    }
-}
-
-/// An error of the system's, with what was being done.
-fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
-    let path = path.to_owned();
-    move |source| Error::Io { operation, path, source }
 }

@@ -4,11 +4,8 @@
 //! look, and so does what was removed meanwhile. A writer that is not proven to live counts with what is on the disk alone.
 #![forbid(unsafe_code)]
 
-use super::{lock, names, writer};
-use crate::{
-    disk::{Disk, RealDisk},
-    format::lease::{Account, LEASE_LEN, Lease},
-};
+use super::{lock, writer};
+use crate::{disk::RealDisk, format::lease::Account, layout::directory::read_lease};
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
@@ -86,10 +83,7 @@ impl Others {
         let changed = root.metadata().and_then(|metadata| metadata.modified()).ok();
         let said: Vec<_> = directories
             .iter()
-            .map(|directory| {
-                let bytes = disk.read_file(&directory.join(names::LEASE), LEASE_LEN).unwrap_or_default();
-                (directory, Lease::parse(&bytes).map(|lease| lease.account).ok())
-            })
+            .map(|directory| (directory, read_lease(disk, directory).map(|lease| lease.account)))
             .collect();
         let is_new = |directory: &&PathBuf| !lock(&self.state).writers.contains_key(*directory);
         let new: Vec<_> = directories

@@ -5,10 +5,14 @@
 use super::{
     failed,
     names::{self, Tree},
-    namespaces::{WrittenDown, directory, read_description, taken, written_down},
+    namespaces::taken,
     writer::Writer,
 };
-use crate::{NamespaceId, Result, disk::RealDisk};
+use crate::{
+    NamespaceId, Result,
+    disk::RealDisk,
+    layout::directory::{Described, described, of_namespace, read_description},
+};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -26,7 +30,7 @@ pub(super) fn owner(
     disk: &RealDisk,
     root: &Path,
     tree: &Tree,
-    described: &WrittenDown,
+    described: &Described,
 ) -> Result<Option<NamespaceId>> {
     match claimed(disk, root, tree) {
         Ok(Some((id, _))) => Ok(Some(id)),
@@ -53,8 +57,8 @@ pub(super) fn claim(
         if let Ok(Some((owner, _))) = there {
             return if owner == id { Ok(()) } else { Err(taken(tree, owner)) };
         }
-        let described = written_down(disk, root)?;
-        let (_, first) = lowest(root, tree, &described).unwrap_or((id, description));
+        let there_are = described(disk, root)?;
+        let (_, first) = lowest(root, tree, &there_are).unwrap_or((id, description));
         let made = match there {
             Ok(_) => writer.write_new_file(disk, &path, first.as_bytes()),
             // It may be another namespace's, and good.
@@ -93,13 +97,13 @@ fn claimed(disk: &RealDisk, root: &Path, tree: &Tree) -> io::Result<Option<(Name
     Ok(Some((id, description)))
 }
 
-fn lowest<'a>(root: &Path, tree: &Tree, described: &'a WrittenDown) -> Option<(NamespaceId, &'a str)> {
+fn lowest<'a>(root: &Path, tree: &Tree, described: &'a Described) -> Option<(NamespaceId, &'a str)> {
     let descriptions = described.iter().filter_map(|(id, text)| Some((*id, text.as_deref().ok()?)));
     descriptions.filter(|(id, text)| is_of(root, tree, *id, text)).min_by_key(|(id, _)| *id)
 }
 
 fn is_of(root: &Path, tree: &Tree, id: NamespaceId, description: &str) -> bool {
-    Tree::of(root, directory(root, id), description).is_ok_and(|other| other == *tree)
+    Tree::of(root, of_namespace(root, id), description).is_ok_and(|other| other == *tree)
 }
 
 fn path(root: &Path, tree: &Tree) -> PathBuf {

@@ -1,14 +1,15 @@
 //! A writing process: its directory, with files that are not whole yet, and the lease that says that it lives.
 #![forbid(unsafe_code)]
 
-use super::{super::describe_writer, failed, lock, names};
+use super::{failed, lock, names};
 use crate::{
     Durability, Result, StoreOptions, WriterStats,
-    disk::{Disk, DiskFile, FileAccess, RealDisk, read_full, write_full},
+    disk::{Disk, DiskFile, FileAccess, RealDisk, TEMPORARY, read_full, write_full, write_whole},
     format::{
         lease::{Account, LEASE_LEN, Lease, LockDomain},
         now_seconds,
     },
+    layout::directory::{self, WriterDirectory},
 };
 use std::{
     io,
@@ -21,9 +22,6 @@ use std::{
     time::{Duration, Instant},
 };
 use uuid::Uuid;
-
-/// How a writer's files are named that are not whole.
-const TEMPORARY: &str = ".tmp";
 
 /// This process.
 #[derive(Debug)]
@@ -148,32 +146,12 @@ impl Writer {
 
     /// Writes a small file that is there whole, and on the disk, or as it was before.
     pub(super) fn write_file(&self, disk: &RealDisk, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        self.write_and(disk, path, bytes, RealDisk::rename)
+        write_whole(disk, &self.temporary(), path, bytes, |from, to| disk.rename(from, to))
     }
 
     /// As [`Writer::write_file`], unless something has the name: then it is [`io::ErrorKind::AlreadyExists`].
     pub(super) fn write_new_file(&self, disk: &RealDisk, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        self.write_and(disk, path, bytes, RealDisk::rename_new)
-    }
-
-    fn write_and(
-        &self,
-        disk: &RealDisk,
-        path: &Path,
-        bytes: &[u8],
-        rename: fn(&RealDisk, &Path, &Path) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let temporary = self.temporary();
-        let written = disk.open(&temporary, FileAccess::CreateNew).and_then(|file| {
-            write_full(&*file, bytes, 0)?;
-            file.sync_data()?;
-            rename(disk, &temporary, path)?;
-            disk.sync_directory(path.parent().unwrap_or(Path::new(".")))
-        });
-        if written.is_err() {
-            let _ = disk.remove(&temporary);
-        }
-        written
+        write_whole(disk, &self.temporary(), path, bytes, |from, to| disk.rename_new(from, to))
     }
 
     /// Removes the directory, and releases the lease. Does nothing the second time.
@@ -192,7 +170,7 @@ impl Writer {
 /// Makes the directory of a writer, and its lease.
 fn make(disk: &RealDisk, root: &Path, said: Said, account: Account) -> Result<(Current, OwnLease)> {
     let id = Uuid::new_v4();
-    let directory = root.join(format!("{}{id}", names::WRITER_PREFIX));
+    let directory = WriterDirectory::new(root, id).path;
     disk.create_directory(&directory).map_err(failed("making", &directory))?;
     // A restart is tried again several times a second.
     make_lease(disk, root, &directory, id, (said, account))
@@ -248,26 +226,18 @@ pub(super) fn all(
     root: &Path,
     is_alive: impl Fn(&Path) -> Option<bool>,
 ) -> Result<Vec<WriterStats>> {
-    let described = |directory: PathBuf| {
-        let id = id_of(directory.file_name()?.to_str()?)?;
-        let bytes = disk.read_file(&directory.join(names::LEASE), LEASE_LEN).ok();
-        let lease = bytes.and_then(|bytes| Lease::parse(&bytes).ok());
-        let stats = describe_writer(lease, id, now_seconds().into());
-        Some(WriterStats { is_alive: is_alive(&directory).unwrap_or(stats.is_alive), ..stats })
+    let described = |directory: &WriterDirectory| {
+        let stats = directory.describe(disk, now_seconds());
+        WriterStats { is_alive: is_alive(&directory.path).unwrap_or(stats.is_alive), ..stats }
     };
-    Ok(others(disk, root, None)?.into_iter().filter_map(described).collect())
-}
-
-fn id_of(name: &str) -> Option<Uuid> {
-    Uuid::parse_str(name.strip_prefix(names::WRITER_PREFIX)?).ok()
+    Ok(directory::writers(disk, root)?.iter().map(described).collect())
 }
 
 /// Other writers' directories.
 pub(super) fn others(disk: &RealDisk, root: &Path, own: Option<&Writer>) -> Result<Vec<PathBuf>> {
-    let listing = disk.list(root).map_err(failed("listing", root))?;
-    let is_other = |name: &str| id_of(name).is_some_and(|id| own.is_none_or(|own| own.id() != id));
-    let writers = listing.into_iter().filter(|entry| entry.is_directory && is_other(&entry.name));
-    Ok(writers.map(|entry| root.join(entry.name)).collect())
+    let writers = directory::writers(disk, root)?.into_iter();
+    let others = writers.filter(|writer| own.is_none_or(|own| own.id() != writer.id));
+    Ok(others.map(|writer| writer.path).collect())
 }
 
 /// Takes back what a writer that has ended announced: others see its lease locked until it is removed.

@@ -35,7 +35,10 @@ mod tests;
 mod writer;
 
 use super::{Administration, Observed, Sharing, Usage, Verdict, Written};
-use super::{Claim, Found, Layout, Listed, Lookup, NewBlock, Place, Reservation, describe_writer};
+use super::{
+    Claim, Found, Layout, Listed, Lookup, NewBlock, Place, Reservation,
+    directory::{self, WriterDirectory, failed},
+};
 use crate::{
     Error, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions, WriterStats,
     disk::{Disk, RealDisk, read_full},
@@ -45,13 +48,12 @@ use crate::{
 use follow::{Followed, SegmentTable};
 use namespaces::Namespaces;
 use recover::WriterOptions;
-use root::{Limits, Root, WriterDirectory};
+use root::{Limits, Root};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use segment::Segment;
 use std::{
     collections::HashMap,
-    fmt, io,
-    path::Path,
+    fmt,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
@@ -420,10 +422,9 @@ impl Sharing for Segments {
         // Without it, a writer that opens its directory just now might find it in use.
         let locked = self.shared.root.lock().ok();
         let described = |directory: &WriterDirectory| {
-            let lease = self.shared.root.lease(&directory.path);
             let is_leased =
                 locked.as_ref().and_then(|locked| self.shared.root.is_leased(&directory.path, locked));
-            let known = describe_writer(lease, directory.id, self.shared.now().into());
+            let known = directory.describe(&*self.shared.disk, self.shared.now());
             let owner = owners.get(&directory.id);
             WriterStats {
                 allocated_bytes: charges.taken_by.get(&directory.id).copied(),
@@ -511,10 +512,4 @@ fn raise_descriptor_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::debug!(%error, "the limit of open files stays as it is");
     }
-}
-
-/// The error of what was being done to a file.
-fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::Io { operation, path, source }
 }
