@@ -22,9 +22,10 @@ use crate::{
     StoreOptions, WriterStats,
     disk::{Disk, FileRef, RealDisk},
     format::{
-        BLOCK_LEN, HEADER_LEN, PAGE, ShardTable, expiry_seconds, header::BlockHeader, now_seconds,
-        superblock::Superblock,
+        BLOCK_LEN, HEADER_LEN, PAGE, ShardTable, expiry_seconds, expiry_time, header::BlockHeader,
+        now_seconds, superblock::Superblock,
     },
+    index::Index,
 };
 use std::{any::Any, io, sync::Arc, time::SystemTime};
 use uuid::Uuid;
@@ -202,6 +203,28 @@ pub(crate) struct Listed {
     pub(crate) payload_len: u64,
     pub(crate) is_own: bool,
     pub(crate) expires: Option<SystemTime>,
+}
+
+/// [`Administration::list`] of what is in an index, whose numbers of namespaces `namespace` knows.
+fn list_blocks(
+    index: &Index,
+    cursor: u64,
+    most: usize,
+    into: &mut Vec<Listed>,
+    namespace: impl Fn(u16) -> Option<NamespaceId>,
+) -> Option<u64> {
+    let mut entries = Vec::new();
+    let next = index.list(cursor, most, &mut entries);
+    into.extend(entries.into_iter().filter_map(|(fingerprint, entry)| {
+        Some(Listed {
+            namespace: namespace(entry.namespace)?,
+            fingerprint,
+            payload_len: entry.payload_len,
+            is_own: entry.is_own(),
+            expires: expiry_time(entry.expires),
+        })
+    }));
+    next
 }
 
 /// What a layout holds and has done.

@@ -16,10 +16,10 @@ mod liveness;
 mod liveness_tests;
 mod names;
 mod namespaces;
-mod others;
 mod ownership;
 #[cfg(test)]
 mod ownership_tests;
+mod peers;
 #[cfg(test)]
 mod planted_tests;
 mod remove;
@@ -34,33 +34,34 @@ use super::{
     Administration, Found, Layout, Listed, Lookup, NewBlock, Observed, Reservation, Sharing, Usage, Verdict,
     Written,
     directory::{self, failed},
+    list_blocks,
 };
 use crate::{
     Durability, Error, EventKind, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
     StoreAccess, StoreOptions, WriterStats,
     disk::RealDisk,
-    format::{PAGE, expiry_time, lease::LockDomain, now_seconds},
+    format::{PAGE, lease::LockDomain, now_seconds},
     index::{Entry, Index, IndexOptions, Recent},
 };
 use find::FileId;
 use liveness::{Liveness, Watch};
 use names::Tree;
 use namespaces::{Namespace, Namespaces};
-use others::Others;
+use peers::Peers;
 use room::Room;
 use scan::Scan;
 use std::{
     collections::{HashMap, HashSet},
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Mutex, Once,
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 use unsynced::Unsynced;
 use windlass_io::parallel::lock;
-use writer::{Said, Writer};
+use writer::Writer;
 
 /// How often things are done, and how long others are believed.
 #[derive(Clone, Copy, Debug)]
@@ -115,14 +116,14 @@ struct Shared {
     /// Blocks that were not there, and when.
     absent: Mutex<Recent<Instant>>,
     /// Files that are damaged, and cannot be removed.
-    condemned: Mutex<HashMap<Fingerprint, FileId>>,
-    others: Others,
+    damaged: Mutex<HashMap<Fingerprint, FileId>>,
+    peers: Peers,
     watch: Watch,
     /// Where this process sees locks.
     lock_domain: LockDomain,
     unsynced: Unsynced,
     /// Whether it has been said that checksums of bare files cannot be written down.
-    has_told_of_checksums: AtomicBool,
+    told_of_checksums: Once,
     /// Files that nobody will give a name to, and the room that they take.
     given_up: Mutex<Vec<(PathBuf, u64)>>,
     /// Directories whose names are on the disk.
@@ -151,7 +152,7 @@ impl Files {
                 directory::expect(&disk, &root, LayoutKind::Files)?;
                 None
             }
-            StoreAccess::ReadWrite => Some(open_to_write(&disk, &root, Said::of(options))?),
+            StoreAccess::ReadWrite => Some(open_to_write(&disk, options)?),
         };
         let written = writer.as_ref().filter(|_| !options.for_upkeep).map(|_| options.durability);
         let unsynced = Unsynced::open(&disk, &root, written)?;
@@ -169,12 +170,12 @@ impl Files {
             room,
             in_flight: Mutex::default(),
             absent: Mutex::default(),
-            condemned: Mutex::default(),
-            others: Others::default(),
+            damaged: Mutex::default(),
+            peers: Peers::default(),
             watch: Watch::default(),
             lock_domain,
             unsynced,
-            has_told_of_checksums: AtomicBool::new(false),
+            told_of_checksums: Once::new(),
             given_up: Mutex::default(),
             durable: Mutex::default(),
             scan: Mutex::default(),
@@ -222,7 +223,7 @@ impl Layout for Files {
     }
 
     fn invalidate(&self, found: &Found) {
-        self.shared.condemn(found);
+        self.shared.invalidate(found);
     }
 
     fn touch(&self, blocks: &[Fingerprint]) {
@@ -273,18 +274,8 @@ impl Administration for Files {
     }
 
     fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64> {
-        let mut entries = Vec::new();
-        let next = self.shared.index.list(cursor, most, &mut entries);
-        into.extend(entries.into_iter().filter_map(|(fingerprint, entry)| {
-            Some(Listed {
-                namespace: self.shared.namespaces.numbered(entry.namespace)?.id,
-                fingerprint,
-                payload_len: entry.payload_len,
-                is_own: true,
-                expires: expiry_time(entry.expires),
-            })
-        }));
-        next
+        let namespace = |number| self.shared.namespaces.numbered(number).map(|namespace| namespace.id);
+        list_blocks(&self.shared.index, cursor, most, into, namespace)
     }
 
     fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
@@ -302,7 +293,7 @@ impl Administration for Files {
             blocks: totals.own_blocks,
             payload_bytes: totals.own_payload_bytes,
             allocated_bytes,
-            root_bytes: allocated_bytes.saturating_add_signed(self.shared.others.likely_bytes()),
+            root_bytes: allocated_bytes.saturating_add_signed(self.shared.peers.likely_bytes()),
             unusable_namespaces: self.shared.namespaces.unusable(),
             recovery: self.shared.recovery,
             index_bytes: self.shared.index.heap_bytes(),
@@ -358,10 +349,7 @@ impl Shared {
             return ownership::claim(&self.disk, writer, &self.root, &tree, id, description);
         }
         let described = directory::described(&self.disk, &self.root)?;
-        match ownership::owner(&self.disk, &self.root, &tree, &described)? {
-            Some(owner) if owner != id => Err(namespaces::taken(&tree, owner)),
-            _ => Ok(()),
-        }
+        ownership::expect(&self.disk, &self.root, &tree, id, &described)
     }
 
     fn number(&self) -> u64 {
@@ -431,7 +419,7 @@ impl Shared {
             return Ok(());
         }
         *followed = Some(Instant::now());
-        let others = writer::others(&self.disk, &self.root, self.writer.as_ref())?;
+        let others = writer::peers(&self.disk, &self.root, self.writer.as_ref())?;
         self.watch.retain(&others);
         self.listen()?;
         let judged: Vec<_> =
@@ -443,7 +431,7 @@ impl Shared {
                     Some(writer::temporary_bytes(&self.disk, directory))
                 }
             };
-            if self.others.judged(directory, temporary) {
+            if self.peers.judged(directory, temporary) {
                 lock(&self.scan).repeat();
             }
         }
@@ -466,8 +454,8 @@ impl Drop for Shared {
 }
 
 /// Makes the store if it is not there.
-fn open_to_write(disk: &RealDisk, root: &Path, said: Said) -> Result<Writer> {
-    directory::create(disk, root, LayoutKind::Files)?;
-    directory::expect(disk, root, LayoutKind::Files)?;
-    Writer::start(disk, root, said)
+fn open_to_write(disk: &RealDisk, options: &StoreOptions) -> Result<Writer> {
+    directory::create(disk, &options.root, LayoutKind::Files)?;
+    directory::expect(disk, &options.root, LayoutKind::Files)?;
+    Writer::start(disk, options)
 }

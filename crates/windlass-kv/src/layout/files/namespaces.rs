@@ -197,24 +197,26 @@ impl Namespaces {
         let found = described(disk, root)?;
         let bare = self.all().into_iter().filter(|namespace| namespace.tree.is_bare());
         for namespace in bare {
-            let reason = match ownership::owner(disk, root, &namespace.tree, &found) {
-                Ok(Some(owner)) if owner != namespace.id => taken(&namespace.tree, owner).to_string(),
-                Ok(_) => continue,
+            match ownership::expect(disk, root, &namespace.tree, namespace.id, &found) {
+                Ok(()) => {}
+                Err(error @ Error::InvalidOption { .. }) => {
+                    self.reject(namespace.id, &error.to_string(), observed);
+                    lost.push(namespace);
+                }
                 // It was its own until now. The next look asks again.
                 Err(error) => {
                     tracing::warn!(namespace = %namespace.id, %error, "a claim cannot be read");
-                    continue;
                 }
-            };
-            self.reject(namespace.id, &reason, observed);
-            lost.push(namespace);
+            }
         }
         let mut new: Vec<_> =
             found.iter().filter(|(id, _)| self.get(**id).is_none()).map(|(id, _)| *id).collect();
         new.sort_unstable();
         for id in new {
             let added = match &found[&id] {
-                Ok(description) => self.add_owned(disk, root, id, description, &found),
+                Ok(description) => {
+                    self.add_owned(disk, root, id, description, &found).map_err(|error| error.to_string())
+                }
                 Err(reason) => Err(reason.clone()),
             };
             if let Err(reason) = added {
@@ -231,16 +233,12 @@ impl Namespaces {
         id: NamespaceId,
         description: &str,
         found: &Described,
-    ) -> Result<(), String> {
-        let tree = Tree::of(root, of_namespace(root, id), description).map_err(|error| error.to_string())?;
-        if tree.is_bare()
-            && let Some(owner) =
-                ownership::owner(disk, root, &tree, found).map_err(|error| error.to_string())?
-            && owner != id
-        {
-            return Err(taken(&tree, owner).to_string());
+    ) -> Result<()> {
+        let tree = Tree::of(root, of_namespace(root, id), description)?;
+        if tree.is_bare() {
+            ownership::expect(disk, root, &tree, id, found)?;
         }
-        self.add(root, id, description).map(drop).map_err(|error| error.to_string())
+        self.add(root, id, description).map(drop)
     }
 
     fn reject(&self, id: NamespaceId, reason: &str, observed: &Observed) {

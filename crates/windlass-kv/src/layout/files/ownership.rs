@@ -26,16 +26,28 @@ const MOST_ATTEMPTS: usize = 8;
 ///
 /// # Errors
 /// If the system cannot read the claim: it may name another owner.
-pub(super) fn owner(
-    disk: &RealDisk,
-    root: &Path,
-    tree: &Tree,
-    described: &Described,
-) -> Result<Option<NamespaceId>> {
+fn owner(disk: &RealDisk, root: &Path, tree: &Tree, described: &Described) -> Result<Option<NamespaceId>> {
     match claimed(disk, root, tree) {
         Ok(Some((id, _))) => Ok(Some(id)),
         Err(error) if !is_damage(&error) => Err(failed("reading", &path(root, tree))(error)),
         _ => Ok(lowest(root, tree, described).map(|(id, _)| id)),
+    }
+}
+
+/// An error if another namespace is the owner of a tree.
+///
+/// # Errors
+/// [`Error::InvalidOption`](crate::Error::InvalidOption) if it is; that of reading its claim.
+pub(super) fn expect(
+    disk: &RealDisk,
+    root: &Path,
+    tree: &Tree,
+    id: NamespaceId,
+    described: &Described,
+) -> Result<()> {
+    match owner(disk, root, tree, described)? {
+        Some(owner) if owner != id => Err(taken(tree, owner)),
+        _ => Ok(()),
     }
 }
 

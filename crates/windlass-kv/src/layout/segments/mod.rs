@@ -38,6 +38,7 @@ use super::{Administration, Observed, Sharing, Usage, Verdict, Written};
 use super::{
     Claim, Found, Layout, Listed, Lookup, NewBlock, Place, Reservation,
     directory::{self, WriterDirectory, failed},
+    list_blocks,
 };
 use crate::{
     Error, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions, WriterStats,
@@ -189,7 +190,7 @@ impl Segments {
         })
     }
 
-    fn condemn_token(&self, token: &FoundToken) {
+    fn invalidate_token(&self, token: &FoundToken) {
         if token.entry.is_own() {
             if let Some(writer) = &self.writer {
                 writer.condemn(&token.fingerprint, token.entry.sequence);
@@ -270,7 +271,7 @@ impl Layout for Segments {
 
     fn invalidate(&self, found: &Found) {
         if let Some(token) = found.token.downcast_ref::<FoundToken>() {
-            self.condemn_token(token);
+            self.invalidate_token(token);
         }
     }
 
@@ -317,18 +318,8 @@ impl Administration for Segments {
     }
 
     fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64> {
-        let mut some = Vec::new();
-        let next = self.shared.index.list(cursor, most, &mut some);
-        into.extend(some.into_iter().filter_map(|(fingerprint, entry)| {
-            Some(Listed {
-                namespace: self.shared.namespaces.id(entry.namespace)?,
-                fingerprint,
-                payload_len: entry.payload_len,
-                is_own: entry.is_own(),
-                expires: format::expiry_time(entry.expires),
-            })
-        }));
-        next
+        let namespace = |number| self.shared.namespaces.id(number);
+        list_blocks(&self.shared.index, cursor, most, into, namespace)
     }
 
     fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
@@ -350,7 +341,7 @@ impl Administration for Segments {
         if !entry.is_own() && !self.is_still_there(&token) {
             return Ok(None);
         }
-        self.condemn_token(&token);
+        self.invalidate_token(&token);
         Err(Error::DamagedBlock { fingerprint: block, reason })
     }
 
