@@ -15,7 +15,7 @@ use prometheus_client::{
         gauge::Gauge,
         histogram::{Histogram, exponential_buckets},
     },
-    registry::{Registry, Unit},
+    registry::{self, Registry, Unit},
 };
 use std::{
     collections::BTreeMap,
@@ -101,6 +101,15 @@ impl CarrierLabel {
     }
 }
 
+/// Registers a metric, with the unit that its name ends in.
+fn register(registry: &mut Registry, name: &str, help: &str, metric: impl registry::Metric) {
+    let units = [("_bytes", Unit::Bytes), ("_seconds", Unit::Seconds)];
+    match units.into_iter().find_map(|(end, unit)| Some((name.strip_suffix(end)?, unit))) {
+        Some((name, unit)) => registry.register_with_unit(name, help, unit, metric),
+        None => registry.register(name, help, metric),
+    }
+}
+
 macro_rules! measured {
     ($kind:ident of $metric:ty { $($(#[doc = $help:literal])* $name:ident,)+ }) => {
         /// What is measured when somebody asks.
@@ -111,7 +120,7 @@ macro_rules! measured {
 
         impl $kind {
             fn register(&self, registry: &mut Registry) {
-                $(registry.register(stringify!($name), concat!($($help),*).trim(), self.$name.clone());)+
+                $(register(registry, stringify!($name), concat!($($help),*).trim(), self.$name.clone());)+
             }
 
             fn set(&self, stats: &Stats) {
@@ -191,7 +200,7 @@ macro_rules! namespace_families {
 
         impl NamespaceFamilies {
             fn register(&self, registry: &mut Registry) {
-                $(registry.register(stringify!($name), concat!($($help),*).trim(), self.$name.clone());)+
+                $(register(registry, stringify!($name), concat!($($help),*).trim(), self.$name.clone());)+
             }
 
             fn of(&self, namespace: NamespaceId) -> NamespaceCounters {
@@ -258,45 +267,54 @@ impl Metrics {
         metrics.totals.register(&mut registry);
         metrics.begin();
         metrics.by_namespace.register(&mut registry);
-        registry.register(
+        register(
+            &mut registry,
             "capacity_bytes",
             "Most bytes that the files of all processes may take; 0 if this process may not write",
             metrics.capacity_bytes.clone(),
         );
-        registry.register_with_unit(
-            "recovery",
+        register(
+            &mut registry,
+            "recovery_seconds",
             "Time that it took to open",
-            Unit::Seconds,
             metrics.recovery_seconds.clone(),
         );
-        registry.register(
+        register(
+            &mut registry,
             "dropped",
             "Items that were to be stored, but were refused",
             metrics.dropped.clone(),
         );
-        registry.register("requests", "Requests that have ended, by how", metrics.ended.clone());
-        registry.register_with_unit(
-            "request",
+        register(&mut registry, "requests", "Requests that have ended, by how", metrics.ended.clone());
+        register(
+            &mut registry,
+            "request_seconds",
             "Time of requests, queued and moving",
-            Unit::Seconds,
             metrics.seconds.clone(),
         );
-        registry.register_with_unit(
-            "lookup",
+        register(
+            &mut registry,
+            "lookup_seconds",
             "Time of lookups, of any number of keys",
-            Unit::Seconds,
             metrics.lookup_seconds.clone(),
         );
-        registry.register("io_errors", "Transfers that failed", metrics.io_errors.clone());
-        registry.register("commits", "Groups of blocks that were committed", metrics.commits.clone());
-        registry.register("abandoned", "Blocks that never got all their shards", metrics.abandoned.clone());
-        registry.register(
+        register(&mut registry, "io_errors", "Transfers that failed", metrics.io_errors.clone());
+        register(&mut registry, "commits", "Groups of blocks that were committed", metrics.commits.clone());
+        register(
+            &mut registry,
+            "abandoned",
+            "Blocks that never got all their shards",
+            metrics.abandoned.clone(),
+        );
+        register(
+            &mut registry,
             "unsynced_loads",
             "Items of blocks that no sync covers, whose checksums are always compared",
             metrics.unsynced_loads.clone(),
         );
-        registry.register("carried_bytes", "Bytes by the way that they took", metrics.carried.clone());
-        registry.register(
+        register(&mut registry, "carried_bytes", "Bytes by the way that they took", metrics.carried.clone());
+        register(
+            &mut registry,
             "bounced_bytes",
             "Bytes that went by way of memory of the store's",
             metrics.bounced.clone(),
@@ -441,5 +459,57 @@ fn name_of(reason: DropReason) -> &'static str {
         DropReason::Busy => "busy",
         DropReason::NotAdmitted => "not_admitted",
         DropReason::TooLarge => "too_large",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// The rules of OpenMetrics, which prometheus_client's parser and Prometheus itself keep.
+    #[test]
+    fn counters_end_in_total_and_units_are_those_of_the_names() {
+        let metrics = Metrics::new();
+        metrics.namespace(NamespaceId([1; 16])).hits.inc();
+        let text = metrics.encode(&Stats::default()).unwrap();
+        assert!(text.ends_with("# EOF\n"));
+        let (mut types, mut units, mut helps) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        for line in text.lines().filter(|line| *line != "# EOF") {
+            match line.split_once(' ') {
+                Some(("#", said)) => {
+                    let mut words = said.splitn(3, ' ');
+                    let (what, name, value) = (words.next(), words.next().unwrap(), words.next().unwrap());
+                    match what.unwrap() {
+                        "TYPE" => assert_eq!(types.insert(name, value), None, "{name} is described twice"),
+                        "UNIT" => assert_eq!(units.insert(name, value), None),
+                        "HELP" => {
+                            assert!(helps.insert(name) && value.ends_with('.') && value.len() > 9, "{line}")
+                        }
+                        other => panic!("{other}: {line}"),
+                    }
+                }
+                _ => {
+                    let sample = line.split(['{', ' ']).next().unwrap();
+                    let (family, kind) = types.iter().rfind(|(name, _)| sample.starts_with(**name)).unwrap();
+                    let ends: &[&str] = match *kind {
+                        "counter" => &["_total"],
+                        "gauge" => &[""],
+                        "histogram" => &["_bucket", "_count", "_sum"],
+                        other => panic!("{other}"),
+                    };
+                    assert!(
+                        ends.iter().any(|end| sample == format!("{family}{end}")),
+                        "{line} is of a {kind}"
+                    );
+                }
+            }
+        }
+        assert!(types.keys().all(|name| name.starts_with("windlass_kv_") && helps.contains(name)));
+        for name in types.keys() {
+            let unit = ["bytes", "seconds"].into_iter().find(|unit| name.ends_with(&format!("_{unit}")));
+            assert_eq!(units.get(name).copied(), unit, "{name}");
+            assert!(!name.ends_with("_total"), "the end of a sample is no part of the name {name}");
+        }
     }
 }

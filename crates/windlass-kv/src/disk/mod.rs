@@ -136,17 +136,26 @@ pub(crate) fn write_full(file: &dyn DiskFile, bytes: &[u8], offset: u64) -> io::
 
 /// Writes a file that is there whole or not at all, and on the disk when this returns.
 pub(crate) fn replace_file(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = temporary_name(path);
-    let written = (|| {
-        let file = create_over(disk, &temporary)?;
+    write_whole(disk, &temporary_name(path), path, bytes, |from, to| disk.rename(from, to))
+}
+
+/// Writes a temporary file that gets its name by `rename` when it is whole; on the disk when this returns.
+pub(crate) fn write_whole(
+    disk: &dyn Disk,
+    temporary: &Path,
+    path: &Path,
+    bytes: &[u8],
+    rename: impl FnOnce(&Path, &Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let written = create_over(disk, temporary).and_then(|file| {
         write_full(&*file, bytes, 0)?;
         file.sync_data()?;
-        disk.rename(&temporary, path)?;
+        rename(temporary, path)?;
         disk.sync_directory(path.parent().unwrap_or(Path::new(".")))
-    })();
+    });
     if written.is_err() {
         // What is left is removed by the next opening.
-        let _ = disk.remove(&temporary);
+        let _ = disk.remove(temporary);
     }
     written
 }

@@ -8,6 +8,7 @@
 
 #[cfg(test)]
 mod conformance;
+mod directory;
 mod files;
 mod observed;
 mod segments;
@@ -21,9 +22,10 @@ use crate::{
     StoreOptions, WriterStats,
     disk::{Disk, FileRef, RealDisk},
     format::{
-        BLOCK_LEN, HEADER_LEN, PAGE, ShardTable, expiry_seconds, header::BlockHeader, lease::Lease,
+        BLOCK_LEN, HEADER_LEN, PAGE, ShardTable, expiry_seconds, expiry_time, header::BlockHeader,
         now_seconds, superblock::Superblock,
     },
+    index::Index,
 };
 use std::{any::Any, io, sync::Arc, time::SystemTime};
 use uuid::Uuid;
@@ -67,7 +69,7 @@ fn check_min_free(options: &StoreOptions) -> Result<()> {
 
 /// The layout of the store that is there, if there is one. Whatever is wrong with it is found when it is opened.
 fn existing(options: &StoreOptions) -> Result<Option<LayoutKind>> {
-    let path = options.root.join("STORE");
+    let path = options.root.join(directory::SUPERBLOCK);
     match RealDisk.read_file(&path, PAGE) {
         Ok(bytes) => Ok(Superblock::parse(&bytes).ok().map(|superblock| superblock.layout)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -203,20 +205,26 @@ pub(crate) struct Listed {
     pub(crate) expires: Option<SystemTime>,
 }
 
-/// Seconds that a writer is taken to live after it last wrote its lease.
-const SILENCE_S: u64 = 60;
-
-/// Describes a writer by its lease, which may be missing or damaged.
-fn describe_writer(lease: Option<Lease>, writer: Uuid, now: u64) -> WriterStats {
-    WriterStats {
-        id: writer.to_string(),
-        process: lease.map_or(0, |lease| lease.process),
-        is_alive: lease.is_some_and(|lease| now.saturating_sub(lease.heartbeat) <= SILENCE_S),
-        durability: lease.and_then(|lease| lease.durability),
-        capacity_bytes: lease.map(|lease| lease.capacity).filter(|capacity| *capacity > 0),
-        allocated_bytes: None,
-        blocks: None,
-    }
+/// [`Administration::list`] of what is in an index, whose numbers of namespaces `namespace` knows.
+fn list_blocks(
+    index: &Index,
+    cursor: u64,
+    most: usize,
+    into: &mut Vec<Listed>,
+    namespace: impl Fn(u16) -> Option<NamespaceId>,
+) -> Option<u64> {
+    let mut entries = Vec::new();
+    let next = index.list(cursor, most, &mut entries);
+    into.extend(entries.into_iter().filter_map(|(fingerprint, entry)| {
+        Some(Listed {
+            namespace: namespace(entry.namespace)?,
+            fingerprint,
+            payload_len: entry.payload_len,
+            is_own: entry.is_own(),
+            expires: expiry_time(entry.expires),
+        })
+    }));
+    next
 }
 
 /// What a layout holds and has done.

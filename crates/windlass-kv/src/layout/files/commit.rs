@@ -13,10 +13,9 @@ use std::{
     collections::BTreeMap,
     io,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
+    sync::atomic::Ordering,
 };
-use windlass_io::parallel::thread_named;
+use windlass_io::parallel::map;
 
 /// Threads that wait for the disk at the same time.
 const SYNC_THREADS: usize = 16;
@@ -24,7 +23,7 @@ const SYNC_THREADS: usize = 16;
 impl Shared {
     /// Data is on the disk before a block has its name, and names before it is told that they are.
     pub(super) fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
-        let mut results = in_parallel(&blocks, |block| self.finish(block));
+        let mut results = map(&blocks, SYNC_THREADS, |block| self.finish(block));
         let mut directories = BTreeMap::<PathBuf, Vec<usize>>::new();
         for (number, (block, result)) in blocks.iter().zip(&mut results).enumerate() {
             if result.is_err() {
@@ -37,7 +36,7 @@ impl Shared {
         }
         if self.durability != Durability::None {
             let directories: Vec<_> = directories.into_iter().collect();
-            let synced = in_parallel(&directories, |(directory, _)| {
+            let synced = map(&directories, SYNC_THREADS, |(directory, _)| {
                 self.sync_names(directory).map_err(failed("syncing", directory))
             });
             for ((directory, numbers), synced) in directories.iter().zip(synced) {
@@ -110,13 +109,13 @@ impl Shared {
     }
 
     fn note_no_checksums(&self, error: &io::Error) {
-        if !self.has_told_of_checksums.swap(true, Ordering::AcqRel) {
+        self.told_of_checksums.call_once(|| {
             let reason = format!(
                 "files as vLLM writes them have no checksums: the file system of {} takes no extended attribute: {error}",
                 self.root.display()
             );
             self.observed.note(EventKind::NoChecksums, reason);
-        }
+        });
     }
 
     /// Gives a file its name; says in which directory. If another process was faster, its block is as good, unless it is
@@ -139,8 +138,8 @@ impl Shared {
                 if !there.is_file() {
                     return Err(failed("giving its name to", &claim.path)(error));
                 }
-                let condemned = lock(&self.condemned).get(&block.claim.block.fingerprint).copied();
-                if condemned == Some(FileId::of(&there)) {
+                let damaged = lock(&self.damaged).get(&block.claim.block.fingerprint).copied();
+                if damaged == Some(FileId::of(&there)) {
                     let replaced = self.disk.rename(temporary, &claim.path);
                     replaced.map_err(failed("replacing the damaged block", &claim.path))?;
                     claim.is_published.store(true, Ordering::Release);
@@ -164,7 +163,7 @@ impl Shared {
         if !claim.is_published.load(Ordering::Acquire) {
             return;
         }
-        lock(&self.condemned).remove(&fingerprint);
+        lock(&self.damaged).remove(&fingerprint);
         claim.namespace.note_key(fingerprint, block.claim.block.key.as_bytes());
         let payload_len = block.table.0.iter().fold(0, |sum: u64, shard| sum.saturating_add(shard.len));
         let mut entry =
@@ -190,35 +189,4 @@ fn check_directories(tree: &Tree, path: &Path) -> io::Result<()> {
 fn claim_of(block: &Written) -> Result<&FileClaim> {
     let claim = block.claim.token.downcast_ref::<FileClaim>();
     claim.ok_or_else(|| Error::Internal("a claim of another layout".into()))
-}
-
-/// Answers in the order of the items.
-fn in_parallel<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Sync) -> Vec<Result<()>> {
-    if items.len() < 2 {
-        return items.iter().map(work).collect();
-    }
-    let next = AtomicUsize::new(0);
-    let run = || {
-        let mut done = Vec::new();
-        while let Some((number, item)) =
-            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|number| Some((number, items.get(number)?)))
-        {
-            done.push((number, work(item)));
-        }
-        done
-    };
-    let mut results: Vec<Result<()>> =
-        items.iter().map(|_| Err(Error::Internal("a thread has ended".into()))).collect();
-    thread::scope(|scope| {
-        let others = items.len().min(SYNC_THREADS) - 1;
-        // Where there are no more threads, there are as many as there are.
-        let start = |_| thread_named("windlass-kv-commit").spawn_scoped(scope, run).ok();
-        let threads: Vec<_> = (0..others).map_while(start).collect();
-        let own = run();
-        let theirs = threads.into_iter().filter_map(|thread| thread.join().ok()).flatten();
-        for (number, result) in own.into_iter().chain(theirs) {
-            results[number] = result;
-        }
-    });
-    results
 }

@@ -162,17 +162,17 @@ impl Shared {
     }
 
     /// Removes the very file that is damaged. Else nobody could ever store the block again.
-    pub(super) fn condemn(&self, found: &Found) {
+    pub(super) fn invalidate(&self, found: &Found) {
         let Some(token) = found.token.downcast_ref::<FileFound>() else { return };
-        self.condemn_file(token.fingerprint, token.id, found.place.file.path());
+        self.invalidate_file(token.fingerprint, token.id, found.place.file.path());
     }
 
-    fn condemn_file(&self, fingerprint: Fingerprint, id: FileId, path: &Path) {
+    fn invalidate_file(&self, fingerprint: Fingerprint, id: FileId, path: &Path) {
         self.observed.corrupt();
         let bytes = self.index.remove(&fingerprint).map_or(0, |known| known.entry.slot_bytes);
         let is_same = path.symlink_metadata().is_ok_and(|metadata| FileId::of(&metadata) == id);
         if !is_same {
-            self.others.vanished(bytes);
+            self.peers.vanished(bytes);
             return;
         }
         let removed = match &self.writer {
@@ -184,8 +184,8 @@ impl Shared {
             Err(error) => {
                 tracing::debug!(path = %path.display(), %error, "a damaged block is left where it is");
                 // It is in nobody's index, and takes room all the same.
-                self.others.vanished(bytes);
-                lock(&self.condemned).insert(fingerprint, id);
+                self.peers.vanished(bytes);
+                lock(&self.damaged).insert(fingerprint, id);
             }
         }
     }
@@ -222,8 +222,8 @@ impl Shared {
         metadata: &Metadata,
         path: &Path,
     ) -> Option<Entry> {
-        let is_condemned = lock(&self.condemned).get(&fingerprint) == Some(&FileId::of(metadata));
-        if !metadata.is_file() || is_condemned {
+        let is_damaged = lock(&self.damaged).get(&fingerprint) == Some(&FileId::of(metadata));
+        if !metadata.is_file() || is_damaged {
             return None;
         }
         if let Some(known) = self.index.peek(&fingerprint) {
@@ -246,7 +246,7 @@ impl Shared {
                 // Files that are not ours to describe may be there without a word of any writer. What this process is
                 // storing just now counts as its own.
                 if !namespace.tree.is_bare() && !lock(&self.in_flight).contains(&fingerprint) {
-                    self.others.adopted(entry.slot_bytes);
+                    self.peers.adopted(entry.slot_bytes);
                 }
                 Some(entry)
             }
@@ -256,7 +256,7 @@ impl Shared {
     /// Another process has removed it.
     fn vanished(&self, namespace: &Namespace, fingerprint: &Fingerprint) {
         if let Some(known) = self.index.remove(fingerprint) {
-            self.others.vanished(known.entry.slot_bytes);
+            self.peers.vanished(known.entry.slot_bytes);
             namespace.forget_key(fingerprint);
         }
     }
@@ -285,7 +285,7 @@ impl Shared {
             Err(error) => return Err(super::failed("reading", &path)(error)),
         };
         let metadata = file.metadata().map_err(super::failed("reading", &path))?;
-        self.condemn_file(fingerprint, FileId::of(&metadata), &path);
+        self.invalidate_file(fingerprint, FileId::of(&metadata), &path);
         Err(Error::DamagedBlock { fingerprint, reason: format!("{}: {reason}", path.display()) })
     }
 }

@@ -220,7 +220,7 @@ fn what_a_writer_of_another_host_announces_counts_while_its_lease_changes() {
     ghost.say(2, 20 << 20);
     layout.maintain().unwrap();
     layout.maintain().unwrap();
-    assert_eq!(layout.shared.others.bytes(), 20 << 20);
+    assert_eq!(layout.shared.peers.bytes(), 20 << 20);
 }
 
 #[test]

@@ -16,10 +16,10 @@ mod liveness;
 mod liveness_tests;
 mod names;
 mod namespaces;
-mod others;
 mod ownership;
 #[cfg(test)]
 mod ownership_tests;
+mod peers;
 #[cfg(test)]
 mod planted_tests;
 mod remove;
@@ -33,35 +33,35 @@ mod writer;
 use super::{
     Administration, Found, Layout, Listed, Lookup, NewBlock, Observed, Reservation, Sharing, Usage, Verdict,
     Written,
+    directory::{self, failed},
+    list_blocks,
 };
 use crate::{
     Durability, Error, EventKind, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result,
     StoreAccess, StoreOptions, WriterStats,
-    disk::{Disk, FileAccess, RealDisk},
-    format::{Invalid, PAGE, VERSION, expiry_time, lease::LockDomain, now_seconds, superblock::Superblock},
+    disk::RealDisk,
+    format::{PAGE, lease::LockDomain, now_seconds},
     index::{Entry, Index, IndexOptions, Recent},
 };
 use find::FileId;
 use liveness::{Liveness, Watch};
 use names::Tree;
 use namespaces::{Namespace, Namespaces};
-use others::Others;
+use peers::Peers;
 use room::Room;
 use scan::Scan;
 use std::{
     collections::{HashMap, HashSet},
-    io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Mutex, Once,
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 use unsynced::Unsynced;
-use uuid::Uuid;
 use windlass_io::parallel::lock;
-use writer::{Said, Writer};
+use writer::Writer;
 
 /// How often things are done, and how long others are believed.
 #[derive(Clone, Copy, Debug)]
@@ -116,14 +116,14 @@ struct Shared {
     /// Blocks that were not there, and when.
     absent: Mutex<Recent<Instant>>,
     /// Files that are damaged, and cannot be removed.
-    condemned: Mutex<HashMap<Fingerprint, FileId>>,
-    others: Others,
+    damaged: Mutex<HashMap<Fingerprint, FileId>>,
+    peers: Peers,
     watch: Watch,
     /// Where this process sees locks.
     lock_domain: LockDomain,
     unsynced: Unsynced,
     /// Whether it has been said that checksums of bare files cannot be written down.
-    has_told_of_checksums: AtomicBool,
+    told_of_checksums: Once,
     /// Files that nobody will give a name to, and the room that they take.
     given_up: Mutex<Vec<(PathBuf, u64)>>,
     /// Directories whose names are on the disk.
@@ -149,10 +149,10 @@ impl Files {
         let (disk, root) = (RealDisk, options.root.clone());
         let writer = match options.access {
             StoreAccess::Read => {
-                read_superblock(&disk, &root)?;
+                directory::expect(&disk, &root, LayoutKind::Files)?;
                 None
             }
-            StoreAccess::ReadWrite => Some(open_to_write(&disk, &root, Said::of(options))?),
+            StoreAccess::ReadWrite => Some(open_to_write(&disk, options)?),
         };
         let written = writer.as_ref().filter(|_| !options.for_upkeep).map(|_| options.durability);
         let unsynced = Unsynced::open(&disk, &root, written)?;
@@ -170,12 +170,12 @@ impl Files {
             room,
             in_flight: Mutex::default(),
             absent: Mutex::default(),
-            condemned: Mutex::default(),
-            others: Others::default(),
+            damaged: Mutex::default(),
+            peers: Peers::default(),
             watch: Watch::default(),
             lock_domain,
             unsynced,
-            has_told_of_checksums: AtomicBool::new(false),
+            told_of_checksums: Once::new(),
             given_up: Mutex::default(),
             durable: Mutex::default(),
             scan: Mutex::default(),
@@ -223,7 +223,7 @@ impl Layout for Files {
     }
 
     fn invalidate(&self, found: &Found) {
-        self.shared.condemn(found);
+        self.shared.invalidate(found);
     }
 
     fn touch(&self, blocks: &[Fingerprint]) {
@@ -245,7 +245,9 @@ impl Administration for Files {
         let is_new = shared.namespaces.get(id).is_none();
         shared.own_tree(id, description)?;
         if let Some(writer) = &shared.writer {
-            namespaces::write_down(&shared.disk, writer, &shared.root, id, description)?;
+            directory::describe(&shared.disk, &shared.root, id, description, |path, bytes| {
+                writer.write_file(&shared.disk, path, bytes).map_err(failed("writing to", path))
+            })?;
         }
         let namespace = shared.namespaces.add(&shared.root, id, description)?;
         namespace.set_ttl(options.ttl);
@@ -272,18 +274,8 @@ impl Administration for Files {
     }
 
     fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64> {
-        let mut entries = Vec::new();
-        let next = self.shared.index.list(cursor, most, &mut entries);
-        into.extend(entries.into_iter().filter_map(|(fingerprint, entry)| {
-            Some(Listed {
-                namespace: self.shared.namespaces.numbered(entry.namespace)?.id,
-                fingerprint,
-                payload_len: entry.payload_len,
-                is_own: true,
-                expires: expiry_time(entry.expires),
-            })
-        }));
-        next
+        let namespace = |number| self.shared.namespaces.numbered(number).map(|namespace| namespace.id);
+        list_blocks(&self.shared.index, cursor, most, into, namespace)
     }
 
     fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
@@ -301,7 +293,7 @@ impl Administration for Files {
             blocks: totals.own_blocks,
             payload_bytes: totals.own_payload_bytes,
             allocated_bytes,
-            root_bytes: allocated_bytes.saturating_add_signed(self.shared.others.likely_bytes()),
+            root_bytes: allocated_bytes.saturating_add_signed(self.shared.peers.likely_bytes()),
             unusable_namespaces: self.shared.namespaces.unusable(),
             recovery: self.shared.recovery,
             index_bytes: self.shared.index.heap_bytes(),
@@ -349,18 +341,15 @@ impl Shared {
 
     /// Makes sure that no other namespace has the directory that a description names.
     fn own_tree(&self, id: NamespaceId, description: &str) -> Result<()> {
-        let tree = Tree::of(&self.root, namespaces::directory(&self.root, id), description)?;
+        let tree = Tree::of(&self.root, directory::of_namespace(&self.root, id), description)?;
         if !tree.is_bare() {
             return Ok(());
         }
         if let Some(writer) = &self.writer {
             return ownership::claim(&self.disk, writer, &self.root, &tree, id, description);
         }
-        let described = namespaces::written_down(&self.disk, &self.root)?;
-        match ownership::owner(&self.disk, &self.root, &tree, &described)? {
-            Some(owner) if owner != id => Err(namespaces::taken(&tree, owner)),
-            _ => Ok(()),
-        }
+        let described = directory::described(&self.disk, &self.root)?;
+        ownership::expect(&self.disk, &self.root, &tree, id, &described)
     }
 
     fn number(&self) -> u64 {
@@ -430,7 +419,7 @@ impl Shared {
             return Ok(());
         }
         *followed = Some(Instant::now());
-        let others = writer::others(&self.disk, &self.root, self.writer.as_ref())?;
+        let others = writer::peers(&self.disk, &self.root, self.writer.as_ref())?;
         self.watch.retain(&others);
         self.listen()?;
         let judged: Vec<_> =
@@ -442,7 +431,7 @@ impl Shared {
                     Some(writer::temporary_bytes(&self.disk, directory))
                 }
             };
-            if self.others.judged(directory, temporary) {
+            if self.peers.judged(directory, temporary) {
                 lock(&self.scan).repeat();
             }
         }
@@ -465,58 +454,8 @@ impl Drop for Shared {
 }
 
 /// Makes the store if it is not there.
-fn open_to_write(disk: &RealDisk, root: &Path, said: Said) -> Result<Writer> {
-    use std::os::unix::fs::DirBuilderExt;
-    let mut directories = std::fs::DirBuilder::new();
-    let made = directories.recursive(true).mode(0o700).create(root);
-    made.map_err(failed("making", root))?;
-    let path = root.join(names::SUPERBLOCK);
-    if !path.exists() {
-        let superblock =
-            Superblock { store: Uuid::new_v4(), layout: LayoutKind::Files, created: now_seconds().into() };
-        let temporary = root.join(format!("{}-{}.tmp", names::SUPERBLOCK, superblock.store));
-        let made = disk.open(&temporary, FileAccess::CreateNew).and_then(|file| {
-            crate::disk::write_full(&*file, &superblock.to_bytes(), 0)?;
-            file.sync_data()?;
-            disk.rename_new(&temporary, &path)
-        });
-        if let Err(error) = made {
-            let _ = disk.remove(&temporary);
-            // Somebody else may have been faster.
-            if error.kind() != io::ErrorKind::AlreadyExists {
-                return Err(failed("making", &path)(error));
-            }
-        }
-    }
-    read_superblock(disk, root)?;
-    let all = root.join(names::NAMESPACES);
-    disk.create_directory(&all).map_err(failed("making", &all))?;
-    disk.sync_directory(root).map_err(failed("syncing", root))?;
-    Writer::start(disk, root, said)
-}
-
-/// Whether this is a store of this layout.
-fn read_superblock(disk: &RealDisk, root: &Path) -> Result<()> {
-    let path = root.join(names::SUPERBLOCK);
-    let no_store = |reason: String| Error::NotAStore { path: root.to_owned(), reason };
-    let bytes = disk.read_file(&path, PAGE).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => no_store("it has no file STORE".into()),
-        _ => failed("reading", &path)(error),
-    })?;
-    match Superblock::parse(&bytes) {
-        Ok(Superblock { layout: LayoutKind::Files, .. }) => Ok(()),
-        Ok(Superblock { layout, .. }) => Err(Error::InvalidOption {
-            option: "layout",
-            value: LayoutKind::Files.name().into(),
-            reason: format!("{} was made with layout {layout}", root.display()),
-        }),
-        Err(Invalid::Version { found }) => Err(Error::UnknownFormat { path, found, known: VERSION }),
-        Err(why) => Err(no_store(format!("its file STORE cannot be read: {why}"))),
-    }
-}
-
-/// An error of the system's, with what was being done.
-fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
-    let path = path.to_owned();
-    move |source| Error::Io { operation, path, source }
+fn open_to_write(disk: &RealDisk, options: &StoreOptions) -> Result<Writer> {
+    directory::create(disk, &options.root, LayoutKind::Files)?;
+    directory::expect(disk, &options.root, LayoutKind::Files)?;
+    Writer::start(disk, options)
 }

@@ -16,16 +16,15 @@
 use crate::{Error, Fingerprint, NamespaceDescription, Result};
 use std::path::{Component, Path, PathBuf};
 
-pub(super) const SUPERBLOCK: &str = "STORE";
-pub(super) const NAMESPACES: &str = "ns";
+#[cfg(test)]
+pub(super) use crate::layout::directory::DESCRIPTION;
+pub(super) use crate::layout::directory::{LEASE, NAMESPACES, SUPERBLOCK, WRITER_PREFIX};
+
 pub(super) const UNSYNCED: &str = "UNSYNCED";
-pub(super) const DESCRIPTION: &str = "NAMESPACE.json";
 /// Is there if some blocks of the namespace have a time of expiry, which is in their files alone.
 pub(super) const EXPIRING: &str = "EXPIRING";
 /// Ends the name of the claim of a directory of vLLM's.
 pub(super) const CLAIM_SUFFIX: &str = ".claim";
-pub(super) const LEASE: &str = "LEASE";
-pub(super) const WRITER_PREFIX: &str = "w-";
 /// In [`NamespaceDescription::other`]: the directory below the root that vLLM's tier `fs` would use, as
 /// `<model>_<12 hexadecimal digits>_r<rank>`.
 pub(super) const VLLM_DIRECTORY: &str = "vllm_directory";

@@ -9,8 +9,11 @@ use super::{
 };
 use crate::{
     Error, EventKind, Fingerprint, NamespaceId, Result,
-    disk::{Disk, RealDisk, expect_directory},
-    layout::Observed,
+    disk::{RealDisk, expect_directory},
+    layout::{
+        Observed,
+        directory::{Described, described, of_namespace},
+    },
 };
 use std::{
     collections::HashMap,
@@ -149,7 +152,7 @@ impl Namespaces {
 
     /// Takes a namespace in, or finds it.
     pub(super) fn add(&self, root: &Path, id: NamespaceId, description: &str) -> Result<Arc<Namespace>> {
-        let tree = Tree::of(root, directory(root, id), description)?;
+        let tree = Tree::of(root, of_namespace(root, id), description)?;
         match expect_directory(tree.root()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(failed("opening", tree.root())(error));
@@ -173,7 +176,7 @@ impl Namespaces {
             description: description.to_owned(),
             ttl_seconds: AtomicU64::new(0),
             directories: AtomicU64::new(0),
-            expiring: (directory(root, id).join(names::EXPIRING), AtomicBool::new(false)),
+            expiring: (of_namespace(root, id).join(names::EXPIRING), AtomicBool::new(false)),
             keys: Mutex::default(),
         });
         known.by_number.push(Arc::clone(&namespace));
@@ -191,27 +194,29 @@ impl Namespaces {
         observed: &Observed,
     ) -> Result<Vec<Arc<Namespace>>> {
         let mut lost = Vec::new();
-        let found = written_down(disk, root)?;
+        let found = described(disk, root)?;
         let bare = self.all().into_iter().filter(|namespace| namespace.tree.is_bare());
         for namespace in bare {
-            let reason = match ownership::owner(disk, root, &namespace.tree, &found) {
-                Ok(Some(owner)) if owner != namespace.id => taken(&namespace.tree, owner).to_string(),
-                Ok(_) => continue,
+            match ownership::expect(disk, root, &namespace.tree, namespace.id, &found) {
+                Ok(()) => {}
+                Err(error @ Error::InvalidOption { .. }) => {
+                    self.reject(namespace.id, &error.to_string(), observed);
+                    lost.push(namespace);
+                }
                 // It was its own until now. The next look asks again.
                 Err(error) => {
                     tracing::warn!(namespace = %namespace.id, %error, "a claim cannot be read");
-                    continue;
                 }
-            };
-            self.reject(namespace.id, &reason, observed);
-            lost.push(namespace);
+            }
         }
         let mut new: Vec<_> =
             found.iter().filter(|(id, _)| self.get(**id).is_none()).map(|(id, _)| *id).collect();
         new.sort_unstable();
         for id in new {
             let added = match &found[&id] {
-                Ok(description) => self.add_owned(disk, root, id, description, &found),
+                Ok(description) => {
+                    self.add_owned(disk, root, id, description, &found).map_err(|error| error.to_string())
+                }
                 Err(reason) => Err(reason.clone()),
             };
             if let Err(reason) = added {
@@ -227,17 +232,13 @@ impl Namespaces {
         root: &Path,
         id: NamespaceId,
         description: &str,
-        found: &WrittenDown,
-    ) -> Result<(), String> {
-        let tree = Tree::of(root, directory(root, id), description).map_err(|error| error.to_string())?;
-        if tree.is_bare()
-            && let Some(owner) =
-                ownership::owner(disk, root, &tree, found).map_err(|error| error.to_string())?
-            && owner != id
-        {
-            return Err(taken(&tree, owner).to_string());
+        found: &Described,
+    ) -> Result<()> {
+        let tree = Tree::of(root, of_namespace(root, id), description)?;
+        if tree.is_bare() {
+            ownership::expect(disk, root, &tree, id, found)?;
         }
-        self.add(root, id, description).map(drop).map_err(|error| error.to_string())
+        self.add(root, id, description).map(drop)
     }
 
     fn reject(&self, id: NamespaceId, reason: &str, observed: &Observed) {
@@ -253,48 +254,8 @@ impl Namespaces {
     }
 }
 
-/// Longest description.
-const MAX_DESCRIPTION_LEN: usize = 1 << 20;
 /// Most namespaces of which it is remembered that they cannot be used.
 const MOST_UNUSABLE: usize = 1024;
-
-/// Descriptions that are on the disk, or why one cannot be read.
-pub(super) type WrittenDown = HashMap<NamespaceId, Result<String, String>>;
-
-/// Reads all descriptions.
-pub(super) fn written_down(disk: &RealDisk, root: &Path) -> Result<WrittenDown> {
-    let all = root.join(names::NAMESPACES);
-    let listing = match disk.list(&all) {
-        Ok(listing) => listing,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(WrittenDown::new()),
-        Err(error) => return Err(failed("listing", &all)(error)),
-    };
-    let described = listing.into_iter().filter_map(|entry| {
-        let id = entry.name.parse::<NamespaceId>().ok()?;
-        let path = all.join(&entry.name);
-        if !entry.is_directory {
-            return Some((id, Err(format!("{} is no directory", path.display()))));
-        }
-        let path = path.join(names::DESCRIPTION);
-        match read_description(disk, &path) {
-            Ok(description) if NamespaceId::of_description(&description) == id => Some((id, Ok(description))),
-            Ok(_) => Some((id, Err(format!("{} describes another namespace", path.display())))),
-            // Its maker has not written it yet, or never will.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => Some((id, Err(failed("reading", &path)(error).to_string()))),
-        }
-    });
-    Ok(described.collect())
-}
-
-/// Reads a description, or a claim, which has one in it.
-pub(super) fn read_description(disk: &RealDisk, path: &Path) -> io::Result<String> {
-    let bytes = disk.read_file(path, MAX_DESCRIPTION_LEN + 1)?;
-    if bytes.len() > MAX_DESCRIPTION_LEN {
-        return Err(io::Error::other("it is longer than 1 MiB"));
-    }
-    String::from_utf8(bytes).map_err(|_| io::Error::other("it is no text"))
-}
 
 /// The error of a namespace whose tree belongs to another one.
 pub(super) fn taken(tree: &Tree, owner: NamespaceId) -> Error {
@@ -303,35 +264,4 @@ pub(super) fn taken(tree: &Tree, owner: NamespaceId) -> Error {
         "the namespace {owner} of the store has another description, and its blocks are there; use another directory"
     );
     Error::InvalidOption { option: names::VLLM_DIRECTORY, value, reason }
-}
-
-/// The directory of a namespace.
-pub(super) fn directory(root: &Path, id: NamespaceId) -> PathBuf {
-    root.join(names::NAMESPACES).join(id.to_string())
-}
-
-/// Writes a description down, where there is none.
-pub(super) fn write_down(
-    disk: &RealDisk,
-    writer: &Writer,
-    root: &Path,
-    id: NamespaceId,
-    description: &str,
-) -> Result<()> {
-    if description.len() > MAX_DESCRIPTION_LEN {
-        let problem = format!("the description of namespace {id} is longer than 1 MiB");
-        return Err(Error::InvalidRequest(problem));
-    }
-    let directory = directory(root, id);
-    let path = directory.join(names::DESCRIPTION);
-    match disk.read_file(&path, MAX_DESCRIPTION_LEN + 1) {
-        Ok(bytes) if bytes == description.as_bytes() => return Ok(()),
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(failed("reading", &path)(error)),
-    }
-    disk.create_directory(&directory).map_err(failed("making", &directory))?;
-    writer.write_file(disk, &path, description.as_bytes()).map_err(failed("writing to", &path))?;
-    let all = root.join(names::NAMESPACES);
-    disk.sync_directory(&all).map_err(failed("syncing", &all))
 }

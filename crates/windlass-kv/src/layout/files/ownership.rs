@@ -5,10 +5,14 @@
 use super::{
     failed,
     names::{self, Tree},
-    namespaces::{WrittenDown, directory, read_description, taken, written_down},
+    namespaces::taken,
     writer::Writer,
 };
-use crate::{NamespaceId, Result, disk::RealDisk};
+use crate::{
+    NamespaceId, Result,
+    disk::RealDisk,
+    layout::directory::{Described, described, of_namespace, read_description},
+};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -22,16 +26,28 @@ const MOST_ATTEMPTS: usize = 8;
 ///
 /// # Errors
 /// If the system cannot read the claim: it may name another owner.
-pub(super) fn owner(
-    disk: &RealDisk,
-    root: &Path,
-    tree: &Tree,
-    described: &WrittenDown,
-) -> Result<Option<NamespaceId>> {
+fn owner(disk: &RealDisk, root: &Path, tree: &Tree, described: &Described) -> Result<Option<NamespaceId>> {
     match claimed(disk, root, tree) {
         Ok(Some((id, _))) => Ok(Some(id)),
         Err(error) if !is_damage(&error) => Err(failed("reading", &path(root, tree))(error)),
         _ => Ok(lowest(root, tree, described).map(|(id, _)| id)),
+    }
+}
+
+/// An error if another namespace is the owner of a tree.
+///
+/// # Errors
+/// [`Error::InvalidOption`](crate::Error::InvalidOption) if it is; that of reading its claim.
+pub(super) fn expect(
+    disk: &RealDisk,
+    root: &Path,
+    tree: &Tree,
+    id: NamespaceId,
+    described: &Described,
+) -> Result<()> {
+    match owner(disk, root, tree, described)? {
+        Some(owner) if owner != id => Err(taken(tree, owner)),
+        _ => Ok(()),
     }
 }
 
@@ -53,8 +69,8 @@ pub(super) fn claim(
         if let Ok(Some((owner, _))) = there {
             return if owner == id { Ok(()) } else { Err(taken(tree, owner)) };
         }
-        let described = written_down(disk, root)?;
-        let (_, first) = lowest(root, tree, &described).unwrap_or((id, description));
+        let there_are = described(disk, root)?;
+        let (_, first) = lowest(root, tree, &there_are).unwrap_or((id, description));
         let made = match there {
             Ok(_) => writer.write_new_file(disk, &path, first.as_bytes()),
             // It may be another namespace's, and good.
@@ -93,13 +109,13 @@ fn claimed(disk: &RealDisk, root: &Path, tree: &Tree) -> io::Result<Option<(Name
     Ok(Some((id, description)))
 }
 
-fn lowest<'a>(root: &Path, tree: &Tree, described: &'a WrittenDown) -> Option<(NamespaceId, &'a str)> {
+fn lowest<'a>(root: &Path, tree: &Tree, described: &'a Described) -> Option<(NamespaceId, &'a str)> {
     let descriptions = described.iter().filter_map(|(id, text)| Some((*id, text.as_deref().ok()?)));
     descriptions.filter(|(id, text)| is_of(root, tree, *id, text)).min_by_key(|(id, _)| *id)
 }
 
 fn is_of(root: &Path, tree: &Tree, id: NamespaceId, description: &str) -> bool {
-    Tree::of(root, directory(root, id), description).is_ok_and(|other| other == *tree)
+    Tree::of(root, of_namespace(root, id), description).is_ok_and(|other| other == *tree)
 }
 
 fn path(root: &Path, tree: &Tree) -> PathBuf {

@@ -52,7 +52,7 @@ impl Shared {
                 Ok(true)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.others.vanished(removed.map_or(0, |removed| removed.entry.slot_bytes));
+                self.peers.vanished(removed.map_or(0, |removed| removed.entry.slot_bytes));
                 Ok(false)
             }
             Err(error) => Err(failed("removing", path)(error)),

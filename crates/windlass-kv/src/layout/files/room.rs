@@ -182,7 +182,7 @@ impl Shared {
             if self.make_room(shortage) > 0 {
                 continue;
             }
-            if has_looked || self.others.bytes() == 0 {
+            if has_looked || self.peers.bytes() == 0 {
                 break;
             }
             // All that is left is others', of whose blocks this process does not know.
@@ -227,7 +227,7 @@ impl Shared {
         let bytes = self.room.lock();
         let blocks = self.index.totals(None).own_slot_bytes.saturating_add(bytes.under_way);
         drop(bytes);
-        let others = self.others.bytes();
+        let others = self.peers.bytes();
         [self.room.overhead(), others, more].into_iter().fold(blocks, u64::saturating_add)
     }
 
@@ -243,7 +243,7 @@ impl Shared {
 
     /// Finds out what a writer has left that went since the last look, before blocks are evicted for it.
     fn look_for_departed(&self) {
-        if self.others.have_departed() {
+        if self.peers.have_departed() {
             self.scan_now();
         }
     }
@@ -310,7 +310,7 @@ impl Shared {
         match self.disk.remove(&path) {
             Ok(()) => self.room.removed(removed.entry.slot_bytes),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.others.vanished(removed.entry.slot_bytes);
+                self.peers.vanished(removed.entry.slot_bytes);
             }
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "a block cannot be removed");

@@ -123,7 +123,7 @@ impl Shared {
     /// Looks at everything.
     pub(super) fn scan_all(&self) -> Result<()> {
         self.listen()?;
-        self.others.look_begins();
+        self.peers.look_begins();
         for namespace in self.namespaces.all() {
             if let Err(error) = self.scan_namespace(&namespace) {
                 let reason = format!("blocks of namespace {} cannot be looked for: {error}", namespace.id);
@@ -131,7 +131,7 @@ impl Shared {
             }
         }
         self.listen()?;
-        self.others.look_ends();
+        self.peers.look_ends();
         lock(&self.scan).ended = Some(Instant::now());
         Ok(())
     }
@@ -158,9 +158,9 @@ impl Shared {
     }
 
     fn read_others(&self) -> Result<bool> {
-        let directories = writer::others(&self.disk, &self.root, self.writer.as_ref())?;
+        let directories = writer::peers(&self.disk, &self.root, self.writer.as_ref())?;
         let is_living = |directory: &Path| matches!(self.judge(directory), Liveness::Living);
-        Ok(self.others.read(&self.disk, &self.root, &directories, is_living))
+        Ok(self.peers.read(&self.disk, &self.root, &directories, is_living))
     }
 
     /// Looks at everything, or at the rest of it, at once, unless too much time would go into that.
@@ -217,7 +217,7 @@ impl Shared {
 
     fn begin(&self) {
         let mut is_partial = self.read_others().is_err();
-        self.others.look_begins();
+        self.peers.look_begins();
         {
             // What comes from now on is not missed.
             let mut scan = lock(&self.scan);
@@ -256,7 +256,7 @@ impl Shared {
             return;
         }
         // Before what is gone is forgotten: rather too much is counted than too little.
-        self.others.look_ends();
+        self.peers.look_ends();
         let unseen = |entry: &crate::index::Entry| entry.flags != generation && entry.sequence < first_new;
         for removed in self.index.remove_all(|_, entry, _| unseen(entry)) {
             if let Some(namespace) = self.namespaces.numbered(removed.entry.namespace) {

@@ -402,7 +402,7 @@ fn a_damaged_file_that_could_not_be_removed_is_replaced() {
     let layout = hasty(&bench.options);
     let fingerprint = Fingerprint::of(bench.namespace, b"a");
     let id = FileId::of(&file_of(&bench, "a").metadata().unwrap());
-    layout.shared.condemned.lock().unwrap().insert(fingerprint, id);
+    layout.shared.damaged.lock().unwrap().insert(fingerprint, id);
     layout.shared.index.remove(&fingerprint);
     assert_eq!(store(&layout, &block(bench.namespace, "a", &second), &second), Stored::Committed);
     assert_eq!(load(&layout, bench.namespace, "a"), Loaded::Shards(second.to_vec()));

@@ -1,14 +1,15 @@
 //! A writing process: its directory, with files that are not whole yet, and the lease that says that it lives.
 #![forbid(unsafe_code)]
 
-use super::{super::describe_writer, failed, lock, names};
+use super::{failed, lock, names};
 use crate::{
-    Durability, Result, StoreOptions, WriterStats,
-    disk::{Disk, DiskFile, FileAccess, RealDisk, read_full, write_full},
+    Result, StoreOptions, WriterStats,
+    disk::{Disk, DiskFile, FileAccess, RealDisk, TEMPORARY, read_full, write_full, write_whole},
     format::{
         lease::{Account, LEASE_LEN, Lease, LockDomain},
         now_seconds,
     },
+    layout::directory::{self, WriterDirectory},
 };
 use std::{
     io,
@@ -22,86 +23,61 @@ use std::{
 };
 use uuid::Uuid;
 
-/// How a writer's files are named that are not whole.
-const TEMPORARY: &str = ".tmp";
-
 /// This process.
 #[derive(Debug)]
 pub(super) struct Writer {
-    current: RwLock<Current>,
+    /// The directory that it has now: another process may take it for dead and remove it.
+    current: RwLock<WriterDirectory>,
     lease: Mutex<OwnLease>,
     /// Number of the next temporary file.
     next: AtomicU64,
     has_ended: AtomicBool,
 }
 
-/// The directory that it has now: another process may take it for dead and remove it.
-#[derive(Debug)]
-struct Current {
-    id: Uuid,
-    directory: PathBuf,
-}
-
-/// What others are told of a writer's options.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Said {
-    /// 0 if it has not said.
-    pub(super) capacity: u64,
-    /// `None` if it has not said.
-    pub(super) durability: Option<Durability>,
-}
-
-impl Said {
-    /// Upkeep says nothing of its own.
-    pub(super) fn of(options: &StoreOptions) -> Self {
-        if options.for_upkeep {
-            return Self { capacity: 0, durability: None };
-        }
-        Self { capacity: options.capacity_bytes.unwrap_or(0), durability: Some(options.durability) }
-    }
-}
-
 /// What tells others that this process lives, and what it has written.
 #[derive(Debug)]
 pub(super) struct OwnLease {
     path: PathBuf,
-    writer: Uuid,
     file: Box<dyn DiskFile>,
-    said: Said,
     written: Instant,
     /// As it was last written.
-    account: Account,
-    lock_domain: LockDomain,
+    said: Lease,
 }
 
 impl OwnLease {
     pub(super) fn write(&mut self, account: Account) -> Result<()> {
-        let lease = Lease {
-            writer: self.writer,
-            epoch: 1,
-            process: std::process::id(),
-            heartbeat: now_seconds().into(),
-            wanted_bytes: 0,
-            capacity: self.said.capacity,
-            durability: self.said.durability,
-            account,
-            lock_domain: self.lock_domain,
-        };
+        let lease = Lease { heartbeat: now_seconds().into(), account, ..self.said };
         write_full(&*self.file, &lease.to_bytes(), 0).map_err(failed("writing to", &self.path))?;
-        (self.written, self.account) = (Instant::now(), account);
+        (self.written, self.said) = (Instant::now(), lease);
         Ok(())
     }
 
     /// Whether it was written so long ago, or less long, but with something else in it.
     pub(super) fn is_due(&self, account: Account, every: Duration, changed_every: Duration) -> bool {
         let age = self.written.elapsed();
-        age >= every || (age >= changed_every && account != self.account)
+        age >= every || (age >= changed_every && account != self.said.account)
     }
 }
 
 impl Writer {
-    pub(super) fn start(disk: &RealDisk, root: &Path, said: Said) -> Result<Self> {
-        let (current, lease) = make(disk, root, said, Account::default())?;
+    pub(super) fn start(disk: &RealDisk, options: &StoreOptions) -> Result<Self> {
+        // Upkeep says nothing of its own.
+        let (capacity, durability) = match options.for_upkeep {
+            true => (0, None),
+            false => (options.capacity_bytes.unwrap_or(0), Some(options.durability)),
+        };
+        let said = Lease {
+            writer: Uuid::nil(),
+            epoch: 1,
+            process: std::process::id(),
+            heartbeat: 0,
+            wanted_bytes: 0,
+            capacity,
+            durability,
+            account: Account::default(),
+            lock_domain: LockDomain::default(),
+        };
+        let (current, lease) = make(disk, &options.root, said)?;
         Ok(Self {
             current: RwLock::new(current),
             lease: Mutex::new(lease),
@@ -118,7 +94,7 @@ impl Writer {
         if !is_gone || self.has_ended.load(Ordering::Acquire) {
             return Ok(false);
         }
-        let (current, made) = make(disk, root, lease.said, lease.account)?;
+        let (current, made) = make(disk, root, lease.said)?;
         *lease = made;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = current;
         Ok(true)
@@ -129,10 +105,10 @@ impl Writer {
     }
 
     pub(super) fn directory(&self) -> PathBuf {
-        self.current().directory.clone()
+        self.current().path.clone()
     }
 
-    fn current(&self) -> RwLockReadGuard<'_, Current> {
+    fn current(&self) -> RwLockReadGuard<'_, WriterDirectory> {
         self.current.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -143,37 +119,17 @@ impl Writer {
     /// A name for a file that is not whole yet.
     pub(super) fn temporary(&self) -> PathBuf {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.current().directory.join(format!("{number}{TEMPORARY}"))
+        self.current().path.join(format!("{number}{TEMPORARY}"))
     }
 
     /// Writes a small file that is there whole, and on the disk, or as it was before.
     pub(super) fn write_file(&self, disk: &RealDisk, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        self.write_and(disk, path, bytes, RealDisk::rename)
+        write_whole(disk, &self.temporary(), path, bytes, |from, to| disk.rename(from, to))
     }
 
     /// As [`Writer::write_file`], unless something has the name: then it is [`io::ErrorKind::AlreadyExists`].
     pub(super) fn write_new_file(&self, disk: &RealDisk, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        self.write_and(disk, path, bytes, RealDisk::rename_new)
-    }
-
-    fn write_and(
-        &self,
-        disk: &RealDisk,
-        path: &Path,
-        bytes: &[u8],
-        rename: fn(&RealDisk, &Path, &Path) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let temporary = self.temporary();
-        let written = disk.open(&temporary, FileAccess::CreateNew).and_then(|file| {
-            write_full(&*file, bytes, 0)?;
-            file.sync_data()?;
-            rename(disk, &temporary, path)?;
-            disk.sync_directory(path.parent().unwrap_or(Path::new(".")))
-        });
-        if written.is_err() {
-            let _ = disk.remove(&temporary);
-        }
-        written
+        write_whole(disk, &self.temporary(), path, bytes, |from, to| disk.rename_new(from, to))
     }
 
     /// Removes the directory, and releases the lease. Does nothing the second time.
@@ -190,24 +146,17 @@ impl Writer {
 }
 
 /// Makes the directory of a writer, and its lease.
-fn make(disk: &RealDisk, root: &Path, said: Said, account: Account) -> Result<(Current, OwnLease)> {
-    let id = Uuid::new_v4();
-    let directory = root.join(format!("{}{id}", names::WRITER_PREFIX));
-    disk.create_directory(&directory).map_err(failed("making", &directory))?;
+fn make(disk: &RealDisk, root: &Path, said: Lease) -> Result<(WriterDirectory, OwnLease)> {
+    let current = WriterDirectory::new(root, Uuid::new_v4());
+    disk.create_directory(&current.path).map_err(failed("making", &current.path))?;
+    let lease = make_lease(disk, root, &current, said);
     // A restart is tried again several times a second.
-    make_lease(disk, root, &directory, id, (said, account))
-        .inspect_err(|_| remove_directory(disk, &directory))
-        .map(|lease| (Current { id, directory }, lease))
+    let lease = lease.inspect_err(|_| remove_directory(disk, &current.path))?;
+    Ok((current, lease))
 }
 
-fn make_lease(
-    disk: &RealDisk,
-    root: &Path,
-    directory: &Path,
-    writer: Uuid,
-    (said, account): (Said, Account),
-) -> Result<OwnLease> {
-    let path = directory.join(names::LEASE);
+fn make_lease(disk: &RealDisk, root: &Path, own: &WriterDirectory, said: Lease) -> Result<OwnLease> {
+    let path = own.path.join(names::LEASE);
     let file = disk.open(&path, FileAccess::CreateNew).map_err(failed("making", &path))?;
     // Others rely on the lock only if the lease says that there is one.
     let lock_domain = match file.try_lock() {
@@ -218,9 +167,9 @@ fn make_lease(
             LockDomain::default()
         }
     };
-    let written = Instant::now();
-    let mut lease = OwnLease { path, writer, file, said, written, account, lock_domain };
-    lease.write(account)?;
+    let said = Lease { writer: own.id, lock_domain, ..said };
+    let mut lease = OwnLease { path, file, written: Instant::now(), said };
+    lease.write(said.account)?;
     Ok(lease)
 }
 
@@ -248,26 +197,18 @@ pub(super) fn all(
     root: &Path,
     is_alive: impl Fn(&Path) -> Option<bool>,
 ) -> Result<Vec<WriterStats>> {
-    let described = |directory: PathBuf| {
-        let id = id_of(directory.file_name()?.to_str()?)?;
-        let bytes = disk.read_file(&directory.join(names::LEASE), LEASE_LEN).ok();
-        let lease = bytes.and_then(|bytes| Lease::parse(&bytes).ok());
-        let stats = describe_writer(lease, id, now_seconds().into());
-        Some(WriterStats { is_alive: is_alive(&directory).unwrap_or(stats.is_alive), ..stats })
+    let described = |directory: &WriterDirectory| {
+        let stats = directory.describe(disk, now_seconds());
+        WriterStats { is_alive: is_alive(&directory.path).unwrap_or(stats.is_alive), ..stats }
     };
-    Ok(others(disk, root, None)?.into_iter().filter_map(described).collect())
-}
-
-fn id_of(name: &str) -> Option<Uuid> {
-    Uuid::parse_str(name.strip_prefix(names::WRITER_PREFIX)?).ok()
+    Ok(directory::writers(disk, root)?.iter().map(described).collect())
 }
 
 /// Other writers' directories.
-pub(super) fn others(disk: &RealDisk, root: &Path, own: Option<&Writer>) -> Result<Vec<PathBuf>> {
-    let listing = disk.list(root).map_err(failed("listing", root))?;
-    let is_other = |name: &str| id_of(name).is_some_and(|id| own.is_none_or(|own| own.id() != id));
-    let writers = listing.into_iter().filter(|entry| entry.is_directory && is_other(&entry.name));
-    Ok(writers.map(|entry| root.join(entry.name)).collect())
+pub(super) fn peers(disk: &RealDisk, root: &Path, own: Option<&Writer>) -> Result<Vec<PathBuf>> {
+    let writers = directory::writers(disk, root)?.into_iter();
+    let others = writers.filter(|writer| own.is_none_or(|own| own.id() != writer.id));
+    Ok(others.map(|writer| writer.path).collect())
 }
 
 /// Takes back what a writer that has ended announced: others see its lease locked until it is removed.

@@ -3,10 +3,9 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Shared, failed, lock,
+    Shared, WriterDirectory, failed, lock,
     names::{self, WriterFile},
     replay::{Position, list, replay},
-    root::WriterDirectory,
     segment::Segment,
     writer::flags_of,
 };

@@ -35,7 +35,11 @@ mod tests;
 mod writer;
 
 use super::{Administration, Observed, Sharing, Usage, Verdict, Written};
-use super::{Claim, Found, Layout, Listed, Lookup, NewBlock, Place, Reservation, describe_writer};
+use super::{
+    Claim, Found, Layout, Listed, Lookup, NewBlock, Place, Reservation,
+    directory::{self, WriterDirectory, failed},
+    list_blocks,
+};
 use crate::{
     Error, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions, WriterStats,
     disk::{Disk, RealDisk, read_full},
@@ -45,13 +49,12 @@ use crate::{
 use follow::{Followed, SegmentTable};
 use namespaces::Namespaces;
 use recover::WriterOptions;
-use root::{Limits, Root, WriterDirectory};
+use root::{Limits, Root};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use segment::Segment;
 use std::{
     collections::HashMap,
-    fmt, io,
-    path::Path,
+    fmt,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
@@ -187,7 +190,7 @@ impl Segments {
         })
     }
 
-    fn condemn_token(&self, token: &FoundToken) {
+    fn invalidate_token(&self, token: &FoundToken) {
         if token.entry.is_own() {
             if let Some(writer) = &self.writer {
                 writer.condemn(&token.fingerprint, token.entry.sequence);
@@ -268,7 +271,7 @@ impl Layout for Segments {
 
     fn invalidate(&self, found: &Found) {
         if let Some(token) = found.token.downcast_ref::<FoundToken>() {
-            self.condemn_token(token);
+            self.invalidate_token(token);
         }
     }
 
@@ -315,18 +318,8 @@ impl Administration for Segments {
     }
 
     fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64> {
-        let mut some = Vec::new();
-        let next = self.shared.index.list(cursor, most, &mut some);
-        into.extend(some.into_iter().filter_map(|(fingerprint, entry)| {
-            Some(Listed {
-                namespace: self.shared.namespaces.id(entry.namespace)?,
-                fingerprint,
-                payload_len: entry.payload_len,
-                is_own: entry.is_own(),
-                expires: format::expiry_time(entry.expires),
-            })
-        }));
-        next
+        let namespace = |number| self.shared.namespaces.id(number);
+        list_blocks(&self.shared.index, cursor, most, into, namespace)
     }
 
     fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
@@ -348,7 +341,7 @@ impl Administration for Segments {
         if !entry.is_own() && !self.is_still_there(&token) {
             return Ok(None);
         }
-        self.condemn_token(&token);
+        self.invalidate_token(&token);
         Err(Error::DamagedBlock { fingerprint: block, reason })
     }
 
@@ -420,10 +413,9 @@ impl Sharing for Segments {
         // Without it, a writer that opens its directory just now might find it in use.
         let locked = self.shared.root.lock().ok();
         let described = |directory: &WriterDirectory| {
-            let lease = self.shared.root.lease(&directory.path);
             let is_leased =
                 locked.as_ref().and_then(|locked| self.shared.root.is_leased(&directory.path, locked));
-            let known = describe_writer(lease, directory.id, self.shared.now().into());
+            let known = directory.describe(&*self.shared.disk, self.shared.now());
             let owner = owners.get(&directory.id);
             WriterStats {
                 allocated_bytes: charges.taken_by.get(&directory.id).copied(),
@@ -511,10 +503,4 @@ fn raise_descriptor_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::debug!(%error, "the limit of open files stays as it is");
     }
-}
-
-/// The error of what was being done to a file.
-fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::Io { operation, path, source }
 }

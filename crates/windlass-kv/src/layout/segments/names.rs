@@ -1,26 +1,12 @@
 //! Names of the files of a store.
 #![forbid(unsafe_code)]
 
-use crate::{NamespaceId, disk::TEMPORARY};
-use uuid::Uuid;
+use crate::disk::TEMPORARY;
 
-pub(super) const SUPERBLOCK: &str = "STORE";
-pub(super) const NAMESPACES: &str = "ns";
-pub(super) const DESCRIPTION: &str = "NAMESPACE.json";
-pub(super) const LEASE: &str = "LEASE";
+pub(super) use crate::layout::directory::{LEASE, NAMESPACES, SUPERBLOCK};
+
 /// Checkpoints of even generations, and of odd ones.
 pub(super) const CHECKPOINTS: [&str; 2] = ["CKPT-a", "CKPT-b"];
-
-/// The directory of a writer.
-pub(super) fn writer(id: Uuid) -> String {
-    format!("w-{id}")
-}
-
-/// Whose directory it is.
-pub(super) fn parse_writer(name: &str) -> Option<Uuid> {
-    let id = Uuid::parse_str(name.strip_prefix("w-")?).ok()?;
-    (writer(id) == name).then_some(id)
-}
 
 pub(super) fn segment(number: u32) -> String {
     format!("seg-{number:06}.kvs")
@@ -68,12 +54,6 @@ impl WriterFile {
     }
 }
 
-/// The namespace of a directory below `ns`.
-pub(super) fn parse_namespace(name: &str) -> Option<NamespaceId> {
-    let id: NamespaceId = name.parse().ok()?;
-    (id.to_string() == name).then_some(id)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,11 +64,9 @@ mod tests {
             assert_eq!(WriterFile::parse(&segment(number)), WriterFile::Segment(number));
             assert_eq!(WriterFile::parse(&log(number)), WriterFile::Log(number));
         }
-        assert_eq!(parse_writer(&writer(Uuid::from_u128(7))), Some(Uuid::from_u128(7)));
         assert_eq!(WriterFile::parse("CKPT-a.tmp"), WriterFile::Temporary);
-        for other in ["seg-1.kvs", "seg-+00001.kvs", "seg-000001.log", "w-x", "idx-99999999999.log"] {
+        for other in ["seg-1.kvs", "seg-+00001.kvs", "seg-000001.log", "idx-99999999999.log"] {
             assert_eq!(WriterFile::parse(other), WriterFile::Unknown, "{other}");
-            assert_eq!(parse_writer(other), None);
         }
     }
 }

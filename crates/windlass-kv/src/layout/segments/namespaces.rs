@@ -1,19 +1,15 @@
 //! Namespaces: their descriptions on the disk, and the numbers that this process gives them.
 #![forbid(unsafe_code)]
 
-use super::{failed, names, root::Root};
+use super::{directory, failed, root::Root};
 use crate::{
     Error, NamespaceId, NamespaceOptions, Result,
     disk::{Disk, replace_file},
 };
 use std::{
     collections::HashMap,
-    io,
     sync::{PoisonError, RwLock},
 };
-
-/// The longest description that is read.
-const MAX_DESCRIPTION: usize = 1 << 20;
 
 /// Namespaces by number.
 #[derive(Debug, Default)]
@@ -81,42 +77,20 @@ impl Namespaces {
 
 /// Writes a description down, unless it is there.
 pub(super) fn describe(disk: &dyn Disk, root: &Root, id: NamespaceId, description: &str) -> Result<()> {
-    let all = root.path.join(names::NAMESPACES);
-    let directory = all.join(id.to_string());
-    let path = directory.join(names::DESCRIPTION);
-    let is_there =
-        || disk.read_file(&path, MAX_DESCRIPTION).is_ok_and(|there| there == description.as_bytes());
-    if is_there() {
-        return Ok(());
-    }
-    // Other processes open the same one at the same moment.
-    let _locked = root.lock()?;
-    if is_there() {
-        return Ok(());
-    }
-    for (directory, parent) in [(&all, &root.path), (&directory, &all)] {
-        disk.create_directory(directory).map_err(failed("making", directory))?;
-        disk.sync_directory(parent).map_err(failed("syncing", parent))?;
-    }
-    replace_file(disk, &path, description.as_bytes()).map_err(failed("writing", &path))
+    directory::describe(disk, &root.path, id, description, |path, bytes| {
+        // Other processes open the same namespace at the same moment, and give the temporary file the same name.
+        let _locked = root.lock()?;
+        replace_file(disk, path, bytes).map_err(failed("writing to", path))
+    })
 }
 
 /// All that have been described. One whose description cannot be read is in no other's way.
 pub(super) fn described(disk: &dyn Disk, root: &Root) -> Result<Vec<(NamespaceId, String)>> {
-    let all = root.path.join(names::NAMESPACES);
-    let listing = match disk.list(&all) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        listing => listing.map_err(failed("listing", &all))?,
-    };
     let mut described = Vec::new();
-    for file in listing {
-        let Some(id) = names::parse_namespace(&file.name) else { continue };
-        let path = all.join(file.name).join(names::DESCRIPTION);
-        match disk.read_file(&path, MAX_DESCRIPTION) {
-            Ok(bytes) => described.push((id, String::from_utf8_lossy(&bytes).into_owned())),
-            // Somebody is about to write it.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => root.warn_once(&path, &failed("reading", &path)(error)),
+    for (id, description) in directory::described(disk, &root.path)? {
+        match description {
+            Ok(description) => described.push((id, description)),
+            Err(reason) => root.warn_once(&directory::of_namespace(&root.path, id), &reason),
         }
     }
     described.sort();

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Shared,
+    Shared, WriterDirectory,
     checkpoint::{Checkpoints, remove_logs},
     claim::Pending,
     failed,
@@ -10,7 +10,7 @@ use super::{
     names::{self, WriterFile},
     replay::{Replayed, list, replay},
     room::is_full,
-    root::{Limits, WriterDirectory},
+    root::Limits,
     segment::Segment,
     slots::Slots,
     writer::{COUNT_BITS, Writer, own_entry},
@@ -112,7 +112,7 @@ impl Writer {
         let next_segment = replayed.next_segment.max(segments.highest.saturating_add(1));
         replayed.namespaces.iter().for_each(|(number, id)| shared.namespaces.adopt(*number, *id));
         // Upkeep leaves what was said before.
-        let before = shared.root.lease(&directory.path).filter(|_| options.for_upkeep);
+        let before = directory.lease(&*shared.disk).filter(|_| options.for_upkeep);
         let (said_capacity, said_durability) = match (options.for_upkeep, before) {
             (true, lease) => {
                 (lease.map_or(0, |lease| lease.capacity), lease.and_then(|lease| lease.durability))
@@ -323,14 +323,15 @@ fn adopt(
 fn make_directory(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>)> {
     let locked = shared.root.lock()?;
     let id = (shared.surroundings.new_id)();
-    let path = shared.root.path.join(names::writer(id));
-    shared.disk.create_directory(&path).map_err(failed("making", &path))?;
-    let lease = shared.root.try_lease(&path, &locked)?;
+    let directory = WriterDirectory::new(&shared.root.path, id);
+    let path = &directory.path;
+    shared.disk.create_directory(path).map_err(failed("making", path))?;
+    let lease = shared.root.try_lease(path, &locked)?;
     let lease = lease.ok_or_else(|| Error::Internal(format!("{} is somebody else's", path.display())))?;
-    shared.disk.sync_directory(&path).map_err(failed("syncing", &path))?;
+    shared.disk.sync_directory(path).map_err(failed("syncing", path))?;
     let root = &shared.root.path;
     shared.disk.sync_directory(root).map_err(failed("syncing", root))?;
-    Ok((WriterDirectory { id, path }, lease))
+    Ok((directory, lease))
 }
 
 /// A segment of ours.

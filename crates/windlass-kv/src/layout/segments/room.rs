@@ -2,9 +2,9 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    failed, lock,
+    WriterDirectory, failed, lock,
     names::{self, WriterFile},
-    root::{Charges, Limits, RootLock, WriterDirectory},
+    root::{Charges, Limits, RootLock},
     segment::Segment,
     writer::Writer,
 };
@@ -383,7 +383,7 @@ impl Writer {
     /// What another writer would like to have.
     fn wanted_by(&self, other: &WriterDirectory) -> u64 {
         let oldest = u64::from(self.shared.now()).saturating_sub(SILENCE.as_secs());
-        let lease = self.shared.root.lease(&other.path).filter(|lease| lease.heartbeat >= oldest);
+        let lease = other.lease(&*self.shared.disk).filter(|lease| lease.heartbeat >= oldest);
         lease.map_or(0, |lease| lease.wanted_bytes)
     }
 

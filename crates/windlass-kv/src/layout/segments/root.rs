@@ -8,18 +8,13 @@ use super::{
 };
 use crate::{
     Error, LayoutKind, Result,
-    disk::{Disk, DiskFile, FileAccess, Listing, TEMPORARY, create_over, write_full},
-    format::{
-        Invalid, PAGE, VERSION,
-        lease::{LEASE_LEN, Lease},
-        record::RECORD_LEN,
-        segment::SegmentHead,
-        superblock::Superblock,
-    },
+    disk::{Disk, DiskFile, FileAccess, Listing, TEMPORARY},
+    format::{PAGE, record::RECORD_LEN, segment::SegmentHead},
+    layout::directory::{self, WriterDirectory},
 };
 use std::{
     collections::{HashMap, HashSet},
-    io,
+    fmt, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
     thread,
@@ -77,13 +72,6 @@ pub(super) struct Root {
 /// As long as it lives, nobody else allocates room, or takes over directories.
 pub(super) struct RootLock<'a>(MutexGuard<'a, Box<dyn DiskFile>>);
 
-/// A writer's directory.
-#[derive(Clone, Debug)]
-pub(super) struct WriterDirectory {
-    pub(super) id: Uuid,
-    pub(super) path: PathBuf,
-}
-
 /// Bytes that are taken.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Charges {
@@ -123,30 +111,11 @@ impl Files {
 impl Root {
     /// Opens a store; makes one where there is none, unless it is only to be read.
     pub(super) fn open(disk: Arc<dyn Disk>, path: &Path, may_create: bool) -> Result<Self> {
-        let file = path.join(names::SUPERBLOCK);
         if may_create {
-            create(&*disk, path, &file)?;
+            directory::create(&*disk, path, LayoutKind::Segments)?;
         }
-        let bytes = disk.read_file(&file, PAGE).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-                Error::NotAStore { path: path.to_owned(), reason: "it has no file STORE".into() }
-            }
-            _ => failed("reading", &file)(error),
-        })?;
-        let superblock = Superblock::parse(&bytes).map_err(|why| match why {
-            Invalid::Version { found } => Error::UnknownFormat { path: file.clone(), found, known: VERSION },
-            why => Error::NotAStore {
-                path: path.to_owned(),
-                reason: format!("its file STORE cannot be read: {why}"),
-            },
-        })?;
-        if superblock.layout != LayoutKind::Segments {
-            return Err(Error::InvalidOption {
-                option: "layout",
-                value: LayoutKind::Segments.name().into(),
-                reason: format!("{} was made with layout {}", path.display(), superblock.layout),
-            });
-        }
+        directory::expect(&*disk, path, LayoutKind::Segments)?;
+        let file = path.join(names::SUPERBLOCK);
         let superblock = Mutex::new(disk.open(&file, FileAccess::Read).map_err(failed("opening", &file))?);
         Ok(Self {
             path: path.to_owned(),
@@ -180,16 +149,7 @@ impl Root {
 
     /// Directories of all writers, living or dead, in the order of their names.
     pub(super) fn writers(&self) -> Result<Vec<WriterDirectory>> {
-        let listing = self.disk.list(&self.path).map_err(failed("listing", &self.path))?;
-        let mut writers: Vec<_> = listing
-            .into_iter()
-            .filter_map(|file| {
-                let id = names::parse_writer(&file.name)?;
-                file.is_directory.then(|| WriterDirectory { id, path: self.path.join(file.name) })
-            })
-            .collect();
-        writers.sort_by_key(|writer| writer.id);
-        Ok(writers)
+        directory::writers(&*self.disk, &self.path)
     }
 
     /// Removes what a crash left of files that never were whole.
@@ -273,7 +233,7 @@ impl Root {
     }
 
     /// Says once of a writer's directory, or of a file, that something is wrong with it, which is in no other's way.
-    pub(super) fn warn_once(&self, path: &Path, error: &Error) {
+    pub(super) fn warn_once(&self, path: &Path, error: &dyn fmt::Display) {
         if lock(&self.warned).insert(path.to_owned()) {
             tracing::warn!(path = %path.display(), %error, "something is wrong with it");
         }
@@ -307,12 +267,6 @@ impl Root {
         };
         file.try_lock().ok().map(|is_free| !is_free)
     }
-
-    /// What a writer says of itself; `None` if it says nothing that can be read.
-    pub(super) fn lease(&self, directory: &Path) -> Option<Lease> {
-        let bytes = self.disk.read_file(&directory.join(names::LEASE), LEASE_LEN).ok()?;
-        Lease::parse(&bytes).ok()
-    }
 }
 
 impl Drop for RootLock<'_> {
@@ -320,51 +274,4 @@ impl Drop for RootLock<'_> {
         // If that fails, the file is closed before long.
         let _ = self.0.unlock();
     }
-}
-
-/// Makes a store where there is none.
-fn create(disk: &dyn Disk, root: &Path, file: &Path) -> Result<()> {
-    if let Ok(page) = disk.read_file(file, PAGE)
-        && !page.is_empty()
-    {
-        return Ok(());
-    }
-    let mut missing = Vec::new();
-    for ancestor in root.ancestors().take_while(|path| !path.as_os_str().is_empty()) {
-        if disk.list(ancestor).is_ok() {
-            break;
-        }
-        missing.push(ancestor);
-    }
-    for directory in missing.into_iter().rev() {
-        disk.create_directory(directory).map_err(failed("making", directory))?;
-        if let Some(parent) = directory.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            disk.sync_directory(parent).map_err(failed("syncing", parent))?;
-        }
-    }
-    let superblock = Superblock {
-        store: Uuid::new_v4(),
-        layout: LayoutKind::Segments,
-        created: crate::format::now_seconds().into(),
-    };
-    let temporary = root.join(format!("{}-{}{TEMPORARY}", names::SUPERBLOCK, superblock.store));
-    let made = create_over(disk, &temporary)
-        .and_then(|temporary| {
-            write_full(&*temporary, &superblock.to_bytes(), 0)?;
-            temporary.sync_data()
-        })
-        .and_then(|()| disk.rename_new(&temporary, file));
-    match made {
-        Ok(()) => {}
-        Err(error) => {
-            let _ = disk.remove(&temporary);
-            // Somebody else was faster, and may have swept our file away with what crashes left.
-            if !disk.read_file(file, PAGE).is_ok_and(|page| !page.is_empty()) {
-                return Err(failed("making", file)(error));
-            }
-        }
-    }
-    let namespaces = root.join(names::NAMESPACES);
-    disk.create_directory(&namespaces).map_err(failed("making", &namespaces))?;
-    disk.sync_directory(root).map_err(failed("syncing", root))
 }

@@ -15,6 +15,8 @@ fn options(root: &Path) -> StoreOptions {
 fn open(root: &Path) -> Segments {
     let store = Segments::open(&options(root)).unwrap();
     store.open_namespace(NAMESPACE, "{}", NamespaceOptions::default()).unwrap();
+    // The identity that its description gives it.
+    store.open_namespace(NamespaceId::of_description("{}"), "{}", NamespaceOptions::default()).unwrap();
     store
 }
 
@@ -57,7 +59,7 @@ fn fifos_hang_neither_openings_nor_those_who_run() {
     let root = tempfile::tempdir().unwrap();
     let store = open(root.path());
     put(&store, "a");
-    let planted = root.path().join(names::writer(Uuid::from_u128(7)));
+    let planted = WriterDirectory::new(root.path(), Uuid::from_u128(7)).path;
     fs::create_dir(&planted).unwrap();
     for name in ["LEASE", "CKPT-a", "CKPT-b", "idx-000001.log", "seg-000001.kvs"] {
         fifo(&planted.join(name));

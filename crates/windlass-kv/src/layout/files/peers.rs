@@ -4,11 +4,8 @@
 //! look, and so does what was removed meanwhile. A writer that is not proven to live counts with what is on the disk alone.
 #![forbid(unsafe_code)]
 
-use super::{lock, names, writer};
-use crate::{
-    disk::{Disk, RealDisk},
-    format::lease::{Account, LEASE_LEN, Lease},
-};
+use super::{lock, writer};
+use crate::{disk::RealDisk, format::lease::Account, layout::directory::read_lease};
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
@@ -18,7 +15,7 @@ use std::{
 
 /// The other writers.
 #[derive(Debug, Default)]
-pub(super) struct Others {
+pub(super) struct Peers {
     state: Mutex<State>,
     /// Held by who reads what they say, so that nobody takes it for newer than it is.
     reading: Mutex<()>,
@@ -72,7 +69,7 @@ impl Known {
     }
 }
 
-impl Others {
+impl Peers {
     /// Reads what writers say, of which these are the directories. Whether some have come or gone, so that what they did
     /// meanwhile is not known. `is_living` judges those that are new.
     pub(super) fn read(
@@ -86,10 +83,7 @@ impl Others {
         let changed = root.metadata().and_then(|metadata| metadata.modified()).ok();
         let said: Vec<_> = directories
             .iter()
-            .map(|directory| {
-                let bytes = disk.read_file(&directory.join(names::LEASE), LEASE_LEN).unwrap_or_default();
-                (directory, Lease::parse(&bytes).map(|lease| lease.account).ok())
-            })
+            .map(|directory| (directory, read_lease(disk, directory).map(|lease| lease.account)))
             .collect();
         let is_new = |directory: &&PathBuf| !lock(&self.state).writers.contains_key(*directory);
         let new: Vec<_> = directories
@@ -192,14 +186,14 @@ mod tests {
         Account { taken, settled, removed }
     }
 
-    fn with(accounts: &[Account]) -> Others {
-        let others = Others::default();
-        say(&others, accounts);
-        others
+    fn with(accounts: &[Account]) -> Peers {
+        let peers = Peers::default();
+        say(&peers, accounts);
+        peers
     }
 
-    fn say(others: &Others, accounts: &[Account]) {
-        let mut state = lock(&others.state);
+    fn say(peers: &Peers, accounts: &[Account]) {
+        let mut state = lock(&peers.state);
         for (number, account) in accounts.iter().enumerate() {
             let known = state.writers.entry(PathBuf::from(number.to_string())).or_default();
             (known.now, known.is_living) = (*account, true);
@@ -208,97 +202,97 @@ mod tests {
 
     #[test]
     fn what_is_written_counts_until_it_is_in_the_index() {
-        let others = with(&[account(100, 60, 0), account(7, 7, 7)]);
-        assert_eq!(others.bytes(), 100);
-        others.adopted(60);
-        assert_eq!(others.bytes(), 40);
-        others.look_begins();
-        others.look_ends();
+        let peers = with(&[account(100, 60, 0), account(7, 7, 7)]);
+        assert_eq!(peers.bytes(), 100);
+        peers.adopted(60);
+        assert_eq!(peers.bytes(), 40);
+        peers.look_begins();
+        peers.look_ends();
         // What was in flight when the look began may not have been seen.
-        assert_eq!(others.bytes(), 40);
-        say(&others, &[account(100, 100, 0)]);
-        others.look_begins();
-        others.look_ends();
-        assert_eq!(others.bytes(), 0);
+        assert_eq!(peers.bytes(), 40);
+        say(&peers, &[account(100, 100, 0)]);
+        peers.look_begins();
+        peers.look_ends();
+        assert_eq!(peers.bytes(), 0);
     }
 
     #[test]
     fn what_is_written_during_a_look_counts_after_it() {
-        let others = with(&[account(10, 10, 0)]);
-        others.look_begins();
-        say(&others, &[account(30, 30, 5)]);
-        others.look_ends();
-        assert_eq!(others.bytes(), 20);
-        say(&others, &[account(30, 30, 15)]);
-        assert_eq!(others.bytes(), 10);
+        let peers = with(&[account(10, 10, 0)]);
+        peers.look_begins();
+        say(&peers, &[account(30, 30, 5)]);
+        peers.look_ends();
+        assert_eq!(peers.bytes(), 20);
+        say(&peers, &[account(30, 30, 15)]);
+        assert_eq!(peers.bytes(), 10);
     }
 
     #[test]
     fn what_others_remove_is_not_missed_twice() {
-        let others = with(&[account(50, 50, 0)]);
-        others.look_begins();
-        others.look_ends();
-        say(&others, &[account(90, 90, 30)]);
-        assert_eq!(others.bytes(), 10);
-        others.vanished(30);
-        assert_eq!(others.bytes(), 40);
-        say(&others, &[account(90, 90, 90)]);
-        assert_eq!(others.bytes(), 0);
+        let peers = with(&[account(50, 50, 0)]);
+        peers.look_begins();
+        peers.look_ends();
+        say(&peers, &[account(90, 90, 30)]);
+        assert_eq!(peers.bytes(), 10);
+        peers.vanished(30);
+        assert_eq!(peers.bytes(), 40);
+        say(&peers, &[account(90, 90, 90)]);
+        assert_eq!(peers.bytes(), 0);
     }
 
     #[test]
     fn a_writer_that_has_ended_counts_until_the_next_look() {
-        let others = with(&[account(50, 50, 0)]);
-        others.look_begins();
-        say(&others, &[account(70, 70, 0)]);
-        lock(&others.state).writers.values_mut().for_each(|known| known.is_gone = true);
-        assert_eq!(others.bytes(), 70);
+        let peers = with(&[account(50, 50, 0)]);
+        peers.look_begins();
+        say(&peers, &[account(70, 70, 0)]);
+        lock(&peers.state).writers.values_mut().for_each(|known| known.is_gone = true);
+        assert_eq!(peers.bytes(), 70);
         // Some may have been written where that look had passed.
-        others.look_ends();
-        assert_eq!(others.bytes(), 20);
-        others.look_begins();
-        others.look_ends();
-        assert_eq!(others.bytes(), 0);
+        peers.look_ends();
+        assert_eq!(peers.bytes(), 20);
+        peers.look_begins();
+        peers.look_ends();
+        assert_eq!(peers.bytes(), 0);
     }
 
     #[test]
     fn what_is_written_and_removed_during_a_look_is_not_shown_twice() {
-        let others = with(&[account(100, 100, 0)]);
-        others.look_begins();
-        say(&others, &[account(150, 150, 50)]);
-        others.look_ends();
+        let peers = with(&[account(100, 100, 0)]);
+        peers.look_begins();
+        say(&peers, &[account(150, 150, 50)]);
+        peers.look_ends();
         // What may be there, and what is.
-        assert_eq!((others.bytes(), others.likely_bytes()), (50, 0));
-        say(&others, &[account(160, 160, 90)]);
-        assert_eq!(others.likely_bytes(), -30);
-        others.vanished(40);
-        assert_eq!(others.likely_bytes(), 10);
+        assert_eq!((peers.bytes(), peers.likely_bytes()), (50, 0));
+        say(&peers, &[account(160, 160, 90)]);
+        assert_eq!(peers.likely_bytes(), -30);
+        peers.vanished(40);
+        assert_eq!(peers.likely_bytes(), 10);
     }
 
     #[test]
     fn writers_that_are_not_proven_to_live_count_with_what_is_on_the_disk() {
-        let others = with(&[account(960, 40, 0)]);
+        let peers = with(&[account(960, 40, 0)]);
         let writer = Path::new("0");
-        assert!(others.judged(writer, Some(7)), "it lived until now");
-        assert!(!others.judged(writer, Some(7)));
-        assert_eq!(others.bytes(), 47);
-        others.look_begins();
-        others.look_ends();
-        assert_eq!(others.bytes(), 7);
-        lock(&others.state).writers.values_mut().for_each(|known| known.is_gone = true);
-        assert!(others.have_departed());
-        assert_eq!(others.bytes(), 0);
-        lock(&others.state).writers.values_mut().for_each(|known| known.is_gone = false);
-        others.judged(writer, None);
-        assert_eq!(others.bytes(), 920);
+        assert!(peers.judged(writer, Some(7)), "it lived until now");
+        assert!(!peers.judged(writer, Some(7)));
+        assert_eq!(peers.bytes(), 47);
+        peers.look_begins();
+        peers.look_ends();
+        assert_eq!(peers.bytes(), 7);
+        lock(&peers.state).writers.values_mut().for_each(|known| known.is_gone = true);
+        assert!(peers.have_departed());
+        assert_eq!(peers.bytes(), 0);
+        lock(&peers.state).writers.values_mut().for_each(|known| known.is_gone = false);
+        peers.judged(writer, None);
+        assert_eq!(peers.bytes(), 920);
     }
 
     #[test]
     fn lies_do_not_overflow() {
-        let others = with(&[account(u64::MAX, 0, 0), account(u64::MAX, 0, 0), account(0, 0, u64::MAX)]);
-        assert_eq!(others.bytes(), u64::MAX);
-        others.adopted(u64::MAX);
-        others.adopted(1);
-        assert_eq!(others.bytes(), 0);
+        let peers = with(&[account(u64::MAX, 0, 0), account(u64::MAX, 0, 0), account(0, 0, u64::MAX)]);
+        assert_eq!(peers.bytes(), u64::MAX);
+        peers.adopted(u64::MAX);
+        peers.adopted(1);
+        assert_eq!(peers.bytes(), 0);
     }
 }
