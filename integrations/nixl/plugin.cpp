@@ -294,7 +294,7 @@ class Engine final : public nixlBackendEngine {
             return status_of(status);
         }
         return guarded("waiting for memory", [&] {
-            return ticket.wait_released(0) ? status_of(status) : NIXL_IN_PROG; // throws if nobody will ever know
+            return ticket.wait_released(0) ? status_of(status) : NIXL_IN_PROG; // throws if that cannot be known
         });
     }
 

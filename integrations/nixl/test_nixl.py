@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import textwrap
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -190,6 +191,27 @@ def test_memory_of_a_device_that_is_not_there_is_refused(
     with pytest.raises(Exception, match="BACKEND"):
         agent.nixl.register_memory([(4096, 4096, 15, "")], "VRAM", ["WINDLASS"])
     assert "windlass: registering memory" in capfd.readouterr().err
+
+
+def test_the_program_of_the_documentation_stores_a_block(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs/kv/nixl.md").read_text()
+    program = textwrap.dedent(text.split("```python\n")[1].split("```")[0])
+    for written, here in [
+        ("nixl._api", "nixl_cu12._api"),
+        ("/mnt/nvme/kv", str(tmp_path)),
+        ("100 << 30", "64 << 20"),
+    ]:
+        assert written in program
+        program = program.replace(written, here)
+    memory = block(1)
+    names = {"address": memory.ctypes.data, "length": memory.nbytes}
+    exec(program, names)
+    while names["agent"].check_xfer_state(names["write"]) == "PROC":
+        time.sleep(0.001)
+    reader = Agent(tmp_path, **{"namespace.model": "llama@1"})
+    loaded = np.zeros(BLOCK, np.uint8)
+    reader.move("READ", [("tokens 0..16", 0, loaded)])
+    assert (loaded == memory).all()
 
 
 def test_nixl_tells_of_the_plug_in(agent: Agent) -> None:
