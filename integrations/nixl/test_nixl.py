@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
@@ -17,8 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-PLUGINS = Path(__file__).parents[2] / "target/nixl/plugins"
-os.environ["NIXL_PLUGIN_DIR"] = str(PLUGINS)
+TARGET = Path(__file__).parents[2] / "target"
+PLUGIN = TARGET / "nixl/libplugin_WINDLASS.so"
+DRIVER = TARGET / "release/libfake_cuda.so"
+os.environ["NIXL_PLUGIN_DIR"] = str(PLUGIN.parent)
+os.environ["WINDLASS_CUDA_DRIVER"] = os.environ["WINDLASS_CUFILE"] = str(DRIVER)
 
 from nixl_cu12._api import nixl_agent, nixl_agent_config  # noqa: E402
 
@@ -185,6 +189,29 @@ def test_a_store_that_cannot_be_opened_says_why(
     assert reason in capfd.readouterr().err
 
 
+def test_blocks_move_to_and_from_memory_of_a_device(agent: Agent) -> None:
+    driver = ctypes.CDLL(str(DRIVER))
+    context = ctypes.c_void_p()
+    assert driver.cuInit(0) == 0
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0
+    assert driver.cuCtxSetCurrent(context) == 0
+    addresses = [ctypes.c_uint64(), ctypes.c_uint64()]
+    for address in addresses:
+        assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(BLOCK)) == 0
+    memory = block(1)
+    driver.cuMemcpyHtoD_v2(addresses[0], ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(BLOCK))
+    pieces = [(address.value, BLOCK, 1) for address in addresses]
+    agent.nixl.register_memory([(*piece, "") for piece in pieces], "VRAM", ["WINDLASS"])
+    agent.nixl.register_memory([(0, BLOCK, 1, "a")], "OBJ", ["WINDLASS"])
+    for operation, piece in zip(["WRITE", "READ"], pieces, strict=True):
+        local = agent.nixl.get_xfer_descs([piece], "VRAM")
+        remote = agent.nixl.get_xfer_descs([(0, BLOCK, 1)], "OBJ")
+        agent.finish(agent.nixl.initialize_xfer(operation, local, remote, agent.name))
+    loaded = np.zeros(BLOCK, np.uint8)
+    driver.cuMemcpyDtoH_v2(ctypes.c_void_p(loaded.ctypes.data), addresses[1], ctypes.c_size_t(BLOCK))
+    assert (loaded == memory).all()
+
+
 def test_memory_of_a_device_that_is_not_there_is_refused(
     agent: Agent, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +277,6 @@ def test_the_interface_is_that_of_the_plug_ins_of_nixl() -> None:
     theirs = Path(nixl_cu12.__file__).parents[1] / ".nixl_cu12.mesonpy.libs/plugins/libplugin_POSIX.so"
     expected = virtual_functions(theirs, "nixlPosixEngine")
     assert len(expected) == 25
-    ours = virtual_functions(PLUGINS / "libplugin_WINDLASS.so", "(anonymous namespace)::Engine")
+    ours = virtual_functions(PLUGIN, "(anonymous namespace)::Engine")
     assert [(own, other) for own, other in zip(ours, expected, strict=True) if not own & other] == []
     assert any("queryMem" in name for name in ours[23])
