@@ -383,7 +383,7 @@ mod tests {
         NamespaceDescription, NamespaceOptions, Store, StoreOptions,
         fault::{Fault, FaultScript, Gate},
     };
-    use std::ptr;
+    use std::{ptr, thread};
 
     #[test]
     fn memory_is_the_stores_until_the_ticket_is_released() {
@@ -418,16 +418,6 @@ mod tests {
             shard: 0,
             reserved: 0,
         };
-        let in_time = windlass_kv_request {
-            size: size_of::<windlass_kv_request>() as u64,
-            timeout_ms: 50,
-            wait_event: 0,
-            flags: 0,
-            shards: 0,
-            reserved: 0,
-            shard_bytes: 0,
-            ttl_ms: 0,
-        };
         let (mut stored, mut loaded) = (ptr::null_mut(), ptr::null_mut());
         let wanted = windlass_status::WINDLASS_OK;
         // SAFETY: everything lives until the tickets are freed.
@@ -448,11 +438,15 @@ mod tests {
                 &raw const item,
                 1,
                 WINDLASS_DEMAND,
-                &raw const in_time,
+                ptr::null(),
                 &raw mut loaded,
             );
             assert_eq!(status, wanted);
-            assert_eq!(windlass_kv_ticket_wait(loaded, u64::MAX), windlass_status::WINDLASS_TIMED_OUT);
+            while gate.came() == 0 {
+                thread::yield_now();
+            }
+            assert_eq!(windlass_kv_ticket_cancel(loaded), wanted);
+            assert_eq!(windlass_kv_ticket_wait(loaded, u64::MAX), windlass_status::WINDLASS_CANCELLED);
             assert!(!windlass_kv_ticket_is_released(loaded), "the system has it");
             assert_eq!(windlass_kv_ticket_wait_released(loaded, 20), windlass_status::WINDLASS_PENDING);
             gate.open();
