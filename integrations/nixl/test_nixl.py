@@ -132,6 +132,8 @@ def test_what_cannot_be_loaded_is_an_error(agent: Agent) -> None:
         agent.move("READ", [("none", 0, np.zeros(BLOCK, np.uint8))])
     with pytest.raises(Exception, match="MISMATCH"):
         agent.move("READ", [("a", 0, np.zeros(BLOCK - 1, np.uint8))])
+    with pytest.raises(Exception, match="INVALID_PARAM"):
+        agent.move("WRITE", [("k" * 1025, 0, block(1))])
     for start in (1, 4096):
         with pytest.raises(Exception, match="INVALID_PARAM"):
             agent.begin("READ", [("a", start, np.zeros(10, np.uint8))])
