@@ -64,6 +64,8 @@ struct Opened {
 
     static Opened open(const nixl_b_params_t& params) {
         kv::Options options(nullptr);
+        // Never reached: the engine bounds what is under way by its memory, and does not try a refused store again.
+        options.max_in_flight_bytes = std::uint64_t(1) << 40;
         kv::Description description("");
         for (const auto& [name, value] : params) {
             if (!value.empty()) {
@@ -143,7 +145,7 @@ template <typename Work> nixl_status_t guarded(const char* what, Work&& work) no
         return work();
     } catch (const windlass::Error& error) {
         std::fprintf(stderr, "windlass: %s: %s\n", what, error.what());
-        return status_of(error.status());
+        return error.status() == WINDLASS_INVALID_ARGUMENT ? NIXL_ERR_INVALID_PARAM : status_of(error.status());
     } catch (const std::exception& error) {
         std::fprintf(stderr, "windlass: %s: %s\n", what, error.what());
         return NIXL_ERR_INVALID_PARAM;
@@ -294,7 +296,7 @@ class Engine final : public nixlBackendEngine {
             return status_of(status);
         }
         return guarded("waiting for memory", [&] {
-            return ticket.wait_released(0) ? status_of(status) : NIXL_IN_PROG; // throws if nobody will ever know
+            return ticket.wait_released(0) ? status_of(status) : NIXL_IN_PROG; // throws if that cannot be known
         });
     }
 

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
+import textwrap
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -16,8 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-PLUGINS = Path(__file__).parents[2] / "target/nixl/plugins"
-os.environ["NIXL_PLUGIN_DIR"] = str(PLUGINS)
+TARGET = Path(__file__).parents[2] / "target"
+PLUGIN = TARGET / "nixl/libplugin_WINDLASS.so"
+DRIVER = TARGET / "release/libfake_cuda.so"
+os.environ["NIXL_PLUGIN_DIR"] = str(PLUGIN.parent)
+os.environ["WINDLASS_CUDA_DRIVER"] = os.environ["WINDLASS_CUFILE"] = str(DRIVER)
 
 from nixl_cu12._api import nixl_agent, nixl_agent_config  # noqa: E402
 
@@ -127,6 +132,8 @@ def test_what_cannot_be_loaded_is_an_error(agent: Agent) -> None:
         agent.move("READ", [("none", 0, np.zeros(BLOCK, np.uint8))])
     with pytest.raises(Exception, match="MISMATCH"):
         agent.move("READ", [("a", 0, np.zeros(BLOCK - 1, np.uint8))])
+    with pytest.raises(Exception, match="INVALID_PARAM"):
+        agent.move("WRITE", [("k" * 1025, 0, block(1))])
     for start in (1, 4096):
         with pytest.raises(Exception, match="INVALID_PARAM"):
             agent.begin("READ", [("a", start, np.zeros(10, np.uint8))])
@@ -184,12 +191,56 @@ def test_a_store_that_cannot_be_opened_says_why(
     assert reason in capfd.readouterr().err
 
 
+def test_blocks_move_to_and_from_memory_of_a_device(agent: Agent) -> None:
+    driver = ctypes.CDLL(str(DRIVER))
+    context = ctypes.c_void_p()
+    assert driver.cuInit(0) == 0
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0
+    assert driver.cuCtxSetCurrent(context) == 0
+    addresses = [ctypes.c_uint64(), ctypes.c_uint64()]
+    for address in addresses:
+        assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(BLOCK)) == 0
+    memory = block(1)
+    driver.cuMemcpyHtoD_v2(addresses[0], ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(BLOCK))
+    pieces = [(address.value, BLOCK, 1) for address in addresses]
+    agent.nixl.register_memory([(*piece, "") for piece in pieces], "VRAM", ["WINDLASS"])
+    agent.nixl.register_memory([(0, BLOCK, 1, "a")], "OBJ", ["WINDLASS"])
+    for operation, piece in zip(["WRITE", "READ"], pieces, strict=True):
+        local = agent.nixl.get_xfer_descs([piece], "VRAM")
+        remote = agent.nixl.get_xfer_descs([(0, BLOCK, 1)], "OBJ")
+        agent.finish(agent.nixl.initialize_xfer(operation, local, remote, agent.name))
+    loaded = np.zeros(BLOCK, np.uint8)
+    driver.cuMemcpyDtoH_v2(ctypes.c_void_p(loaded.ctypes.data), addresses[1], ctypes.c_size_t(BLOCK))
+    assert (loaded == memory).all()
+
+
 def test_memory_of_a_device_that_is_not_there_is_refused(
     agent: Agent, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(Exception, match="BACKEND"):
         agent.nixl.register_memory([(4096, 4096, 15, "")], "VRAM", ["WINDLASS"])
     assert "windlass: registering memory" in capfd.readouterr().err
+
+
+def test_the_program_of_the_documentation_stores_a_block(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs/kv/nixl.md").read_text()
+    program = textwrap.dedent(text.split("```python\n")[1].split("```")[0])
+    for written, here in [
+        ("nixl._api", "nixl_cu12._api"),
+        ("/mnt/nvme/kv", str(tmp_path)),
+        ("100 << 30", "64 << 20"),
+    ]:
+        assert written in program
+        program = program.replace(written, here)
+    memory = block(1)
+    names = {"address": memory.ctypes.data, "length": memory.nbytes}
+    exec(program, names)
+    while names["agent"].check_xfer_state(names["write"]) == "PROC":
+        time.sleep(0.001)
+    reader = Agent(tmp_path, **{"namespace.model": "llama@1"})
+    loaded = np.zeros(BLOCK, np.uint8)
+    reader.move("READ", [("tokens 0..16", 0, loaded)])
+    assert (loaded == memory).all()
 
 
 def test_nixl_tells_of_the_plug_in(agent: Agent) -> None:
@@ -228,6 +279,6 @@ def test_the_interface_is_that_of_the_plug_ins_of_nixl() -> None:
     theirs = Path(nixl_cu12.__file__).parents[1] / ".nixl_cu12.mesonpy.libs/plugins/libplugin_POSIX.so"
     expected = virtual_functions(theirs, "nixlPosixEngine")
     assert len(expected) == 25
-    ours = virtual_functions(PLUGINS / "libplugin_WINDLASS.so", "(anonymous namespace)::Engine")
+    ours = virtual_functions(PLUGIN, "(anonymous namespace)::Engine")
     assert [(own, other) for own, other in zip(ours, expected, strict=True) if not own & other] == []
     assert any("queryMem" in name for name in ours[23])

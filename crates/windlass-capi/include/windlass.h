@@ -598,7 +598,7 @@ windlass_status windlass_kv_delete(const windlass_kv_namespace *blocks,
 //
 // What the caller promises:
 // `blocks` must be live; `items` be `count` structures as their size says, with keys and pieces that live until this
-// returns, and memory that lives, and is used by nobody else, until the ticket is released; `request` must be NULL or as
+// returns, and memory that lives, and that nothing else uses, until the ticket is released; `request` must be NULL or as
 // its size says, `ticket` writable.
 windlass_status windlass_kv_load(const windlass_kv_namespace *blocks,
                                  const windlass_kv_item *items,
@@ -609,7 +609,7 @@ windlass_status windlass_kv_load(const windlass_kv_namespace *blocks,
 
 // Starts to store shards of blocks. A block is found once all its shards were stored, by this request or several. Items of
 // blocks that are there already end as `WINDLASS_KV_EXISTS`, which is no failure. Else as `windlass_kv_load`: the store
-// reads the memory until the ticket is released, and nobody may write to it until then.
+// reads the memory until the ticket is released, and nothing may write to it until then.
 //
 // What the caller promises:
 // As `windlass_kv_load`.
@@ -667,25 +667,26 @@ windlass_status windlass_kv_ticket_report(const windlass_kv_ticket *ticket,
 // `ticket` must be live.
 windlass_status windlass_kv_ticket_cancel(const windlass_kv_ticket *ticket);
 
-// Whether nothing reads or writes the memory of a request any more: it is the caller's again. A request that ended in
-// another way than by a time-out or a cancellation has released it before anybody learns of its end, or moments later.
-// Never in a child of `fork`.
+// Whether the memory of a request is the caller's again: nothing reads or writes it any more. Requests release their memory
+// as they end, but for those that timed out or were cancelled: these release it once the system is done with it.
 //
 // What the caller promises:
 // `ticket` must be NULL or live.
 bool windlass_kv_ticket_is_released(const windlass_kv_ticket *ticket);
 
 // Waits until the memory of a request is the caller's again, `timeout_ms` milliseconds at most; `UINT64_MAX` is for ever.
-// `WINDLASS_PENDING` if the time ran out. `WINDLASS_DEVICE` if the system or a device failed while it had the memory, so that
-// nobody will ever know: then the memory must be kept, and left alone, for as long as the process lives.
+// `WINDLASS_PENDING` if the time ran out. `WINDLASS_DEVICE` if the system or a device failed while it had the memory: then it
+// cannot be known when it is free, so keep it, and do not touch it, for as long as the process lives. `WINDLASS_CLOSED` in a
+// child of `fork`.
 //
 // What the caller promises:
 // `ticket` must be live.
 windlass_status windlass_kv_ticket_wait_released(const windlass_kv_ticket *ticket,
                                                  uint64_t timeout_ms);
 
-// Frees a ticket: a request that has not ended is cancelled, and its memory waited for. After that nobody uses the memory,
-// unless `windlass_kv_ticket_wait_released` says `WINDLASS_DEVICE`. To let a request go on, keep its ticket. NULL is fine.
+// Frees a ticket. Cancels a request that has not ended, and waits until its memory is released: after that the memory is the
+// caller's, unless `windlass_kv_ticket_wait_released` says `WINDLASS_DEVICE`. To let a request go on, keep its ticket. In a
+// child of `fork` it does not wait. NULL is fine.
 //
 // What the caller promises:
 // `ticket` must come from `windlass_kv_load` or `windlass_kv_store`,

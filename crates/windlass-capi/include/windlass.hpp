@@ -361,7 +361,7 @@ class Ticket {
     // Whether the memory is the caller's again.
     bool is_released() const noexcept { return windlass_kv_ticket_is_released(handle_.get()); }
 
-    // Waits for that, `timeout_ms` milliseconds at most: whether it is so. Throws if nobody will ever know.
+    // Waits for that, `timeout_ms` milliseconds at most: whether it is so. Throws if that cannot be known.
     bool wait_released(std::uint64_t timeout_ms = UINT64_MAX) const {
         windlass_status status = windlass_kv_ticket_wait_released(handle_.get(), timeout_ms);
         if (status == WINDLASS_PENDING) {

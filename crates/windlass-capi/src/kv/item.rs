@@ -67,7 +67,7 @@ impl AsRef<[u8]> for BorrowedKey<'_> {
         let windlass_kv_key { bytes, length } = self.0;
         match usize::try_from(length) {
             // One byte more than a key has is enough to be refused, and what is not memory is not looked at.
-            // SAFETY: readable, as who made it has promised.
+            // SAFETY: readable: `borrow_keys` and `borrow_items` require it.
             Ok(length) if !bytes.is_null() => unsafe {
                 slice::from_raw_parts(bytes.cast(), length.min(Key::MAX_LEN + 1))
             },

@@ -226,7 +226,7 @@ pub unsafe extern "C" fn windlass_kv_delete(
 ///
 /// # Safety
 /// `blocks` must be live; `items` be `count` structures as their size says, with keys and pieces that live until this
-/// returns, and memory that lives, and is used by nobody else, until the ticket is released; `request` must be NULL or as
+/// returns, and memory that lives, and that nothing else uses, until the ticket is released; `request` must be NULL or as
 /// its size says, `ticket` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn windlass_kv_load(
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn windlass_kv_load(
 
 /// Starts to store shards of blocks. A block is found once all its shards were stored, by this request or several. Items of
 /// blocks that are there already end as `WINDLASS_KV_EXISTS`, which is no failure. Else as [`windlass_kv_load`]: the store
-/// reads the memory until the ticket is released, and nobody may write to it until then.
+/// reads the memory until the ticket is released, and nothing may write to it until then.
 ///
 /// # Safety
 /// As [`windlass_kv_load`].

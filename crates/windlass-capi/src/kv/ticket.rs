@@ -167,7 +167,7 @@ impl windlass_kv_ticket {
         self.memory.is_released.load(Ordering::Acquire)
     }
 
-    /// Waits for the memory. Whether it is the caller's; if not, it never will be, or the time is over.
+    /// Waits until the memory is released, or cannot be, or the time is over. Whether it is released.
     fn wait_released(&self, timeout: Option<Duration>) -> bool {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         if self.is_released() || self.memory.process != process::id() {
@@ -320,9 +320,8 @@ pub unsafe extern "C" fn windlass_kv_ticket_cancel(ticket: *const windlass_kv_ti
     })
 }
 
-/// Whether nothing reads or writes the memory of a request any more: it is the caller's again. A request that ended in
-/// another way than by a time-out or a cancellation has released it before anybody learns of its end, or moments later.
-/// Never in a child of `fork`.
+/// Whether the memory of a request is the caller's again: nothing reads or writes it any more. Requests release their memory
+/// as they end, but for those that timed out or were cancelled: these release it once the system is done with it.
 ///
 /// # Safety
 /// `ticket` must be NULL or live.
@@ -333,8 +332,9 @@ pub unsafe extern "C" fn windlass_kv_ticket_is_released(ticket: *const windlass_
 }
 
 /// Waits until the memory of a request is the caller's again, `timeout_ms` milliseconds at most; `UINT64_MAX` is for ever.
-/// `WINDLASS_PENDING` if the time ran out. `WINDLASS_DEVICE` if the system or a device failed while it had the memory, so that
-/// nobody will ever know: then the memory must be kept, and left alone, for as long as the process lives.
+/// `WINDLASS_PENDING` if the time ran out. `WINDLASS_DEVICE` if the system or a device failed while it had the memory: then it
+/// cannot be known when it is free, so keep it, and do not touch it, for as long as the process lives. `WINDLASS_CLOSED` in a
+/// child of `fork`.
 ///
 /// # Safety
 /// `ticket` must be live.
@@ -349,16 +349,22 @@ pub unsafe extern "C" fn windlass_kv_ticket_wait_released(
         if request.wait_released(timeout(timeout_ms)) {
             return Ok(());
         }
-        if request.ticket.is_lost() || request.memory.process != process::id() {
-            let reason = "nobody will ever know that the memory of the request is free: leave it alone";
+        if request.memory.process != process::id() {
+            let reason = "the request is one of the parent of this process";
+            return Err(Failure::new(windlass_status::WINDLASS_CLOSED, reason));
+        }
+        if request.ticket.is_lost() {
+            let reason =
+                "the memory of the request may be in use as long as the process lives: do not touch it";
             return Err(Failure::new(windlass_status::WINDLASS_DEVICE, reason));
         }
         Err(Failure::pending())
     })
 }
 
-/// Frees a ticket: a request that has not ended is cancelled, and its memory waited for. After that nobody uses the memory,
-/// unless [`windlass_kv_ticket_wait_released`] says `WINDLASS_DEVICE`. To let a request go on, keep its ticket. NULL is fine.
+/// Frees a ticket. Cancels a request that has not ended, and waits until its memory is released: after that the memory is the
+/// caller's, unless [`windlass_kv_ticket_wait_released`] says `WINDLASS_DEVICE`. To let a request go on, keep its ticket. In a
+/// child of `fork` it does not wait. NULL is fine.
 ///
 /// # Safety
 /// `ticket` must come from `windlass_kv_load` or `windlass_kv_store`,
@@ -377,7 +383,7 @@ mod tests {
         NamespaceDescription, NamespaceOptions, Store, StoreOptions,
         fault::{Fault, FaultScript, Gate},
     };
-    use std::ptr;
+    use std::{ptr, thread};
 
     #[test]
     fn memory_is_the_stores_until_the_ticket_is_released() {
@@ -412,16 +418,6 @@ mod tests {
             shard: 0,
             reserved: 0,
         };
-        let in_time = windlass_kv_request {
-            size: size_of::<windlass_kv_request>() as u64,
-            timeout_ms: 50,
-            wait_event: 0,
-            flags: 0,
-            shards: 0,
-            reserved: 0,
-            shard_bytes: 0,
-            ttl_ms: 0,
-        };
         let (mut stored, mut loaded) = (ptr::null_mut(), ptr::null_mut());
         let wanted = windlass_status::WINDLASS_OK;
         // SAFETY: everything lives until the tickets are freed.
@@ -442,11 +438,15 @@ mod tests {
                 &raw const item,
                 1,
                 WINDLASS_DEMAND,
-                &raw const in_time,
+                ptr::null(),
                 &raw mut loaded,
             );
             assert_eq!(status, wanted);
-            assert_eq!(windlass_kv_ticket_wait(loaded, u64::MAX), windlass_status::WINDLASS_TIMED_OUT);
+            while gate.came() == 0 {
+                thread::yield_now();
+            }
+            assert_eq!(windlass_kv_ticket_cancel(loaded), wanted);
+            assert_eq!(windlass_kv_ticket_wait(loaded, u64::MAX), windlass_status::WINDLASS_CANCELLED);
             assert!(!windlass_kv_ticket_is_released(loaded), "the system has it");
             assert_eq!(windlass_kv_ticket_wait_released(loaded, 20), windlass_status::WINDLASS_PENDING);
             gate.open();
