@@ -4,8 +4,9 @@
 #[cfg(feature = "fault-injection")]
 use super::fault::{FaultScript, FaultyLane};
 use super::{
-    Failure, Job,
+    Failure, Job, Outcome, concerns_devices,
     device::{DeviceLane, DeviceSide, Region},
+    join::joined,
     operation::Operation,
     staging::Staging,
     transfer::Transfer,
@@ -176,16 +177,16 @@ impl IoEngine {
 
     /// Queues jobs; each ends by its `done`, whatever happens.
     pub(crate) fn submit(&self, jobs: Vec<Job>) {
-        for job in jobs {
+        for jobs in joined(jobs) {
             if self.is_childs() {
-                reject(job, Failure::from(executor::Reason::Forked));
-            } else if concerns_devices(&job) {
+                reject(jobs, Failure::from(executor::Reason::Forked));
+            } else if jobs.iter().any(concerns_devices) {
                 match self.devices() {
-                    Ok(scheduler) => submit(&scheduler, job),
-                    Err(error) => reject(job, Failure::Io(io::Error::other(error.to_string()))),
+                    Ok(scheduler) => submit(&scheduler, jobs),
+                    Err(error) => reject(jobs, Failure::Io(io::Error::other(error.to_string()))),
                 }
             } else {
-                submit(self.hosts.executor.scheduler(), job);
+                submit(self.hosts.executor.scheduler(), jobs);
             }
         }
     }
@@ -247,26 +248,23 @@ impl IoEngine {
     }
 }
 
-/// Whether a job needs workers that serve devices.
-fn concerns_devices(job: &Job) -> bool {
-    let mut pieces = job.parts.iter().flat_map(|part| &part.pieces);
-    job.wait_event.is_some() || pieces.any(|piece| piece.device != DeviceId::Cpu)
-}
-
-fn reject(job: Job, failure: Failure) {
-    let transfer = Transfer::new(job);
-    transfer.fail(failure);
-    transfer.end();
-}
-
-/// Queues a job, unless it was withdrawn.
-fn submit(scheduler: &Arc<Scheduler<Mover>>, job: Job) {
-    let withdrawn = job.withdrawn.clone();
-    if withdrawn.is_set() {
-        return reject(job, Failure::Cancelled);
+fn reject(jobs: Vec<Job>, failure: Failure) {
+    for job in jobs {
+        let Job { keep, done, .. } = job;
+        drop(keep);
+        done(Outcome::failed(failure.copied()));
     }
-    let (tag, priority, deadline, event) = (job.tag, job.priority, job.deadline, job.wait_event);
-    let transfer = Transfer::new(job);
+}
+
+/// Queues jobs that are carried out together, unless they were withdrawn.
+fn submit(scheduler: &Arc<Scheduler<Mover>>, jobs: Vec<Job>) {
+    let Some(first) = jobs.first() else { return };
+    let withdrawn = first.withdrawn.clone();
+    if withdrawn.is_set() {
+        return reject(jobs, Failure::Cancelled);
+    }
+    let (tag, priority, deadline, event) = (first.tag, first.priority, first.deadline, first.wait_event);
+    let Some(transfer) = Transfer::new(jobs, Arc::downgrade(scheduler)) else { return };
     let operation = executor::Operation {
         queue: WAITING,
         charge: Charge::of_bytes(transfer.len_bytes().min(STEP_BYTES)),
@@ -289,8 +287,20 @@ fn submit(scheduler: &Arc<Scheduler<Mover>>, job: Job) {
             let reason = refused.reason.clone();
             drop(refused);
             transfer.fail(reason.into());
-            transfer.end();
+            end(&transfer);
         }
+    }
+}
+
+/// Ends a transfer. If one of several jobs may have failed it, each is carried out again, alone.
+pub(super) fn end(transfer: &Transfer) {
+    let again = transfer.end();
+    if again.is_empty() {
+        return;
+    }
+    match transfer.scheduler.upgrade() {
+        Some(scheduler) => again.into_iter().for_each(|job| submit(&scheduler, vec![job])),
+        None => reject(again, Failure::Cancelled),
     }
 }
 

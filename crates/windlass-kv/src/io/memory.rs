@@ -33,7 +33,7 @@ pub(super) fn segments(step: &Step, lease: &Lease, range: Range<u64>) -> Vec<lib
                 (Place::InPlace, Content::Payload { address, .. }) => {
                     add(pointer(address + skipped), len as usize);
                 }
-                (Place::InPlace, Content::Header | Content::Padding) => {}
+                (Place::InPlace, Content::Header(_) | Content::Padding) => {}
             }
         }
         position += span.len;
@@ -161,9 +161,9 @@ unsafe fn copy_and_sum(step: &Step, lease: &Lease, sums: &mut [PartSum], towards
     summing.finish();
 }
 
-/// Puts a header into its place in the lease. It is cut or filled up with zeros to its length.
-pub(super) fn put_header(step: &Step, lease: &Lease, header: &[u8]) {
-    for (address, range) in header_runs(step, lease) {
+/// Puts the header of a member into its place in the lease. It is cut or filled up with zeros to its length.
+pub(super) fn put_header(step: &Step, lease: &Lease, member: usize, header: &[u8]) {
+    for (address, range) in header_runs(step, lease, member) {
         let bytes = header.get(range.start..).unwrap_or(&[]);
         let count = bytes.len().min(range.len());
         // SAFETY: inside the run, which is memory of the lease: the step that holds it is not under way yet.
@@ -174,25 +174,27 @@ pub(super) fn put_header(step: &Step, lease: &Lease, header: &[u8]) {
     }
 }
 
-/// The header that a step has read, if it has one.
-pub(super) fn take_header(step: &Step, lease: &Lease, header: &mut Vec<u8>) {
-    for (address, range) in header_runs(step, lease) {
+/// The header of a member that a step has read.
+pub(super) fn header(step: &Step, lease: &Lease, member: usize) -> Vec<u8> {
+    let mut header = Vec::with_capacity(HEADER_LEN);
+    for (address, range) in header_runs(step, lease, member) {
         // SAFETY: inside the run, which is memory of the lease: the step that holds it has ended.
         header.extend_from_slice(unsafe { slice::from_raw_parts(address, range.len()) });
     }
+    header
 }
 
-/// The memory of a step's header, with which of its bytes are there.
-fn header_runs(step: &Step, lease: &Lease) -> Vec<(*mut u8, Range<usize>)> {
+/// The memory of a member's header, with which of its bytes are there.
+fn header_runs(step: &Step, lease: &Lease, member: usize) -> Vec<(*mut u8, Range<usize>)> {
     let mut runs = Vec::new();
     let mut position = 0;
-    for span in step.spans.iter().filter(|span| span.content == Content::Header) {
+    for span in step.spans.iter().filter(|span| span.content == Content::Header(member)) {
         let Place::Bounced(at) = span.place else { continue };
         for (address, len) in lease.runs(at, span.len) {
             runs.push((address, position..position + len));
             position += len;
         }
     }
-    debug_assert!(position <= HEADER_LEN, "a step has one header");
+    debug_assert!(position <= HEADER_LEN, "a member has one header");
     runs
 }

@@ -7,6 +7,7 @@ mod device;
 mod engine;
 #[cfg(feature = "fault-injection")]
 pub(crate) mod fault;
+mod join;
 mod memory;
 mod operation;
 mod plan;
@@ -116,6 +117,12 @@ impl fmt::Debug for Job {
             .field("parts", &self.parts)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether a job needs workers that serve devices.
+fn concerns_devices(job: &Job) -> bool {
+    let mut pieces = job.parts.iter().flat_map(|part| &part.pieces);
+    job.wait_event.is_some() || pieces.any(|piece| piece.device != DeviceId::Cpu)
 }
 
 /// Whether jobs of a request are wanted no more. Set before they are looked for to be cancelled, so that one that is not
@@ -228,12 +235,12 @@ pub(super) struct AwaitedEvent {
     handle: u64,
     /// The device that is asked.
     id: DeviceId,
-    _keep: KeepAlive,
+    _keep: Vec<KeepAlive>,
 }
 
 impl AwaitedEvent {
     /// An event of the first of these devices.
-    fn new(handle: u64, devices: impl Iterator<Item = DeviceId>, keep: KeepAlive) -> Self {
+    fn new(handle: u64, devices: impl Iterator<Item = DeviceId>, keep: Vec<KeepAlive>) -> Self {
         let id = devices.filter(|device| !device.is_host()).min().unwrap_or(DeviceId::default_device());
         Self { handle, id, _keep: keep }
     }
@@ -292,6 +299,22 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// The same for another job.
+    fn copied(&self) -> Self {
+        let error = |error: &io::Error| match error.raw_os_error() {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => io::Error::new(error.kind(), error.to_string()),
+        };
+        match self {
+            Self::Io(own) => Self::Io(error(own)),
+            Self::Short { file_len } => Self::Short { file_len: *file_len },
+            Self::TimedOut => Self::TimedOut,
+            Self::Cancelled => Self::Cancelled,
+            Self::Device(own) => Self::Io(io::Error::other(own.to_string())),
+            Self::Lost(own) => Self::Lost(error(own)),
+        }
+    }
+
     /// The number of the system's error; of others, that of input and output.
     pub(crate) fn errno(&self) -> i32 {
         match self {

@@ -50,8 +50,9 @@ pub(super) struct Limits {
 /// What bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    Header,
-    /// Zeros up to the next block.
+    /// That of the member with this number.
+    Header(usize),
+    /// Zeros up to the next block; or bytes of a file between two that are read, which no job asks for.
     Padding,
     /// Bytes of a part.
     Payload {
@@ -134,6 +135,14 @@ impl Step {
         self.spans.iter().filter(bounced).map(|span| span.len).sum()
     }
 
+    /// The members whose headers it has.
+    pub(super) fn headers(&self) -> impl Iterator<Item = usize> {
+        self.spans.iter().filter_map(|span| match span.content {
+            Content::Header(member) => Some(member),
+            _ => None,
+        })
+    }
+
     /// Whether bytes of devices go by way of our memory.
     pub(super) fn bounces_devices(&self) -> bool {
         self.spans.iter().any(|span| {
@@ -211,12 +220,20 @@ impl Step {
 /// What a job asks for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted<'a> {
-    /// Offset of the header, if it is read or written.
-    pub(super) header: Option<u64>,
+    /// Members whose headers are read or written, and the offsets of these.
+    pub(super) headers: &'a [(usize, u64)],
     pub(super) parts: &'a [Part],
+    /// Bytes between two extents that are read with them rather than that there are two reads.
+    pub(super) gap: u64,
     pub(super) grid: Grid,
     pub(super) devices: DevicePieces,
     pub(super) limits: Limits,
+}
+
+/// Bytes of the file that are wanted.
+enum Extent {
+    Header(usize),
+    Part(usize),
 }
 
 impl Wanted<'_> {
@@ -244,7 +261,7 @@ impl Wanted<'_> {
                 current = Some(step);
                 continue;
             }
-            if span.content == Content::Header {
+            if matches!(span.content, Content::Header(_)) {
                 // It stays in one piece.
                 room = 0;
             }
@@ -269,30 +286,35 @@ impl Wanted<'_> {
 
     /// The job's bytes in the order of the file, each with its offset.
     fn spans(&self) -> Result<VecDeque<(u64, Span)>, &'static str> {
-        let mut extents: Vec<(u64, Option<usize>)> =
-            self.header.iter().map(|&offset| (offset, None)).collect();
+        let headers = self.headers.iter().map(|&(member, offset)| (offset, Extent::Header(member)));
         let parts = self.parts.iter().enumerate().filter(|(_, part)| part.len > 0);
-        extents.extend(parts.map(|(index, part)| (part.offset, Some(index))));
+        let mut extents: Vec<(u64, Extent)> =
+            headers.chain(parts.map(|(index, part)| (part.offset, Extent::Part(index)))).collect();
         extents.sort_unstable_by_key(|&(offset, _)| offset);
         let mut spans = VecDeque::new();
         let mut end = 0;
-        for (offset, part) in extents {
+        for (offset, extent) in extents {
             if offset % BLOCK_LEN != 0 {
                 return Err("a part begins within a block");
             }
             if offset < end {
                 return Err("two parts overlap");
             }
-            end = match part {
-                None => {
+            let bounced = |content, len| Span { content, len, place: Place::Bounced(0) };
+            if offset > end
+                && offset - end <= self.gap
+                && !spans.is_empty()
+                && self.devices == DevicePieces::Staged
+            {
+                spans.push_back((end, bounced(Content::Padding, offset - end)));
+            }
+            end = match extent {
+                Extent::Header(member) => {
                     let len = HEADER_LEN as u64;
-                    spans.push_back((
-                        offset,
-                        Span { content: Content::Header, len, place: Place::Bounced(0) },
-                    ));
+                    spans.push_back((offset, bounced(Content::Header(member), len)));
                     offset.checked_add(len)
                 }
-                Some(index) => self.part(index, &mut spans)?,
+                Extent::Part(index) => self.part(index, &mut spans)?,
             }
             .filter(|&end| i64::try_from(end).is_ok())
             .ok_or("a part ends past the end of any file")?;
@@ -411,11 +433,17 @@ mod tests {
             bounce_blocks in 1u64..10,
             segments in 1usize..8,
             has_header in any::<bool>(),
+            gap_blocks in 0u64..3,
         ) {
             let limits =
                 Limits { step_bytes: step_blocks * BLOCK_LEN, segments, bounce_bytes: bounce_blocks * BLOCK_LEN };
-            let header = has_header.then_some(0);
-            let steps = Wanted { header, parts: &parts, grid, devices, limits }.steps().unwrap();
+            let headers: Vec<_> = has_header.then_some((7, 0)).into_iter().collect();
+            let gap = gap_blocks * BLOCK_LEN;
+            let steps = Wanted { headers: &headers, parts: &parts, gap, grid, devices, limits }.steps().unwrap();
+            // No step begins with what nobody asked for, unless a limit has cut it.
+            let wanted = |step: &Step| step.spans.iter().any(|span| span.content != Content::Padding);
+            let is_limited = steps.iter().any(|step| step.len + step.bounced >= limits.step_bytes.min(limits.bounce_bytes));
+            prop_assert!(is_limited || limits.segments < 3 || steps.iter().all(wanted));
 
             let mut reached = vec![0; parts.len()];
             let (mut headers, mut end) = (0, 0);
@@ -430,8 +458,8 @@ mod tests {
                 let mut follows_bounced = false;
                 for span in &step.spans {
                     match span.content {
-                        Content::Header => {
-                            prop_assert_eq!((offset, span.len), (0, BLOCK_LEN));
+                        Content::Header(member) => {
+                            prop_assert_eq!((member, offset, span.len), (7, 0, BLOCK_LEN));
                             headers += 1;
                         }
                         Content::Padding => {}
@@ -481,7 +509,8 @@ mod tests {
             [0u64, 1].map(|shard| Part { offset: 4096 + (shard << 20), pieces: vec![piece], len: 1 << 20 });
         let limits = Limits { step_bytes: 8 << 20, segments: 512, bounce_bytes: 8 << 20 };
         let grid = GRIDS[2];
-        let wanted = Wanted { header: Some(0), parts: &parts, grid, devices: DevicePieces::Staged, limits };
+        let devices = DevicePieces::Staged;
+        let wanted = Wanted { headers: &[(0, 0)], parts: &parts, gap: 0, grid, devices, limits };
         let steps = wanted.steps().unwrap();
         assert_eq!(steps.len(), 1);
         assert_eq!((steps[0].len, steps[0].bounced), (4096 + (2 << 20), 4096));
@@ -492,8 +521,14 @@ mod tests {
         let piece = Piece { address: 1 << 20, len: 1 << 20, device: DeviceId::Cuda(0) };
         let parts = [Part { offset: 4096, pieces: vec![piece], len: 1 << 20 }];
         let limits = Limits { step_bytes: 8 << 20, segments: 512, bounce_bytes: 8 << 20 };
-        let wanted =
-            Wanted { header: None, parts: &parts, grid: GRIDS[2], devices: DevicePieces::Direct, limits };
+        let wanted = Wanted {
+            headers: &[],
+            parts: &parts,
+            gap: 0,
+            grid: GRIDS[2],
+            devices: DevicePieces::Direct,
+            limits,
+        };
         let steps = wanted.steps().unwrap();
         assert!(steps.len() == 1 && steps[0].is_devices);
         let staged = steps[0].bounced();

@@ -1,21 +1,24 @@
-//! A job that was taken on: its steps, and what is known of its outcome.
+//! Jobs that were taken on together: their steps, and what is known of their outcomes.
 #![forbid(unsafe_code)]
 
 use super::{
     AwaitedEvent, Carrier, Checksums, Direction, Done, Failure, Header, Job, MakeHeader, Outcome, Part,
+    Withdrawn,
     checksum::PartSum,
-    plan::{Content, DevicePieces, Grid, Limits, Step, Wanted},
+    join::MOST_GAP,
+    plan::{DevicePieces, Grid, Limits, Step, Wanted},
     worker::Mover,
 };
 use crate::{
-    KeepAlive,
+    KeepAlive, Priority,
     disk::{DataFile, FileRef},
 };
 use std::{
     collections::VecDeque,
     fmt, io, mem,
+    ops::Range,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     time::Instant,
@@ -26,24 +29,54 @@ use windlass_io::{
 };
 
 /// The caller's memory, which every operation of a transfer holds.
-pub(super) type Kept = Arc<KeepAlive>;
+pub(super) type Kept = Arc<Vec<KeepAlive>>;
 
-/// A job that was taken on.
+/// Jobs that were taken on together. They differ in nothing but their bytes.
 pub(super) struct Transfer {
     pub(super) direction: Direction,
     pub(super) file: FileRef,
     pub(super) checksums: Checksums,
+    /// Those of all jobs.
     pub(super) parts: Vec<Part>,
-    header: HeaderPlace,
+    members: Vec<Member>,
+    order: Order,
+    /// What carries out jobs again.
+    pub(super) scheduler: Weak<Scheduler<Mover>>,
     state: Mutex<State>,
 }
 
-/// Where the header is, if it is moved.
+/// One of the jobs.
+#[derive(Debug)]
+struct Member {
+    /// Its parts among those of all.
+    parts: Range<usize>,
+    header: HeaderPlace,
+}
+
+/// What decides when a job begins.
+#[derive(Debug)]
+struct Order {
+    tag: u64,
+    priority: Priority,
+    deadline: Option<Instant>,
+    withdrawn: Withdrawn,
+}
+
+/// Where a header is, if it is moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HeaderPlace {
     None,
     Read(u64),
     Write(u64),
+}
+
+impl HeaderPlace {
+    fn offset(self) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::Read(offset) | Self::Write(offset) => Some(offset),
+        }
+    }
 }
 
 struct State {
@@ -57,10 +90,13 @@ struct State {
     gathering: usize,
     /// The checksum of each part as far as it is known; empty if checksums are skipped.
     sums: Vec<PartSum>,
-    header: Vec<u8>,
-    make_header: Option<MakeHeader>,
+    /// Of each member, as it was read or made.
+    headers: Vec<Vec<u8>>,
+    /// Of each member; `None` once the header is made.
+    make_headers: Vec<Option<MakeHeader>>,
     kept: Option<Kept>,
-    done: Option<Done>,
+    /// Of each member.
+    done: Vec<Done>,
     carried: Vec<(Carrier, u64)>,
     bounced_bytes: u64,
     failure: Option<Failure>,
@@ -97,13 +133,27 @@ impl Drop for LateFile {
 }
 
 impl Transfer {
-    pub(super) fn new(job: Job) -> Arc<Self> {
-        let Job { direction, file, header, parts, checksums, keep, done, .. } = job;
-        let (header, make_header) = match header {
-            Header::None => (HeaderPlace::None, None),
-            Header::Read { offset } => (HeaderPlace::Read(offset), None),
-            Header::Write { offset, make } => (HeaderPlace::Write(offset), Some(make)),
-        };
+    /// Jobs that are alike: the first says how they are carried out. `None` if there is none.
+    pub(super) fn new(jobs: Vec<Job>, scheduler: Weak<Scheduler<Mover>>) -> Option<Arc<Self>> {
+        let Job { tag, direction, priority, ref file, checksums, deadline, ref withdrawn, .. } =
+            *jobs.first()?;
+        let (file, order) = (file.clone(), Order { tag, priority, deadline, withdrawn: withdrawn.clone() });
+        let count = jobs.len();
+        let (mut parts, mut members, mut make_headers) = (Vec::new(), Vec::with_capacity(count), Vec::new());
+        let (mut kept, mut done) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for job in jobs {
+            let (header, make_header) = match job.header {
+                Header::None => (HeaderPlace::None, None),
+                Header::Read { offset } => (HeaderPlace::Read(offset), None),
+                Header::Write { offset, make } => (HeaderPlace::Write(offset), Some(make)),
+            };
+            let start = parts.len();
+            parts.extend(job.parts);
+            members.push(Member { parts: start..parts.len(), header });
+            make_headers.push(make_header);
+            kept.push(job.keep);
+            done.push(job.done);
+        }
         let sums = match checksums {
             Checksums::Compute | Checksums::Require => vec![PartSum::default(); parts.len()],
             Checksums::Skip => Vec::new(),
@@ -114,10 +164,10 @@ impl Transfer {
             undone: 0,
             gathering: 0,
             sums,
-            header: Vec::new(),
-            make_header,
-            kept: Some(Arc::new(keep)),
-            done: Some(done),
+            headers: vec![Vec::new(); count],
+            make_headers,
+            kept: Some(Arc::new(kept)),
+            done,
             carried: Vec::new(),
             bounced_bytes: 0,
             failure: None,
@@ -126,7 +176,8 @@ impl Transfer {
             groups: 1,
             helpers: None,
         };
-        Arc::new(Self { direction, file, checksums, parts, header, state: Mutex::new(state) })
+        let state = Mutex::new(state);
+        Some(Arc::new(Self { direction, file, checksums, parts, members, order, scheduler, state }))
     }
 
     /// What its event is, which keeps the caller's memory and so the event.
@@ -136,7 +187,7 @@ impl Transfer {
     }
 
     pub(super) fn kept(&self) -> Kept {
-        self.state().kept.clone().unwrap_or_else(|| Arc::new(KeepAlive::by_caller()))
+        self.state().kept.clone().unwrap_or_default()
     }
 
     pub(super) fn len_bytes(&self) -> u64 {
@@ -156,21 +207,19 @@ impl Transfer {
             }
             Err(_) => Grid::BUFFERED,
         };
-        let wanted = Wanted { header: None, parts: &self.parts, grid, devices, limits };
-        match self.header {
-            HeaderPlace::None => wanted.steps(),
-            HeaderPlace::Read(offset) => Wanted { header: Some(offset), ..wanted }.steps(),
-            HeaderPlace::Write(offset) => {
-                let steps = Wanted { header: Some(offset), ..wanted }.steps()?;
-                if steps.len() == 1 {
-                    return Ok(steps);
-                }
-                // The header comes last: it has the checksums of the others.
-                let mut steps = wanted.steps()?;
-                steps.extend(Wanted { header: Some(offset), parts: &[], ..wanted }.steps()?);
-                Ok(steps)
-            }
+        let headers = self.members.iter().enumerate();
+        let headers: Vec<(usize, u64)> =
+            headers.filter_map(|(number, member)| Some((number, member.header.offset()?))).collect();
+        let gap = if self.direction == Direction::Read { MOST_GAP } else { 0 };
+        let wanted = Wanted { headers: &headers, parts: &self.parts, gap, grid, devices, limits };
+        let steps = wanted.steps()?;
+        if steps.len() == 1 || self.direction == Direction::Read {
+            return Ok(steps);
         }
+        // Headers that are written come last: they have the checksums of the others.
+        let mut steps = Wanted { headers: &[], ..wanted }.steps()?;
+        steps.extend(Wanted { parts: &[], ..wanted }.steps()?);
+        Ok(steps)
     }
 
     /// Its file, once it is open and the steps are planned.
@@ -266,25 +315,35 @@ impl Transfer {
         vec![PartSum::default(); count]
     }
 
-    /// Bytes of a step that is to be written were summed. Returns the header, if the step has it.
-    pub(super) fn gathered(&self, step: &Step, sums: Vec<PartSum>) -> Option<Vec<u8>> {
+    /// Bytes of a step that is to be written were summed. Returns the headers that the step has, each with its member.
+    pub(super) fn gathered(&self, step: &Step, sums: Vec<PartSum>) -> Vec<(usize, Vec<u8>)> {
         let mut state = self.state();
         state.gathering -= 1;
         state.add_sums(sums);
         if !has_header(step) {
-            return None;
+            return Vec::new();
         }
         let sums = state.sums(&self.parts, |sums| sums.to_vec());
-        let make = state.make_header.take();
+        let makes: Vec<_> =
+            step.headers().map(|member| (member, state.make_headers[member].take())).collect();
         drop(state);
-        Some(make.map_or_else(Vec::new, |make| make(&sums)))
+        let mut headers = Vec::with_capacity(makes.len());
+        for (member, make) in makes {
+            headers.extend(make.map(|make| (member, make(&sums[self.members[member].parts.clone()]))));
+        }
+        if self.members.len() > 1 {
+            // For a write of the member alone.
+            let mut state = self.state();
+            headers.iter().for_each(|(member, header)| state.headers[*member].clone_from(header));
+        }
+        headers
     }
 
-    /// Bytes of a step that was read were summed.
-    pub(super) fn scattered(&self, sums: Vec<PartSum>, header: Vec<u8>) {
+    /// Bytes of a step that was read were summed, and these are the headers of members that it has.
+    pub(super) fn scattered(&self, sums: Vec<PartSum>, headers: impl Iterator<Item = (usize, Vec<u8>)>) {
         let mut state = self.state();
         state.add_sums(sums);
-        state.header.extend(header);
+        headers.for_each(|(member, header)| state.headers[member].extend(header));
     }
 
     /// Notes bytes that were moved.
@@ -339,13 +398,15 @@ impl Transfer {
         state.groups == 0
     }
 
-    /// Lets the memory go, and says how it went.
-    pub(super) fn end(&self) {
+    /// Lets the memory go, and says how it went. Returns jobs that are to be carried out again, each alone: where there are
+    /// several, the failure of one is not that of the others.
+    pub(super) fn end(&self) -> Vec<Job> {
         let mut state = self.state();
         let (file, late, kept, done) =
-            (state.file.take(), state.late.take(), state.kept.take(), state.done.take());
-        let (header, carried) = (mem::take(&mut state.header), mem::take(&mut state.carried));
-        let (started, bounced_bytes) = (state.started, state.bounced_bytes);
+            (state.file.take(), state.late.take(), state.kept.take(), mem::take(&mut state.done));
+        let (headers, mut carried) = (mem::take(&mut state.headers), mem::take(&mut state.carried));
+        let make_headers = mem::take(&mut state.make_headers);
+        let (started, mut bounced_bytes) = (state.started, state.bounced_bytes);
         let (helpers, mut failure) = (state.helpers.take(), state.failure.take());
         if failure.is_none() && state.undone > 0 {
             // No operation is left that would carry them out.
@@ -358,15 +419,61 @@ impl Transfer {
         // Who learns of the end may begin with another.
         drop((file, late, helpers));
         // An operation that is never dropped holds it still: the system or a device may use the memory.
-        if let Some(Err(_)) = kept.map(Arc::try_unwrap)
-            && !matches!(failure, Some(Failure::Lost(_)))
-        {
-            let error = failure.map_or_else(|| "an operation is lost".into(), |failure| failure.to_string());
-            failure = Some(Failure::Lost(io::Error::other(error)));
+        let kept = match kept.map(Arc::try_unwrap) {
+            Some(Err(_)) => {
+                if !matches!(failure, Some(Failure::Lost(_))) {
+                    let error =
+                        failure.map_or_else(|| "an operation is lost".into(), |failure| failure.to_string());
+                    failure = Some(Failure::Lost(io::Error::other(error)));
+                }
+                Vec::new()
+            }
+            Some(Ok(kept)) => kept,
+            None => Vec::new(),
+        };
+        let ends = self.members.iter().zip(done).zip(headers).zip(make_headers);
+        if self.members.len() > 1 && matches!(failure, Some(Failure::Io(_) | Failure::Short { .. })) {
+            let alone = ends.zip(kept).map(|((((member, done), header), make), keep)| {
+                self.job(member, make.unwrap_or_else(|| Box::new(move |_| header)), keep, done)
+            });
+            return alone.collect();
         }
-        let Some(done) = done else { return };
-        let result = failure.map_or(Ok(()), Err);
-        done(Outcome { result, header, checksums, carried, bounced_bytes, started });
+        drop(kept);
+        for (number, (((member, done), header), _)) in ends.enumerate() {
+            let is_last = number + 1 == self.members.len();
+            let copied = failure.as_ref().map(Failure::copied);
+            let result = if is_last { failure.take() } else { copied }.map_or(Ok(()), Err);
+            let checksums = checksums[member.parts.clone()].to_vec();
+            // What carried them all is counted once.
+            let carried = mem::take(&mut carried);
+            let bounced_bytes = mem::take(&mut bounced_bytes);
+            done(Outcome { result, header, checksums, carried, bounced_bytes, started });
+        }
+        Vec::new()
+    }
+
+    /// The job of a member, to be carried out alone.
+    fn job(&self, member: &Member, make: MakeHeader, keep: KeepAlive, done: Done) -> Job {
+        let header = match member.header {
+            HeaderPlace::None => Header::None,
+            HeaderPlace::Read(offset) => Header::Read { offset },
+            HeaderPlace::Write(offset) => Header::Write { offset, make },
+        };
+        let Order { tag, priority, deadline, withdrawn } = &self.order;
+        Job {
+            tag: *tag,
+            direction: self.direction,
+            priority: *priority,
+            file: self.file.clone(),
+            header,
+            parts: self.parts[member.parts.clone()].to_vec(),
+            checksums: self.checksums,
+            deadline: *deadline,
+            withdrawn: withdrawn.clone(),
+            wait_event: None,
+            keep,
+            done,
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -395,7 +502,7 @@ impl State {
 }
 
 fn has_header(step: &Step) -> bool {
-    step.spans.iter().any(|span| span.content == Content::Header)
+    step.headers().next().is_some()
 }
 
 impl fmt::Debug for Transfer {
@@ -421,7 +528,7 @@ mod tests {
             let (sender, outcome) = mpsc::channel();
             let file = Arc::new(DataFile::in_name_only(Path::new("data")).unwrap());
             let piece = Piece { address: 4096, len: 8192, device: DeviceId::Cpu };
-            let transfer = Transfer::new(Job {
+            let job = Job {
                 tag: 0,
                 direction: Direction::Read,
                 priority: Priority::Demand,
@@ -434,7 +541,8 @@ mod tests {
                 wait_event: None,
                 keep: KeepAlive::by_caller(),
                 done: Box::new(move |outcome| _ = sender.send(outcome)),
-            });
+            };
+            let transfer = Transfer::new(vec![job], Weak::new()).unwrap();
             let limits = Limits { step_bytes: 4096, segments: 8, bounce_bytes: 4096 };
             let steps = transfer.plan(&file, limits, DevicePieces::Staged).unwrap();
             assert_eq!(steps.len(), 2);

@@ -4,7 +4,7 @@
 use super::{
     AwaitedEvent, Carrier, Direction, Failure,
     device::{DeviceLane, DeviceSide},
-    engine::{Refusals, STEP_BYTES},
+    engine::{self, Refusals, STEP_BYTES},
     memory,
     operation::{Attempted, Operation},
     plan::{DevicePieces, Limits, Step},
@@ -70,7 +70,7 @@ impl Customer for Mover {
         }
         if transfer.left() {
             self.check_direct(&transfer);
-            transfer.end();
+            engine::end(&transfer);
         }
     }
 
@@ -311,8 +311,8 @@ impl Worker {
             let mut sums = transfer.empty_sums();
             // SAFETY: the caller's memory is left alone until `keep` of the job is dropped, and the lease is ours.
             unsafe { memory::gather(&step, &own.lease, &mut sums) };
-            if let Some(header) = transfer.gathered(&step, sums) {
-                memory::put_header(&step, &own.lease, &header);
+            for (member, header) in transfer.gathered(&step, sums) {
+                memory::put_header(&step, &own.lease, member, &header);
             }
         }
         transfer.account_bounced(&step);
@@ -322,12 +322,12 @@ impl Worker {
 
     /// Gives the caller what a step has read.
     fn deliver(&mut self, own: &Operation, step: &Step) -> Result<(), CopyError> {
-        let (mut sums, mut header) = (own.transfer.empty_sums(), Vec::new());
+        let mut sums = own.transfer.empty_sums();
         // SAFETY: the caller's memory is the transfer's until `keep` of the job is dropped; the kernel is done with it and
         // with the lease.
         unsafe { memory::scatter(step, &own.lease, &mut sums) };
-        memory::take_header(step, &own.lease, &mut header);
-        own.transfer.scattered(sums, header);
+        let headers = step.headers().map(|member| (member, memory::header(step, &own.lease, member)));
+        own.transfer.scattered(sums, headers);
         match &mut self.devices {
             // SAFETY: the submitter of a job keeps its memory valid, that of devices too.
             Some(devices) => unsafe { devices.copy(Direction::Read, step, &own.lease) },

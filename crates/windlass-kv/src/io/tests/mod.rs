@@ -3,6 +3,7 @@
 
 mod device;
 mod faults;
+mod join;
 mod model;
 mod order;
 
