@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::{Conversion, DeviceInfo, Error, Finding, Result, Unavailable};
-use crate::{CopyDirection, CuFileHandle, DirectLibrary, PathCounts};
+use crate::{CopyDirection, DirectLibrary, PathCounts, RegisteredFile};
 use std::{fmt, sync::Arc};
 
 /// A kind of devices, such as those of one vendor.
@@ -176,7 +176,7 @@ pub(crate) trait Direct {
     unsafe fn transfer(
         &self,
         direction: CopyDirection,
-        file: &CuFileHandle,
+        file: &RegisteredFile,
         file_offset: i64,
         address: u64,
         offset: i64,

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    CopyDirection, CopyStream, CuFileHandle, Device, DeviceMemory, Error, HostCopy, Result, backend::Direct,
+    CopyDirection, CopyStream, Device, DeviceMemory, Error, HostCopy, RegisteredFile, Result, backend::Direct,
 };
 use std::{io, sync::Arc};
 
@@ -141,7 +141,7 @@ impl Drop for DirectBuffer {
     }
 }
 
-impl CuFileHandle {
+impl RegisteredFile {
     /// Reads from the file into a device's memory: `len` bytes from `file_offset` to `buffer_offset` of `buffer`.
     /// Returns how many came; fewer at the end of the file.
     ///

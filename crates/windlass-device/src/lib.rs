@@ -21,7 +21,7 @@ mod transfer;
 mod unavailable;
 
 pub use backend::Address;
-pub use cuda::cufile::{CuFileHandle, search_cufile_in};
+pub use cuda::cufile::{RegisteredFile, search_cufile_in};
 pub use device::{Condition, Device, DeviceInfo, Finding, device_of, devices, examine, may_have_direct_path};
 pub use direct::{DirectBuffer, DirectLibrary, PathCounts};
 pub use error::{DriverError, Error, FREE_MEMORY, Result};

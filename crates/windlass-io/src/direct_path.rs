@@ -19,7 +19,9 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use windlass_device::{CuFileHandle, Device, DeviceId, DirectBuffer, DirectLibrary, PathCounts, Unavailable};
+use windlass_device::{
+    Device, DeviceId, DirectBuffer, DirectLibrary, PathCounts, RegisteredFile, Unavailable,
+};
 
 /// Bytes of the read that proves the path.
 const PROBE_BYTES: u64 = 1 << 20;
@@ -32,7 +34,7 @@ const PROBE_BYTES: u64 = 1 << 20;
 pub fn prove<'f>(
     device: &Arc<Device>,
     source: &LocalFile,
-    register: impl FnOnce() -> Result<&'f CuFileHandle, Unavailable>,
+    register: impl FnOnce() -> Result<&'f RegisteredFile, Unavailable>,
 ) -> Result<String, Unavailable> {
     type Known = HashMap<(u64, DeviceId), Verdict>;
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
@@ -56,7 +58,7 @@ pub fn prove<'f>(
 fn probe<'f>(
     device: &Arc<Device>,
     source: &LocalFile,
-    register: impl FnOnce() -> Result<&'f CuFileHandle, Unavailable>,
+    register: impl FnOnce() -> Result<&'f RegisteredFile, Unavailable>,
 ) -> Result<Verdict, Unavailable> {
     device.check_direct()?;
     let file = register()?;
@@ -78,7 +80,7 @@ fn failed(library: &DirectLibrary, what: &str, error: &dyn fmt::Display) -> Unav
 /// Reads the first `len` bytes of a file by the device's library and plainly.
 fn trial_read(
     device: &Arc<Device>,
-    file: &CuFileHandle,
+    file: &RegisteredFile,
     plain: &File,
     len: u64,
 ) -> Result<Verdict, Unavailable> {
@@ -106,7 +108,7 @@ fn trial_read(
 /// Writes the first `len` bytes of a file by the device's library, and reads them plainly.
 fn trial_write(
     device: &Arc<Device>,
-    file: &CuFileHandle,
+    file: &RegisteredFile,
     plain: &File,
     len: u64,
 ) -> Result<Verdict, Unavailable> {
@@ -158,7 +160,7 @@ impl DirectProof {
         device.check_direct()?;
         let scratch = Scratch::new(directory)?;
         let plain = open_direct(&scratch.file, FileUse::ReadWrite)?.file;
-        let file = CuFileHandle::register(&plain)?;
+        let file = RegisteredFile::register(&plain)?;
         let written = trial_write(device, &file, &plain, PROBE_BYTES)?.proof()?;
         let read = trial_read(device, &file, &plain, PROBE_BYTES)?.proof()?;
         let through_host = count_through_host(device).ok_or_else(|| counters_stopped(device))?;

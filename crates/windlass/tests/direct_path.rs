@@ -23,7 +23,7 @@ use windlass::{
     device::Device,
     route::fault::{Fault, FaultScript},
 };
-use windlass_device::{CuFileHandle, DirectBuffer};
+use windlass_device::{DirectBuffer, RegisteredFile};
 
 /// One thread gives cuFile up while another has a read to go on with.
 #[test]
@@ -283,7 +283,7 @@ fn direct_files_are_read_and_written() {
         options.read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap()
     };
     let device = Device::open(DeviceId::Cuda(0)).unwrap();
-    let file = CuFileHandle::register(&open()).unwrap();
+    let file = RegisteredFile::register(&open()).unwrap();
     let buffer = DirectBuffer::new(&device, 64 << 10).unwrap();
     assert_eq!(buffer.address() % 4096, 0);
     assert_eq!(file.read_at(&buffer, 0, 64 << 10, 0).unwrap(), 64 << 10);

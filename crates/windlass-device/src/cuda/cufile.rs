@@ -287,18 +287,18 @@ impl Counters {
 
 /// A file that is registered with cuFile.
 #[derive(Debug)]
-pub struct CuFileHandle {
+pub struct RegisteredFile {
     handle: *mut c_void,
     /// Open as long as it is registered.
     _file: File,
 }
 
 // SAFETY: cuFile may be called from any thread, with any handle.
-unsafe impl Send for CuFileHandle {}
+unsafe impl Send for RegisteredFile {}
 // SAFETY: as above.
-unsafe impl Sync for CuFileHandle {}
+unsafe impl Sync for RegisteredFile {}
 
-impl CuFileHandle {
+impl RegisteredFile {
     /// Registers a file that was opened with `O_DIRECT`: for reading, writing, or both.
     ///
     /// # Errors
@@ -323,7 +323,7 @@ impl CuFileHandle {
     }
 }
 
-impl Drop for CuFileHandle {
+impl Drop for RegisteredFile {
     fn drop(&mut self) {
         if let Ok(cufile) = CuFile::get() {
             // SAFETY: registered once, deregistered once; requests hold the file.
@@ -363,7 +363,7 @@ impl Direct for CudaDevice {
     unsafe fn transfer(
         &self,
         direction: CopyDirection,
-        file: &CuFileHandle,
+        file: &RegisteredFile,
         file_offset: i64,
         address: u64,
         offset: i64,

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     sync::OnceLock,
 };
-use windlass_device::{CuFileHandle, Unavailable};
+use windlass_device::{RegisteredFile, Unavailable};
 use windlass_io::file::{Access, DirectFile, FileUse, open_direct};
 
 /// Whether a file is only read.
@@ -29,10 +29,10 @@ pub(crate) struct DataFile {
     direct: Result<DirectFile, Unavailable>,
     /// Set when a direct transfer was refused although opening was not.
     direct_failed: OnceLock<Unavailable>,
-    /// The file as cuFile knows it, for both directions, once it was asked for.
-    cufile: OnceLock<Result<CuFileHandle, Unavailable>>,
-    /// Set when cuFile failed to move bytes although it took the file.
-    cufile_failed: OnceLock<Unavailable>,
+    /// The file as the library of devices knows it, for both directions, once it was asked for.
+    registered: OnceLock<Result<RegisteredFile, Unavailable>>,
+    /// Set when that library failed to move bytes although it took the file.
+    registered_failed: OnceLock<Unavailable>,
 }
 
 impl DataFile {
@@ -52,8 +52,8 @@ impl DataFile {
             buffered,
             direct,
             direct_failed: OnceLock::new(),
-            cufile: OnceLock::new(),
-            cufile_failed: OnceLock::new(),
+            registered: OnceLock::new(),
+            registered_failed: OnceLock::new(),
         }
     }
 
@@ -80,21 +80,21 @@ impl DataFile {
         }
     }
 
-    /// The file as cuFile knows it, or why it does not take it.
-    pub(crate) fn cufile(&self) -> Result<&CuFileHandle, &Unavailable> {
-        if let Some(why) = self.cufile_failed.get() {
+    /// The file as the library of devices knows it, or why that does not take it.
+    pub(crate) fn registered(&self) -> Result<&RegisteredFile, &Unavailable> {
+        if let Some(why) = self.registered_failed.get() {
             return Err(why);
         }
         let register = || {
             let direct = self.direct().map_err(Clone::clone)?;
-            CuFileHandle::register(&direct.file)
+            RegisteredFile::register(&direct.file)
         };
-        self.cufile.get_or_init(register).as_ref()
+        self.registered.get_or_init(register).as_ref()
     }
 
-    /// cuFile failed to move bytes: from now on those of this file go by way of host memory.
-    pub(crate) fn refuse_cufile(&self, why: &Unavailable) {
-        let _ = self.cufile_failed.set(why.clone());
+    /// The library of devices failed to move bytes: from now on those of this file go by way of host memory.
+    pub(crate) fn refuse_registered(&self, why: &Unavailable) {
+        let _ = self.registered_failed.set(why.clone());
     }
 
     /// The descriptor for a transfer that was planned when `access` was allowed.

@@ -1,4 +1,4 @@
-//! Bytes in the memory of devices: by way of pinned host memory, or by cuFile where that is proven to go past the host.
+//! Bytes in the memory of devices: by way of pinned host memory, or directly where that is proven to go past the host.
 #![allow(unsafe_code)]
 
 use super::{
@@ -174,7 +174,7 @@ impl DeviceSide {
                 });
             }
         }
-        file.cufile().map(|_| ()).map_err(Clone::clone)
+        file.registered().map(|_| ()).map_err(Clone::clone)
     }
 
     /// Whether an event is reached.
@@ -204,7 +204,7 @@ impl DeviceSide {
     /// The direct path is not taken any more for a file.
     pub(super) fn give_up_file(&self, file: &DataFile, why: &Unavailable) {
         self.refusals.add(GDS, file.path(), why);
-        file.refuse_cufile(why);
+        file.refuse_registered(why);
     }
 
     /// Says that pieces of registered memory go by way of the host for how they lie.
@@ -362,7 +362,7 @@ impl DeviceLane {
         self.queues.get(&id).ok_or_else(|| device::Error::Internal("a queue is gone".into()))
     }
 
-    /// Has cuFile move a step, and says how many bytes that was.
+    /// Has the library of devices move a step, and says how many bytes that was.
     ///
     /// # Errors
     /// Why it did not move all of them.
@@ -372,13 +372,14 @@ impl DeviceLane {
         step: &Step,
         file: &DataFile,
     ) -> std::result::Result<u64, Unavailable> {
-        let handle = file.cufile().map_err(Clone::clone)?;
+        let handle = file.registered().map_err(Clone::clone)?;
         let mut offset = step.offset;
         for piece in pieces(step) {
             let region = self
                 .side
                 .region_of(piece.id, piece.address, piece.len)
-                .ok_or_else(|| failed(&"memory is not registered any more"))?;
+                .ok_or_else(|| Unavailable::new("memory is not registered any more", ""))?;
+            let failed = |why: &dyn std::fmt::Display| failed(region.device(), why);
             let end = offset + piece.len;
             let mut at = piece.address - region.address();
             while offset < end {
@@ -402,10 +403,12 @@ impl DeviceLane {
     }
 }
 
-fn failed(why: &dyn std::fmt::Display) -> Unavailable {
-    Unavailable {
-        reason: format!("cuFile did not move all bytes: {why}"),
-        fix: "check gdscheck -p and cufile.log in the temporary directory".into(),
+fn failed(device: &Device, why: &dyn std::fmt::Display) -> Unavailable {
+    match device.direct_library() {
+        Ok(library) => {
+            Unavailable::new(format!("{} did not move all bytes: {why}", library.name), library.log)
+        }
+        Err(gone) => gone,
     }
 }
 

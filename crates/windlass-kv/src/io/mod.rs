@@ -164,7 +164,7 @@ pub enum Carrier {
     ThreadsBuffered,
     /// Between a device and the drive, past the host's memory.
     Gds,
-    /// By cuFile, which went through host memory after all, or may have.
+    /// By the library of devices, which went through host memory after all, or may have.
     GdsCompat,
 }
 

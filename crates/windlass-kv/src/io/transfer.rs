@@ -382,7 +382,7 @@ impl Transfer {
         self.state().carried.iter().any(|(carrier, _)| *carrier == Carrier::Gds)
     }
 
-    /// Notes that what cuFile moved went through host memory.
+    /// Notes that what devices moved went through host memory.
     pub(super) fn was_not_direct(&self) {
         for (carrier, _) in &mut self.state().carried {
             if *carrier == Carrier::Gds {

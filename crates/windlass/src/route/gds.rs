@@ -8,17 +8,17 @@ use std::{
     io,
     sync::{Arc, OnceLock},
 };
-use windlass_device::CuFileHandle;
+use windlass_device::RegisteredFile;
 use windlass_io::direct_path;
 pub(crate) use windlass_io::direct_path::{counters_stopped, reads_through_host};
 
 /// A source as cuFile knows it, once that was asked for.
 #[derive(Debug, Default)]
-struct Registered(OnceLock<Result<CuFileHandle, Unavailable>>);
+struct Registered(OnceLock<Result<RegisteredFile, Unavailable>>);
 
 /// The source as cuFile knows it, which the first call registers, or why cuFile does not take it.
-pub(super) fn registered(source: &dyn Source) -> Result<&CuFileHandle, Unavailable> {
-    let register = || CuFileHandle::register(source.local()?.opened_for_direct().map_err(Clone::clone)?);
+pub(super) fn registered(source: &dyn Source) -> Result<&RegisteredFile, Unavailable> {
+    let register = || RegisteredFile::register(source.local()?.opened_for_direct().map_err(Clone::clone)?);
     let kept = source.extensions().get::<Registered>();
     kept.0.get_or_init(register).as_ref().map_err(Clone::clone)
 }
