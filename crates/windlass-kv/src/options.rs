@@ -70,7 +70,7 @@ named! {
 named! {
     /// How blocks lie in files.
     LayoutKind, "layout", Segments {
-        /// In slots of large files, with an index of their own. The fast one.
+        /// In large files, with an index of their own. The fast one.
         Segments = "segments",
         /// A file each, as vLLM's tier `fs` names them: for shared file systems that others read too. Looking up, loading
         /// and storing ask the file system on the caller's thread, and wait as long as that takes to answer.

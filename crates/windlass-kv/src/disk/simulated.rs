@@ -193,6 +193,8 @@ struct State {
     most_used: u64,
     /// Bytes that were read.
     read: u64,
+    /// Bytes that were written.
+    written: u64,
 }
 
 /// The disk. Clones are the same one.
@@ -215,6 +217,7 @@ impl SimulatedDisk {
             dice: Dice(seed),
             most_used: 0,
             read: 0,
+            written: 0,
         })))
     }
 
@@ -312,6 +315,11 @@ impl SimulatedDisk {
     /// Bytes that were read of open files, so far.
     pub(crate) fn bytes_read(&self) -> u64 {
         self.state().read
+    }
+
+    /// Bytes that were written to all files.
+    pub(crate) fn bytes_written(&self) -> u64 {
+        self.state().written
     }
 
     pub(crate) fn forget_most_used(&self) {
@@ -558,6 +566,7 @@ impl DiskFile for SimulatedFile {
             return Err(system(rustix::io::Errno::NOSPC));
         }
         state.inodes.get_mut(&self.id).unwrap().write(bytes, offset);
+        state.written += bytes.len() as u64;
         state.grew();
         Ok(bytes.len())
     }
@@ -591,7 +600,11 @@ impl DiskFile for SimulatedFile {
         let inode = state.inodes.get_mut(&self.id).unwrap();
         inode.allocated = inode.allocated.max(len);
         if extend == Extend::Yes && inode.current.len() < len as usize {
-            inode.current.resize(len as usize, 0);
+            match inode.current.is_empty() {
+                // Large files take no memory before they are written to.
+                true => inode.current = vec![0; len as usize],
+                false => inode.current.resize(len as usize, 0),
+            }
             inode.unsynced_lens.push(len as usize);
         }
         state.grew();

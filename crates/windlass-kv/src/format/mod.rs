@@ -15,8 +15,10 @@ pub(crate) mod superblock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U32};
 
-/// The version of all that is written. Another one is refused.
+/// The version of most that is written. Another one is refused.
 pub(crate) const VERSION: u32 = 1;
+/// The version of segments in which blocks lie page by page, and of stores that may have some.
+pub(crate) const PAGED_VERSION: u32 = 2;
 /// Bytes of what is written and read as one: superblock, heads of files, headers of blocks.
 pub(crate) const PAGE: usize = 4096;
 /// Bytes of the header of a block.
@@ -70,9 +72,14 @@ const SUM_AT: usize = 12;
 
 /// `len` bytes that begin as `magic` says and go on with `body` and zeros.
 fn sealed(magic: [u8; 8], body: &(impl IntoBytes + Immutable), len: usize) -> Vec<u8> {
+    sealed_as(VERSION, magic, body, len)
+}
+
+/// As [`sealed`], of another version.
+fn sealed_as(version: u32, magic: [u8; 8], body: &(impl IntoBytes + Immutable), len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     bytes[..8].copy_from_slice(&magic);
-    bytes[8..SUM_AT].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[8..SUM_AT].copy_from_slice(&version.to_le_bytes());
     bytes[PREFIX..PREFIX + size_of_val(body)].copy_from_slice(body.as_bytes());
     let sum = checksum(&bytes[PREFIX..]);
     bytes[SUM_AT..PREFIX].copy_from_slice(&sum.to_le_bytes());
@@ -86,6 +93,17 @@ fn unseal<'a, Body: FromBytes + Immutable + KnownLayout + Unaligned>(
     what: &'static str,
     len: usize,
 ) -> Result<&'a Body, Invalid> {
+    unseal_up_to(VERSION, bytes, magic, what, len).map(|(_, body)| body)
+}
+
+/// The version and the body of what [`sealed_as`] wrote, if its version is at most `known`.
+fn unseal_up_to<'a, Body: FromBytes + Immutable + KnownLayout + Unaligned>(
+    known: u32,
+    bytes: &'a [u8],
+    magic: [u8; 8],
+    what: &'static str,
+    len: usize,
+) -> Result<(u32, &'a Body), Invalid> {
     let short = Invalid::Short { len: bytes.len() };
     let bytes = bytes.get(..len).ok_or(short.clone())?;
     let (prefix, rest) = bytes.split_at_checked(PREFIX).ok_or(short.clone())?;
@@ -93,13 +111,14 @@ fn unseal<'a, Body: FromBytes + Immutable + KnownLayout + Unaligned>(
         return Err(Invalid::Magic { what });
     }
     let numbers = <[U32; 2]>::ref_from_bytes(&prefix[8..]).map_err(|_| short.clone())?;
-    if numbers[0] != VERSION {
-        return Err(Invalid::Version { found: numbers[0].get() });
+    let found = numbers[0].get();
+    if !(VERSION..=known).contains(&found) {
+        return Err(Invalid::Version { found });
     }
     if numbers[1] != checksum(rest) {
         return Err(Invalid::Checksum);
     }
-    Ok(Body::ref_from_prefix(rest).map_err(|_| short)?.0)
+    Ok((found, Body::ref_from_prefix(rest).map_err(|_| short)?.0))
 }
 
 /// Seconds since 1970, rounded up, as times of expiry are written; 0 is never. Times before 1970 are the first second.

@@ -1,7 +1,7 @@
 //! `STORE`: what makes a directory a store, and the lock of all who change what it has room for.
 #![forbid(unsafe_code)]
 
-use super::{Invalid, PAGE, sealed, unseal};
+use super::{Invalid, PAGE, PAGED_VERSION, VERSION, sealed_as, unseal_up_to};
 use crate::LayoutKind;
 use uuid::Uuid;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U64};
@@ -38,11 +38,15 @@ impl Superblock {
             },
             reserved: [0; 7],
         };
-        sealed(MAGIC, &raw, PAGE)
+        let version = match self.layout {
+            LayoutKind::Segments => PAGED_VERSION,
+            LayoutKind::Files => VERSION,
+        };
+        sealed_as(version, MAGIC, &raw, PAGE)
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Invalid> {
-        let raw: &Raw = unseal(bytes, MAGIC, "a superblock", PAGE)?;
+        let (_, raw): (_, &Raw) = unseal_up_to(PAGED_VERSION, bytes, MAGIC, "a superblock", PAGE)?;
         let layout = match raw.layout {
             1 => LayoutKind::Segments,
             2 => LayoutKind::Files,

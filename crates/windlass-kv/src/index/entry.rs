@@ -24,7 +24,7 @@ pub(crate) struct Entry {
     pub(crate) owner: u16,
     /// Its namespace, as the layout counts them.
     pub(crate) namespace: u16,
-    /// Blocks of one class can take each other's place: those of slots of one size. Own blocks only.
+    /// What the layout tells kinds of blocks apart by: few, as blocks of each are in lists of their own.
     pub(crate) class: u8,
     /// Anything that the layout wants to know.
     pub(crate) flags: u8,
@@ -105,25 +105,16 @@ pub(crate) struct Removed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Candidates {
     Anywhere,
-    /// Of a class.
-    Class(u8),
     /// Of a namespace.
     Namespace(u16),
-}
-
-/// How much has to go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Enough {
-    Blocks(u64),
-    /// Bytes of slots.
-    Bytes(u64),
 }
 
 /// What [`Index::evict`](super::Index::evict) is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Want {
     pub(crate) from: Candidates,
-    pub(crate) enough: Enough,
+    /// Bytes of slots that have to go.
+    pub(crate) bytes: u64,
 }
 
 /// How much a namespace, or the whole index, has.

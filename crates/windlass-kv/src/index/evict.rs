@@ -3,7 +3,7 @@
 
 use super::{
     Index,
-    entry::{Candidates, Enough, Removed, SegmentWorth, Want},
+    entry::{Candidates, Removed, SegmentWorth, Want},
     eviction::{MAX_USES, Queue},
     lock,
     node::{LaneId, Mark},
@@ -17,19 +17,16 @@ use std::{
 /// The front of a queue: when its first block came there, and whose it is.
 type Front = Reverse<(u64, usize, LaneId)>;
 
-/// How much has still to go.
-struct Rest(Enough);
+/// Bytes that have still to go.
+struct Rest(u64);
 
 impl Rest {
     fn is_done(&self) -> bool {
-        matches!(self.0, Enough::Blocks(0) | Enough::Bytes(0))
+        self.0 == 0
     }
 
     fn less(&mut self, removed: &Removed) {
-        match &mut self.0 {
-            Enough::Blocks(blocks) => *blocks = blocks.saturating_sub(1),
-            Enough::Bytes(bytes) => *bytes = bytes.saturating_sub(removed.entry.slot_bytes),
-        }
+        self.0 = self.0.saturating_sub(removed.entry.slot_bytes);
     }
 }
 
@@ -47,11 +44,11 @@ impl Index {
     /// quota, then any, as the policy says. Fewer than asked for if there are no more. All their slots are free.
     pub(crate) fn evict(&self, want: &Want, now: u32) -> Vec<Removed> {
         let mut removed = Vec::new();
-        let mut rest = Rest(want.enough);
+        let mut rest = Rest(want.bytes);
         self.evict_expired(want.from, now, &mut rest, &mut removed);
-        if want.from == Candidates::Anywhere || matches!(want.from, Candidates::Class(_)) {
+        if want.from == Candidates::Anywhere {
             for (namespace, excess) in self.shared.rules.namespaces.over_quota() {
-                let mut excess = Rest(Enough::Bytes(excess));
+                let mut excess = Rest(excess);
                 self.evict_fronts(want.from, Some(namespace), &mut [&mut rest, &mut excess], &mut removed);
             }
         }
@@ -64,21 +61,16 @@ impl Index {
             if rest.is_done() {
                 return;
             }
-            let most = match rest.0 {
-                Enough::Blocks(blocks) => usize::try_from(blocks).unwrap_or(usize::MAX),
-                Enough::Bytes(_) => usize::MAX,
-            };
             let before = removed.len();
             let mut shard = lock(shard);
             let may_go = |entry: &super::Entry, node: &super::node::Node| {
                 let is_in = match from {
                     Candidates::Anywhere => true,
-                    Candidates::Class(class) => entry.class == class,
                     Candidates::Namespace(namespace) => entry.namespace == namespace,
                 };
                 entry.is_own() && is_in && !node.is(Mark::Held)
             };
-            shard.expire(now, most, may_go, removed);
+            shard.expire(now, usize::MAX, may_go, removed);
             removed[before..].iter().for_each(|gone| rest.less(gone));
         }
     }

@@ -30,7 +30,6 @@ impl LaneKey {
         self.is_own()
             && match from {
                 Candidates::Anywhere => true,
-                Candidates::Class(class) => self.class == class,
                 Candidates::Namespace(namespace) => self.namespace == namespace,
             }
     }

@@ -18,7 +18,7 @@ mod shard;
 mod tests;
 
 pub(crate) use entry::{
-    Candidates, Enough, Entry, Existing, Inserted, Lookup, MAX_SLOT_BYTES, Removed, Reuse, Slot, Totals, Want,
+    Candidates, Entry, Existing, Inserted, Lookup, MAX_SLOT_BYTES, Removed, Reuse, Slot, Totals, Want,
 };
 pub(crate) use recent::Recent;
 

@@ -118,11 +118,7 @@ impl Shard {
         if let (Some(id), Existing::Keep) = (found, existing) {
             return Inserted::Kept(self.entry(id));
         }
-        let key = LaneKey {
-            owner: entry.owner,
-            namespace: entry.namespace,
-            class: if entry.is_own() { entry.class } else { 0 },
-        };
+        let key = LaneKey { owner: entry.owner, namespace: entry.namespace, class: entry.class };
         let Some(lane) = self.lanes.of(key, || rules.namespaces.of(entry.namespace)) else {
             return Inserted::Refused;
         };

@@ -142,6 +142,7 @@ pub(crate) fn block(namespace: NamespaceId, key: &str, shards: &[Vec<u8>]) -> Ne
         shards: shards.len() as u32,
         shard_len: shards.iter().map(Vec::len).max().unwrap() as u64,
         expires: None,
+        following: 0,
     }
 }
 

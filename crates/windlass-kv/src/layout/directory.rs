@@ -11,7 +11,7 @@ use crate::{
     Error, LayoutKind, NamespaceId, Result, WriterStats,
     disk::{Disk, TEMPORARY, create_over, write_full},
     format::{
-        Invalid, PAGE, VERSION,
+        Invalid, PAGE, PAGED_VERSION,
         lease::{LEASE_LEN, Lease},
         now_seconds,
         superblock::Superblock,
@@ -96,7 +96,7 @@ pub(super) fn expect(disk: &dyn Disk, root: &Path, layout: LayoutKind) -> Result
             value: layout.name().into(),
             reason: format!("{} was made with layout {}", root.display(), superblock.layout),
         }),
-        Err(Invalid::Version { found }) => Err(Error::UnknownFormat { path, found, known: VERSION }),
+        Err(Invalid::Version { found }) => Err(Error::UnknownFormat { path, found, known: PAGED_VERSION }),
         Err(why) => Err(no_store(format!("its file STORE cannot be read: {why}"))),
     }
 }

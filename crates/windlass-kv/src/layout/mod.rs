@@ -89,6 +89,9 @@ pub(crate) struct NewBlock {
     pub(crate) shard_len: u64,
     /// After which it is not found any more.
     pub(crate) expires: Option<SystemTime>,
+    /// Bytes of the blocks of the same request that come after it: those that are loaded together lie together, where
+    /// there is room for that.
+    pub(crate) following: u64,
 }
 
 impl NewBlock {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     DropReason, Error, EventKind, KeepAlive, NamespaceId, Priority, Status,
-    format::Shard,
+    format::{HEADER_LEN, Shard},
     io::{Checksums, Direction, Failure, Header, Job, MakeHeader, Outcome},
     layout::{NewBlock, Reservation, Written},
     metrics::NamespaceCounters,
@@ -88,12 +88,14 @@ impl Drop for Coming {
 pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<StoreTask>>) {
     while let Ok(Message::Task(StoreTask { options, groups })) = tasks.recv() {
         let mut writes = Vec::new();
+        let mut following = groups.len() as u64;
         for (taken, group) in groups {
             if writes.len() >= MOST_TOGETHER {
                 core.enter(&options.ticket, mem::take(&mut writes));
             }
+            following = following.saturating_sub(1);
             if !options.ticket.has_ended() {
-                writes.extend(place(core, &options, taken, group));
+                writes.extend(place(core, &options, taken, group, following));
             }
         }
         // The writes have their own leases. Before they are handed on: who learns of their end finds the memory free.
@@ -124,17 +126,18 @@ pub(crate) fn count_refused(core: &Core, options: &StoreOptions, status: Status)
     }
 }
 
-/// The write of a block's shards, if there is anything to write.
+/// The write of a block's shards, if there is anything to write. So many blocks of the request follow.
 fn place(
     core: &Arc<Core>,
     options: &Arc<StoreOptions>,
     taken: Taken,
     mut group: Group,
+    following: u64,
 ) -> Option<(Charge, Waiting)> {
     loop {
         let assembly = match core.assemblies.get(group.fingerprint) {
             Some(assembly) => assembly,
-            None => match reserve(core, options, &group) {
+            None => match reserve(core, options, &group, following) {
                 Ok(assembly) => assembly,
                 Err(status) => {
                     drop(taken);
@@ -162,7 +165,14 @@ fn place(
 }
 
 /// A place for a block that nobody writes yet, or what its items end as.
-fn reserve(core: &Core, options: &StoreOptions, group: &Group) -> Result<Arc<Assembly>, Status> {
+fn reserve(
+    core: &Core,
+    options: &StoreOptions,
+    group: &Group,
+    following: u64,
+) -> Result<Arc<Assembly>, Status> {
+    let payload = options.stride.saturating_mul(options.shards.into());
+    let block_bytes = payload.saturating_add(HEADER_LEN as u64);
     let block = NewBlock {
         namespace: options.namespace,
         key: group.key.clone(),
@@ -170,6 +180,7 @@ fn reserve(core: &Core, options: &StoreOptions, group: &Group) -> Result<Arc<Ass
         shards: options.shards,
         shard_len: options.shard_len,
         expires: options.expires,
+        following: following.saturating_mul(block_bytes),
     };
     match core.layout.reserve(block) {
         Ok(Reservation::Claimed(claim)) => {

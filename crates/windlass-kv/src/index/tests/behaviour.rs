@@ -1,7 +1,7 @@
 //! What the model does not say.
 #![forbid(unsafe_code)]
 
-use super::super::{Candidates, Enough, Entry, Existing, Index, IndexOptions, Lookup, Want};
+use super::super::{Candidates, Entry, Existing, Index, IndexOptions, Lookup, Want};
 use super::{block, fingerprint};
 use crate::{Admission, Eviction};
 
@@ -17,7 +17,7 @@ fn filled(options: IndexOptions, blocks: std::ops::Range<u64>) -> Index {
 }
 
 fn evict(index: &Index, from: Candidates, blocks: u64) -> Vec<u64> {
-    let want = Want { from, enough: Enough::Blocks(blocks) };
+    let want = Want { from, bytes: blocks * (64 << 10) };
     index.evict(&want, 1).iter().map(|removed| removed.entry.sequence).collect()
 }
 
@@ -167,8 +167,7 @@ fn a_quota_tells_what_has_to_go() {
     index.set_quota(0, Some(8 * (64 << 10)));
     assert_eq!(index.quota_excess(0, 64 << 10), 3 * (64 << 10));
     assert_eq!(index.quota_excess(1, 64 << 10), 0);
-    let want =
-        Want { from: Candidates::Namespace(0), enough: Enough::Bytes(index.quota_excess(0, 64 << 10)) };
+    let want = Want { from: Candidates::Namespace(0), bytes: index.quota_excess(0, 64 << 10) };
     assert_eq!(index.evict(&want, 1).len(), 3);
     assert_eq!(index.quota_excess(0, 64 << 10), 0);
 }

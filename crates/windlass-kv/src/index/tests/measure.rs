@@ -1,7 +1,7 @@
 //! Memory for each block, and, on demand, time for each key.
 #![forbid(unsafe_code)]
 
-use super::super::{Candidates, Enough, Existing, Index, IndexOptions, Lookup, Want};
+use super::super::{Candidates, Existing, Index, IndexOptions, Lookup, Want};
 use super::{block, fingerprint};
 use crate::{Eviction, Fingerprint};
 use std::{hint::black_box, time::Instant};
@@ -16,7 +16,7 @@ fn a_block_takes_at_most_100_bytes() {
             index.insert(fingerprint(number), &block(number), Existing::Replace);
             number += 1;
             if index.totals_of_first_shard() > blocks / 64 {
-                let want = Want { from: Candidates::Anywhere, enough: Enough::Blocks(64) };
+                let want = Want { from: Candidates::Anywhere, bytes: 64 * (64 << 10) };
                 index.evict(&want, 1);
             }
         }
@@ -87,7 +87,7 @@ fn times() {
         black_box(index.coldest_segment(|_| true));
         each("coldest_segment, all", 1, started);
         let started = Instant::now();
-        let want = Want { from: Candidates::Class(0), enough: Enough::Blocks(64) };
+        let want = Want { from: Candidates::Anywhere, bytes: 64 * (64 << 10) };
         for _ in 0..1000 {
             assert_eq!(index.evict(&want, 1).len(), 64);
         }

@@ -2,8 +2,8 @@
 #![forbid(unsafe_code)]
 
 use super::super::{
-    Candidates, Enough, Entry, Existing, Index, IndexOptions, Inserted, Lookup, ReadHold, Removed, Reuse,
-    Slot, Want, recent::Recent,
+    Candidates, Entry, Existing, Index, IndexOptions, Inserted, Lookup, ReadHold, Removed, Reuse, Slot, Want,
+    recent::Recent,
 };
 use super::fingerprint;
 use crate::{Admission, Eviction, Fingerprint};
@@ -105,15 +105,9 @@ impl Model {
     fn evict(&mut self, want: &Want, now: u32, said: &[Removed]) {
         let is_wanted = |entry: &Entry| match want.from {
             Candidates::Anywhere => true,
-            Candidates::Class(class) => entry.class == class,
             Candidates::Namespace(namespace) => entry.namespace == namespace,
         };
-        let mut rest = match want.enough {
-            Enough::Blocks(count) => count,
-            Enough::Bytes(bytes) => bytes,
-        };
-        let unit =
-            |entry: &Entry| if matches!(want.enough, Enough::Blocks(_)) { 1 } else { entry.slot_bytes };
+        let mut rest = want.bytes;
         let mut said = said.iter();
         // The order among expired ones is nobody's business.
         let mut expired: BTreeMap<Fingerprint, Entry> = self
@@ -128,8 +122,8 @@ impl Model {
             })
             .map(|(fingerprint, (entry, _))| (*fingerprint, *entry))
             .collect();
-        // All of a shard's go where bytes are asked for.
-        while !expired.is_empty() && (rest > 0 || matches!(want.enough, Enough::Bytes(_))) {
+        // All of a shard's go.
+        while !expired.is_empty() {
             let Some(next) = said.as_slice().first() else {
                 assert_eq!(rest, 0, "{expired:?} should have gone");
                 break;
@@ -141,7 +135,7 @@ impl Model {
             said.next();
             assert_eq!(next.entry, entry);
             self.remove(&next.fingerprint);
-            rest = rest.saturating_sub(unit(&entry));
+            rest = rest.saturating_sub(entry.slot_bytes);
         }
         let mut goes = Vec::new();
         if !matches!(want.from, Candidates::Namespace(_)) {
@@ -152,7 +146,7 @@ impl Model {
                 while rest > 0 && excess > 0 {
                     let is_candidate = |entry: &Entry| is_wanted(entry) && entry.namespace == namespace;
                     let Some(entry) = self.next(is_candidate, &mut steps, &mut goes) else { break };
-                    rest = rest.saturating_sub(unit(&entry));
+                    rest = rest.saturating_sub(entry.slot_bytes);
                     excess = excess.saturating_sub(entry.slot_bytes);
                 }
             }
@@ -160,7 +154,7 @@ impl Model {
         let mut steps = None;
         while rest > 0 {
             let Some(entry) = self.next(is_wanted, &mut steps, &mut goes) else { break };
-            rest = rest.saturating_sub(unit(&entry));
+            rest = rest.saturating_sub(entry.slot_bytes);
         }
         let said: Vec<_> = said.map(|removed| removed.fingerprint).collect();
         assert_eq!(said, goes);
@@ -232,13 +226,8 @@ enum Operation {
 
 fn operation() -> impl Strategy<Value = Operation> {
     let key = 0u64..60;
-    let candidates = prop_oneof![
-        Just(Candidates::Anywhere),
-        (0u8..2).prop_map(Candidates::Class),
-        (0u16..3).prop_map(Candidates::Namespace),
-    ];
-    let enough =
-        prop_oneof![(0u64..12).prop_map(Enough::Blocks), (0u64..40).prop_map(|n| Enough::Bytes(n * 4096))];
+    let candidates = prop_oneof![Just(Candidates::Anywhere), (0u16..3).prop_map(Candidates::Namespace),];
+    let bytes = (0u64..40).prop_map(|n| n * 4096);
     prop_oneof![
         20 => (key.clone(), prop_oneof![6 => Just(0u16), 1 => 1u16..3], 0u16..3, 0u8..2, 1u64..6,
             proptest::option::weighted(0.2, 1u32..40))
@@ -251,7 +240,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => key.clone().prop_map(Operation::Pin),
         2 => key.clone().prop_map(Operation::Unpin),
         2 => key.prop_map(Operation::Remove),
-        6 => (candidates, enough).prop_map(|(from, enough)| Operation::Evict(Want { from, enough })),
+        6 => (candidates, bytes).prop_map(|(from, bytes)| Operation::Evict(Want { from, bytes })),
         1 => Just(Operation::Expired),
         1 => (0u16..3, proptest::option::of((0u64..30).prop_map(|n| n * 4096)))
             .prop_map(|(namespace, quota)| Operation::Quota(namespace, quota)),

@@ -1,9 +1,7 @@
 //! Many threads at once: a slot never has two blocks, nor is it lost.
 #![forbid(unsafe_code)]
 
-use super::super::{
-    Candidates, Enough, Entry, Existing, Index, IndexOptions, Inserted, Lookup, Reuse, Slot, Want,
-};
+use super::super::{Candidates, Entry, Existing, Index, IndexOptions, Inserted, Lookup, Reuse, Slot, Want};
 use super::{block, fingerprint};
 use crate::{Admission, Eviction};
 use std::sync::{
@@ -80,14 +78,14 @@ fn run(eviction: Eviction) {
     });
     let there = index.totals(None).own_blocks;
     assert_eq!(there + slots.free.lock().unwrap().len() as u64, u64::from(SLOTS));
-    let all = Want { from: Candidates::Anywhere, enough: Enough::Blocks(u64::MAX) };
+    let all = Want { from: Candidates::Anywhere, bytes: u64::MAX };
     assert_eq!(index.evict(&all, 1).len() as u64, there);
 }
 
 fn store(index: &Index, slots: &Slots, sequence: &AtomicU64, key: u64) {
     let free = slots.free.lock().unwrap().pop();
     let Some(slot) = free else {
-        let want = Want { from: Candidates::Class(0), enough: Enough::Blocks(8) };
+        let want = Want { from: Candidates::Anywhere, bytes: 8 * (64 << 10) };
         for removed in index.evict(&want, 1) {
             assert_eq!(removed.reuse, Reuse::Now);
             slots.give_back(removed.entry.slot);

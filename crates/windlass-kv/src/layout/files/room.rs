@@ -6,7 +6,7 @@ use crate::{
     DropReason, Error, Result, StoreOptions,
     disk::Disk,
     format::{PAGE, lease::Account, now_seconds},
-    index::{Candidates, Enough, Removed, Want},
+    index::{Candidates, Removed, Want},
 };
 use std::{
     io,
@@ -153,7 +153,7 @@ impl Shared {
             let excess = self.index.quota_excess(namespace, bytes);
             if excess > 0 {
                 let from = Candidates::Namespace(namespace);
-                self.unlink_evicted(Want { from, enough: Enough::Bytes(excess) });
+                self.unlink_evicted(Want { from, bytes: excess });
             }
             if self.index.quota_excess(namespace, bytes) > 0 {
                 return Err(DropReason::Quota);
@@ -238,7 +238,7 @@ impl Shared {
 
     /// Evicts blocks of so many bytes; says of how many it did.
     pub(super) fn make_room(&self, bytes: u64) -> u64 {
-        self.unlink_evicted(Want { from: Candidates::Anywhere, enough: Enough::Bytes(bytes) })
+        self.unlink_evicted(Want { from: Candidates::Anywhere, bytes })
     }
 
     /// Finds out what a writer has left that went since the last look, before blocks are evicted for it.

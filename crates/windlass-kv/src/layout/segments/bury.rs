@@ -65,9 +65,8 @@ impl Writer {
         // Held all the while: who buries what is gone finds it there. The disk is not waited for under it.
         let mut unburied = lock(&self.unburied);
         if let Some(gone) = self.shared.index.remove_if(fingerprint, is_it) {
-            let slot = gone.entry.slot;
-            self.retire_unburied(slot, gone.reuse);
-            unburied.push(Unburied { fingerprint: *fingerprint, sequence, slot });
+            self.retire_unburied(&gone.entry, gone.reuse);
+            unburied.push(Unburied { fingerprint: *fingerprint, sequence, slot: gone.entry.slot });
         }
     }
 
@@ -91,16 +90,13 @@ impl Writer {
                 let mut slots = lock(&self.slots);
                 for gone in &removed {
                     let for_readers = gone.reuse == Reuse::Later;
-                    slots.retire(gone.entry.slot, Waiting { for_tombstone: false, for_readers });
+                    let waiting = Waiting { for_tombstone: false, for_readers };
+                    slots.retire(gone.entry.slot, gone.entry.slot_bytes, waiting);
                 }
                 Ok(removed)
             }
             Err(error) => {
-                for gone in &removed {
-                    let (fingerprint, sequence) = (gone.fingerprint, gone.entry.sequence);
-                    let unburied = Unburied { fingerprint, sequence, slot: gone.entry.slot };
-                    self.bury_later(unburied, gone.reuse);
-                }
+                removed.iter().for_each(|gone| self.bury_later(gone.fingerprint, &gone.entry, gone.reuse));
                 Err(error)
             }
         }
@@ -137,15 +133,15 @@ impl Writer {
         Ok(())
     }
 
-    /// Keeps the slot of a block that is gone until the disk knows.
-    pub(super) fn bury_later(&self, gone: Unburied, reuse: Reuse) {
-        self.retire_unburied(gone.slot, reuse);
-        lock(&self.unburied).push(gone);
+    /// Keeps the place of a block that is gone until the disk knows.
+    pub(super) fn bury_later(&self, fingerprint: Fingerprint, gone: &Entry, reuse: Reuse) {
+        self.retire_unburied(gone, reuse);
+        lock(&self.unburied).push(Unburied { fingerprint, sequence: gone.sequence, slot: gone.slot });
     }
 
-    fn retire_unburied(&self, slot: Slot, reuse: Reuse) {
+    fn retire_unburied(&self, gone: &Entry, reuse: Reuse) {
         let waiting = Waiting { for_tombstone: true, for_readers: reuse == Reuse::Later };
-        lock(&self.slots).retire(slot, waiting);
+        lock(&self.slots).retire(gone.slot, gone.slot_bytes, waiting);
     }
 
     /// Frees what can be freed by now: slots that are not read any more, and those whose tombstones were missing.

@@ -9,7 +9,7 @@ use super::{
     log::{Prepared, Start},
     names::{self, WriterFile},
     replay::list,
-    writer::{Writer, stride_of},
+    writer::{WITHOUT_SUMS, Writer, stride_of},
 };
 use crate::{
     Fingerprint, NamespaceId, Result,
@@ -176,13 +176,8 @@ impl Writer {
         while let Some(from) = cursor {
             cursor = self.shared.index.list(from, 4096, &mut some);
             some.retain(|(_, entry)| entry.is_own());
-            // Only now: blocks come meanwhile, and this is noted of them before they are listed.
-            let sums: Vec<Sums> = {
-                let slots = lock(&self.slots);
-                some.iter().map(|(_, entry)| slots.sums(entry.slot)).collect()
-            };
-            for ((fingerprint, entry), sums) in some.drain(..).zip(sums) {
-                write(Some(Change::Commit(record_of(fingerprint, &entry, sums))))?;
+            for (fingerprint, entry) in some.drain(..) {
+                write(Some(Change::Commit(record_of(fingerprint, &entry))))?;
             }
         }
         let records = write(None)?;
@@ -232,7 +227,7 @@ pub(super) fn remove_logs(
     Ok(())
 }
 
-fn record_of(fingerprint: Fingerprint, entry: &Entry, sums: Sums) -> BlockRecord {
+fn record_of(fingerprint: Fingerprint, entry: &Entry) -> BlockRecord {
     BlockRecord {
         fingerprint,
         namespace: entry.namespace,
@@ -244,6 +239,6 @@ fn record_of(fingerprint: Fingerprint, entry: &Entry, sums: Sums) -> BlockRecord
         stride_blocks: u32::try_from(stride_of(entry) / BLOCK_LEN).unwrap_or(u32::MAX),
         shards: u16::from(entry.flags) + 1,
         expires: entry.expires,
-        sums,
+        sums: if entry.class == WITHOUT_SUMS { Sums::Some } else { Sums::All },
     }
 }

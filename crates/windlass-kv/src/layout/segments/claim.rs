@@ -1,16 +1,11 @@
 //! Claims: places for blocks that are to be written.
 #![forbid(unsafe_code)]
 
-use super::{
-    lock,
-    segment::Segment,
-    slots::{ClaimEnd, slot_bytes},
-    writer::Writer,
-};
+use super::{lock, segment::Segment, slots::ClaimEnd, writer::Writer};
 use crate::{
     DropReason, Error, Fingerprint, Result,
     format::{self, HEADER_LEN, MAX_SHARDS, header::MAX_SHARD_LEN, record::MAX_PAYLOAD_LEN},
-    index::{Candidates, Enough, MAX_SLOT_BYTES, Slot, Want},
+    index::{Candidates, MAX_SLOT_BYTES, Slot, Want},
     layout::{Claim, NewBlock, Place, Reservation},
 };
 use std::{
@@ -34,7 +29,6 @@ pub(super) struct Token {
     /// Syncs of the segment that had failed before anything was written to the slot.
     pub(super) failures: u64,
     pub(super) slot: Slot,
-    pub(super) class: u8,
     pub(super) namespace: u16,
     pub(super) fingerprint: Fingerprint,
     pub(super) sequence: u64,
@@ -49,10 +43,10 @@ impl Writer {
     pub(super) fn reserve(self: &Arc<Self>, mut block: NewBlock) -> Result<Reservation> {
         self.check_open()?;
         let shape = Shape::of(&block)?;
-        let slot_bytes = match slot_bytes(shape.payload) {
-            Some(bytes) if bytes <= self.largest_slot.min(MAX_SLOT_BYTES) => bytes,
-            _ => return Ok(Reservation::Dropped(DropReason::TooLarge)),
-        };
+        let bytes = HEADER_LEN as u64 + shape.payload;
+        if bytes > self.largest_block.min(MAX_SLOT_BYTES) {
+            return Ok(Reservation::Dropped(DropReason::TooLarge));
+        }
         let namespace = self.shared.namespaces.number(block.namespace)?;
         let now = self.shared.now();
         let mut turn = Turn::of(self, block.fingerprint);
@@ -69,11 +63,10 @@ impl Writer {
             // Nothing could be committed; and places of blocks whose commit failed may not be used again yet.
             return Ok(Reservation::Dropped(DropReason::NoRoom));
         }
-        let bytes = HEADER_LEN as u64 + shape.payload;
         if !self.make_quota(namespace, bytes)? {
             return Ok(Reservation::Dropped(DropReason::Quota));
         }
-        let Some((segment, slot, class)) = self.take_slot(slot_bytes)? else {
+        let Some((segment, slot)) = self.take_slot(bytes, block.following)? else {
             return Ok(Reservation::Dropped(DropReason::NoRoom));
         };
         let Some(offset) = segment.head.offset(slot.slot) else {
@@ -87,7 +80,6 @@ impl Writer {
             writer: Arc::clone(self),
             failures: segment.failures(),
             slot,
-            class,
             namespace,
             fingerprint: block.fingerprint,
             sequence: self.next_sequence.fetch_add(1, Ordering::Relaxed),
@@ -131,7 +123,7 @@ impl Writer {
         if too_many == 0 {
             return Ok(true);
         }
-        let want = Want { from: Candidates::Namespace(namespace), enough: Enough::Bytes(too_many) };
+        let want = Want { from: Candidates::Namespace(namespace), bytes: too_many };
         self.evict(&want)?;
         Ok(excess() == 0)
     }
@@ -153,7 +145,7 @@ impl Token {
 
 impl Drop for Token {
     fn drop(&mut self) {
-        lock(&self.writer.slots).end_claim(self.slot, self.end);
+        lock(&self.writer.slots).end_claim(self.slot, self.bytes(), self.end);
         let mut pending = lock(&self.writer.pending);
         pending.blocks.remove(&self.fingerprint);
         if let Some(bytes) = pending.bytes.get_mut(&self.namespace) {

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    bury::Unburied,
     claim::Token,
     failed, lock,
     log::Sync,
@@ -15,7 +14,7 @@ use crate::{
         BLOCK_LEN,
         record::{BlockRecord, Change, Sums},
     },
-    index::{Existing, Inserted, Reuse, Slot},
+    index::{Existing, Inserted, Reuse},
     layout::Written,
 };
 use std::{
@@ -46,15 +45,8 @@ impl Writer {
         let namespaces: Vec<u16> = changes.iter().map(|(number, _)| *number).collect();
         let mut changes: Vec<Change> = changes.drain(..).map(|(_, change)| change).collect();
         changes.extend(good.iter().map(|block| Change::Commit(block.record)));
-        let without_sums: Vec<Slot> = good
-            .iter()
-            .filter(|block| block.record.sums == Sums::Some)
-            .map(|block| block.token.slot)
-            .collect();
-        if !without_sums.is_empty() {
+        if good.iter().any(|block| block.record.sums == Sums::Some) {
             self.has_blocks_without_sums.store(true, Ordering::Release);
-            let mut slots = lock(&self.slots);
-            without_sums.iter().for_each(|slot| slots.note_without_sums(*slot));
         }
         // A power cut must not leave the older block of a key that was stored again.
         let is_again = {
@@ -67,9 +59,7 @@ impl Writer {
                 results[block.number] = Err(again(&error));
                 // Its record may be on the disk: until a tombstone is there, the slot stays as it is.
                 block.token.end = ClaimEnd::Used;
-                let (fingerprint, sequence) = (block.record.fingerprint, block.record.sequence);
-                let slot = block.token.slot;
-                self.bury_later(Unburied { fingerprint, sequence, slot }, Reuse::Now);
+                self.bury_later(block.record.fingerprint, &own_entry(&block.record), Reuse::Now);
             }
             return results;
         }
@@ -128,19 +118,18 @@ impl Writer {
     fn publish(&self, mut block: Ready) -> Result<()> {
         let token = &mut block.token;
         let record = &block.record;
-        let entry = own_entry(record, token.class);
+        let entry = own_entry(record);
         token.end = ClaimEnd::Used;
         match self.shared.index.insert(record.fingerprint, &entry, Existing::Replace) {
             Inserted::Replaced(removed) if removed.entry.is_own() => {
                 // Its tombstone is the record of the block that replaced it.
                 let for_readers = removed.reuse == Reuse::Later;
                 let waiting = Waiting { for_tombstone: false, for_readers };
-                lock(&self.slots).retire(removed.entry.slot, waiting);
+                lock(&self.slots).retire(removed.entry.slot, removed.entry.slot_bytes, waiting);
             }
             Inserted::New | Inserted::Replaced(_) | Inserted::Kept(_) => {}
             Inserted::Refused => {
-                let (fingerprint, sequence, slot) = (record.fingerprint, record.sequence, token.slot);
-                self.bury_later(Unburied { fingerprint, sequence, slot }, Reuse::Now);
+                self.bury_later(record.fingerprint, &entry, Reuse::Now);
                 return Err(Error::InvalidRequest("there are too many namespaces for the index".into()));
             }
         }

@@ -7,16 +7,13 @@ use super::{
     names::{self, WriterFile},
     replay::{Position, list, replay},
     segment::Segment,
-    writer::flags_of,
+    writer::{WITHOUT_SUMS, entry_of},
 };
 use crate::{
     Error, Fingerprint, NamespaceId, Result,
     disk::{Disk, DiskFile, FileAccess, read_full},
-    format::{
-        BLOCK_LEN, HEADER_LEN,
-        record::{BlockRecord, Change, ProvenFrom, RECORD_LEN, Record, Sums},
-    },
-    index::{Entry, Existing, Slot},
+    format::record::{BlockRecord, Change, ProvenFrom, RECORD_LEN, Record},
+    index::{Entry, Existing},
 };
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -63,8 +60,6 @@ struct Follower {
     hole: Option<Hole>,
     /// Records of its log that are known to be damaged since the directory was last read.
     damaged: u64,
-    /// Blocks of which some shards have no checksums.
-    without_sums: HashSet<Fingerprint>,
     /// When the directory is read anew after that failed.
     retry: Retry,
     /// Segments that were removed before we came to them, or are damaged.
@@ -210,7 +205,6 @@ impl Follower {
             position: None,
             hole: None,
             damaged: 0,
-            without_sums: HashSet::new(),
             retry: Retry::default(),
             absent: HashSet::new(),
             unopened: HashMap::new(),
@@ -304,7 +298,6 @@ impl Follower {
         });
         self.absent.clear();
         self.waiting.clear();
-        self.without_sums.clear();
         self.hole = None;
         let damaged = std::mem::replace(&mut self.damaged, replayed.lost);
         self.note_damage(shared, replayed.lost.saturating_sub(damaged));
@@ -393,9 +386,7 @@ impl Follower {
         }
         // A record that is missing may have said that the place of one of these has another block.
         let owner = self.owner;
-        for fingerprint in self.without_sums.drain() {
-            shared.index.remove_if(&fingerprint, |entry, _| entry.owner == owner);
-        }
+        shared.index.remove_all(|_, entry, _| entry.owner == owner && entry.class == WITHOUT_SUMS);
         let path = self.directory.path.display();
         shared.observed.damage(
             records,
@@ -414,7 +405,6 @@ impl Follower {
                 let owner = self.owner;
                 let is_it = |entry: &Entry, _| entry.owner == owner && entry.sequence <= *sequence;
                 shared.index.remove_if(fingerprint, is_it);
-                self.without_sums.remove(fingerprint);
                 if self.waiting.get(fingerprint).is_some_and(|known| known.sequence <= *sequence) {
                     self.waiting.remove(fingerprint);
                 }
@@ -446,29 +436,9 @@ impl Follower {
                 return Err(error);
             }
         }
-        let payload = u64::from(block.stride_blocks) * BLOCK_LEN * u64::from(block.shards);
-        let entry = Entry {
-            owner: self.owner,
-            namespace: shared.namespaces.number(namespace)?,
-            class: 0,
-            flags: flags_of(block.shards),
-            slot: Slot { segment: block.segment, slot: block.slot },
-            slot_bytes: HEADER_LEN as u64 + payload,
-            payload_len: block.payload_len,
-            sequence: block.sequence,
-            expires: block.expires,
-        };
-        let fits = shared.segment(self.owner, block.segment).is_some_and(|segment| {
-            segment.head.offset(block.slot).is_some()
-                && entry.slot_bytes <= segment.head.slot_bytes
-                && entry.payload_len <= payload
-        });
-        if !fits {
-            return Ok(());
-        }
-        shared.index.insert(block.fingerprint, &entry, Existing::Keep);
-        if block.sums == Sums::Some {
-            self.without_sums.insert(block.fingerprint);
+        if shared.segment(self.owner, block.segment).is_some_and(|segment| segment.may_have(block)) {
+            let entry = entry_of(block, self.owner, shared.namespaces.number(namespace)?);
+            shared.index.insert(block.fingerprint, &entry, Existing::Keep);
         }
         Ok(())
     }

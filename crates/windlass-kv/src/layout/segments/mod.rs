@@ -1,12 +1,12 @@
-//! Blocks in slots of large files. Each process that writes has a directory of its own: segments with slots of one size
-//! each, a log of what is in them, and checkpoints of that. Which block is where is known in memory; the disk is asked
+//! Blocks in large files. Each process that writes has a directory of its own: segments in which blocks of all sizes lie,
+//! a log of what is in them, and checkpoints of that. Which block is where is known in memory; the disk is asked
 //! only for the blocks themselves.
 //!
 //! ```text
 //! <root>/STORE                        superblock; its lock is held by who makes segments or takes over directories
 //! <root>/ns/<namespace>/NAMESPACE.json
 //! <root>/w-<writer>/LEASE             its lock is held by the process that writes this directory
-//! <root>/w-<writer>/seg-NNNNNN.kvs    slots, each a header and a block
+//! <root>/w-<writer>/seg-NNNNNN.kvs    blocks, each a header and its shards
 //! <root>/w-<writer>/idx-NNNNNN.log    records of what came and went
 //! <root>/w-<writer>/CKPT-a, CKPT-b    what was there when a log began
 //! ```
@@ -44,7 +44,7 @@ use crate::{
     Error, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions, WriterStats,
     disk::{Disk, RealDisk, read_full},
     format::{self, HEADER_LEN, header::BlockHeader, record::ProvenFrom},
-    index::{self, Candidates, Enough, Entry, Index, IndexOptions, ReadHold, Want},
+    index::{self, Candidates, Entry, Index, IndexOptions, ReadHold, Want},
 };
 use follow::{Followed, SegmentTable};
 use namespaces::Namespaces;
@@ -312,7 +312,7 @@ impl Administration for Segments {
     }
 
     fn evict(&self, bytes: u64) -> Result<u64> {
-        let want = Want { from: Candidates::Anywhere, enough: Enough::Bytes(bytes) };
+        let want = Want { from: Candidates::Anywhere, bytes };
         let evicted = self.writer()?.evict(&want)?;
         Ok(evicted.iter().map(|gone| gone.entry.slot_bytes).sum())
     }

@@ -226,6 +226,7 @@ impl Model {
             shards: version.shards(),
             shard_len: version.longest(),
             expires: None,
+            following: 0,
         };
         if let Ok(Reservation::Claimed(claim)) = self.process(number).reserve(block) {
             let has_sums = self.without_sums == 0 || !self.dice.one_in(self.without_sums);
@@ -398,9 +399,9 @@ impl Model {
         self.disk.end_faults();
         let process = self.process(number);
         process.maintain().unwrap_or_else(|error| panic!("{error} {}", self.about()));
-        let slots = lock(&process.writer.as_ref().unwrap().slots);
-        let blocks = process.shared.index.totals(None).own_blocks;
-        assert_eq!(slots.free_or_retired() + blocks, slots.total(), "slots leak {}", self.about());
+        let used = lock(&process.writer.as_ref().unwrap().slots).used();
+        let bytes = process.shared.index.totals(None).own_slot_bytes;
+        assert_eq!(used * 4096, bytes, "room leaks {}", self.about());
     }
 
     fn about(&self) -> String {

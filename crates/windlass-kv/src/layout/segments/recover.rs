@@ -12,19 +12,19 @@ use super::{
     room::is_full,
     root::Limits,
     segment::Segment,
-    slots::Slots,
+    slots::{Slots, Taken},
     writer::{COUNT_BITS, Writer, own_entry},
 };
 use crate::{
     Durability, Error, Result,
     disk::{DiskFile, Extend, FileAccess},
     format::{
-        BLOCK_LEN, HEADER_LEN, Invalid, MAX_SHARDS,
+        BLOCK_LEN, Invalid,
         lease::{Account, Lease, LockDomain},
         record::{Begin, BlockRecord, ProvenFrom, RECORD_LEN, Sums},
         segment::{HEAD_LEN, SegmentHead},
     },
-    index::{Existing, Slot},
+    index::Existing,
 };
 use std::{
     cmp::Reverse,
@@ -50,7 +50,7 @@ pub(super) struct WriterOptions {
 impl WriterOptions {
     /// Bytes of a segment.
     fn segment_bytes(&self) -> u64 {
-        let usual = (self.limits.capacity / 64).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
+        let usual = (self.limits.capacity / 32).clamp(64 << 10, USUAL_SEGMENT) / BLOCK_LEN * BLOCK_LEN;
         self.segment_bytes.unwrap_or(usual)
     }
 
@@ -84,6 +84,8 @@ impl WriterOptions {
 
 /// Bytes of a segment where nobody said otherwise.
 const USUAL_SEGMENT: u64 = 1 << 30;
+/// Part of that which is worth a segment where there is no more room.
+const LEAST_PART: u64 = 8;
 
 impl Writer {
     /// Takes over the directory of a writer that is gone, or makes one. Also says how many blocks were lost.
@@ -121,6 +123,7 @@ impl Writer {
         };
         let segment_bytes = options.segment_bytes();
         let largest = options.segment_bytes.unwrap_or(segment_bytes.max(limits.capacity / 4));
+        let least_segment = options.segment_bytes.unwrap_or(segment_bytes / LEAST_PART);
         let mut slots = Slots::default();
         let has_blocks_without_sums = take_in(&shared, &mut slots, segments, &blocks);
         let writer = Self {
@@ -133,7 +136,8 @@ impl Writer {
             said_capacity,
             said_durability,
             segment_bytes,
-            largest_slot: largest.saturating_sub(HEAD_LEN),
+            least_segment,
+            largest_block: largest.saturating_sub(HEAD_LEN),
             durability: options.durability,
             next_sequence: AtomicU64::new(u64::from(epoch) << COUNT_BITS),
             next_segment: AtomicU64::new(next_segment.into()),
@@ -340,7 +344,17 @@ struct OwnSegment {
     /// Bytes that its file had.
     len: u64,
     /// Which of its slots have blocks.
-    taken: Vec<bool>,
+    taken: Taken,
+    blocks: u32,
+}
+
+impl OwnSegment {
+    /// Whether a block may be where its record says, in a file of this length.
+    fn has(&self, block: &BlockRecord) -> bool {
+        let bytes = own_entry(block).slot_bytes;
+        self.segment.may_have(block)
+            && self.segment.head.extent(block.slot, bytes).is_some_and(|extent| extent.end <= self.len)
+    }
 }
 
 /// The segments of a directory that is ours.
@@ -383,8 +397,8 @@ impl OwnSegments {
                             .map_err(failed("making room for", &path))?;
                         segment.sync().map_err(failed("syncing", &path))?;
                     }
-                    let taken = vec![false; segment.head.slots as usize];
-                    segments.whole.insert(number, OwnSegment { segment, len, taken });
+                    let taken = Taken::none(segment.head.slots);
+                    segments.whole.insert(number, OwnSegment { segment, len, taken, blocks: 0 });
                 }
                 Err(why) => {
                     tracing::warn!(path = %path.display(), %why, "a segment is lost");
@@ -399,7 +413,7 @@ impl OwnSegments {
     /// Removes segments without blocks. One that was left behind when it could not be synced may be in memory only, and
     /// nothing tells which those are.
     fn remove_unused(&mut self, shared: &Shared, directory: &WriterDirectory) -> Result<()> {
-        for (number, _) in self.whole.extract_if(.., |_, own| !own.taken.contains(&true)) {
+        for (number, _) in self.whole.extract_if(.., |_, own| own.blocks == 0) {
             let path = directory.path.join(names::segment(number));
             shared.disk.remove(&path).map_err(failed("removing", &path))?;
         }
@@ -418,7 +432,7 @@ fn remove_leftovers(shared: &Shared, directory: &WriterDirectory, replayed: &Rep
     remove_logs(&*shared.disk, &directory.path, files, replayed.oldest_log)
 }
 
-/// Blocks that are where they say, newest first, and how many are not. Of two in one slot, the newer is there.
+/// Blocks that are where they say, newest first, and how many are not. Of two in one place, the newer is there.
 fn sift(replayed: &Replayed, segments: &mut OwnSegments) -> (Vec<BlockRecord>, u64) {
     let mut blocks: Vec<BlockRecord> = replayed.blocks.values().copied().collect();
     blocks.sort_unstable_by_key(|block| Reverse(block.sequence));
@@ -431,43 +445,27 @@ fn sift(replayed: &Replayed, segments: &mut OwnSegments) -> (Vec<BlockRecord>, u
         // Segments that were given up are not there any more, with all their blocks.
         let whole = segments.whole.get_mut(&block.segment);
         let is_known = whole.is_some() || segments.damaged.contains(&block.segment);
-        let place = whole.filter(|own| fits(block, &own.segment, own.len));
+        let place = whole.filter(|own| own.has(block));
         lost += u64::from(place.is_none() && is_known);
-        let taken = place.and_then(|own| own.taken.get_mut(block.slot as usize));
-        taken.is_some_and(|taken| !std::mem::replace(taken, true))
+        place.is_some_and(|own| {
+            let len = own.segment.head.slots_of(own_entry(block).slot_bytes);
+            let is_free = own.taken.take(block.slot, len);
+            own.blocks += u32::from(is_free);
+            is_free
+        })
     });
     (blocks, lost)
 }
 
-/// Whether a record describes something that can be in its slot, of a file of this length.
-fn fits(block: &BlockRecord, segment: &Segment, len: u64) -> bool {
-    let payload = u64::from(block.stride_blocks) * BLOCK_LEN * u64::from(block.shards);
-    let Some(offset) = segment.head.offset(block.slot) else { return false };
-    let end = offset.checked_add(HEADER_LEN as u64).and_then(|start| start.checked_add(payload));
-    u32::from(block.shards) <= MAX_SHARDS
-        && payload.saturating_add(HEADER_LEN as u64) <= segment.head.slot_bytes
-        && block.payload_len <= payload
-        && end.is_some_and(|end| end <= len)
-}
-
 /// Fills the index and the slots; whether there are blocks without checksums.
 fn take_in(shared: &Shared, slots: &mut Slots, segments: OwnSegments, blocks: &[BlockRecord]) -> bool {
-    for OwnSegment { segment, taken, .. } in segments.whole.into_values() {
-        // There is a class for each, as the segment was made by one.
-        if let Some(class) = slots.class(segment.head.slot_bytes) {
-            shared.know_segment(0, &segment);
-            slots.add(segment, class, |slot| taken.get(slot as usize).is_some_and(|taken| *taken));
-        }
+    for OwnSegment { segment, taken, blocks, .. } in segments.whole.into_values() {
+        shared.know_segment(0, &segment);
+        slots.add(segment, &taken, blocks);
     }
-    let mut has_blocks_without_sums = false;
     // Oldest first, as they came.
     for block in blocks.iter().rev() {
-        let Some(class) = slots.class_of(block.segment) else { continue };
-        if block.sums == Sums::Some {
-            slots.note_without_sums(Slot { segment: block.segment, slot: block.slot });
-            has_blocks_without_sums = true;
-        }
-        shared.index.insert(block.fingerprint, &own_entry(block, class), Existing::Replace);
+        shared.index.insert(block.fingerprint, &own_entry(block), Existing::Replace);
     }
-    has_blocks_without_sums
+    blocks.iter().any(|block| block.sums == Sums::Some)
 }

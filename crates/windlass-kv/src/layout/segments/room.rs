@@ -6,13 +6,17 @@ use super::{
     names::{self, WriterFile},
     root::{Charges, Limits, RootLock},
     segment::Segment,
+    slots::Taken,
     writer::Writer,
 };
 use crate::{
-    Error, EventKind, Result,
+    Error, EventKind, Fingerprint, Result,
     disk::{FileAccess, write_full},
-    format::segment::{HEAD_LEN, SegmentHead},
-    index::{Candidates, Enough, Entry, Slot, Want},
+    format::{
+        BLOCK_LEN,
+        segment::{HEAD_LEN, SegmentHead},
+    },
+    index::{Candidates, Entry, Slot, Want},
 };
 use std::{
     collections::HashSet,
@@ -50,102 +54,144 @@ struct Given {
 const SILENCE: Duration = Duration::from_secs(60);
 /// Most segments that are given up for one that is larger.
 const MOST_GIVEN_UP: usize = 64;
-/// Bytes of blocks that are evicted at a time, so that their tombstones share a sync.
+/// Most bytes of blocks that are evicted at a time, so that their tombstones share a sync.
 const EVICTED_BYTES: u64 = 64 << 20;
+/// Part of our segments of which blocks are evicted at a time.
+const EVICTED_PART: u64 = 64;
+/// Pages of the shortest segment: any block but an empty one takes more than one.
+const LEAST_PAGES: u64 = 2;
+/// Attempts to make room for a block that leave it to the policy which blocks go.
+const BY_POLICY: usize = 2;
 
 /// Most times that room is made for one block, while others of this process are faster to use it.
 const MOST_ATTEMPTS: usize = 16;
 
 impl Writer {
-    /// A slot of this size, after whatever had to go for it; `None` if nothing can go.
-    pub(super) fn take_slot(&self, slot_bytes: u64) -> Result<Option<(Arc<Segment>, Slot, u8)>> {
-        let Some(class) = lock(&self.slots).class(slot_bytes) else { return Ok(None) };
-        let take = |class| {
+    /// A place for a block of so many bytes, which as many follow, after whatever had to go for it; `None` if nothing can
+    /// go.
+    pub(super) fn take_slot(&self, bytes: u64, following: u64) -> Result<Option<(Arc<Segment>, Slot)>> {
+        let take = || {
             let mut slots = lock(&self.slots);
             // Nothing could be committed.
-            let (segment, slot) = if self.log.is_in_doubt() { None } else { slots.take(class) }?;
-            Some((segment, slot, class))
+            if self.log.is_in_doubt() { None } else { slots.take(bytes, following) }
         };
-        if let Some(taken) = take(class) {
+        if !self.is_scattered(bytes, following)
+            && let Some(taken) = take()
+        {
             return Ok(Some(taken));
         }
         let _one = lock(&self.making_room);
-        for _ in 0..MOST_ATTEMPTS {
+        if self.is_scattered(bytes, following) && !self.log.is_in_doubt() {
+            // Whatever becomes of that, there may be room for this one.
+            let made =
+                self.allocate(bytes).and_then(|is_made| if is_made { Ok(()) } else { self.evict_some(0) });
+            if let Err(error) = made {
+                tracing::debug!(%error, "blocks of a request do not lie together");
+            }
+        }
+        for attempt in 0..MOST_ATTEMPTS {
             // Somebody else may have made room meanwhile.
-            if let Some(taken) = take(class) {
+            if let Some(taken) = take() {
                 return Ok(Some(taken));
             }
             if self.log.is_in_doubt() {
                 return Ok(None);
             }
-            match self.make_room(class) {
-                Ok(Some(class)) => {
-                    if let Some(taken) = take(class) {
-                        return Ok(Some(taken));
-                    }
-                }
-                Ok(None) => return Ok(take(class)),
+            match self.make_room(bytes, attempt) {
+                Ok(true) => {}
+                Ok(false) => break,
                 // Nothing can be evicted, as nobody could be told, or who has the lock is stopped; the store is as good
                 // as full.
                 Err(error) if is_full(&error) || matches!(error, Error::TimedOut { .. }) => {
                     tracing::warn!(%error, "no room for blocks");
-                    return Ok(take(class));
+                    break;
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(None)
+        Ok(take())
     }
 
-    /// Sees to it that there are free slots for blocks of a class; which class has them. `None` if that is not possible.
-    fn make_room(&self, class: u8) -> Result<Option<u8>> {
+    /// Makes room, if it can, where there is none for a block of so many bytes. Whether there is more, but perhaps not
+    /// enough in one piece. What goes first is what the policy says; after some attempts, what lies where least has to go.
+    fn make_room(&self, bytes: u64, attempt: usize) -> Result<bool> {
         let collected = self.collect();
-        if lock(&self.slots).free(class) > 0 || self.allocate(class)? {
-            return Ok(Some(class));
+        if lock(&self.slots).has_room(bytes) || self.allocate(bytes)? {
+            return Ok(true);
         }
         collected?;
-        let from = lock(&self.slots).stand_in(class);
-        let blocks = self.blocks_at_a_time(from);
-        if lock(&self.slots).free(from) > 0 || (blocks > 0 && self.evict_class(from, blocks)?) {
-            return Ok(Some(from));
+        let is_too_short = lock(&self.slots).are_too_short(bytes);
+        let may_go = |number| is_too_short || lock(&self.slots).is_outdated(number);
+        if self.take_over(bytes, may_go)? {
+            return Ok(true);
         }
-        Ok(self.take_over(class)?.then_some(class))
-    }
-
-    /// How many blocks of a class go at a time; 0 if it has no segments.
-    fn blocks_at_a_time(&self, class: u8) -> u64 {
-        let slots = lock(&self.slots);
-        let most = (slots.slots(class) / 16).max(1).min(slots.slots(class));
-        most.min((EVICTED_BYTES / slots.slot_bytes(class)).max(1))
-    }
-
-    /// Evicts blocks of a class; whether any went. Classes that evict much get segments of those that are cold.
-    fn evict_class(&self, class: u8, blocks: u64) -> Result<bool> {
-        let want = Want { from: Candidates::Class(class), enough: Enough::Blocks(blocks) };
-        let evicted = self.evict(&want)?.len();
-        let bytes = lock(&self.slots).slot_bytes(class) * evicted as u64;
-        if lock(&self.slots).churned(class, bytes, self.segment_bytes.saturating_mul(2)) {
-            let coldest = self.shared.index.coldest_segment(|_| true).map(|worth| worth.segment);
-            if coldest.is_some_and(|number| lock(&self.slots).class_of(number) != Some(class)) {
-                self.take_over(class)?;
+        if is_too_short {
+            return Ok(false);
+        }
+        if attempt < BY_POLICY {
+            let before = lock(&self.slots).free();
+            self.evict_some(bytes)?;
+            if lock(&self.slots).free() > before {
+                return Ok(true);
             }
         }
-        Ok(evicted > 0)
+        self.clear_run(bytes, attempt.saturating_sub(BY_POLICY))
     }
 
-    /// Gives up segments of other classes until this one has another; whether it has.
-    fn take_over(&self, class: u8) -> Result<bool> {
+    /// Whether blocks that come together would not lie together, although little room is free.
+    fn is_scattered(&self, bytes: u64, following: u64) -> bool {
+        let some = self.bytes_at_a_time();
+        let slots = lock(&self.slots);
+        following > 0
+            && slots.free() * BLOCK_LEN < some.saturating_mul(2)
+            && !slots.has_run(bytes.saturating_add(following).min(some.saturating_mul(2)))
+    }
+
+    /// Evicts what goes at a time, but at least so many bytes.
+    fn evict_some(&self, bytes: u64) -> Result<()> {
+        let bytes = self.bytes_at_a_time().max(bytes);
+        self.evict(&Want { from: Candidates::Anywhere, bytes }).map(drop)
+    }
+
+    /// How many bytes of blocks go at a time.
+    fn bytes_at_a_time(&self) -> u64 {
+        (lock(&self.slots).total() * BLOCK_LEN / EVICTED_PART).min(EVICTED_BYTES)
+    }
+
+    /// Evicts the blocks of a run that has room for so many bytes, the run of this rank by how little has to go; whether
+    /// there is one.
+    fn clear_run(&self, bytes: u64, rank: usize) -> Result<bool> {
+        let Some((run, len)) = lock(&self.slots).emptiest(bytes, rank) else { return Ok(false) };
+        let lies_there = |entry: &Entry| {
+            let end = u64::from(entry.slot.slot) + entry.slot_bytes.div_ceil(BLOCK_LEN);
+            let is_there = entry.slot.slot < run.slot + len && u64::from(run.slot) < end;
+            entry.is_own() && entry.slot.segment == run.segment && is_there
+        };
+        self.bury(|| {
+            let is_it = |_: &Fingerprint, entry: &Entry, is_pinned: bool| !is_pinned && lies_there(entry);
+            let gone = self.shared.index.remove_all(is_it);
+            self.shared.observed.evicted(&gone);
+            gone
+        })?;
+        Ok(true)
+    }
+
+    /// Gives up segments for which `may_go` until there is a new one for a block of so many bytes; whether there is.
+    fn take_over(&self, bytes: u64, may_go: impl Fn(u32) -> bool) -> Result<bool> {
         if !lock(&self.slots).draining().is_empty() {
             // What was given up before comes first.
             self.finish_draining()?;
-            if self.allocate(class)? {
+            if self.allocate(bytes)? {
                 return Ok(true);
             }
         }
         if self.is_refused.load(Ordering::Acquire) || !lock(&self.slots).draining().is_empty() {
             return Ok(false);
         }
-        let Some(new) = self.new_segment(class)? else { return Ok(false) };
+        if self.least_useful(&may_go).is_none() {
+            return Ok(false);
+        }
+        let Some(new) = self.new_segment(bytes, self.segment_bytes)? else { return Ok(false) };
         // Until the new one is there: others would take the room.
         let locked = self.shared.root.lock()?;
         let charges = self.shared.root.charges(&self.limits)?;
@@ -156,10 +202,10 @@ impl Writer {
         let own = charges.of_writers.get(&self.id).copied().unwrap_or(0);
         let mut given = Given { own_before: own, bytes: 0 };
         for _ in 0..MOST_GIVEN_UP {
-            let Some(number) = self.least_useful(Some(class)) else { break };
+            let Some(number) = self.least_useful(&may_go) else { break };
             let len = self.shared.segment(0, number).and_then(|segment| segment.head.file_len());
             self.give_up(number)?;
-            if lock(&self.slots).class_of(number).is_some() {
+            if lock(&self.slots).has(number) {
                 // Its room comes when those are done who use it, if it comes.
                 break;
             }
@@ -170,7 +216,7 @@ impl Writer {
                 break;
             }
             if self.has_room(&charges, &new, &given, &locked)? {
-                let made = self.make_segment(&new, class);
+                let made = self.make_segment(&new);
                 self.is_refused.store(!matches!(made, Ok(true)), Ordering::Release);
                 return made;
             }
@@ -178,11 +224,11 @@ impl Writer {
         Ok(false)
     }
 
-    /// The segment that loses least if it goes, of those that can go at once; none of the class `but`.
-    fn least_useful(&self, but: Option<u8>) -> Option<u32> {
-        let unused = lock(&self.slots).unused(but);
-        unused.or_else(|| {
-            let may_go = |number| lock(&self.slots).may_give(number, but);
+    /// The segment that loses least if it goes, of those that can go at once and for which `may_go`.
+    fn least_useful(&self, may_go: impl Fn(u32) -> bool) -> Option<u32> {
+        let unused = lock(&self.slots).unused();
+        unused.filter(|number| may_go(*number)).or_else(|| {
+            let may_go = |number| may_go(number) && lock(&self.slots).may_give(number);
             self.shared.index.coldest_segment(may_go).map(|worth| worth.segment)
         })
     }
@@ -241,27 +287,38 @@ impl Writer {
         self.shared.disk.sync_directory(directory).map_err(failed("syncing", directory))
     }
 
-    /// Makes another segment if the store has room for it; whether it did.
-    fn allocate(&self, class: u8) -> Result<bool> {
+    /// Makes another segment, where a block of so many bytes has room, if the store has room for it; whether it did.
+    fn allocate(&self, bytes: u64) -> Result<bool> {
         if self.is_full.load(Ordering::Acquire) {
             return Ok(false);
         }
-        let Some(new) = self.new_segment(class)? else { return Ok(false) };
+        let Some(usual) = self.new_segment(bytes, self.segment_bytes)? else { return Ok(false) };
         let locked = self.shared.root.lock()?;
-        loop {
+        let found = loop {
             let charges = self.charges()?;
-            if !charges.is_partial && self.has_room(&charges, &new, &Given::default(), &locked)? {
-                break;
+            let mut len = self.segment_bytes;
+            let mut found = None;
+            // The last one has what room is left.
+            while !charges.is_partial && found.is_none() && len >= self.least_segment.max(1) {
+                let new = self.new_segment(bytes, len)?;
+                found = match new {
+                    Some(new) if self.has_room(&charges, &new, &Given::default(), &locked)? => Some(new),
+                    _ => None,
+                };
+                len /= 2;
+            }
+            if found.is_some() {
+                break found;
             }
             // What is not known to be in the way does not have to go.
             if !charges.is_current || !self.reclaim(&locked)? {
                 self.is_full.store(true, Ordering::Release);
-                self.tell_of_room(&charges, &new)?;
-                self.note_want(new.charge, &locked)?;
-                return Ok(false);
+                self.tell_of_room(&charges, &usual)?;
+                self.note_want(usual.charge, &locked)?;
+                break None;
             }
-        }
-        let is_made = self.make_segment(&new, class)?;
+        };
+        let is_made = found.map_or(Ok(false), |new| self.make_segment(&new))?;
         if is_made {
             self.wanted.store(0, Ordering::Release);
             self.has_told_of_room.store(false, Ordering::Release);
@@ -288,27 +345,26 @@ impl Writer {
         Ok(())
     }
 
-    /// The next segment for a class; `None` if no file is so large.
-    fn new_segment(&self, class: u8) -> Result<Option<NewSegment>> {
-        let slot_bytes = lock(&self.slots).slot_bytes(class);
-        let slots = (self.segment_bytes.saturating_sub(HEAD_LEN) / slot_bytes).max(1);
+    /// The next segment, of `len` bytes, or longer if a block of so many bytes needs that; `None` if no file is so large.
+    fn new_segment(&self, bytes: u64, len: u64) -> Result<Option<NewSegment>> {
         let number = u32::try_from(self.next_segment.load(Ordering::Acquire))
             .map_err(|_| Error::Internal("there are no more segments".into()))?;
-        let slots =
-            u32::try_from(slots).map_or(SegmentHead::MOST_SLOTS, |slots| slots.min(SegmentHead::MOST_SLOTS));
-        let head = SegmentHead { writer: self.id, number, slot_bytes, slots };
+        let pages =
+            (len.saturating_sub(HEAD_LEN) / BLOCK_LEN).max(bytes.div_ceil(BLOCK_LEN)).max(LEAST_PAGES);
+        let mean = lock(&self.slots).mean(bytes);
+        let head = SegmentHead::paged(self.id, number, u32::try_from(pages).unwrap_or(u32::MAX), mean);
         let sizes = head.file_len().zip(Limits::segment_bytes(&head));
         Ok(sizes.map(|(len, charge)| NewSegment { head, len, charge }))
     }
 
     /// Makes a segment for which there is room; `false` if the disk says otherwise.
-    fn make_segment(&self, new: &NewSegment, class: u8) -> Result<bool> {
+    fn make_segment(&self, new: &NewSegment) -> Result<bool> {
         self.next_segment.store(u64::from(new.head.number) + 1, Ordering::Release);
         match self.create_segment(new.head, new.len) {
             Ok(segment) => {
                 self.shared.taken.fetch_add(new.len, Ordering::Relaxed);
                 self.shared.know_segment(0, &segment);
-                lock(&self.slots).add(segment, class, |_| false);
+                lock(&self.slots).add(segment, &Taken::none(new.head.slots), 0);
                 Ok(true)
             }
             Err(error) => {
@@ -461,7 +517,7 @@ impl Writer {
         if let Some(error) = full {
             // The log has no room for what is gone. A segment can go without it.
             if is_full(&error)
-                && let Some(number) = self.least_useful(None)
+                && let Some(number) = self.least_useful(|_| true)
             {
                 self.give_up(number)?;
             }
@@ -493,7 +549,7 @@ impl Writer {
         if must_give
             && lock(&self.slots).draining().is_empty()
             && !self.reclaim(&locked)?
-            && let Some(number) = self.least_useful(None)
+            && let Some(number) = self.least_useful(|_| true)
         {
             self.give_up(number)?;
             // What was given up is not taken back at once.
@@ -507,22 +563,20 @@ impl Writer {
         for (number, _) in self.shared.namespaces.all() {
             let excess = self.shared.index.quota_excess(number, 0);
             if excess > 0 {
-                self.evict(&Want { from: Candidates::Namespace(number), enough: Enough::Bytes(excess) })?;
+                self.evict(&Want { from: Candidates::Namespace(number), bytes: excess })?;
             }
         }
         Ok(())
     }
 
     fn evict_ahead(&self) -> Result<()> {
-        let classes = lock(&self.slots).classes();
-        for class in classes {
-            let ahead = self.blocks_at_a_time(class);
-            let free = lock(&self.slots).free(class);
-            // A class that has just one slot keeps its block.
-            let is_low = free < ahead.div_ceil(2) && lock(&self.slots).slots(class) > 1;
-            if is_low && !self.allocate(class)? {
-                self.evict_class(class, ahead - free)?;
-            }
+        let ahead = self.bytes_at_a_time();
+        let free = lock(&self.slots).free() * BLOCK_LEN;
+        let totals = self.shared.index.totals(None);
+        // A few large blocks stay until their room is needed.
+        let are_small = totals.own_slot_bytes <= totals.own_blocks.saturating_mul(ahead);
+        if free < ahead / 2 && are_small && !self.allocate(0)? {
+            self.evict(&Want { from: Candidates::Anywhere, bytes: ahead - free })?;
         }
         Ok(())
     }

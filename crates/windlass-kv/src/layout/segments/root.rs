@@ -26,9 +26,9 @@ use uuid::Uuid;
 const TICK: Duration = Duration::from_millis(1);
 /// Longest time to wait for the lock, which is held for moments.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of checkpoints and logs for each slot: two checkpoints and one that is being written, and logs that are as long
+/// Bytes of checkpoints and logs for each block: two checkpoints and one that is being written, and logs that are as long
 /// as two checkpoints, and somewhat longer.
-const RECORDS_PER_SLOT: u64 = 6;
+const RECORDS_PER_BLOCK: u64 = 6;
 
 /// How much may be taken.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ pub(super) struct Limits {
 impl Limits {
     /// Bytes of a log below which no checkpoint is worth while.
     pub(super) fn least_log(&self) -> u64 {
-        (self.capacity / 256).clamp(16 << 10, 4 << 20)
+        (self.capacity / 4096).clamp(16 << 10, 4 << 20)
     }
 
     /// Bytes that a writer's directory takes besides its segments, at least.
@@ -50,7 +50,7 @@ impl Limits {
 
     /// Bytes that come with a segment: its own, and those of what is written about its blocks.
     pub(super) fn segment_bytes(head: &SegmentHead) -> Option<u64> {
-        let records = u64::from(head.slots).checked_mul(RECORDS_PER_SLOT * RECORD_LEN as u64)?;
+        let records = u64::from(head.most_blocks).checked_mul(RECORDS_PER_BLOCK * RECORD_LEN as u64)?;
         head.file_len()?.checked_add(records)
     }
 }

@@ -5,7 +5,10 @@ use super::{failed, lock};
 use crate::{
     Error, Result,
     disk::{DataFile, Disk, DiskFile, FileAccess, read_full},
-    format::{Invalid, PAGE, VERSION, segment::SegmentHead},
+    format::{
+        BLOCK_LEN, HEADER_LEN, Invalid, MAX_SHARDS, PAGE, PAGED_VERSION, record::BlockRecord,
+        segment::SegmentHead,
+    },
 };
 use std::{
     io,
@@ -46,12 +49,20 @@ impl Segment {
             Ok(head) if head.writer == writer && head.number == number => head,
             Ok(_) => return Ok(Err(Invalid::Value("it is another segment"))),
             Err(Invalid::Version { found }) => {
-                return Err(Error::UnknownFormat { path: path.to_owned(), found, known: VERSION });
+                return Err(Error::UnknownFormat { path: path.to_owned(), found, known: PAGED_VERSION });
             }
             Err(why) => return Ok(Err(why)),
         };
         let (file, data) = disk.open_data(path, access).map_err(failed("opening", path))?;
         Ok(Ok(Self::new(head, file, data)))
+    }
+
+    /// Whether a record describes something that can be in this segment.
+    pub(super) fn may_have(&self, block: &BlockRecord) -> bool {
+        let payload = u64::from(block.stride_blocks) * BLOCK_LEN * u64::from(block.shards);
+        u32::from(block.shards) <= MAX_SHARDS
+            && block.payload_len <= payload
+            && self.head.extent(block.slot, HEADER_LEN as u64 + payload).is_some()
     }
 
     pub(super) fn failures(&self) -> u64 {

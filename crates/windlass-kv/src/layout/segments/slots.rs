@@ -1,66 +1,59 @@
-//! Slots of our own segments: which are free, and which will be.
+//! Room in our own segments: which of it is free, and which will be.
 //!
-//! A segment has slots of one size. Sizes are rounded up a little, so that few are in use; segments of one size are a
-//! class.
+//! A block takes a run of slots: pages of a segment that has blocks of all sizes, or one slot of a segment that version 1
+//! of the format made. The latter keep what they have, and get no more.
 #![forbid(unsafe_code)]
 
 use super::segment::Segment;
-use crate::{
-    format::{BLOCK_LEN, HEADER_LEN, record::Sums},
-    index::Slot,
-};
+use crate::{format::BLOCK_LEN, index::Slot};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
 
-/// Sizes between a power of two and the next: a slot is at most a sixteenth too large.
-const STEPS: u64 = 16;
-
-/// Bytes of the slot for so many bytes of payload, which is a multiple of 4096; `None` if there is none so large.
-pub(super) fn slot_bytes(payload: u64) -> Option<u64> {
-    let power = if payload == 0 { BLOCK_LEN } else { 1 << (63 - payload.leading_zeros()) };
-    let step = (power / STEPS).max(BLOCK_LEN);
-    payload.max(BLOCK_LEN).checked_next_multiple_of(step)?.checked_add(HEADER_LEN as u64)
-}
-
-/// All slots.
+/// All room.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
-    classes: Vec<Class>,
     segments: BTreeMap<u32, OwnSegment>,
-    /// Slots of blocks that are gone, which cannot be used yet.
-    retired: HashMap<Slot, Waiting>,
-    /// Slots whose readers were done before anybody said that they are retired.
-    unread: HashSet<Slot>,
-}
-
-#[derive(Debug)]
-struct Class {
-    slot_bytes: u64,
-    with_free: BTreeSet<u32>,
-    /// Slots of all its segments.
-    slots: u64,
+    /// Free runs that blocks may go to: length, segment and first slot.
+    runs: BTreeSet<(u32, u32, u32)>,
+    /// Slots in these runs.
     free: u64,
-    /// Bytes that were evicted since a segment last changed hands.
-    churn: u64,
+    /// Slots of all segments that blocks may go to.
+    total: u64,
+    /// Blocks, with those that come, and those that are gone but whose place cannot be used yet.
+    blocks: u64,
+    /// How many there may be: records of more have no room.
+    most_blocks: u64,
+    /// Behind the block that got its place last.
+    next: Option<Slot>,
+    /// Runs of blocks that are gone, which cannot be used yet.
+    retired: HashMap<Slot, (u32, Waiting)>,
+    /// Runs whose readers were done before anybody said that they are retired.
+    unread: HashSet<Slot>,
 }
 
 #[derive(Debug)]
 struct OwnSegment {
     segment: Arc<Segment>,
-    class: u8,
-    free: Vec<u32>,
+    /// Free runs: first slot and length. No two of them touch.
+    free: BTreeMap<u32, u32>,
+    /// Slots that are not free.
+    used: u32,
+    /// Blocks that these belong to.
+    blocks: u32,
     /// Slots that somebody writes to.
     claimed: u32,
     /// Slots that the system may still write to, whenever. Removing the file does no harm: it lives until then.
     lost: u32,
-    /// Slots that have blocks without checksums, a bit each.
-    without_sums: Vec<u64>,
     is_draining: bool,
 }
 
-/// What has to happen before a slot is used again.
+/// Slots of a segment that have blocks, a bit each.
+#[derive(Clone, Debug)]
+pub(super) struct Taken(Vec<u64>);
+
+/// What has to happen before a run is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
     /// That the block is gone has to be on the disk.
@@ -69,7 +62,7 @@ pub(super) struct Waiting {
     pub(super) for_readers: bool,
 }
 
-/// What becomes of the slot of a claim.
+/// What becomes of the place of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClaimEnd {
     /// It may be used again.
@@ -81,127 +74,161 @@ pub(super) enum ClaimEnd {
 }
 
 impl Slots {
-    /// The class of slots of this size, or of the next larger size if there can be no more classes.
-    pub(super) fn class(&mut self, slot_bytes: u64) -> Option<u8> {
-        let same = self.classes.iter().position(|class| class.slot_bytes == slot_bytes);
-        let found = same.or_else(|| {
-            if self.classes.len() <= usize::from(u8::MAX) {
-                let with_free = BTreeSet::new();
-                self.classes.push(Class { slot_bytes, with_free, slots: 0, free: 0, churn: 0 });
-                return Some(self.classes.len() - 1);
-            }
-            let larger = self.classes.iter().enumerate().filter(|(_, class)| class.slot_bytes > slot_bytes);
-            larger.min_by_key(|(_, class)| class.slot_bytes).map(|(number, _)| number)
-        });
-        found.and_then(|number| u8::try_from(number).ok())
-    }
-
-    pub(super) fn slot_bytes(&self, class: u8) -> u64 {
-        self.classes[usize::from(class)].slot_bytes
-    }
-
-    /// Takes in a segment; those of its slots that `is_taken` are not free.
-    pub(super) fn add(&mut self, segment: Arc<Segment>, class: u8, is_taken: impl Fn(u32) -> bool) {
+    /// Takes in a segment with so many blocks; those of its slots that are not `taken` are free.
+    pub(super) fn add(&mut self, segment: Arc<Segment>, taken: &Taken, blocks: u32) {
         let head = segment.head;
-        // Backwards, as slots are taken from the end.
-        let free: Vec<u32> = (0..head.slots).rev().filter(|slot| !is_taken(*slot)).collect();
-        let own = &mut self.classes[usize::from(class)];
-        own.slots += u64::from(head.slots);
-        own.free += free.len() as u64;
-        if !free.is_empty() {
-            own.with_free.insert(head.number);
-        }
-        let without_sums = vec![0; (head.slots as usize).div_ceil(64)];
-        let segment =
-            OwnSegment { segment, class, free, claimed: 0, lost: 0, without_sums, is_draining: false };
-        self.segments.insert(head.number, segment);
+        let free = taken.gaps(head.slots);
+        let used = head.slots - free.values().sum::<u32>();
+        let own = OwnSegment { segment, free, used, blocks, claimed: 0, lost: 0, is_draining: true };
+        self.blocks += u64::from(blocks);
+        self.most_blocks += u64::from(head.most_blocks);
+        self.segments.insert(head.number, own);
+        self.keep(head.number);
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Segment>> {
         self.segments.values().map(|own| &own.segment)
     }
 
-    pub(super) fn class_of(&self, segment: u32) -> Option<u8> {
-        self.segments.get(&segment).map(|own| own.class)
+    pub(super) fn has(&self, segment: u32) -> bool {
+        self.segments.contains_key(&segment)
     }
 
-    /// Whether a segment could be given up at once, unless for its own class.
-    pub(super) fn may_give(&self, number: u32, but: Option<u8>) -> bool {
-        let segment = self.segments.get(&number);
-        segment.is_some_and(|own| Some(own.class) != but && !own.is_draining && own.claimed == 0)
+    /// Whether a segment could be given up at once.
+    pub(super) fn may_give(&self, number: u32) -> bool {
+        self.segments.get(&number).is_some_and(|own| !own.is_draining && own.claimed == 0)
     }
 
-    /// The class that blocks of a class go to: their own if it has segments, else that of the next larger slots, at most
-    /// twice as large.
-    pub(super) fn stand_in(&self, class: u8) -> u8 {
-        let own = &self.classes[usize::from(class)];
-        if own.slots > 0 {
-            return class;
+    /// Whether another segment in place of this one would have room for blocks where this has none: it has no pages, or
+    /// was made for larger blocks, so that there may be no more although there is room.
+    pub(super) fn is_outdated(&self, number: u32) -> bool {
+        let own = self.segments.get(&number);
+        own.map(|own| own.segment.head).is_some_and(|head| {
+            let is_crowded = self.blocks >= self.most_blocks;
+            !head.is_paged() || (is_crowded && head.slots / head.most_blocks.max(1) > self.mean(0))
+        })
+    }
+
+    /// Slots for each of the blocks of a new segment: half as many as a block has now, or this one needs.
+    pub(super) fn mean(&self, bytes: u64) -> u32 {
+        let used: u64 = self.segments.values().map(|own| u64::from(own.used)).sum();
+        let mean = used.checked_div(self.blocks).unwrap_or(bytes.div_ceil(BLOCK_LEN));
+        u32::try_from(mean / 2).unwrap_or(u32::MAX)
+    }
+
+    /// Whether no segment is long enough for a block of so many bytes, however empty.
+    pub(super) fn are_too_short(&self, bytes: u64) -> bool {
+        !self.segments.values().any(|own| own.takes_blocks() && own.segment.head.extent(0, bytes).is_some())
+    }
+
+    /// Whether there is room for a block of so many bytes.
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        self.choose(bytes, 0).is_some()
+    }
+
+    /// Whether there is room for so many bytes in one piece.
+    pub(super) fn has_run(&self, bytes: u64) -> bool {
+        self.runs.last().is_some_and(|(len, ..)| u64::from(*len) * BLOCK_LEN >= bytes)
+    }
+
+    /// A place for a block of so many bytes that as many follow: behind the one before it, if possible.
+    pub(super) fn take(&mut self, bytes: u64, following: u64) -> Option<(Arc<Segment>, Slot)> {
+        let (segment, slot) = self.choose(bytes, following)?;
+        let own = self.segments.get_mut(&segment)?;
+        let needed = own.segment.head.slots_of(bytes);
+        let len = own.free.remove(&slot)?;
+        self.runs.remove(&(len, segment, slot));
+        if len > needed {
+            own.free.insert(slot + needed, len - needed);
+            self.runs.insert((len - needed, segment, slot + needed));
         }
-        let sizes = own.slot_bytes..=own.slot_bytes.saturating_mul(2);
-        let larger = self.classes().filter(|number| {
-            let other = &self.classes[usize::from(*number)];
-            other.slots > 0 && sizes.contains(&other.slot_bytes)
+        self.free -= u64::from(needed);
+        own.used += needed;
+        own.claimed += needed;
+        own.blocks += 1;
+        self.blocks += 1;
+        self.next = Some(Slot { segment, slot: slot + needed });
+        Some((Arc::clone(&own.segment), Slot { segment, slot }))
+    }
+
+    /// Where a block goes: where there is room for all that follow, in the shortest run that has it, else behind the one
+    /// before it, else where most of them have room.
+    fn choose(&self, bytes: u64, following: u64) -> Option<(u32, u32)> {
+        if self.blocks >= self.most_blocks {
+            return None;
+        }
+        // Only segments of pages have runs.
+        let longest = self.runs.last()?;
+        let head = self.segments.get(&longest.1)?.segment.head;
+        let (needed, wished) = (head.slots_of(bytes), head.slots_of(bytes.saturating_add(following)));
+        let next = self.next.and_then(|next| {
+            let own = self.segments.get(&next.segment).filter(|own| own.takes_blocks())?;
+            own.free.get(&next.slot).map(|len| (*len, next.segment, next.slot))
         });
-        larger.min_by_key(|number| self.slot_bytes(*number)).unwrap_or(class)
+        let next_for = |len| next.as_ref().filter(|(free, ..)| *free >= len);
+        let run_for = |len| self.runs.range((len, 0, 0)..).next();
+        let found = next_for(wished).or_else(|| run_for(wished)).or_else(|| next_for(needed));
+        let found =
+            found.or_else(|| if following > 0 { Some(longest) } else { None }.or_else(|| run_for(needed)));
+        let (_, segment, slot) = found.filter(|(len, ..)| *len >= needed)?;
+        Some((*segment, *slot))
     }
 
-    /// A free slot of a class, for a claim.
-    pub(super) fn take(&mut self, class: u8) -> Option<(Arc<Segment>, Slot)> {
-        let own = &mut self.classes[usize::from(class)];
-        let number = *own.with_free.first()?;
-        let segment = self.segments.get_mut(&number)?;
-        let slot = segment.free.pop()?;
-        own.free -= 1;
-        segment.claimed += 1;
-        if segment.free.is_empty() {
-            own.with_free.remove(&number);
-        }
-        Some((Arc::clone(&segment.segment), Slot { segment: number, slot }))
-    }
-
-    /// The claim of a slot has ended.
-    pub(super) fn end_claim(&mut self, slot: Slot, end: ClaimEnd) {
-        let Some(segment) = self.segments.get_mut(&slot.segment) else { return };
-        segment.claimed = segment.claimed.saturating_sub(1);
+    /// The claim of a place has ended.
+    pub(super) fn end_claim(&mut self, slot: Slot, bytes: u64, end: ClaimEnd) {
+        let Some(own) = self.segments.get_mut(&slot.segment) else { return };
+        let len = own.segment.head.slots_of(bytes);
+        own.claimed = own.claimed.saturating_sub(len);
         match end {
-            ClaimEnd::Unused => self.give_back(slot),
+            ClaimEnd::Unused => self.give_back(slot, len),
             ClaimEnd::Used => {}
-            ClaimEnd::Lost => segment.lost += 1,
+            ClaimEnd::Lost => own.lost += len,
         }
     }
 
-    /// A slot may be used again.
-    fn give_back(&mut self, slot: Slot) {
-        let Some(segment) = self.segments.get_mut(&slot.segment) else { return };
-        debug_assert!(!segment.free.contains(&slot.slot), "{slot:?} is given back twice");
-        segment.free.push(slot.slot);
-        if let Some(word) = segment.without_sums.get_mut(slot.slot as usize / 64) {
-            *word &= !(1 << (slot.slot % 64));
+    /// A run may be used again.
+    fn give_back(&mut self, slot: Slot, mut len: u32) {
+        let Some(own) = self.segments.get_mut(&slot.segment) else { return };
+        let (number, mut start) = (slot.segment, slot.slot);
+        let takes_blocks = own.takes_blocks();
+        own.used = own.used.saturating_sub(len);
+        own.blocks = own.blocks.saturating_sub(1);
+        self.blocks = self.blocks.saturating_sub(1);
+        if takes_blocks {
+            self.free += u64::from(len);
         }
-        if !segment.is_draining {
-            let class = &mut self.classes[usize::from(segment.class)];
-            class.free += 1;
-            class.with_free.insert(slot.segment);
+        let before = own.free.range(..start).next_back().map(|(start, len)| (*start, *len));
+        if let Some((first, length)) = before.filter(|(first, length)| first + length >= start) {
+            debug_assert_eq!(first + length, start, "{slot:?} is given back twice");
+            own.free.remove(&first);
+            self.runs.remove(&(length, number, first));
+            (start, len) = (first, length + len);
+        }
+        if let Some(length) = own.free.remove(&(start + len)) {
+            self.runs.remove(&(length, number, start + len));
+            len += length;
+        }
+        own.free.insert(start, len);
+        if takes_blocks {
+            self.runs.insert((len, number, start));
         }
     }
 
-    /// The block of a slot is gone.
-    pub(super) fn retire(&mut self, slot: Slot, mut waiting: Waiting) {
+    /// The block of so many bytes at a place is gone.
+    pub(super) fn retire(&mut self, slot: Slot, bytes: u64, mut waiting: Waiting) {
+        let Some(own) = self.segments.get(&slot.segment) else { return };
+        let len = own.segment.head.slots_of(bytes);
         if waiting.for_readers && self.unread.remove(&slot) {
             waiting.for_readers = false;
         }
-        if waiting.for_tombstone || waiting.for_readers {
-            self.retired.insert(slot, waiting);
-        } else {
-            self.give_back(slot);
-        }
+        self.retired.insert(slot, (len, waiting));
+        self.release(slot);
     }
 
-    /// Nobody reads a retired slot any more.
+    /// Nobody reads a retired run any more.
     pub(super) fn unread(&mut self, slot: Slot) {
         match self.retired.get_mut(&slot) {
-            Some(waiting) => {
+            Some((_, waiting)) => {
                 waiting.for_readers = false;
                 self.release(slot);
             }
@@ -209,83 +236,72 @@ impl Slots {
         }
     }
 
-    /// That the block of a retired slot is gone is on the disk.
+    /// That the block of a retired run is gone is on the disk.
     pub(super) fn buried(&mut self, slot: Slot) {
-        if let Some(waiting) = self.retired.get_mut(&slot) {
+        if let Some((_, waiting)) = self.retired.get_mut(&slot) {
             waiting.for_tombstone = false;
             self.release(slot);
         }
     }
 
     fn release(&mut self, slot: Slot) {
-        if self.retired.get(&slot).is_some_and(|waiting| !waiting.for_tombstone && !waiting.for_readers) {
-            self.retired.remove(&slot);
-            self.give_back(slot);
-        }
-    }
-
-    /// Notes that the block of a slot has shards without checksums.
-    pub(super) fn note_without_sums(&mut self, slot: Slot) {
-        let segment = self.segments.get_mut(&slot.segment);
-        if let Some(word) = segment.and_then(|segment| segment.without_sums.get_mut(slot.slot as usize / 64))
+        if let Some((len, waiting)) = self.retired.get(&slot).copied()
+            && !waiting.for_tombstone
+            && !waiting.for_readers
         {
-            *word |= 1 << (slot.slot % 64);
+            self.retired.remove(&slot);
+            self.give_back(slot, len);
         }
     }
 
-    /// Whether the block of a slot has checksums of all its shards.
-    pub(super) fn sums(&self, slot: Slot) -> Sums {
-        let words = self.segments.get(&slot.segment).map(|own| &own.without_sums);
-        let word = words.and_then(|words| words.get(slot.slot as usize / 64)).unwrap_or(&0);
-        if word >> (slot.slot % 64) & 1 == 0 { Sums::All } else { Sums::Some }
+    /// Slots that blocks can have.
+    pub(super) fn free(&self) -> u64 {
+        self.free
     }
 
-    pub(super) fn free(&self, class: u8) -> u64 {
-        self.classes[usize::from(class)].free
+    /// Slots of all segments that blocks may go to.
+    pub(super) fn total(&self) -> u64 {
+        self.total
     }
 
-    /// Slots of all segments of a class.
-    pub(super) fn slots(&self, class: u8) -> u64 {
-        self.classes[usize::from(class)].slots
+    /// Where least has to go for a run that has room for so many bytes: of the emptiest place of each segment, the one of
+    /// this rank, by its first slot and those behind it.
+    pub(super) fn emptiest(&self, bytes: u64, rank: usize) -> Option<(Slot, u32)> {
+        let places =
+            self.segments.iter().filter(|(_, own)| own.takes_blocks()).filter_map(|(number, own)| {
+                let needed = own.segment.head.slots_of(bytes);
+                let (used, slot) = own.emptiest(needed)?;
+                Some((used, *number, slot, needed))
+            });
+        let mut places: Vec<_> = places.collect();
+        places.sort_unstable();
+        let (_, segment, slot, needed) = *places.get(rank)?;
+        Some((Slot { segment, slot }, needed))
     }
 
-    pub(super) fn classes(&self) -> impl Iterator<Item = u8> + use<> {
-        (0..self.classes.len()).filter_map(|number| u8::try_from(number).ok())
-    }
-
-    /// Counts what was evicted from a class. Whether that is so much by now that a segment should change hands.
-    pub(super) fn churned(&mut self, class: u8, bytes: u64, enough: u64) -> bool {
-        let own = &mut self.classes[usize::from(class)];
-        own.churn += bytes;
-        let is_enough = own.churn >= enough;
-        if is_enough {
-            own.churn = 0;
-        }
-        is_enough
-    }
-
-    /// Gives out no more slots of a segment.
+    /// Gives out no more room of a segment.
     pub(super) fn drain(&mut self, number: u32) {
-        let Some(segment) = self.segments.get_mut(&number) else { return };
-        if segment.is_draining {
-            return;
+        let Some(own) = self.segments.get_mut(&number).filter(|own| !own.is_draining) else { return };
+        if own.takes_blocks() {
+            for (start, len) in &own.free {
+                self.runs.remove(&(*len, number, *start));
+                self.free -= u64::from(*len);
+            }
+            self.total -= u64::from(own.segment.head.slots);
         }
-        segment.is_draining = true;
-        let class = &mut self.classes[usize::from(segment.class)];
-        class.with_free.remove(&number);
-        class.free -= segment.free.len() as u64;
-        class.slots -= u64::from(segment.segment.head.slots);
+        own.is_draining = true;
     }
 
-    /// Gives out slots of a draining segment again.
+    /// Gives out room of a draining segment again.
     pub(super) fn keep(&mut self, number: u32) {
-        let Some(segment) = self.segments.get_mut(&number).filter(|own| own.is_draining) else { return };
-        segment.is_draining = false;
-        let class = &mut self.classes[usize::from(segment.class)];
-        class.free += segment.free.len() as u64;
-        class.slots += u64::from(segment.segment.head.slots);
-        if !segment.free.is_empty() {
-            class.with_free.insert(number);
+        let Some(own) = self.segments.get_mut(&number).filter(|own| own.is_draining) else { return };
+        own.is_draining = false;
+        if own.takes_blocks() {
+            for (start, len) in &own.free {
+                self.runs.insert((*len, number, *start));
+                self.free += u64::from(*len);
+            }
+            self.total += u64::from(own.segment.head.slots);
         }
     }
 
@@ -293,53 +309,129 @@ impl Slots {
     pub(super) fn draining_with_blocks(&self) -> HashSet<u32> {
         let draining = self.segments.iter().filter(|(_, own)| own.is_draining);
         let with_blocks = draining.filter(|(number, own)| {
-            let retired = self.retired.keys().filter(|slot| slot.segment == **number).count();
-            let gone = own.free.len() + retired + own.claimed as usize + own.lost as usize;
-            gone < own.segment.head.slots as usize
+            let gone = self.retired_of(**number, |_| true) + own.claimed + own.lost;
+            own.used > gone
         });
         with_blocks.map(|(number, _)| *number).collect()
     }
 
-    /// Segments that give out no more slots.
+    /// Segments that give out no more room.
     pub(super) fn draining(&self) -> Vec<u32> {
         let draining = self.segments.iter().filter(|(_, segment)| segment.is_draining);
         draining.map(|(number, _)| *number).collect()
     }
 
-    /// A segment without blocks, of any class but this one.
-    pub(super) fn unused(&self, but: Option<u8>) -> Option<u32> {
-        let mut others = self.segments.iter().filter(|(_, own)| Some(own.class) != but && !own.is_draining);
-        others.find(|(_, own)| own.free.len() == own.segment.head.slots as usize).map(|(number, _)| *number)
+    /// A segment without blocks.
+    pub(super) fn unused(&self) -> Option<u32> {
+        let unused = self.segments.iter().find(|(_, own)| own.used == 0 && !own.is_draining);
+        unused.map(|(number, _)| *number)
     }
 
-    /// Whether nobody uses a slot of a draining segment any more, but for those whose tombstones only are missing.
+    /// Whether nobody uses anything of a draining segment any more, but for what only waits for tombstones.
     pub(super) fn is_drained(&self, number: u32) -> bool {
-        let Some(segment) = self.segments.get(&number) else { return false };
-        let waiting = self.retired.iter().filter(|(slot, _)| slot.segment == number);
-        let buried = waiting.filter(|(_, waiting)| !waiting.for_readers).count();
-        let unused = segment.free.len() + buried + segment.lost as usize;
-        segment.is_draining && unused == segment.segment.head.slots as usize
+        let is_unread = |waiting: &Waiting| !waiting.for_readers;
+        let own = self.segments.get(&number);
+        own.is_some_and(|own| own.is_draining && own.used == self.retired_of(number, is_unread) + own.lost)
+    }
+
+    /// Slots of a segment that have no block any more, but cannot be used yet.
+    fn retired_of(&self, number: u32, is_it: impl Fn(&Waiting) -> bool) -> u32 {
+        let retired =
+            self.retired.iter().filter(|(slot, (_, waiting))| slot.segment == number && is_it(waiting));
+        retired.map(|(_, (len, _))| *len).sum()
     }
 
     /// Forgets a segment.
     pub(super) fn remove(&mut self, number: u32) {
         self.drain(number);
-        self.segments.remove(&number);
+        if let Some(own) = self.segments.remove(&number) {
+            self.blocks -= u64::from(own.blocks);
+            self.most_blocks -= u64::from(own.segment.head.most_blocks);
+        }
         self.retired.retain(|slot, _| slot.segment != number);
         self.unread.retain(|slot| slot.segment != number);
     }
 
-    /// Slots that are free, or will be, or are lost. For tests.
+    /// Slots that have blocks, or somebody writes to. For tests.
     #[cfg(test)]
-    pub(super) fn free_or_retired(&self) -> u64 {
-        let unused = |own: &OwnSegment| own.free.len() + own.lost as usize;
-        let free: usize = self.segments.values().map(unused).sum();
-        (free + self.retired.len()) as u64
+    pub(super) fn used(&self) -> u64 {
+        let used: u32 = self
+            .segments
+            .iter()
+            .map(|(number, own)| own.used - own.lost - self.retired_of(*number, |_| true))
+            .sum();
+        used.into()
+    }
+}
+
+impl OwnSegment {
+    fn takes_blocks(&self) -> bool {
+        !self.is_draining && self.segment.head.is_paged()
     }
 
-    #[cfg(test)]
-    pub(super) fn total(&self) -> u64 {
-        self.segments.values().map(|segment| u64::from(segment.segment.head.slots)).sum()
+    /// Of the runs of so many slots that begin where a free one does, the one with fewest that are not free: how many, and
+    /// its first slot.
+    fn emptiest(&self, needed: u32) -> Option<(u32, u32)> {
+        let last = self.segment.head.slots.checked_sub(needed)?;
+        let mut behind = self.free.iter().peekable();
+        let mut free = 0;
+        let places = self.free.iter().map(|(start, len)| (*start, *len)).map(move |(start, len)| {
+            while let Some((_, more)) =
+                behind.next_if(|(other, _)| u64::from(**other) < u64::from(start) + u64::from(needed))
+            {
+                free += more;
+            }
+            // What the last of them has beyond the end is too much, which only makes a good place better.
+            let used = needed.saturating_sub(free);
+            free -= len;
+            (used, start.min(last))
+        });
+        places.min().or(Some((needed, 0)))
+    }
+}
+
+impl Taken {
+    /// None of so many slots.
+    pub(super) fn none(slots: u32) -> Self {
+        Self(vec![0; (slots as usize).div_ceil(64)])
+    }
+
+    /// Takes a run if none of it is taken; whether it was not.
+    pub(super) fn take(&mut self, slot: u32, len: u32) -> bool {
+        let words = || {
+            let (start, end) = (slot as usize, slot as usize + len as usize);
+            (start / 64..end.div_ceil(64)).map(move |word| {
+                let first = start.saturating_sub(word * 64);
+                let behind = (end - word * 64).min(64);
+                (word, (u64::MAX << first) & (u64::MAX >> (64 - behind)))
+            })
+        };
+        let is_free = words().all(|(word, mask)| self.0.get(word).is_some_and(|bits| bits & mask == 0));
+        if is_free {
+            words().for_each(|(word, mask)| self.0[word] |= mask);
+        }
+        is_free
+    }
+
+    /// Runs of slots that are not taken, of those before `end`: first slot and length.
+    fn gaps(&self, end: u32) -> BTreeMap<u32, u32> {
+        let mut gaps = BTreeMap::new();
+        let mut slot = 0;
+        while slot < end {
+            let is_taken = |slot: u32| self.0[slot as usize / 64] >> (slot % 64) & 1 == 1;
+            let is_first_taken = is_taken(slot);
+            let mut behind = slot;
+            while behind < end && is_taken(behind) == is_first_taken {
+                let word = self.0[behind as usize / 64];
+                let rest = if is_first_taken { !word } else { word } >> (behind % 64);
+                behind += rest.trailing_zeros().min(64 - behind % 64);
+            }
+            if !is_first_taken {
+                gaps.insert(slot, behind.min(end) - slot);
+            }
+            slot = behind;
+        }
+        gaps
     }
 }
 
@@ -350,22 +442,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slots_are_large_enough_and_not_much_larger(blocks in 0..1_u64 << 40) {
-            let payload = blocks * BLOCK_LEN;
-            let slot = slot_bytes(payload).unwrap();
-            let room = slot - HEADER_LEN as u64;
-            prop_assert!(room >= payload && room.is_multiple_of(BLOCK_LEN));
-            prop_assert!(room <= payload.max(BLOCK_LEN) + payload / STEPS + BLOCK_LEN);
-            // A block of the slot's size has this slot too.
-            prop_assert_eq!(slot_bytes(room), Some(slot));
+        fn a_map_of_slots_says_what_was_taken(runs in proptest::collection::vec((0..300_u32, 1..150_u32), 0..12)) {
+            let mut taken = Taken::none(450);
+            let mut plain = [false; 450];
+            for (slot, len) in runs {
+                let run = &mut plain[slot as usize..(slot + len) as usize];
+                let is_free = run.iter().all(|slot| !slot);
+                if is_free {
+                    run.fill(true);
+                }
+                prop_assert_eq!(taken.take(slot, len), is_free);
+            }
+            let mut free = [true; 450];
+            for (start, len) in taken.gaps(450) {
+                prop_assert!(start == 0 || plain[start as usize - 1]);
+                free[start as usize..(start + len) as usize].fill(false);
+            }
+            prop_assert_eq!(free, plain);
         }
-    }
-
-    #[test]
-    fn usual_sizes_fit_exactly() {
-        for payload in [4 << 10, 64 << 10, 1 << 20, 3 << 19, 5 << 20, 32 << 20] {
-            assert_eq!(slot_bytes(payload), Some(payload + 4096));
-        }
-        assert_eq!(slot_bytes(u64::MAX - 4095), None);
     }
 }

@@ -1,9 +1,9 @@
 //! What this process writes: its own directory, of which nobody else changes anything.
 //!
 //! The order in which things reach the disk:
-//! 1. A slot is written only after its last block's tombstone is there.
+//! 1. A page is written only after the tombstone of the block that it had is there.
 //! 2. A commit is written only after the block is there.
-//! 3. A block is found, and a slot given out, only after its commit or tombstone is there.
+//! 3. A block is found, and room given out, only after its commit or tombstone is there.
 //!
 //! With [`Durability::None`] nothing is waited for, and checksums tell what a power cut left; but blocks that have none
 //! keep the order, and a block that is deleted, or is stored again after it was evicted, waits for its tombstone: an older
@@ -25,7 +25,7 @@ use crate::{
     disk::DiskFile,
     format::{
         BLOCK_LEN, HEADER_LEN,
-        record::{BlockRecord, ProvenFrom},
+        record::{BlockRecord, ProvenFrom, Sums},
     },
     index::{Entry, Slot},
 };
@@ -57,8 +57,10 @@ pub(super) struct Writer {
     /// What others are told of the durability.
     pub(super) said_durability: Option<Durability>,
     pub(super) segment_bytes: u64,
-    /// The largest slot that gets a segment of its own.
-    pub(super) largest_slot: u64,
+    /// The least that a segment is made with where there is no room for a usual one.
+    pub(super) least_segment: u64,
+    /// Bytes of the largest block that gets a place, with its header.
+    pub(super) largest_block: u64,
     pub(super) durability: Durability,
     pub(super) next_sequence: AtomicU64,
     pub(super) next_segment: AtomicU64,
@@ -108,12 +110,20 @@ impl Writer {
     }
 }
 
+/// The class, in the index, of blocks of which some shards have no checksums.
+pub(super) const WITHOUT_SUMS: u8 = 1;
+
 /// What a block of our own is to the index.
-pub(super) fn own_entry(record: &BlockRecord, class: u8) -> Entry {
+pub(super) fn own_entry(record: &BlockRecord) -> Entry {
+    entry_of(record, 0, record.namespace)
+}
+
+/// What a block is to the index, where its writer and its namespace have these numbers.
+pub(super) fn entry_of(record: &BlockRecord, owner: u16, namespace: u16) -> Entry {
     Entry {
-        owner: 0,
-        namespace: record.namespace,
-        class,
+        owner,
+        namespace,
+        class: if record.sums == Sums::Some { WITHOUT_SUMS } else { 0 },
         flags: flags_of(record.shards),
         slot: Slot { segment: record.segment, slot: record.slot },
         slot_bytes: HEADER_LEN as u64
@@ -125,7 +135,7 @@ pub(super) fn own_entry(record: &BlockRecord, class: u8) -> Entry {
 }
 
 /// Flags of entries are one less than the number of shards.
-pub(super) fn flags_of(shards: u16) -> u8 {
+fn flags_of(shards: u16) -> u8 {
     shards.saturating_sub(1).min(u8::MAX.into()) as u8
 }
 

@@ -1,10 +1,12 @@
 //! Faults of the disk, damage, and what processes do to one another, one at a time, on a simulated disk.
 
+mod capacity;
 mod damage;
 mod faults;
 mod planted;
 mod processes;
 mod room;
+mod version_1;
 
 use super::*;
 use crate::{
@@ -64,6 +66,11 @@ impl Bench {
     }
 
     fn reserve_len(&self, store: &Segments, key: &str, len: usize) -> Result<Reservation> {
+        self.reserve_of_many(store, key, len, 0)
+    }
+
+    /// A place for a block, behind which there are to be others of the same length.
+    fn reserve_of_many(&self, store: &Segments, key: &str, len: usize, others: usize) -> Result<Reservation> {
         store.reserve(NewBlock {
             namespace: NAMESPACE,
             key: Key::new(key.as_bytes()).unwrap(),
@@ -71,6 +78,7 @@ impl Bench {
             shards: 1,
             shard_len: len as u64,
             expires: None,
+            following: (others * (len.next_multiple_of(4096) + HEADER_LEN)) as u64,
         })
     }
 

@@ -34,6 +34,7 @@ fn put(store: &Segments, key: &str) {
         shards: 1,
         shard_len: 4096,
         expires: None,
+        following: 0,
     };
     let Reservation::Claimed(claim) = store.reserve(block).unwrap() else { panic!() };
     let table = ShardTable(vec![Shard { len: 4096, checksum: Some(0) }]);
@@ -145,7 +146,9 @@ fn lengths_that_files_claim_reserve_nothing() {
     sparse("CKPT-a");
     drop(read(root.path()));
     let path = own.join("seg-000002.kvs");
-    let head = format::segment::SegmentHead { writer, number: 2, slot_bytes: 8192, slots: (1 << 30) - 1 };
+    let slots = (1 << 30) - 1;
+    let head =
+        format::segment::SegmentHead { writer, number: 2, slot_bytes: 8192, slots, most_blocks: slots };
     fs::write(&path, head.to_bytes()).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(1 << 43).unwrap();
     let store = open(root.path());

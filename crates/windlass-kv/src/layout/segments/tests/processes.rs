@@ -63,7 +63,9 @@ fn what_others_remove_is_not_found_any_more() {
     let blocks = [("a", fingerprint("a"))].map(|(key, print)| (key.as_bytes(), print));
     assert_eq!(reader.delete(NAMESPACE, &blocks).unwrap(), 0, "it is not its own");
     assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
-    // The reader knows nothing of it yet, and the place has another block by now.
+    // The reader knows nothing of it yet, and the place has another block by now: no other is free.
+    let rest = 25 * 4096 - HEADER_LEN;
+    assert_eq!(bench.put_len(&writer, "rest", rest).unwrap(), Put::Done);
     bench.put_all(&writer, &["c"]);
     assert_eq!(bench.verdict(&reader, "a", &found), Verdict::Moved);
     assert!(!bench.has(&reader, "a"));
@@ -142,7 +144,7 @@ fn a_block_that_cannot_be_followed_is_in_no_others_way() {
     bench.put_all(&writer, &["a", "b"]);
     reader.maintain().unwrap();
     // Another segment, which cannot be opened at first.
-    assert_eq!(bench.put_len(&writer, "large", 3 * LEN).unwrap(), Put::Done);
+    assert_eq!(bench.put_len(&writer, "large", 13 * LEN).unwrap(), Put::Done);
     let blocks = [(b"a".as_slice(), fingerprint("a"))];
     assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
     bench.fail(Operation::Open, "seg-", 1, Errno::MFILE);
