@@ -18,7 +18,7 @@ use crate::{
     },
 };
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
 };
@@ -106,8 +106,8 @@ pub(super) fn of_namespace(root: &Path, id: NamespaceId) -> PathBuf {
     root.join(NAMESPACES).join(id.to_string())
 }
 
-/// Descriptions that are on the disk, or why one cannot be read.
-pub(super) type Described = HashMap<NamespaceId, Result<String, String>>;
+/// Descriptions that are on the disk, or why one cannot be read, in the order of the identities.
+pub(super) type Described = BTreeMap<NamespaceId, Result<String, String>>;
 
 /// Reads all descriptions. One that cannot be read costs its own namespace alone.
 pub(super) fn described(disk: &dyn Disk, root: &Path) -> Result<Described> {
