@@ -10,9 +10,9 @@ use crate::{
 use prometheus_client::{
     encoding::{EncodeLabelSet, text},
     metrics::{
-        counter::Counter,
+        counter::{ConstCounter, Counter},
         family::Family,
-        gauge::Gauge,
+        gauge::ConstGauge,
         histogram::{Histogram, exponential_buckets},
     },
     registry::{self, Registry, Unit},
@@ -20,26 +20,14 @@ use prometheus_client::{
 use std::{
     collections::BTreeMap,
     fmt::Debug,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 use windlass_io::parallel::lock;
 
-/// Gauges of this hold bytes and counts.
-type Level = Gauge<u64, AtomicU64>;
-
 /// Everything that a store counts.
 pub(crate) struct Metrics {
-    registry: Mutex<Registry>,
-    levels: Levels,
-    totals: Totals,
-    capacity_bytes: Level,
-    recovery_seconds: Gauge<f64, AtomicU64>,
     namespaces: Mutex<BTreeMap<NamespaceId, Arc<NamespaceCounters>>>,
-    by_namespace: NamespaceFamilies,
     dropped: Family<Reason, Counter>,
     ended: Family<Ended, Counter>,
     seconds: Family<Phase, Histogram, fn() -> Histogram>,
@@ -54,6 +42,7 @@ pub(crate) struct Metrics {
 }
 
 /// What is asked of one namespace.
+#[derive(Default)]
 pub(crate) struct NamespaceCounters {
     pub(crate) lookups: Counter,
     pub(crate) found: Counter,
@@ -65,6 +54,24 @@ pub(crate) struct NamespaceCounters {
     pub(crate) stored_blocks: Counter,
     pub(crate) stored_bytes: Counter,
     pub(crate) exists: Counter,
+}
+
+impl NamespaceCounters {
+    fn stats(&self, namespace: NamespaceId) -> NamespaceStats {
+        NamespaceStats {
+            namespace,
+            lookups: self.lookups.get(),
+            found: self.found.get(),
+            hits: self.hits.get(),
+            misses: self.misses.get(),
+            expired: self.expired.get(),
+            corrupt: self.corrupt.get(),
+            loaded_bytes: self.loaded_bytes.get(),
+            stored_blocks: self.stored_blocks.get(),
+            stored_bytes: self.stored_bytes.get(),
+            exists: self.exists.get(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -101,6 +108,60 @@ impl CarrierLabel {
     }
 }
 
+/// The name of a metric, what it says, and where it is in the statistics.
+type Of<S> = (&'static str, &'static str, fn(&S) -> u64);
+
+const LEVELS: [Of<Stats>; 12] = [
+    ("blocks", "Blocks that are found", |stats| stats.blocks),
+    ("payload_bytes", "Bytes of their shards", |stats| stats.payload_bytes),
+    ("allocated_bytes", "Bytes that the files of this process take", |stats| stats.allocated_bytes),
+    ("root_bytes", "Bytes that the files of all processes take", |stats| stats.root_bytes),
+    ("capacity_bytes", "Most bytes that these may take; 0 if this process may not write", |stats| {
+        stats.capacity_bytes.unwrap_or(0)
+    }),
+    ("index_bytes", "Bytes of host memory that the index takes", |stats| stats.index_bytes),
+    ("open_requests", "Requests that have not ended", |stats| stats.open_requests),
+    ("in_flight_bytes", "Bytes of transfers under way", |stats| stats.in_flight_bytes),
+    ("queued_loads", "Loads that wait, because too many bytes are under way", |stats| stats.queued_loads),
+    ("partial_blocks", "Blocks that have some of their shards", |stats| stats.partial_blocks),
+    ("leased_requests", "Requests that have ended, but whose memory may still be read or written", |stats| {
+        stats.leased_requests
+    }),
+    ("unusable_namespaces", "Namespaces that are there, but cannot be used", |stats| {
+        stats.unusable_namespaces
+    }),
+];
+
+const TOTALS: [Of<Stats>; 10] = [
+    ("evicted_blocks", "Blocks that went to make room", |stats| stats.evicted_blocks),
+    ("expired_blocks", "Blocks whose time was over", |stats| stats.expired_blocks),
+    ("corrupt_blocks", "Blocks that were found damaged", |stats| stats.corrupt_blocks),
+    ("lost_on_recovery", "Blocks that were known when the store was opened, but were not whole", |stats| {
+        stats.lost_on_recovery
+    }),
+    ("damaged_records", "Records of other logs that cannot be read", |stats| stats.damaged_records),
+    ("forgotten_events", "Events that nobody fetched", |stats| stats.forgotten_events),
+    ("io_errors", "Transfers that failed", |stats| stats.io_errors),
+    ("commits", "Groups of blocks that were committed", |stats| stats.commits),
+    ("abandoned", "Blocks that never got all their shards", |stats| stats.abandoned),
+    ("unsynced_loads", "Items of blocks that no sync covers, whose checksums are always compared", |stats| {
+        stats.unsynced_loads
+    }),
+];
+
+const OF_NAMESPACES: [Of<NamespaceStats>; 10] = [
+    ("lookups", "Keys that were looked up", |stats| stats.lookups),
+    ("found", "Keys that were looked up and there", |stats| stats.found),
+    ("hits", "Items that were loaded", |stats| stats.hits),
+    ("misses", "Items that were to be loaded, but not there", |stats| stats.misses),
+    ("expired", "Items that were to be loaded, but whose time was over", |stats| stats.expired),
+    ("corrupt", "Items that were to be loaded, but damaged", |stats| stats.corrupt),
+    ("loaded_bytes", "Bytes that were loaded", |stats| stats.loaded_bytes),
+    ("stored_blocks", "Blocks that were stored", |stats| stats.stored_blocks),
+    ("stored_bytes", "Bytes that were stored", |stats| stats.stored_bytes),
+    ("exists", "Items that were to be stored, but were there already", |stats| stats.exists),
+];
+
 /// Registers a metric, with the unit that its name ends in.
 fn register(registry: &mut Registry, name: &str, help: &str, metric: impl registry::Metric) {
     let units = [("_bytes", Unit::Bytes), ("_seconds", Unit::Seconds)];
@@ -110,146 +171,10 @@ fn register(registry: &mut Registry, name: &str, help: &str, metric: impl regist
     }
 }
 
-macro_rules! measured {
-    ($kind:ident of $metric:ty { $($(#[doc = $help:literal])* $name:ident,)+ }) => {
-        /// What is measured when somebody asks.
-        #[derive(Default)]
-        struct $kind {
-            $($name: $metric,)+
-        }
-
-        impl $kind {
-            fn register(&self, registry: &mut Registry) {
-                $(register(registry, stringify!($name), concat!($($help),*).trim(), self.$name.clone());)+
-            }
-
-            fn set(&self, stats: &Stats) {
-                $(set(&self.$name, stats.$name);)+
-            }
-        }
-    };
-}
-
-measured! { Levels of Level {
-    /// Blocks that are found
-    blocks,
-    /// Bytes of their shards
-    payload_bytes,
-    /// Bytes that the files of this process take
-    allocated_bytes,
-    /// Bytes that the files of all processes take
-    root_bytes,
-    /// Bytes of host memory that the index takes
-    index_bytes,
-    /// Requests that have not ended
-    open_requests,
-    /// Bytes of transfers under way
-    in_flight_bytes,
-    /// Loads that wait, because too many bytes are under way
-    queued_loads,
-    /// Blocks that have some of their shards
-    partial_blocks,
-    /// Requests that have ended, but whose memory may still be read or written
-    leased_requests,
-    /// Namespaces that are there, but cannot be used
-    unusable_namespaces,
-} }
-
-measured! { Totals of Counter {
-    /// Blocks that went to make room
-    evicted_blocks,
-    /// Blocks whose time was over
-    expired_blocks,
-    /// Blocks that were found damaged
-    corrupt_blocks,
-    /// Blocks that were known when the store was opened, but were not whole
-    lost_on_recovery,
-    /// Records of other logs that cannot be read
-    damaged_records,
-    /// Events that nobody fetched
-    forgotten_events,
-} }
-
-/// A level, or a count that only grows, that is measured elsewhere.
-trait Measured {
-    fn atomic(&self) -> &AtomicU64;
-}
-
-impl Measured for Level {
-    fn atomic(&self) -> &AtomicU64 {
-        self.inner()
-    }
-}
-
-impl Measured for Counter {
-    fn atomic(&self) -> &AtomicU64 {
-        self.inner()
-    }
-}
-
-fn set(measured: &impl Measured, value: u64) {
-    measured.atomic().store(value, Ordering::Relaxed);
-}
-
-macro_rules! namespace_families {
-    ($($(#[doc = $help:literal])* $name:ident,)+) => {
-        #[derive(Default)]
-        struct NamespaceFamilies {
-            $($name: Family<OfNamespace, Counter>,)+
-        }
-
-        impl NamespaceFamilies {
-            fn register(&self, registry: &mut Registry) {
-                $(register(registry, stringify!($name), concat!($($help),*).trim(), self.$name.clone());)+
-            }
-
-            fn of(&self, namespace: NamespaceId) -> NamespaceCounters {
-                let label = OfNamespace { namespace: namespace.to_string() };
-                NamespaceCounters { $($name: self.$name.get_or_create(&label).clone(),)+ }
-            }
-        }
-
-        impl NamespaceCounters {
-            fn stats(&self, namespace: NamespaceId) -> NamespaceStats {
-                NamespaceStats { namespace, $($name: self.$name.get(),)+ }
-            }
-        }
-    };
-}
-
-namespace_families! {
-    /// Keys that were looked up
-    lookups,
-    /// Keys that were looked up and there
-    found,
-    /// Items that were loaded
-    hits,
-    /// Items that were to be loaded, but not there
-    misses,
-    /// Items that were to be loaded, but whose time was over
-    expired,
-    /// Items that were to be loaded, but damaged
-    corrupt,
-    /// Bytes that were loaded
-    loaded_bytes,
-    /// Blocks that were stored
-    stored_blocks,
-    /// Bytes that were stored
-    stored_bytes,
-    /// Items that were to be stored, but were there already
-    exists,
-}
-
 impl Metrics {
     pub(crate) fn new() -> Self {
-        let mut registry = Registry::with_prefix("windlass_kv");
         let metrics = Self {
-            levels: Levels::default(),
-            totals: Totals::default(),
-            capacity_bytes: Level::default(),
-            recovery_seconds: Gauge::default(),
             namespaces: Mutex::default(),
-            by_namespace: NamespaceFamilies::default(),
             dropped: Family::default(),
             ended: Family::default(),
             seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(20e-6, 2.0, 20))),
@@ -261,65 +186,9 @@ impl Metrics {
             carried: Family::default(),
             carriers: Mutex::default(),
             bounced: Counter::default(),
-            registry: Mutex::new(Registry::default()),
         };
-        metrics.levels.register(&mut registry);
-        metrics.totals.register(&mut registry);
         metrics.begin();
-        metrics.by_namespace.register(&mut registry);
-        register(
-            &mut registry,
-            "capacity_bytes",
-            "Most bytes that the files of all processes may take; 0 if this process may not write",
-            metrics.capacity_bytes.clone(),
-        );
-        register(
-            &mut registry,
-            "recovery_seconds",
-            "Time that it took to open",
-            metrics.recovery_seconds.clone(),
-        );
-        register(
-            &mut registry,
-            "dropped",
-            "Items that were to be stored, but were refused",
-            metrics.dropped.clone(),
-        );
-        register(&mut registry, "requests", "Requests that have ended, by how", metrics.ended.clone());
-        register(
-            &mut registry,
-            "request_seconds",
-            "Time of requests, queued and moving",
-            metrics.seconds.clone(),
-        );
-        register(
-            &mut registry,
-            "lookup_seconds",
-            "Time of lookups, of any number of keys",
-            metrics.lookup_seconds.clone(),
-        );
-        register(&mut registry, "io_errors", "Transfers that failed", metrics.io_errors.clone());
-        register(&mut registry, "commits", "Groups of blocks that were committed", metrics.commits.clone());
-        register(
-            &mut registry,
-            "abandoned",
-            "Blocks that never got all their shards",
-            metrics.abandoned.clone(),
-        );
-        register(
-            &mut registry,
-            "unsynced_loads",
-            "Items of blocks that no sync covers, whose checksums are always compared",
-            metrics.unsynced_loads.clone(),
-        );
-        register(&mut registry, "carried_bytes", "Bytes by the way that they took", metrics.carried.clone());
-        register(
-            &mut registry,
-            "bounced_bytes",
-            "Bytes that went by way of memory of the store's",
-            metrics.bounced.clone(),
-        );
-        Self { registry: Mutex::new(registry), ..metrics }
+        metrics
     }
 
     /// Makes all series, so that they are there before anything happens.
@@ -343,10 +212,7 @@ impl Metrics {
     }
 
     pub(crate) fn namespace(&self, namespace: NamespaceId) -> Arc<NamespaceCounters> {
-        lock(&self.namespaces)
-            .entry(namespace)
-            .or_insert_with(|| Arc::new(self.by_namespace.of(namespace)))
-            .clone()
+        Arc::clone(lock(&self.namespaces).entry(namespace).or_default())
     }
 
     pub(crate) fn looked_up(&self, namespace: &NamespaceCounters, keys: usize, found: usize, begin: Instant) {
@@ -438,13 +304,35 @@ impl Metrics {
 
     /// As OpenMetrics text.
     pub(crate) fn encode(&self, stats: &Stats) -> Result<String> {
-        self.levels.set(stats);
-        self.totals.set(stats);
-        self.capacity_bytes.set(stats.capacity_bytes.unwrap_or(0));
-        self.recovery_seconds.set(stats.recovery.as_secs_f64());
+        let registry = &mut Registry::with_prefix("windlass_kv");
+        for (name, help, value) in LEVELS {
+            register(registry, name, help, ConstGauge::new(value(stats)));
+        }
+        for (name, help, value) in TOTALS {
+            register(registry, name, help, ConstCounter::new(value(stats)));
+        }
+        for (name, help, value) in OF_NAMESPACES {
+            let family = Family::<OfNamespace, Counter>::default();
+            for of in &stats.namespaces {
+                let label = OfNamespace { namespace: of.namespace.to_string() };
+                family.get_or_create(&label).inc_by(value(of));
+            }
+            register(registry, name, help, family);
+        }
+        let opening = ConstGauge::new(stats.recovery.as_secs_f64());
+        register(registry, "recovery_seconds", "Time that it took to open", opening);
+        let refused = "Items that were to be stored, but were refused";
+        register(registry, "dropped", refused, self.dropped.clone());
+        register(registry, "requests", "Requests that have ended, by how", self.ended.clone());
+        let time = "Time of requests, queued and moving";
+        register(registry, "request_seconds", time, self.seconds.clone());
+        let time = "Time of lookups, of any number of keys";
+        register(registry, "lookup_seconds", time, self.lookup_seconds.clone());
+        register(registry, "carried_bytes", "Bytes by the way that they took", self.carried.clone());
+        let bounced = "Bytes that went by way of memory of the store's";
+        register(registry, "bounced_bytes", bounced, self.bounced.clone());
         let mut text = String::new();
-        text::encode(&mut text, &lock(&self.registry))
-            .map_err(|error| crate::Error::Internal(error.to_string()))?;
+        text::encode(&mut text, registry).map_err(|error| crate::Error::Internal(error.to_string()))?;
         Ok(text)
     }
 }
@@ -472,7 +360,13 @@ mod tests {
     fn counters_end_in_total_and_units_are_those_of_the_names() {
         let metrics = Metrics::new();
         metrics.namespace(NamespaceId([1; 16])).hits.inc();
-        let text = metrics.encode(&Stats::default()).unwrap();
+        let mut stats = Stats::default();
+        metrics.count_into(&mut stats);
+        let text = metrics.encode(&stats).unwrap();
+        assert!(
+            text.contains("windlass_kv_hits_total{namespace=\"01010101010101010101010101010101\"} 1\n"),
+            "{text}"
+        );
         assert!(text.ends_with("# EOF\n"));
         let (mut types, mut units, mut helps) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         for line in text.lines().filter(|line| *line != "# EOF") {

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
 };
@@ -106,8 +106,8 @@ pub(super) fn of_namespace(root: &Path, id: NamespaceId) -> PathBuf {
     root.join(NAMESPACES).join(id.to_string())
 }
 
-/// Descriptions that are on the disk, or why one cannot be read.
-pub(super) type Described = HashMap<NamespaceId, Result<String, String>>;
+/// Descriptions that are on the disk, or why one cannot be read, in the order of the identities.
+pub(super) type Described = BTreeMap<NamespaceId, Result<String, String>>;
 
 /// Reads all descriptions. One that cannot be read costs its own namespace alone.
 pub(super) fn described(disk: &dyn Disk, root: &Path) -> Result<Described> {
@@ -222,4 +222,45 @@ pub(super) fn writers(disk: &dyn Disk, root: &Path) -> Result<Vec<WriterDirector
         .collect();
     writers.sort_by_key(|writer| writer.id);
     Ok(writers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::RealDisk;
+    use std::fs;
+
+    #[test]
+    fn only_the_names_that_writers_give_are_their_directories() {
+        let root = tempfile::tempdir().unwrap();
+        let writer = |number| WriterDirectory::new(root.path(), Uuid::from_u128(number));
+        for path in [&writer(0xb).path, &writer(0xa).path] {
+            fs::create_dir(path).unwrap();
+        }
+        fs::write(writer(0xc).path, "").unwrap();
+        for other in ["w-x", "w-0000000000000000000000000000000D", "x-1", "W-1"] {
+            fs::create_dir(root.path().join(other)).unwrap();
+        }
+        let found = writers(&RealDisk, root.path()).unwrap();
+        let ids: Vec<_> = found.iter().map(|writer| writer.id.as_u128()).collect();
+        assert_eq!(ids, [0xa, 0xb]);
+        assert_eq!(found[0].path, writer(0xa).path);
+    }
+
+    #[test]
+    fn a_store_is_made_once_and_keeps_its_layout() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a/b");
+        assert!(matches!(expect(&RealDisk, &path, LayoutKind::Files), Err(Error::NotAStore { .. })));
+        create(&RealDisk, &path, LayoutKind::Files).unwrap();
+        let superblock = fs::read(path.join(SUPERBLOCK)).unwrap();
+        create(&RealDisk, &path, LayoutKind::Segments).unwrap();
+        assert_eq!(fs::read(path.join(SUPERBLOCK)).unwrap(), superblock);
+        expect(&RealDisk, &path, LayoutKind::Files).unwrap();
+        let refused = expect(&RealDisk, &path, LayoutKind::Segments);
+        assert!(matches!(refused, Err(Error::InvalidOption { option: "layout", .. })), "{refused:?}");
+        let mut names: Vec<_> = RealDisk.list(&path).unwrap().into_iter().map(|entry| entry.name).collect();
+        names.sort();
+        assert_eq!(names, [SUPERBLOCK, NAMESPACES]);
+    }
 }

@@ -5,10 +5,7 @@ use super::{MOST_ABSENT, Shared, checksum, lock, names::Tree, namespaces::Namesp
 use crate::{
     Error, Fingerprint, Key, NamespaceId, Result,
     disk::{Disk, FileAccess, FileRef, open_regular},
-    format::{
-        BLOCK_LEN, HEADER_LEN, Invalid, PAGE, Shard, ShardTable, expiry_seconds, header::BlockHeader,
-        now_seconds,
-    },
+    format::{BLOCK_LEN, Invalid, PAGE, Shard, ShardTable, expiry_seconds, header::BlockHeader, now_seconds},
     index::{self, Entry, Existing, Inserted, ReadHold, Slot},
     layout::{Found, Lookup, Place, Verdict},
 };
@@ -113,11 +110,7 @@ impl Shared {
             return Ok(Place { file: FileRef::found(path, metadata), header: None, payload: 0, stride });
         }
         // A file that was cut short has no page there, or another one.
-        let header = (len / BLOCK_LEN * BLOCK_LEN).saturating_sub(if len.is_multiple_of(BLOCK_LEN) {
-            HEADER_LEN as u64
-        } else {
-            0
-        });
+        let header = len.div_ceil(BLOCK_LEN).saturating_sub(1) * BLOCK_LEN;
         let mut shards = u64::from(entry.slot.segment);
         if shards == 0 {
             shards = read_shards(&open_regular(&path, FileAccess::Read)?, header)?;

@@ -209,18 +209,11 @@ impl Namespaces {
                 }
             }
         }
-        let mut new: Vec<_> =
-            found.iter().filter(|(id, _)| self.get(**id).is_none()).map(|(id, _)| *id).collect();
-        new.sort_unstable();
-        for id in new {
-            let added = match &found[&id] {
-                Ok(description) => {
-                    self.add_owned(disk, root, id, description, &found).map_err(|error| error.to_string())
-                }
-                Err(reason) => Err(reason.clone()),
-            };
-            if let Err(reason) = added {
-                self.reject(id, &reason, observed);
+        for (id, description) in found.iter().filter(|(id, _)| self.get(**id).is_none()) {
+            let add =
+                |text: &String| self.add_owned(disk, root, *id, text, &found).map_err(|e| e.to_string());
+            if let Err(reason) = description.as_ref().map_err(Clone::clone).and_then(add) {
+                self.reject(*id, &reason, observed);
             }
         }
         Ok(lost)

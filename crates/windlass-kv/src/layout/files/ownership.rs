@@ -110,8 +110,8 @@ fn claimed(disk: &RealDisk, root: &Path, tree: &Tree) -> io::Result<Option<(Name
 }
 
 fn lowest<'a>(root: &Path, tree: &Tree, described: &'a Described) -> Option<(NamespaceId, &'a str)> {
-    let descriptions = described.iter().filter_map(|(id, text)| Some((*id, text.as_deref().ok()?)));
-    descriptions.filter(|(id, text)| is_of(root, tree, *id, text)).min_by_key(|(id, _)| *id)
+    let mut descriptions = described.iter().filter_map(|(id, text)| Some((*id, text.as_deref().ok()?)));
+    descriptions.find(|(id, text)| is_of(root, tree, *id, text))
 }
 
 fn is_of(root: &Path, tree: &Tree, id: NamespaceId, description: &str) -> bool {

@@ -93,6 +93,5 @@ pub(super) fn described(disk: &dyn Disk, root: &Root) -> Result<Vec<(NamespaceId
             Err(reason) => root.warn_once(&directory::of_namespace(&root.path, id), &reason),
         }
     }
-    described.sort();
     Ok(described)
 }
