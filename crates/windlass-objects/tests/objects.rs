@@ -18,7 +18,7 @@ fn bytes(len: usize) -> Vec<u8> {
 
 /// A server with one object.
 fn served() -> (Server, Vec<u8>) {
-    let server = Server::start(0).unwrap();
+    let server = Server::start().unwrap();
     let bytes = bytes(LEN);
     server.put("models/llama/a b.gguf", &bytes);
     (server, bytes)

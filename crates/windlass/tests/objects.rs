@@ -36,7 +36,7 @@ fn options(server: &Server) -> OpenOptions {
 
 /// A server with a file, and its URLs.
 fn serving(path: &Path) -> (Server, [String; 2]) {
-    let server = Server::start(0).unwrap();
+    let server = Server::start().unwrap();
     let name = path.file_name().unwrap().to_str().unwrap();
     server.put(&format!("models/llama/{name}"), &fs::read(path).unwrap());
     let urls = [
@@ -235,7 +235,7 @@ fn a_load_that_is_dropped_ends_soon() {
 #[test]
 fn a_folder_holds_what_a_directory_would() {
     let directory = tempfile::tempdir().unwrap();
-    let server = Server::start(0).unwrap();
+    let server = Server::start().unwrap();
     for name in ["a", "b"] {
         let path = directory.path().join(name);
         let file = write_model(&path, &[tensor(name, Dtype::U8, &[1000])], 0, 5);

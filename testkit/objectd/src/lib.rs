@@ -4,11 +4,13 @@
 
 mod faults;
 mod request;
+mod stream;
 
 pub use faults::{Fault, Faults};
 pub use request::Request;
 
 use percent_encoding::percent_decode_str;
+use rustls::ServerConfig;
 use std::{
     collections::BTreeMap,
     io::{self, Write},
@@ -20,11 +22,13 @@ use std::{
     thread,
     time::Duration,
 };
+use stream::Stream;
 
 /// A server on a free port of this machine. It stops when it is dropped.
 #[derive(Debug)]
 pub struct Server {
     state: Arc<State>,
+    scheme: &'static str,
     port: u16,
 }
 
@@ -48,12 +52,28 @@ struct Object {
 }
 
 impl Server {
-    /// Starts a server on this port, or any if it is 0.
+    /// Starts a server.
     ///
     /// # Errors
     /// The system's.
-    pub fn start(port: u16) -> io::Result<Self> {
-        let listener = TcpListener::bind(("127.0.0.1", port))?;
+    pub fn start() -> io::Result<Self> {
+        Self::serving(None)
+    }
+
+    /// Starts a server that encrypts, with a certificate whose root is [`Server::ROOT`].
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start_tls() -> io::Result<Self> {
+        Self::serving(Some(stream::config()?))
+    }
+
+    /// The file of the root that the certificate of [`Server::start_tls`] has.
+    pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/certificates/root.pem");
+
+    fn serving(tls: Option<Arc<ServerConfig>>) -> io::Result<Self> {
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let port = listener.local_addr()?.port();
         let state = Arc::new(State::default());
         let own = state.clone();
@@ -62,17 +82,17 @@ impl Server {
                 if own.is_over.load(Ordering::Relaxed) {
                     return;
                 }
-                let (Ok(socket), own) = (socket, own.clone()) else { continue };
+                let (Ok(socket), own, tls) = (socket, own.clone(), tls.clone()) else { continue };
                 own.opened.fetch_add(1, Ordering::Relaxed);
-                thread::spawn(move || own.serve(socket));
+                thread::spawn(move || own.serve(socket, tls.as_ref()));
             }
         });
-        Ok(Self { state, port })
+        Ok(Self { state, scheme, port })
     }
 
     /// Its URL, such as `http://127.0.0.1:9000`.
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        format!("{}://127.0.0.1:{}", self.scheme, self.port)
     }
 
     /// Puts an object at a path, such as `bucket/key`, in place of what was there.
@@ -124,12 +144,13 @@ impl Drop for Server {
 }
 
 impl State {
-    fn serve(&self, mut socket: TcpStream) {
+    fn serve(&self, socket: TcpStream, tls: Option<&Arc<ServerConfig>>) {
         let Ok(peer) = socket.peer_addr() else { return };
         let _ = socket.set_nodelay(true);
         if let Ok(own) = socket.try_clone() {
             lock(&self.connections).push(own);
         }
+        let Ok(mut socket) = Stream::new(socket, tls) else { return };
         let mut buffer = Vec::new();
         while let Ok(Some(request)) = Request::read(&mut socket, &mut buffer) {
             let now = self.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
@@ -140,12 +161,12 @@ impl State {
                 break;
             }
         }
-        let _ = socket.shutdown(Shutdown::Both);
+        let _ = socket.shutdown();
         lock(&self.connections).retain(|own| own.peer_addr().is_ok_and(|own| own != peer));
     }
 
     /// Answers a request. An error closes the connection.
-    fn answer(&self, socket: &mut TcpStream, request: &Request) -> io::Result<()> {
+    fn answer(&self, socket: &mut Stream, request: &Request) -> io::Result<()> {
         lock(&self.requests).push(request.clone());
         let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
         let path = decoded(path.trim_start_matches('/'));
@@ -177,7 +198,7 @@ impl State {
 
     fn send(
         &self,
-        socket: &mut TcpStream,
+        socket: &mut Stream,
         request: &Request,
         object: &Object,
         fault: Option<Fault>,
@@ -245,7 +266,7 @@ impl State {
             Some(Fault::Reset) => {
                 socket.write_all(&object.bytes[start..middle])?;
                 // What was sent and not read makes the system send a reset.
-                socket.shutdown(Shutdown::Both)?;
+                socket.shutdown()?;
                 Err(io::ErrorKind::ConnectionReset.into())
             }
             Some(Fault::StallInside(time)) => {
@@ -269,7 +290,7 @@ impl State {
     }
 
     /// Two keys a page.
-    fn list(&self, socket: &mut TcpStream, bucket: &str, query: &str) -> io::Result<()> {
+    fn list(&self, socket: &mut Stream, bucket: &str, query: &str) -> io::Result<()> {
         let value = |name: &str| {
             let found = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
             found.map(decoded).unwrap_or_default()
@@ -304,7 +325,7 @@ impl State {
     }
 }
 
-fn refuse(socket: &mut TcpStream, status: &str, code: &str, headers: &str) -> io::Result<()> {
+fn refuse(socket: &mut Stream, status: &str, code: &str, headers: &str) -> io::Result<()> {
     let text = format!("<Error><Code>{code}</Code><Message>signed canary</Message></Error>");
     write!(socket, "HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}\r\n{text}", text.len())
 }

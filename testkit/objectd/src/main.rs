@@ -1,4 +1,5 @@
-//! Serves the files of a directory as objects: `objectd DIRECTORY [PORT] [LATENCY_MS]`. Prints its URL, and ends with its input.
+//! Serves the files of a directory as objects: `objectd DIRECTORY [PREFIX] [LATENCY_MS]`. Their names begin with the
+//! prefix, `bucket/folder/` for instance. Prints its URL, and ends with its input.
 #![allow(clippy::print_stdout)]
 
 use objectd::{Faults, Server};
@@ -7,11 +8,12 @@ use std::{env, fs, io, path::Path, time::Duration};
 fn main() -> io::Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let root = arguments.first().map_or(".", String::as_str);
-    let number = |at: usize| arguments.get(at).and_then(|text| text.parse().ok()).unwrap_or(0);
-    let server = Server::start(number(1))?;
-    let latency = Duration::from_millis(u64::from(number(2)));
+    let prefix = arguments.get(1).map_or("", String::as_str);
+    let latency =
+        arguments.get(2).and_then(|text| text.parse().ok()).map_or(Duration::ZERO, Duration::from_millis);
+    let server = Server::start()?;
     server.fail(Faults { latency, ..Faults::default() });
-    put_all(&server, Path::new(root), "")?;
+    put_all(&server, Path::new(root), prefix)?;
     println!("{}", server.url());
     io::copy(&mut io::stdin(), &mut io::sink()).map(drop)
 }

@@ -1,9 +1,6 @@
 //! What was asked.
 
-use std::{
-    io::{self, Read},
-    net::TcpStream,
-};
+use std::io::{self, Read};
 
 /// A request.
 #[derive(Clone, Debug, Default)]
@@ -22,7 +19,7 @@ pub struct Request {
 
 impl Request {
     /// The next one of a connection. `None` at its end. `buffer` holds what was read.
-    pub(crate) fn read(socket: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<Option<Self>> {
+    pub(crate) fn read(socket: &mut impl Read, buffer: &mut Vec<u8>) -> io::Result<Option<Self>> {
         loop {
             let mut headers = [httparse::EMPTY_HEADER; 64];
             let mut request = httparse::Request::new(&mut headers);
