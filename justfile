@@ -54,7 +54,7 @@ test-rust *arguments:
 
 # Build the Python package and run its tests.
 test-python *arguments:
-    {{ quick }} cargo build --quiet --release --package fake-cuda --package usrbiod --package hf3fs-abi
+    {{ quick }} cargo build --quiet --release --package fake-cuda --package usrbiod --package hf3fs-abi --package objectd
     {{ quick }} '{{ bin }}/maturin' develop --quiet --release --features stand-in
     '{{ bin }}/pytest' "$@"
 

@@ -2,13 +2,14 @@
 
 use crate::{error::IntoPython, tensor::Tensor};
 use pyo3::{prelude::*, pybacked::PyBackedBytes, types::PyBytes};
-use std::{borrow::Cow, path::PathBuf};
+use std::{borrow::Cow, collections::HashMap, path::PathBuf};
 use windlass::{
     Error,
     catalog::{
         OpenOptions,
         safetensors::{Header, Metadata},
     },
+    objects::StoreOptions,
 };
 
 /// Name, element type, shape, and first and last offset of a tensor of a header.
@@ -33,7 +34,7 @@ pub(crate) fn parse_header(
     path: PathBuf,
     lenient: Option<bool>,
 ) -> PyResult<(Vec<ParsedTensor>, Option<Metadata>)> {
-    let options = open_options(py, lenient, 0)?;
+    let options = open_options(py, lenient, 0, None)?;
     let header = Header::parse_with(text, file_len, &options)
         .map_err(|problem| Error::InvalidFile { path, problem: problem.into() })
         .into_python(py)?;
@@ -45,10 +46,25 @@ pub(crate) fn parse_header(
 }
 
 /// How a file is opened; the environment decides what the caller leaves open.
-pub(crate) fn open_options(py: Python<'_>, lenient: Option<bool>, offset: u64) -> PyResult<OpenOptions> {
+pub(crate) fn open_options(
+    py: Python<'_>,
+    lenient: Option<bool>,
+    offset: u64,
+    store: Option<HashMap<String, String>>,
+) -> PyResult<OpenOptions> {
     let lenient = match lenient {
         Some(lenient) => lenient,
         None => OpenOptions::from_env().into_python(py)?.lenient,
     };
-    Ok(OpenOptions::default().lenient(lenient).offset(offset))
+    let mut options = StoreOptions::default();
+    for (name, value) in store.iter().flatten() {
+        // Values may be secret.
+        let invalid = |error: windlass::objects::Error| Error::InvalidOption {
+            option: "store",
+            value: name.clone(),
+            reason: error.problem.to_string(),
+        };
+        options.set(name, value).map_err(invalid).into_python(py)?;
+    }
+    Ok(OpenOptions::default().lenient(lenient).offset(offset).store(options))
 }

@@ -16,7 +16,12 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
 };
-use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+    ffi::OsStr,
+    path::PathBuf,
+};
 use windlass::{
     Route,
     plan::{Plan, PlanOptions, PlannedTensor},
@@ -35,9 +40,15 @@ pub(crate) struct Checkpoint {
 #[pymethods]
 impl Checkpoint {
     #[new]
-    #[pyo3(signature = (paths, *, lenient=None, offset=0))]
-    fn new(py: Python<'_>, paths: Vec<PathBuf>, lenient: Option<bool>, offset: u64) -> PyResult<Self> {
-        let options = open_options(py, lenient, offset)?;
+    #[pyo3(signature = (paths, *, lenient=None, offset=0, store=None))]
+    fn new(
+        py: Python<'_>,
+        paths: Vec<PathBuf>,
+        lenient: Option<bool>,
+        offset: u64,
+        store: Option<HashMap<String, String>>,
+    ) -> PyResult<Self> {
+        let options = open_options(py, lenient, offset, store)?;
         let open = || windlass::Checkpoint::open_with(&paths, &options);
         let checkpoint = py.detach(open).into_python(py)?;
         Ok(Self { checkpoint })
@@ -72,8 +83,8 @@ impl Checkpoint {
     }
 
     /// The files, in order.
-    fn files(&self) -> Vec<PathBuf> {
-        self.checkpoint.catalog().files().iter().map(|file| file.source.as_path().to_owned()).collect()
+    fn files(&self) -> Vec<&OsStr> {
+        self.checkpoint.catalog().files().iter().map(|file| file.source.as_path().as_os_str()).collect()
     }
 
     /// The files' `__metadata__`; `None` if there is none.

@@ -1,7 +1,13 @@
 //! Errors as Python exceptions: those of `windlass.errors`, with file, tensor and offset as attributes.
 
 use pyo3::{prelude::*, types::PyDict};
-use windlass::{Error, catalog::FormatError, plan::PlanError, save::ContentError};
+use std::path::PathBuf;
+use windlass::{
+    Error,
+    catalog::{FormatError, SourceName},
+    plan::PlanError,
+    save::ContentError,
+};
 
 /// Turns an error into the exception that Python code catches.
 pub(crate) trait IntoPython<T> {
@@ -34,13 +40,18 @@ pub(crate) fn exception_of(py: Python<'_>, error: &Error) -> PyErr {
 
 fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let fields = PyDict::new(py);
+    let set_path = |path: &PathBuf| match SourceName::from(&**path) {
+        // A path of Python's would make one slash of two.
+        SourceName::Url(url) => fields.set_item("path", url),
+        SourceName::Path(path) => fields.set_item("path", path),
+    };
     let class = match error {
         Error::NotFound { path, .. } => {
-            fields.set_item("path", path)?;
+            set_path(path)?;
             "CheckpointNotFoundError"
         }
         Error::InvalidFile { path, problem } => {
-            fields.set_item("path", path)?;
+            set_path(path)?;
             fields.set_item("tensor", problem.tensor())?;
             match problem.truncated_at() {
                 Some(file_len) => {
@@ -56,27 +67,27 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             }
         }
         Error::InvalidIndex { path, .. } | Error::InvalidManifest { path, .. } => {
-            fields.set_item("path", path)?;
+            set_path(path)?;
             "FormatError"
         }
         Error::DuplicateTensor { tensor, second, .. } => {
-            fields.set_item("path", second)?;
+            set_path(second)?;
             fields.set_item("tensor", tensor)?;
             "FormatError"
         }
         Error::Truncated { path, tensor, needed, file_len } => {
-            fields.set_item("path", path)?;
+            set_path(path)?;
             fields.set_item("tensor", tensor)?;
             fields.set_item("offset", needed.start().max(*file_len).min(needed.end()))?;
             "TruncatedError"
         }
         Error::Changed { path, tensor, .. } => {
-            fields.set_item("path", path)?;
+            set_path(path)?;
             fields.set_item("tensor", tensor)?;
             "FileChangedError"
         }
         Error::Io { path, tensor, range, .. } => {
-            fields.set_item("path", path)?;
+            set_path(path)?;
             fields.set_item("tensor", tensor)?;
             fields.set_item("offset", range.map(|range| range.start()))?;
             fields.set_item("errno", error.errno())?;
@@ -87,12 +98,12 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             "StorageError"
         }
         Error::NotSynced { path, source } => {
-            fields.set_item("path", path)?;
+            set_path(path)?;
             fields.set_item("errno", source.raw_os_error())?;
             "StorageError"
         }
         Error::RouteUnavailable { path, .. } => {
-            fields.set_item("path", path)?;
+            path.as_ref().map(set_path).transpose()?;
             "RouteUnavailableError"
         }
         Error::DeviceUnavailable { device, .. } => {
@@ -130,7 +141,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::InvalidOption { .. } => "OptionError",
         Error::MemoryBudget { .. } | Error::Allocation { .. } => "MemoryBudgetError",
         Error::DigestMismatch { tensor, path, .. } => {
-            fields.set_item("path", path)?;
+            set_path(path)?;
             fields.set_item("tensor", tensor)?;
             "DigestMismatchError"
         }

@@ -19,7 +19,7 @@ from windlass._memory import MemoryLimit, memory_limits
 from windlass._metadata import MetadataArray
 from windlass._native import MemoryPool, Tensor
 from windlass._one_shot import iter_tensors, load
-from windlass._options import LoadOptions
+from windlass._options import LoadOptions, StoreOptions
 from windlass._report import Carrier, Refusal, Report
 from windlass._save import SaveReport, save, save_file, save_sharded
 from windlass._stream import TensorStream
@@ -55,6 +55,7 @@ __all__ = [
     "Refusal",
     "Report",
     "SaveReport",
+    "StoreOptions",
     "Tensor",
     "TensorSlice",
     "TensorStream",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,10 @@ def path_text(path: Any) -> str:
     if isinstance(path, (str, os.PathLike)):
         text = os.fspath(path)
         if isinstance(text, str):
+            if not isinstance(path, str) and re.match(r"(s3|https?):[/\\][^/]", text):
+                raise OptionError(
+                    f"a path cannot be {path!r}: a path has one slash where a URL has two; pass the URL as text"
+                )
             return text
         raise TypeError(
             f"a path cannot be {path!r}, a path of bytes: pass text, which os.fsdecode makes of bytes"

@@ -23,7 +23,7 @@ from windlass._frameworks import (
     torch_allocator,
 )
 from windlass._metadata import read_only
-from windlass._options import LoadOptions
+from windlass._options import LoadOptions, StoreOptions, store_texts
 from windlass._report import Report
 from windlass._slices import Part
 from windlass._stream import (
@@ -84,12 +84,14 @@ def load_file(
     allocator: Literal["driver", "torch"] = "driver",
     lenient: bool | None = None,
     offset: int | None = None,
+    store: StoreOptions | None = None,
     **options: Unpack[LoadOptions],
 ) -> LoadedTensors:
     """Loads a checkpoint into memory.
 
     Args:
-        path: A safetensors or GGUF file, an index, a directory, a glob pattern, or a list of these.
+        path: A safetensors or GGUF file, an index, a directory, a glob pattern, a URL (``s3://``, ``https://``,
+            ``http://``; of a folder with ``/`` at its end), or a list of these.
         device: Where to put the tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a number, or a device of torch's.
             Default: ``WINDLASS_DEVICE``, else ``"cpu"``.
         framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``, those of
@@ -104,6 +106,7 @@ def load_file(
             padding after the last tensor, and GGUF files. Default: ``WINDLASS_LENIENT``, else not.
         offset: Byte at which the GGUF begins in each file, where it is embedded in another. Default: 0, the start of
             the file.
+        store: Where the store of a URL is, and who asks: see `StoreOptions`. Default: what the environment says.
         options: Those of ``windlass load``; see `LoadOptions`.
 
     Returns:
@@ -111,7 +114,13 @@ def load_file(
         ``report``. Quantised tensors of GGUF files are ``uint8``: their last dimension counts the bytes of its blocks.
     """
     with Checkpoint(
-        path, device=device, framework=framework, allocator=allocator, lenient=lenient, offset=offset
+        path,
+        device=device,
+        framework=framework,
+        allocator=allocator,
+        lenient=lenient,
+        offset=offset,
+        store=store,
     ) as checkpoint:
         return checkpoint.load(
             select=select, exclude=exclude, slices=slices, progress=progress, pool=pool, **options
@@ -124,8 +133,9 @@ class Checkpoint:
     Iterating it gives ``(name, tensor)`` in the order in which tensors become complete.
 
     Args:
-        paths: A safetensors or GGUF file, an index, a directory, a glob pattern, or a list of these. One file of a
-            split GGUF model stands for all.
+        paths: A safetensors or GGUF file, an index, a directory, a glob pattern, a URL (``s3://``, ``https://``,
+            ``http://``; of a folder with ``/`` at its end), or a list of these. One file of a split GGUF model
+            stands for all.
         device: Where to put tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a number, or a device of torch's.
         framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``.
         pool: Host memory, touched before, that all loads go into unless they name another.
@@ -134,6 +144,7 @@ class Checkpoint:
             padding after the last tensor, and GGUF files. Default: ``WINDLASS_LENIENT``, else not.
         offset: Byte at which the GGUF begins in each file, where it is embedded in another. Default: 0, the start of
             the file.
+        store: Where the store of a URL is, and who asks: see `StoreOptions`. Default: what the environment says.
         options: Options of all loads; see `LoadOptions`. A load's own win.
     """
 
@@ -147,6 +158,7 @@ class Checkpoint:
         allocator: Literal["driver", "torch"] = "driver",
         lenient: bool | None = None,
         offset: int | None = None,
+        store: StoreOptions | None = None,
         **options: Unpack[LoadOptions],
     ) -> None:
         chosen = os.environ.get("WINDLASS_DEVICE", "cpu") if device is None else device
@@ -171,7 +183,7 @@ class Checkpoint:
             raise OptionError(f"offset cannot be {offset}: it is a number of bytes")
         _native.check_options(**self._options)
         self._native: _native.Checkpoint | None = _native.Checkpoint(
-            path_texts(paths), lenient=lenient, offset=offset or 0
+            path_texts(paths), lenient=lenient, offset=offset or 0, store=store_texts(store)
         )
         self._metadata: Mapping[str, Any] | None = None
         self._report: _native.Report | None = None
@@ -201,7 +213,7 @@ class Checkpoint:
 
     def files(self) -> list[str]:
         """The files, in order."""
-        return [os.fspath(path) for path in self._opened.files()]
+        return self._opened.files()
 
     def get_shape(self, name: str) -> list[int]:
         """Shape of a tensor, without loading it: that of its elements, also where they are quantised."""

@@ -14,7 +14,7 @@ from windlass._frameworks import Framework, converter
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
 
-    from windlass._options import LoadOptions
+    from windlass._options import LoadOptions, StoreOptions
     from windlass._stream import Order, TensorStream
     from windlass._targets import CopyInto
 
@@ -34,6 +34,7 @@ def iter_tensors(
     allocator: Literal["driver", "torch"] = "driver",
     lenient: bool | None = None,
     offset: int | None = None,
+    store: StoreOptions | None = None,
     **options: Unpack[LoadOptions],
 ) -> TensorStream:
     """Opens a checkpoint and gives ``(name, tensor)``, one after the other, while the rest is still being loaded.
@@ -52,13 +53,20 @@ def iter_tensors(
         allocator: As in `load_file`.
         lenient: As in `load_file`.
         offset: As in `load_file`.
+        store: As in `load_file`.
         options: As in `load_file`.
 
     Returns:
         An iterator with the attribute ``report``. After the last tensor, or when it is closed, nothing stays open.
     """
     with Checkpoint(
-        paths, device=device, framework=framework, allocator=allocator, lenient=lenient, offset=offset
+        paths,
+        device=device,
+        framework=framework,
+        allocator=allocator,
+        lenient=lenient,
+        offset=offset,
+        store=store,
     ) as checkpoint:
         return checkpoint.iter_tensors(
             select=select,

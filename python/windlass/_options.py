@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict, cast
 
 RouteName = Literal[
     "auto",
@@ -15,6 +16,7 @@ RouteName = Literal[
     "unified",
     "gds",
     "gds-compat",
+    "http",
 ]
 
 
@@ -54,3 +56,37 @@ class LoadOptions(TypedDict, total=False):
     """Most host memory that the load may take."""
     populate: bool
     """With route ``mapped``: read everything in at once."""
+
+
+class StoreOptions(TypedDict, total=False):
+    """Where the object store of a URL is, and who asks. What is left out comes from the environment."""
+
+    endpoint: str
+    """URL of the S3 endpoint. Default: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, else AWS."""
+    region: str
+    """Region of the bucket. Default: ``AWS_REGION``, ``AWS_DEFAULT_REGION``, else ``us-east-1``."""
+    path_style: bool
+    """Whether the bucket is a part of the path rather than of the host's name. Default: with an endpoint."""
+    profile: str
+    """Profile of the shared AWS files. Default: ``AWS_PROFILE``, else ``default``."""
+    access_key_id: str
+    """Key that signs. Default: ``AWS_ACCESS_KEY_ID`` and so on, the profile, or the machine's role."""
+    secret_access_key: str
+    """Its secret."""
+    session_token: str
+    """Token of temporary credentials."""
+    anonymous: bool
+    """Whether requests carry no credentials."""
+    unpinned: bool
+    """Whether objects without a strong ETag are taken; their length and date are compared instead."""
+
+
+def store_texts(store: StoreOptions | None) -> dict[str, str] | None:
+    """The options as texts.
+
+    >>> store_texts({"region": "eu-west-1", "anonymous": True})
+    {'region': 'eu-west-1', 'anonymous': 'True'}
+    """
+    if store is None:
+        return None
+    return {name: str(value) for name, value in cast("Mapping[str, Any]", store).items()}

@@ -5,7 +5,7 @@ use crate::bench::Bench;
 use crate::kv::Kv;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
-use windlass::{Checkpoint, catalog::OpenOptions};
+use windlass::{Checkpoint, catalog::OpenOptions, objects::StoreOptions};
 
 /// Moves tensors between storage and memory at the speed of the hardware, and reports how.
 #[derive(Debug, Parser)]
@@ -72,8 +72,8 @@ pub(crate) enum Command {
 /// A checkpoint.
 #[derive(Debug, Args)]
 pub(crate) struct Paths {
-    /// Safetensors or GGUF files, *.safetensors.index.json files, directories that hold these, or glob patterns. One
-    /// file of a split GGUF model stands for all
+    /// Safetensors or GGUF files, *.safetensors.index.json files, directories that hold these, glob patterns, or URLs that
+    /// begin with s3://, https:// or http:// and end with '/' for a folder. One file of a split GGUF model stands for all
     #[arg(required = true, value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
     /// Take files that break the specification where no harm comes of it: safetensors with padding after the last
@@ -89,6 +89,10 @@ pub(crate) struct Paths {
     /// Byte at which the GGUF begins in each file, where it is embedded in another
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub(crate) offset: u64,
+    /// Where the store of a URL is, and who asks: endpoint=URL, region=NAME, path_style=BOOL, profile=NAME, anonymous=BOOL,
+    /// unpinned=BOOL. Keys come from the environment or a profile
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) store: Vec<String>,
 }
 
 impl Paths {
@@ -98,10 +102,31 @@ impl Paths {
             Some(lenient) => lenient,
             None => OpenOptions::from_env()?.lenient,
         };
-        Checkpoint::open_with(&self.paths, &OpenOptions::default().lenient(lenient).offset(self.offset))
+        let options =
+            OpenOptions::default().lenient(lenient).offset(self.offset).store(self.store_options()?);
+        Checkpoint::open_with(&self.paths, &options)
+    }
+
+    fn store_options(&self) -> windlass::Result<StoreOptions> {
+        let mut options = StoreOptions::default();
+        for text in &self.store {
+            let (name, value) = text.split_once('=').unwrap_or((text, ""));
+            // The value may be secret.
+            let invalid = |reason: String| windlass::Error::InvalidOption {
+                option: "store",
+                value: name.to_owned(),
+                reason,
+            };
+            if ["access_key_id", "secret_access_key", "session_token"].contains(&name) {
+                let reason =
+                    "other users can see the command line: give keys by the environment or a profile";
+                return Err(invalid(reason.into()));
+            }
+            options.set(name, value).map_err(|error| invalid(error.problem.to_string()))?;
+        }
+        Ok(options)
     }
 }
-
 #[derive(Debug, Args)]
 pub(crate) struct Inspect {
     #[command(flatten)]
@@ -122,8 +147,8 @@ pub(crate) struct Load {
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
     /// Which way the bytes take: auto (each extent the best way, the default), io_uring, threads (pread), cached
-    /// (copies from the page cache), mapped (nothing is read until it is touched) or usrbio (from a 3FS, past the
-    /// kernel); to devices also staged (never
+    /// (copies from the page cache), mapped (nothing is read until it is touched), usrbio (from a 3FS, past the
+    /// kernel) or http (from URLs); to devices also staged (never
     /// gds), unified (integrated devices use host memory as it is), gds (past the host's memory, proven) or gds-compat (cuFile, however it does it)
     #[arg(long, value_name = "ROUTE")]
     pub(crate) route: Option<String>,

@@ -556,3 +556,52 @@ fn lenient_takes_safetensors_with_padding() {
     assert!(message.contains("open it with lenient"), "{message}");
     assert_eq!(ok(&["verify", "--lenient"], &model.path), digests);
 }
+
+/// Runs the command against a store, whose keys the environment has.
+fn with_store(server: &objectd::Server, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .envs([
+            ("AWS_ENDPOINT_URL", &*server.url()),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", "canary"),
+        ])
+        .env("WINDLASS_LOG", "trace")
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn objects_are_inspected_loaded_and_verified_and_nothing_shows_a_secret() {
+    let (model, server) = (Model::new(), objectd::Server::start().unwrap());
+    server.put("models/llama/model.safetensors", &fs::read(&model.path).unwrap());
+    let presigned = format!("{}/models/llama/model.safetensors?X-Amz-Signature=canary", server.url());
+    let missing = format!("{presigned}s").replace("model.safetensors", "none.safetensors");
+    for (arguments, code, told) in [
+        (vec!["inspect", "s3://models/llama/"], 0, "0..2.weight"),
+        (vec!["load", "--report", "s3://models/llama/"], 0, "http "),
+        (vec!["load", "--report", "--route", "http", &presigned], 0, "http "),
+        (vec!["load", "--report", "--store", "anonymous=true", "s3://models/llama/"], 0, "http "),
+        (vec!["verify", &presigned], 0, ""),
+        (vec!["load", &missing], 3, "no such object"),
+        (vec!["load", "--route", "io_uring", &presigned], 6, "no file of this machine"),
+        (
+            vec!["load", "--store", "secret_access_key=canary", "s3://models/llama/"],
+            2,
+            "environment or a profile",
+        ),
+        (vec!["load", "--store", "colour=red", "s3://models/llama/"], 2, "no such option"),
+        (vec!["load", "gs://models/llama/?token=canary"], 2, "no source has the scheme"),
+    ] {
+        let output = with_store(&server, &arguments);
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+        assert!(text.contains(told), "{arguments:?}: {text}");
+        assert!(!text.contains("canary"), "{arguments:?}: {text}");
+    }
+    let requests = server.take_requests();
+    assert!(
+        requests.iter().any(|own| own.authorization.is_none())
+            && requests.iter().any(|own| own.authorization.is_some())
+    );
+}

@@ -28,6 +28,8 @@ mod error;
 mod handoff;
 mod load;
 pub mod memory;
+#[cfg(feature = "objects")]
+pub use windlass_objects as objects;
 pub mod plan;
 pub mod read;
 mod report;

@@ -201,12 +201,12 @@ fn a_source_that_was_replaced_is_noticed() {
 #[test]
 fn a_scheme_that_no_source_has_is_refused_with_those_there_are() {
     for text in
-        ["s3://bucket/model.gguf", "s3://bucket/*.safetensors", "s3://bucket/model.safetensors.index.json"]
+        ["gs://bucket/model.gguf", "gs://bucket/*.safetensors", "gs://bucket/model.safetensors.index.json"]
     {
         match Checkpoint::open(&[text]).unwrap_err() {
             Error::InvalidOption { option: "path", value, reason } => {
                 assert_eq!(value, text);
-                assert!(reason.contains("'s3'") && reason.contains("toy://"), "{reason}");
+                assert!(reason.contains("'gs'") && reason.contains("toy://"), "{reason}");
             }
             other => panic!("{other:?}"),
         }

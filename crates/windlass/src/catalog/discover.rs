@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    SourceName,
+    OpenOptions, SourceName,
     gguf::split,
     index::{Index, IndexError, MAX_INDEX_BYTES},
     open, shard_name,
@@ -21,13 +21,16 @@ pub(super) struct FileSet {
 }
 
 /// What one path given by the user stands for.
-pub(super) fn resolve(path: &Path) -> Result<FileSet> {
+pub(super) fn resolve(path: &Path, options: &OpenOptions) -> Result<FileSet> {
     let is_url = matches!(SourceName::from(path), SourceName::Url(_));
     if !is_url && path.is_dir() {
-        return resolve_directory(path);
+        return resolve_directory(path, list(path)?, options);
+    }
+    if let Some(files) = registry::list(path, options)? {
+        return resolve_directory(path, files, options);
     }
     if path.extension().is_some_and(|extension| extension == "json") {
-        return resolve_index(path);
+        return resolve_index(path, options);
     }
     let pattern = path.to_str().filter(|text| text.contains(['*', '?', '[']));
     match pattern {
@@ -37,13 +40,18 @@ pub(super) fn resolve(path: &Path) -> Result<FileSet> {
     }
 }
 
-fn resolve_directory(directory: &Path) -> Result<FileSet> {
+/// What a directory holds.
+fn list(directory: &Path) -> Result<Vec<PathBuf>> {
+    let list_error = |source| io_error("list", directory, source);
+    let entries = fs::read_dir(directory).map_err(list_error)?;
+    entries.map(|entry| Ok(entry.map_err(list_error)?.path())).collect()
+}
+
+fn resolve_directory(directory: &Path, entries: Vec<PathBuf>, options: &OpenOptions) -> Result<FileSet> {
     let mut files = Vec::new();
     let mut ggufs = Vec::new();
     let mut indexes = Vec::new();
-    let list_error = |source| io_error("list", directory, source);
-    for entry in fs::read_dir(directory).map_err(list_error)? {
-        let path = entry.map_err(list_error)?.path();
+    for path in entries {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if name.ends_with(".safetensors.index.json") {
             indexes.push(path);
@@ -65,8 +73,8 @@ fn resolve_directory(directory: &Path) -> Result<FileSet> {
             }
             Ok(FileSet { files, index: None })
         }
-        [only] => resolve_index(only),
-        several if several.contains(&standard) => resolve_index(&standard),
+        [only] => resolve_index(only, options),
+        several if several.contains(&standard) => resolve_index(&standard, options),
         several => Err(Error::NotFound {
             path: directory.to_owned(),
             reason: format!("the directory holds {} indexes; name the one to load", several.len()),
@@ -132,15 +140,16 @@ fn explain(error: &glob::PatternError) -> String {
     }
 }
 
-fn resolve_index(path: &Path) -> Result<FileSet> {
+fn resolve_index(path: &Path, options: &OpenOptions) -> Result<FileSet> {
     let invalid = |problem| Error::InvalidIndex { path: path.to_owned(), problem };
-    let source = registry::open(path)?;
+    let source = registry::open(path, options)?;
     let len = source.len();
     let len_in_memory = usize::try_from(len).ok().filter(|_| len <= MAX_INDEX_BYTES);
     let mut text = vec![0; len_in_memory.ok_or_else(|| invalid(IndexError::TooLarge { len }))?];
     open::unchanged(&*source, source.read_exactly(&mut text, 0, None))?;
     let index = Index::parse(&text).map_err(invalid)?;
-    let name = SourceName::from(path);
+    let name = SourceName::from(source.path());
+    index.check_names(&name).map_err(invalid)?;
     let files = index.files().into_iter().map(|file| name.beside(file)).collect();
     Ok(FileSet { files, index: Some((name, index)) })
 }
@@ -161,7 +170,7 @@ mod tests {
             ("/models/***", "'**' alone between two '/'"),
             ("/models/a**", "'**' alone between two '/'"),
         ] {
-            match resolve(Path::new(path)).unwrap_err() {
+            match resolve(Path::new(path), &OpenOptions::default()).unwrap_err() {
                 Error::NotFound { reason, .. } => assert!(reason.contains(told), "{path}: {reason}"),
                 other => panic!("{other:?}"),
             }

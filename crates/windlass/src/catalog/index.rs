@@ -93,6 +93,17 @@ impl Index {
         Ok(Self { weight_map })
     }
 
+    /// Fails if a name means something else in a URL than in a path, and may so lead out of the folder.
+    pub(super) fn check_names(&self, index: &SourceName) -> Result<(), IndexError> {
+        let is_url = matches!(index, SourceName::Url(_));
+        match self.weight_map.iter().find(|(_, file)| is_url && file.contains(['?', '#', '%', '\\'])) {
+            Some((tensor, file)) => {
+                Err(IndexError::UnsafePath { tensor: tensor.clone(), file: file.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The files that the index names, each once, in name order.
     pub fn files(&self) -> Vec<&str> {
         let files: BTreeSet<&str> = self.weight_map.values().map(String::as_str).collect();

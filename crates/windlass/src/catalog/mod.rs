@@ -149,7 +149,7 @@ impl Catalog {
         let mut sources = Vec::new();
         let mut split_models = HashSet::new();
         for path in paths {
-            let FileSet { files, index } = discover::resolve(path.as_ref())?;
+            let FileSet { files, index } = discover::resolve(path.as_ref(), options)?;
             let first_file = builder.file_count();
             let found = open::read_headers(&files, options)?;
             for (source, header) in open::with_siblings(found, &mut split_models, options)? {

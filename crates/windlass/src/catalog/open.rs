@@ -26,7 +26,7 @@ type Opened = (Arc<dyn Source>, FileHeader);
 /// Opens the files and parses their headers, several at a time, keeping their order.
 pub(super) fn read_headers(paths: &[PathBuf], options: &OpenOptions) -> Result<Vec<Opened>> {
     let open = |path: &PathBuf| {
-        let source = registry::open(path)?;
+        let source = registry::open(path, options)?;
         let header = header_of(&*source, options)?;
         Ok((source, header))
     };
@@ -41,7 +41,7 @@ pub(super) fn read_headers(paths: &[PathBuf], options: &OpenOptions) -> Result<V
 /// or it is no text.
 pub fn header_texts(paths: &[PathBuf], threads: usize) -> Result<Vec<(String, u64)>> {
     let read = |path: &PathBuf| {
-        let source = registry::open(path)?;
+        let source = registry::open(path, &OpenOptions::default())?;
         let text = unchanged(&*source, safetensors_text(&*source));
         let text = String::from_utf8(text?).map_err(|error| {
             let offset = LENGTH_PREFIX_BYTES + error.utf8_error().valid_up_to() as u64;
@@ -221,7 +221,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model.gguf");
         std::fs::write(&path, [b"GGUF".as_slice(), &3u32.to_le_bytes(), &[0; 16]].concat()).unwrap();
-        let source = registry::open(&path).unwrap();
+        let source = registry::open(&path, &OpenOptions::default()).unwrap();
         assert!(header_of(&*source, &OpenOptions::default()).is_ok());
         File::options().append(true).open(&path).unwrap().write_all(b"more").unwrap();
         let found = header_of(&*source, &OpenOptions::default()).unwrap_err();

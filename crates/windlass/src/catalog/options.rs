@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 use crate::{Result, environment};
+#[cfg(feature = "objects")]
+use windlass_objects::StoreOptions;
 
 /// How headers are found and how strictly they are taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OpenOptions {
     /// Takes files that break the specification of their format where no harm comes of it: safetensors files with
@@ -12,12 +14,17 @@ pub struct OpenOptions {
     pub lenient: bool,
     /// Where the GGUF begins in each file, in bytes: 0 unless it is embedded in something else.
     pub offset: u64,
+    /// Where object stores are, and who asks them.
+    #[cfg(feature = "objects")]
+    pub store: Option<StoreOptions>,
 }
 
 windlass_io::setters! {
     OpenOptions {
         lenient: bool,
         offset: u64,
+        #[cfg(feature = "objects")]
+        store: Option<StoreOptions>,
     }
 }
 

@@ -100,9 +100,7 @@ impl<'a> Opening<'a> {
     /// # Errors
     /// [`Error::RouteUnavailable`] if the route that the caller named cannot be.
     pub(super) fn open_first(&mut self, plan: &Plan) -> Result<()> {
-        registry::readers()
-            .filter(|entry| entry.landing == Landing::Shared)
-            .try_for_each(|entry| self.open(entry, plan))
+        registry::readers().filter(|entry| entry.is_first).try_for_each(|entry| self.open(entry, plan))
     }
 
     /// The length of reads: that of the options, made to take whole chunks of the files unless the caller chose it.
@@ -135,7 +133,8 @@ impl<'a> Opening<'a> {
     /// Whether an extent will need a slot of the load's own, if it is staged.
     pub(super) fn needs_host_slot(&self, extent: &Extent) -> bool {
         let is_past_host = self.options.route.is_past_host() && Plan::is_whole_blocks(extent);
-        !is_past_host && !self.is_served_alone(extent.file.index())
+        let is_shared = |route: &LoadRoute| route.member.landing() == Landing::Shared && route.takes(extent);
+        !is_past_host && !self.routes.iter().any(is_shared)
     }
 
     /// How many slots of which kind extents come in, of which `own` in host memory are the load's own.
@@ -160,7 +159,7 @@ impl<'a> Opening<'a> {
                 Unavailable::new("switched off by the option direct=never", ""),
             );
         }
-        for entry in registry::readers().filter(|entry| entry.landing != Landing::Shared) {
+        for entry in registry::readers().filter(|entry| !entry.is_first) {
             let before = self.routes.len();
             self.open(entry, plan)?;
             if self.routes.len() > before {
@@ -208,10 +207,17 @@ impl<'a> Opening<'a> {
         };
         let mut files = vec![false; self.sources.len()].into_boxed_slice();
         for file in self.files_for(&*member, read, plan) {
-            let access = if member.serves_alone() { Access::Direct } else { self.access(file)? };
+            let access = match member.serves_alone() {
+                Some(access) => access,
+                None => self.access(file)?,
+            };
             let source = &self.sources[file];
             match member.add(source, access) {
-                Ok(is_taken) => files[file] = is_taken,
+                Ok(true) => {
+                    files[file] = true;
+                    self.access[file] = Some(access);
+                }
+                Ok(false) => {}
                 Err(why) => self.refuse_route(entry.route, Some(source.path().to_owned()), why)?,
             }
         }
@@ -305,7 +311,7 @@ impl<'a> Opening<'a> {
     }
 
     fn is_served_alone(&self, file: usize) -> bool {
-        self.routes.iter().any(|route| route.files[file] && route.member.serves_alone())
+        self.routes.iter().any(|route| route.files[file] && route.member.serves_alone().is_some())
     }
 
     /// How a file is read by routes that go through the kernel.

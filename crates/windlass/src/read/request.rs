@@ -3,7 +3,7 @@
 
 use crate::{
     ByteRange, DeviceId, Error, Result,
-    catalog::OpenFile,
+    catalog::{OpenFile, OpenOptions},
     plan::Runs,
     source::{Source, registry},
     sys::files,
@@ -27,7 +27,7 @@ impl ReadFile {
     /// file; [`Error::Io`](crate::Error::Io); [`Error::InvalidOption`](crate::Error::InvalidOption) for a URL whose scheme no
     /// source has.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Ok(Self::from_source(registry::open(path.as_ref())?))
+        Ok(Self::from_source(registry::open(path.as_ref(), &OpenOptions::default())?))
     }
 
     /// Takes an open file over. `path` is what messages call it.

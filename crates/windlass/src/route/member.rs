@@ -93,10 +93,10 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Whether no other route is needed for its files, and none may look at them. One whose slots are
-    /// [shared](Landing::Shared) does.
-    fn serves_alone(&self) -> bool {
-        false
+    /// How it reads its files, if no other route is needed for them, and none may look at them. One whose slots are
+    /// [shared](Landing::Shared) has such a way.
+    fn serves_alone(&self) -> Option<Access> {
+        None
     }
 
     /// Whether its reads begin and end anywhere, rather than at blocks where the page cache is bypassed.

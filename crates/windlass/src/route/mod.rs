@@ -10,6 +10,8 @@
 mod absent;
 pub(crate) mod attempt;
 pub(crate) mod gds;
+#[cfg(feature = "objects")]
+mod http;
 pub(crate) mod member;
 mod members;
 #[cfg(target_os = "linux")]
@@ -65,7 +67,7 @@ use windlass_io::lane::{FileRead, Pread, ReadsFile};
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Route {
-    /// The best one for each extent: `usrbio` for files on a 3FS; of others `cached` for what the page cache holds; for
+    /// The best one for each extent: `usrbio` for files on a 3FS; `http` for objects; of others `cached` for what the page cache holds; for
     /// the rest `gds` if the target is a device and that is proven, else `io_uring`, or `threads` where that is refused.
     /// Never `mapped`.
     #[default]
@@ -89,6 +91,9 @@ pub enum Route {
     /// Through cuFile, by whichever path it takes: also one that goes through host memory.
     #[serde(rename = "gds-compat")]
     GdsCompat,
+    /// Requests for ranges, on several connections, from an object store or a web server. Fails for files of this machine.
+    #[cfg(feature = "objects")]
+    Http,
     /// A route of the tests.
     #[cfg(feature = "fault-injection")]
     Toy,
@@ -107,6 +112,8 @@ impl Route {
         Self::Unified,
         Self::Gds,
         Self::GdsCompat,
+        #[cfg(feature = "objects")]
+        Self::Http,
     ];
 
     /// The name that options, reports and messages use.
@@ -122,6 +129,8 @@ impl Route {
             Self::Unified => "unified",
             Self::Gds => "gds",
             Self::GdsCompat => "gds-compat",
+            #[cfg(feature = "objects")]
+            Self::Http => "http",
             #[cfg(feature = "fault-injection")]
             Self::Toy => "toy",
         }

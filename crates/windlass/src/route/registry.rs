@@ -3,6 +3,8 @@
 
 #[cfg(not(target_os = "linux"))]
 use super::absent::{io_uring, usrbio};
+#[cfg(feature = "objects")]
+use super::members::http;
 #[cfg(target_os = "linux")]
 use super::members::{io_uring, usrbio};
 use super::{
@@ -32,9 +34,10 @@ enum Way {
 pub(crate) struct Entry {
     /// What a refusal calls it.
     pub(crate) route: Route,
-    /// The memory that its reads fill. One whose slots are [shared](Landing::Shared) may say how long reads are, so that it is
-    /// opened before a plan.
+    /// The memory that its reads fill.
     pub(crate) landing: Landing,
+    /// Whether it is opened before a plan, because it says how long reads are.
+    pub(crate) is_first: bool,
     pub(crate) open: Open,
 }
 
@@ -66,14 +69,21 @@ pub(super) fn maps(route: Route) -> bool {
 }
 
 static ROUTES: &[Way] = &[
-    Way::Reads(Entry { route: Route::Usrbio, landing: Landing::Shared, open: usrbio::open }),
-    Way::Reads(Entry { route: Route::Cached, landing: Landing::Any, open: cached::open }),
-    Way::Reads(Entry { route: Route::Gds, landing: Landing::Device, open: gds::open }),
-    Way::Reads(Entry { route: Route::IoUring, landing: Landing::Any, open: io_uring::open }),
-    Way::Reads(Entry { route: Route::Threads, landing: Landing::Any, open: threads::open }),
+    Way::Reads(Entry { route: Route::Usrbio, landing: Landing::Shared, is_first: true, open: usrbio::open }),
+    #[cfg(feature = "objects")]
+    Way::Reads(Entry { route: Route::Http, landing: Landing::Any, is_first: true, open: http::open }),
+    Way::Reads(Entry { route: Route::Cached, landing: Landing::Any, is_first: false, open: cached::open }),
+    Way::Reads(Entry { route: Route::Gds, landing: Landing::Device, is_first: false, open: gds::open }),
+    Way::Reads(Entry { route: Route::IoUring, landing: Landing::Any, is_first: false, open: io_uring::open }),
+    Way::Reads(Entry { route: Route::Threads, landing: Landing::Any, is_first: false, open: threads::open }),
     Way::Maps(Route::Mapped),
     #[cfg(feature = "fault-injection")]
-    Way::Reads(Entry { route: Route::Toy, landing: Landing::Any, open: crate::toy::open_route }),
+    Way::Reads(Entry {
+        route: Route::Toy,
+        landing: Landing::Any,
+        is_first: false,
+        open: crate::toy::open_route,
+    }),
 ];
 
 #[cfg(test)]

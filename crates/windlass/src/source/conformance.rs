@@ -4,7 +4,10 @@
 #[cfg(target_os = "linux")]
 use super::threefs::ThreeFs;
 use super::{Source, bytes::Bytes, local::Local, registry};
-use crate::{ByteRange, Error, catalog::OpenFile};
+use crate::{
+    ByteRange, Error,
+    catalog::{OpenFile, OpenOptions},
+};
 use std::{
     fs::{self, File},
     path::Path,
@@ -28,7 +31,10 @@ struct Kind {
 }
 
 static KINDS: &[Kind] = &[
-    Kind { name: "local", open: |path, bytes| of_file(path, bytes, registry::open) },
+    Kind {
+        name: "local",
+        open: |path, bytes| of_file(path, bytes, |path| registry::open(path, &OpenOptions::default())),
+    },
     Kind { name: "bytes", open: |_, bytes| in_memory(bytes) },
     #[cfg(target_os = "linux")]
     Kind {
@@ -41,7 +47,9 @@ static KINDS: &[Kind] = &[
     Kind {
         name: "toy",
         open: |path, bytes| {
-            of_file(path, bytes, |path| registry::open(format!("toy://{}", path.display()).as_ref()))
+            of_file(path, bytes, |path| {
+                registry::open(format!("toy://{}", path.display()).as_ref(), &OpenOptions::default())
+            })
         },
     },
 ];

@@ -8,6 +8,8 @@ mod conformance;
 mod extensions;
 mod local;
 mod name;
+#[cfg(feature = "objects")]
+pub(crate) mod objects;
 pub(crate) mod registry;
 #[cfg(target_os = "linux")]
 pub(crate) mod threefs;

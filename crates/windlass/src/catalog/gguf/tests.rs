@@ -9,8 +9,13 @@ use std::{cell::Cell, io};
 mod writer;
 use writer::{Item, Writer};
 
-const STRICT: OpenOptions = OpenOptions { lenient: false, offset: 0 };
-const LENIENT: OpenOptions = OpenOptions { lenient: true, offset: 0 };
+const STRICT: OpenOptions = OpenOptions {
+    lenient: false,
+    offset: 0,
+    #[cfg(feature = "objects")]
+    store: None,
+};
+const LENIENT: OpenOptions = OpenOptions { lenient: true, ..STRICT };
 const F32: u32 = 0;
 const Q4_0: u32 = 2;
 const I8: u32 = 24;
@@ -711,7 +716,7 @@ proptest! {
         if let Some(cut) = cut {
             file.truncate(cut.index(file.len()) + 1);
         }
-        if let Ok(gguf) = Gguf::parse(&file.as_slice(), &OpenOptions { lenient, offset: 0 }) {
+        if let Ok(gguf) = Gguf::parse(&file.as_slice(), &OpenOptions { lenient, ..STRICT }) {
             let mut end = gguf.header.data_start;
             for tensor in gguf.tensors.iter().filter(|tensor| !tensor.bytes.is_empty()) {
                 prop_assert!(tensor.bytes.start() >= end);

@@ -2,6 +2,8 @@
 
 pub(super) mod cached;
 pub(super) mod gds;
+#[cfg(feature = "objects")]
+pub(super) mod http;
 #[cfg(target_os = "linux")]
 pub(super) mod io_uring;
 pub(super) mod threads;

@@ -135,8 +135,8 @@ impl Member for Usrbio {
         "windlass-3fs"
     }
 
-    fn serves_alone(&self) -> bool {
-        true
+    fn serves_alone(&self) -> Option<Access> {
+        Some(Access::Direct)
     }
 
     fn reads_any_bytes(&self) -> bool {

@@ -1,0 +1,122 @@
+//! Why an object could not be read, sorted by what the caller can do about it.
+
+use std::{fmt, io, ops::Range};
+
+/// Result of this crate's operations.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An operation on an object that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{url}{}: {problem}", Bytes(range))]
+pub struct Error {
+    /// The URL of the object, without its query and without secrets.
+    pub url: String,
+    /// The bytes that were asked for, if it was a read.
+    pub range: Option<Range<u64>>,
+    /// What went wrong.
+    #[source]
+    pub problem: Problem,
+}
+
+/// What went wrong. Texts hold nothing secret: of what a server says, they have its status and its error code alone.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Problem {
+    /// The URL or an option cannot be used.
+    #[error("{0}")]
+    Invalid(String),
+    /// There is no such object.
+    #[error("there is no such object ({said}); the URL of a folder ends with '/'")]
+    NotFound {
+        /// What the server said.
+        said: String,
+    },
+    /// The server refuses to show the object.
+    #[error("the server denies access ({said}); check the credentials, their permissions, and the region")]
+    Denied {
+        /// What the server said.
+        said: String,
+    },
+    /// No credentials were found.
+    #[error("{0}")]
+    Credentials(String),
+    /// The object is another one than the one that was opened.
+    #[error("the object changed after it was opened: {0}; open it again")]
+    Changed(String),
+    /// The server did not answer with the bytes that were asked for.
+    #[error("the server's answer is not the range that was asked for: {0}")]
+    WrongAnswer(String),
+    /// The server redirects to another place.
+    #[error(
+        "the server redirects ({said}), and redirects are not followed; give the URL that it redirects to{hint}"
+    )]
+    Redirected {
+        /// What the server said.
+        said: String,
+        /// The region that the server names, if it does.
+        hint: String,
+    },
+    /// The server gives no strong ETag, so that a change of the object could go unnoticed.
+    #[error(
+        "the server gives no strong ETag ({said}), so that a change of the object could go unnoticed; the store option \
+         unpinned=true compares its length and date instead"
+    )]
+    NoETag {
+        /// What the server said.
+        said: String,
+    },
+    /// The server refuses the request.
+    #[error("the server refuses the request ({said})")]
+    Refused {
+        /// The status of its answer.
+        status: u16,
+        /// What the server said.
+        said: String,
+    },
+    /// Repeated attempts failed.
+    #[error("{attempts} attempts in a row brought nothing, the last because {last}")]
+    Unreliable {
+        /// How many.
+        attempts: u32,
+        /// Why the last one failed.
+        last: String,
+    },
+    /// No trusted encrypted connection can be made.
+    #[error("no trusted connection: {0}")]
+    Tls(String),
+    /// The caller stopped the operation.
+    #[error("the operation was stopped")]
+    Stopped,
+}
+
+impl Problem {
+    /// Returns the kind of system error that comes closest.
+    pub fn kind(&self) -> io::ErrorKind {
+        match self {
+            Self::Invalid(_) => io::ErrorKind::InvalidInput,
+            Self::NotFound { .. } => io::ErrorKind::NotFound,
+            Self::Denied { .. } | Self::Credentials(_) => io::ErrorKind::PermissionDenied,
+            Self::Unreliable { .. } => io::ErrorKind::TimedOut,
+            Self::Tls(_) => io::ErrorKind::ConnectionRefused,
+            Self::Changed(_)
+            | Self::WrongAnswer(_)
+            | Self::Redirected { .. }
+            | Self::NoETag { .. }
+            | Self::Refused { .. } => io::ErrorKind::InvalidData,
+            Self::Stopped => io::ErrorKind::Other,
+        }
+    }
+
+    pub(crate) fn of(self, url: &str, range: Option<Range<u64>>) -> Error {
+        Error { url: url.to_owned(), range, problem: self }
+    }
+}
+
+/// The bytes of a read, in the words of an error.
+struct Bytes<'a>(&'a Option<Range<u64>>);
+
+impl fmt::Display for Bytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_ref().map_or(Ok(()), |range| write!(f, ", bytes {}..{}", range.start, range.end))
+    }
+}

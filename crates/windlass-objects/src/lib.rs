@@ -1,0 +1,34 @@
+//! **windlass-objects** reads ranges of objects over HTTP and S3 straight into memory of the caller's, and never mixes two
+//! versions of an object.
+//!
+//! ```no_run
+//! use std::sync::atomic::AtomicBool;
+//! use windlass_objects::{Object, StoreOptions};
+//! let object = Object::open("s3://models/llama/model.safetensors", &StoreOptions::default())?;
+//! let mut bytes = vec![0; 8 << 20];
+//! object.read(0, &mut bytes, &AtomicBool::new(false))?;
+//! # Ok::<(), windlass_objects::Error>(())
+//! ```
+//!
+//! An [`Object`] is pinned by the ETag and the length of its first answer. Each later request carries `If-Match`, and the
+//! status, range, length and ETag of each answer are compared before the first byte of its body is read.
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
+mod client;
+mod credentials;
+mod error;
+mod http;
+mod list;
+mod location;
+mod object;
+mod options;
+mod pace;
+mod per_process;
+mod pin;
+
+pub use error::{Error, Problem, Result};
+pub use list::list;
+pub use location::shown;
+pub use object::{HEAD_BYTES, Object};
+pub use options::{AccessKey, StoreOptions};

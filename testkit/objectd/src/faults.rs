@@ -1,0 +1,86 @@
+//! What goes wrong, and when.
+
+use std::time::Duration;
+
+/// What is wrong with an answer to a request for a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Another status, with an error for a body: 403, 429, 500 or 503.
+    Status(u16),
+    /// A redirect to elsewhere, whose URL holds a secret.
+    Redirect,
+    /// The connection ends in the middle of the body.
+    Truncate,
+    /// The connection is reset in the middle of the body.
+    Reset,
+    /// A shorter range than was asked for, and a head that says so.
+    Short,
+    /// A range that begins or ends a byte early, and a head that says so.
+    Shift,
+    /// A head that gives another range than the body has.
+    LyingRange,
+    /// The whole object.
+    Whole,
+    /// A length that is longer than the range.
+    LongBody,
+    /// A length that is shorter than the range.
+    ShortBody,
+    /// No ETag.
+    NoETag,
+    /// A weak ETag.
+    WeakETag,
+    /// The ETag of another object.
+    OtherETag,
+    /// A body that is said to be encoded.
+    Encoded,
+    /// No `Content-Range`.
+    NoRange,
+    /// No HTTP.
+    Garbage,
+    /// A head of 200 kB.
+    LongHead,
+    /// Nothing for this long.
+    Stall(Duration),
+    /// Nothing for this long in the middle of the body.
+    StallInside(Duration),
+    /// From now on another object of the same length under the same name.
+    Swap,
+}
+
+/// When requests for ranges fail, and how.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// What goes wrong.
+    pub fault: Option<Fault>,
+    /// Each of so many requests fails, the last of them.
+    pub every: usize,
+    /// Whether requests for the first byte of an object never fail.
+    pub spares_first: bool,
+    /// Wait before each answer.
+    pub latency: Duration,
+    /// Whether `If-Match` is ignored.
+    pub ignores_preconditions: bool,
+    /// Whether listings have a next page and do not say where.
+    pub endless_listing: bool,
+}
+
+impl Faults {
+    /// Has each of `every` requests fail that is not for the first byte of an object.
+    pub fn every(every: usize, fault: Fault) -> Self {
+        Self { fault: Some(fault), every, spares_first: true, ..Self::default() }
+    }
+
+    /// Has each request fail.
+    pub fn always(fault: Fault) -> Self {
+        Self { fault: Some(fault), every: 1, ..Self::default() }
+    }
+
+    /// What goes wrong with the next request, after so many that might have failed.
+    pub(crate) fn next(&self, range: Option<(usize, usize)>, seen: &mut usize) -> Option<Fault> {
+        if range.is_none_or(|(first, _)| first == 0 && self.spares_first) {
+            return None;
+        }
+        *seen += 1;
+        self.fault.filter(|_| seen.is_multiple_of(self.every.max(1)))
+    }
+}

@@ -1,0 +1,339 @@
+//! An object store in memory, for tests: ranges, ETags, preconditions and listings as S3 has them, by path style. It fails on
+//! demand. Signatures are recorded, not checked.
+#![forbid(unsafe_code)]
+
+mod faults;
+mod request;
+mod stream;
+
+pub use faults::{Fault, Faults};
+pub use request::Request;
+
+use percent_encoding::percent_decode_str;
+use rustls::ServerConfig;
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+use stream::Stream;
+
+/// A server on a free port of this machine. It stops when it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    state: Arc<State>,
+    scheme: &'static str,
+    port: u16,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    objects: Mutex<BTreeMap<String, Arc<Object>>>,
+    /// What goes wrong, and how many requests might have.
+    faults: Mutex<(Faults, usize)>,
+    requests: Mutex<Vec<Request>>,
+    connections: Mutex<Vec<TcpStream>>,
+    opened: AtomicUsize,
+    most_in_flight: AtomicUsize,
+    in_flight: AtomicUsize,
+    is_over: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Object {
+    bytes: Vec<u8>,
+    etag: String,
+}
+
+impl Server {
+    /// Starts a server.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start() -> io::Result<Self> {
+        Self::serving(None)
+    }
+
+    /// Starts a server that encrypts, with a certificate whose root is [`Server::ROOT`].
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start_tls() -> io::Result<Self> {
+        Self::serving(Some(stream::config()?))
+    }
+
+    /// The file of the root that the certificate of [`Server::start_tls`] has.
+    pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/certificates/root.pem");
+
+    fn serving(tls: Option<Arc<ServerConfig>>) -> io::Result<Self> {
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let listener = TcpListener::bind(("127.0.0.1", 0))?;
+        let port = listener.local_addr()?.port();
+        let state = Arc::new(State::default());
+        let own = state.clone();
+        thread::spawn(move || {
+            for socket in listener.incoming() {
+                if own.is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let (Ok(socket), own, tls) = (socket, own.clone(), tls.clone()) else { continue };
+                own.opened.fetch_add(1, Ordering::Relaxed);
+                thread::spawn(move || own.serve(socket, tls.as_ref()));
+            }
+        });
+        Ok(Self { state, scheme, port })
+    }
+
+    /// Its URL, such as `http://127.0.0.1:9000`.
+    pub fn url(&self) -> String {
+        format!("{}://127.0.0.1:{}", self.scheme, self.port)
+    }
+
+    /// Puts an object at a path, such as `bucket/key`, in place of what was there.
+    pub fn put(&self, path: &str, bytes: &[u8]) {
+        let etag = format!("\"{}\"", &blake3::hash(bytes).to_hex()[..32]);
+        let object = Arc::new(Object { bytes: bytes.to_vec(), etag });
+        lock(&self.state.objects).insert(path.to_owned(), object);
+    }
+
+    /// Removes an object.
+    pub fn remove(&self, path: &str) {
+        lock(&self.state.objects).remove(path);
+    }
+
+    /// Has it fail so from now on.
+    pub fn fail(&self, faults: Faults) {
+        *lock(&self.state.faults) = (faults, 0);
+    }
+
+    /// The requests since this was asked last.
+    pub fn take_requests(&self) -> Vec<Request> {
+        std::mem::take(&mut *lock(&self.state.requests))
+    }
+
+    /// How many connections were made to it.
+    pub fn connections(&self) -> usize {
+        self.state.opened.load(Ordering::Relaxed)
+    }
+
+    /// The most requests that it answered at the same time.
+    pub fn most_in_flight(&self) -> usize {
+        self.state.most_in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Connections that are open.
+    pub fn open_connections(&self) -> usize {
+        lock(&self.state.connections).len()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.state.is_over.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        for socket in lock(&self.state.connections).drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl State {
+    fn serve(&self, socket: TcpStream, tls: Option<&Arc<ServerConfig>>) {
+        let Ok(peer) = socket.peer_addr() else { return };
+        let _ = socket.set_nodelay(true);
+        if let Ok(own) = socket.try_clone() {
+            lock(&self.connections).push(own);
+        }
+        let Ok(mut socket) = Stream::new(socket, tls) else { return };
+        let mut buffer = Vec::new();
+        while let Ok(Some(request)) = Request::read(&mut socket, &mut buffer) {
+            let now = self.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
+            self.most_in_flight.fetch_max(now, Ordering::Relaxed);
+            let answered = self.answer(&mut socket, &request);
+            self.in_flight.fetch_sub(1, Ordering::Relaxed);
+            if answered.is_err() {
+                break;
+            }
+        }
+        let _ = socket.shutdown();
+        lock(&self.connections).retain(|own| own.peer_addr().is_ok_and(|own| own != peer));
+    }
+
+    /// Answers a request. An error closes the connection.
+    fn answer(&self, socket: &mut Stream, request: &Request) -> io::Result<()> {
+        lock(&self.requests).push(request.clone());
+        let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
+        let path = decoded(path.trim_start_matches('/'));
+        let (faults, _) = *lock(&self.faults);
+        thread::sleep(faults.latency);
+        if query.contains("list-type=2") {
+            return self.list(socket, path.trim_end_matches('/'), query);
+        }
+        let fault = faults.next(request.range, &mut lock(&self.faults).1);
+        if let Some(Fault::Swap) = fault {
+            let swapped =
+                lock(&self.objects).get(&path).map(|own| own.bytes.iter().map(|byte| !byte).collect());
+            if let Some(bytes) = swapped {
+                let bytes: Vec<u8> = bytes;
+                let etag = format!("\"swapped-{}\"", bytes.len());
+                lock(&self.objects).insert(path.clone(), Arc::new(Object { bytes, etag }));
+            }
+        }
+        let Some(object) = lock(&self.objects).get(&path).cloned() else {
+            return refuse(socket, "404 Not Found", "NoSuchKey", "");
+        };
+        if !faults.ignores_preconditions
+            && request.if_match.as_ref().is_some_and(|wanted| *wanted != object.etag)
+        {
+            return refuse(socket, "412 Precondition Failed", "PreconditionFailed", "");
+        }
+        self.send(socket, request, &object, fault)
+    }
+
+    fn send(
+        &self,
+        socket: &mut Stream,
+        request: &Request,
+        object: &Object,
+        fault: Option<Fault>,
+    ) -> io::Result<()> {
+        let whole = object.bytes.len();
+        let (mut start, mut end) =
+            request.range.map_or((0, whole), |(first, last)| (first, whole.min(last + 1)));
+        if start >= end {
+            return refuse(socket, "416 Range Not Satisfiable", "InvalidRange", "");
+        }
+        let mut status = if request.range.is_some() { "206 Partial Content" } else { "200 OK" };
+        let mut etag = format!("ETag: {}\r\n", object.etag);
+        let (mut length, mut extra) = (None, String::new());
+        let asked = (start, end);
+        match fault {
+            Some(Fault::Status(503)) => {
+                return refuse(socket, "503 Slow Down", "SlowDown", "Retry-After: 0\r\n");
+            }
+            Some(Fault::Status(429)) => {
+                return refuse(socket, "429 Too Many Requests", "TooManyRequests", "");
+            }
+            Some(Fault::Status(500)) => {
+                return refuse(socket, "500 Internal Server Error", "InternalError", "");
+            }
+            Some(Fault::Status(403)) => return refuse(socket, "403 Forbidden", "AccessDenied", ""),
+            Some(Fault::Status(_)) | Some(Fault::Redirect) => {
+                let to = "Location: https://elsewhere.example/a?X-Amz-Signature=canary\r\n";
+                return refuse(socket, "307 Temporary Redirect", "TemporaryRedirect", to);
+            }
+            Some(Fault::Short) => end = start + (end - start).div_ceil(2),
+            Some(Fault::Shift) if start > 0 => (start, end) = (start - 1, end - 1),
+            Some(Fault::Shift) => end -= 1,
+            Some(Fault::Whole) => {
+                status = "200 OK";
+                (start, end) = (0, whole);
+            }
+            Some(Fault::LongBody) => length = Some(end - start + 1),
+            Some(Fault::ShortBody) => length = Some(end - start - 1),
+            Some(Fault::NoETag) => etag = String::new(),
+            Some(Fault::WeakETag) => etag = format!("ETag: W/{}\r\n", object.etag),
+            Some(Fault::OtherETag) => etag = "ETag: \"another\"\r\n".into(),
+            Some(Fault::Encoded) => extra = "Content-Encoding: gzip\r\n".into(),
+            Some(Fault::NoRange) => extra = "X-Windlass: none\r\n".into(),
+            Some(Fault::Garbage) => return socket.write_all(b"\x00\x01garbage\r\n\r\n"),
+            Some(Fault::LongHead) => extra = format!("X-Long: {}\r\n", "a".repeat(200_000)),
+            Some(Fault::Stall(time)) => self.wait(time),
+            _ => {}
+        }
+        let length = length.unwrap_or(end - start);
+        let mut head = format!(
+            "HTTP/1.1 {status}\r\nContent-Length: {length}\r\n{etag}{extra}Last-Modified: Sun, 22 Nov 2026 00:00:00 GMT\r\n"
+        );
+        if status.starts_with("206") && !matches!(fault, Some(Fault::NoRange)) {
+            let shown =
+                if let Some(Fault::LyingRange) = fault { (asked.0 + 1, asked.1) } else { (start, end) };
+            head += &format!("Content-Range: bytes {}-{}/{whole}\r\n", shown.0, shown.1.max(shown.0 + 1) - 1);
+        }
+        socket.write_all((head + "\r\n").as_bytes())?;
+        let middle = start + (end - start).div_ceil(2);
+        match fault {
+            Some(Fault::Truncate) => {
+                socket.write_all(&object.bytes[start..middle])?;
+                Err(io::ErrorKind::ConnectionAborted.into())
+            }
+            Some(Fault::Reset) => {
+                socket.write_all(&object.bytes[start..middle])?;
+                // What was sent and not read makes the system send a reset.
+                socket.shutdown()?;
+                Err(io::ErrorKind::ConnectionReset.into())
+            }
+            Some(Fault::StallInside(time)) => {
+                socket.write_all(&object.bytes[start..middle])?;
+                self.wait(time);
+                socket.write_all(&object.bytes[middle..end])
+            }
+            _ => socket.write_all(&object.bytes[start..end.min(start + length)]),
+        }
+    }
+
+    /// Waits, unless the server stops.
+    fn wait(&self, time: Duration) {
+        let tick = Duration::from_millis(20);
+        for _ in 0..time.as_millis() / tick.as_millis() {
+            if self.is_over.load(Ordering::Relaxed) {
+                return;
+            }
+            thread::sleep(tick);
+        }
+    }
+
+    /// Two keys a page.
+    fn list(&self, socket: &mut Stream, bucket: &str, query: &str) -> io::Result<()> {
+        let value = |name: &str| {
+            let found = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+            found.map(decoded).unwrap_or_default()
+        };
+        let (prefix, after) = (value("prefix"), value("continuation-token"));
+        let folder = format!("{bucket}/{prefix}");
+        let keys: Vec<String> = lock(&self.objects)
+            .keys()
+            .filter_map(|path| path.strip_prefix(&folder).filter(|name| !name.contains('/')))
+            .map(|name| format!("{prefix}{name}"))
+            .filter(|key| *key > after)
+            .collect();
+        let mut text = String::from("<?xml version=\"1.0\"?><ListBucketResult>");
+        for key in keys.iter().take(2) {
+            let key = key.replace('&', "&amp;").replace('<', "&lt;");
+            text += &format!("<Contents><Key>{key}</Key><Size>1</Size></Contents>");
+        }
+        let is_truncated = keys.len() > 2;
+        text += &format!("<IsTruncated>{is_truncated}</IsTruncated>");
+        if is_truncated && !lock(&self.faults).0.endless_listing {
+            text += &format!("<NextContinuationToken>{}</NextContinuationToken>", keys[1]);
+        }
+        text += "</ListBucketResult>";
+        // As AWS does.
+        write!(socket, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+        for part in text.as_bytes().chunks(50) {
+            write!(socket, "{:x}\r\n", part.len())?;
+            socket.write_all(part)?;
+            socket.write_all(b"\r\n")?;
+        }
+        socket.write_all(b"0\r\n\r\n")
+    }
+}
+
+fn refuse(socket: &mut Stream, status: &str, code: &str, headers: &str) -> io::Result<()> {
+    let text = format!("<Error><Code>{code}</Code><Message>signed canary</Message></Error>");
+    write!(socket, "HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}\r\n{text}", text.len())
+}
+
+fn decoded(text: &str) -> String {
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

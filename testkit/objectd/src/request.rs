@@ -1,0 +1,57 @@
+//! What was asked.
+
+use std::io::{self, Read};
+
+/// A request.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Its method.
+    pub method: String,
+    /// Path and query.
+    pub target: String,
+    /// First and last byte of the range.
+    pub range: Option<(usize, usize)>,
+    /// The ETag that the object must have.
+    pub if_match: Option<String>,
+    /// Who asks.
+    pub authorization: Option<String>,
+}
+
+impl Request {
+    /// The next one of a connection. `None` at its end. `buffer` holds what was read.
+    pub(crate) fn read(socket: &mut impl Read, buffer: &mut Vec<u8>) -> io::Result<Option<Self>> {
+        loop {
+            let mut headers = [httparse::EMPTY_HEADER; 64];
+            let mut request = httparse::Request::new(&mut headers);
+            if let Ok(httparse::Status::Complete(end)) = request.parse(buffer) {
+                let own = Self::of(&request);
+                buffer.drain(..end);
+                return Ok(Some(own));
+            }
+            let mut part = [0; 4096];
+            let count = socket.read(&mut part)?;
+            if count == 0 {
+                return Ok(None);
+            }
+            buffer.extend_from_slice(&part[..count]);
+        }
+    }
+
+    fn of(request: &httparse::Request<'_, '_>) -> Self {
+        let find = |name: &str| {
+            let found = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
+            found.map(|header| String::from_utf8_lossy(header.value).into_owned())
+        };
+        let range = find("range").and_then(|text| {
+            let (first, last) = text.strip_prefix("bytes=")?.split_once('-')?;
+            Some((first.parse().ok()?, last.parse().ok()?))
+        });
+        Self {
+            method: request.method.unwrap_or_default().to_owned(),
+            target: request.path.unwrap_or_default().to_owned(),
+            range,
+            if_match: find("if-match"),
+            authorization: find("authorization"),
+        }
+    }
+}
