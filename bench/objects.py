@@ -1,7 +1,8 @@
 """Loads from an object store beside runai-model-streamer[s3]: `python bench/objects.py FOLDER` with safetensors files.
 
-A server of this repository (testkit/objectd) has the files in memory, and waits `--latency` before each answer. Each load is a new process that has touched as much memory as it will need; loaders run in turn, and each load is
-compared with the files. Prints a table of medians. Not a part of `just bench`: it needs `pip install
+A server of this repository (testkit/objectd) has the files in memory, and waits `--latency` before each answer. Each
+load is a new process that has touched as much memory as it will need; loaders run in turn, and each load is compared
+with the files. Prints a table of medians. Not a part of `just bench`: it needs `pip install
 runai-model-streamer[s3]==0.17.0` and `cargo build --release --package objectd`.
 """
 

@@ -7,7 +7,7 @@ use crate::{
     location::{Location, Target},
     pace::{Fault, Pace},
     per_process::PerProcess,
-    pin::header,
+    pin::{header, printable},
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request,
@@ -192,34 +192,28 @@ impl Client {
             }
             Err(_) => None,
         };
-        let said = match &code {
-            Some(code) => format!("status {status}, {code}"),
-            None => format!("status {status}"),
-        };
+        let mut said = format!("status {status}");
+        if let Some(code) = &code {
+            said = format!("{said}, {code}");
+        }
+        if let Some(to) = header(&headers, LOCATION.as_str()).filter(|_| matches!(status, 300..=399)) {
+            said = format!("{said}, to {}", printable(&crate::shown(to)));
+        }
+        if let Some(region) = header(&headers, "x-amz-bucket-region").filter(|_| status != 404) {
+            said = format!("{said}; the bucket is in region {}", printable(region));
+        }
         let is_busy = matches!(status, 429 | 503) || code.as_deref() == Some("SlowDown");
         match status {
             _ if is_busy || code.as_deref() == Some("RequestTimeout") || matches!(status, 408 | 500..) => {
                 let busy = is_busy.then(|| retry_after(&headers));
                 Fault::Again { why: format!("the server said {said}"), progressed: false, busy }
             }
-            300..=399 => Fault::Final(redirected(said, &headers)),
-            400 if header(&headers, "x-amz-bucket-region").is_some() => {
-                Fault::Final(redirected(said, &headers))
-            }
+            300..=399 => Fault::Final(Problem::Redirected { said }),
             401 | 403 => Fault::Final(Problem::Denied { said }),
             404 => Fault::Final(Problem::NotFound { said }),
             _ => Fault::Final(Problem::Refused { status, said }),
         }
     }
-}
-
-fn redirected(mut said: String, headers: &HeaderMap) -> Problem {
-    if let Some(to) = header(headers, LOCATION.as_str()) {
-        said = format!("{said}, to {}", crate::shown(to));
-    }
-    let region = header(headers, "x-amz-bucket-region").filter(|text| text.len() < 40);
-    let hint = region.map_or(String::new(), |region| format!("; the bucket is in region {region}"));
-    Problem::Redirected { said, hint }
 }
 
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {

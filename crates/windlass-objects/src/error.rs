@@ -48,13 +48,11 @@ pub enum Problem {
     WrongAnswer(String),
     /// The server redirects to another place.
     #[error(
-        "the server redirects ({said}), and redirects are not followed; give the URL that it redirects to{hint}"
+        "the server redirects ({said}), and redirects are not followed; give the URL that it redirects to"
     )]
     Redirected {
         /// What the server said.
         said: String,
-        /// The region that the server names, if it does.
-        hint: String,
     },
     /// The server gives no strong ETag, so that a change of the object could go unnoticed.
     #[error(

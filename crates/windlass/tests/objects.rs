@@ -5,7 +5,9 @@
 mod common;
 
 use common::{
-    assert_is_file, assert_is_gguf, child::in_child, devices, mixed_gguf, mixed_model, tensor, write_model,
+    assert_is_file, assert_is_gguf,
+    child::{forbid, in_child},
+    devices, mixed_gguf, mixed_model, tensor, write_model,
 };
 use objectd::{Fault, Faults, Server};
 use std::{
@@ -216,6 +218,98 @@ fn http_threads() -> usize {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("comm")).ok());
     names.filter(|name| name.starts_with("windlass-http")).count()
+}
+
+#[test]
+fn requests_grow_with_what_they_are_worth_and_are_bounded_by_bytes_in_flight() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, file) = large_model(directory.path());
+    for (options, bounds) in [
+        (LoadOptions::default().chunk_bytes(64 << 10), 17..129),
+        (LoadOptions::default().chunk_bytes(64 << 10).in_flight_bytes(256 << 10), 1..5),
+    ] {
+        let (server, [url, _]) = serving(&path);
+        let checkpoint = open(&server, &url).unwrap();
+        server.fail(Faults { latency: Duration::from_millis(20), ..Faults::default() });
+        assert_is_file(&checkpoint.load(&options).unwrap(), &file);
+        assert!(
+            bounds.contains(&server.most_in_flight()),
+            "{} is not in {bounds:?}",
+            server.most_in_flight()
+        );
+    }
+}
+
+#[test]
+fn a_file_is_taken_or_refused_as_it_is_on_a_disk() {
+    let (server, directory) = (Server::start().unwrap(), tempfile::tempdir().unwrap());
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testkit/corpus/gguf.json");
+    let cases: Vec<serde_json::Value> = serde_json::from_slice(&fs::read(corpus).unwrap()).unwrap();
+    for (number, case) in cases.iter().enumerate() {
+        let folder = directory.path().join(number.to_string());
+        fs::create_dir(&folder).unwrap();
+        for (name, parts) in case["files"].as_object().unwrap() {
+            let bytes: Vec<u8> = parts.as_array().unwrap().iter().flat_map(part).collect();
+            fs::write(folder.join(name), &bytes).unwrap();
+            server.put(&format!("models/{number}/{name}"), &bytes);
+        }
+        let name = case["open"].as_str().unwrap();
+        let (path, url) = (folder.join(name), format!("s3://models/{number}/{name}"));
+        // A server has no range of an empty object, nor its ETag.
+        let lengths = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
+        if lengths.min() == Some(0) {
+            continue;
+        }
+        let offset = case["offset"].as_u64().unwrap_or(0);
+        let here = Catalog::open_with(&[&path], &OpenOptions::default().offset(offset));
+        let there = Catalog::open_with(&[&url], &options(&server).offset(offset));
+        match (here, there) {
+            (Ok(here), Ok(there)) => {
+                assert_eq!(format!("{:?}", here.tensors()), format!("{:?}", there.tensors()))
+            }
+            (Err(here), Err(there)) => {
+                let folder = folder.to_str().unwrap();
+                let here = here.to_string().replace(folder, &format!("s3://models/{number}"));
+                // What is missing is told in other words.
+                let cut = |text: String| text.split(": ").next().unwrap_or_default().to_owned();
+                let is_missing = matches!(there, Error::NotFound { .. });
+                let there = there.to_string();
+                assert!(
+                    here == there || is_missing && cut(here.clone()) == cut(there.clone()),
+                    "{here} != {there}"
+                );
+            }
+            (here, there) => panic!("{}: {here:?} here, {there:?} there", case["name"]),
+        }
+    }
+}
+
+/// A part of a file of the corpus: hexadecimal text, or such text and how often it comes.
+fn part(part: &serde_json::Value) -> Vec<u8> {
+    let (text, times) = match part.as_str() {
+        Some(text) => (text, 1),
+        None => (part[0].as_str().unwrap(), part[1].as_u64().unwrap() as usize),
+    };
+    let bytes: Vec<u8> =
+        (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect();
+    bytes.repeat(times)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn without_threads_the_caller_asks_itself() {
+    if !in_child("without_threads_the_caller_asks_itself") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (path, file) = large_model(directory.path());
+    let (server, [url, _]) = serving(&path);
+    let checkpoint = open(&server, &url).unwrap();
+    // The server needs no thread for a connection that is open: that of the header.
+    forbid(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN);
+    let loaded = checkpoint.load(&LoadOptions::default()).unwrap();
+    assert_is_file(&loaded, &file);
+    assert_carried_by(&loaded, Route::Http);
 }
 
 #[test]

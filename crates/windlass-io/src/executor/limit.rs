@@ -22,6 +22,16 @@ impl InFlightLimit {
 
     /// Begins with `operations` and doubles up to `most` as long as that makes the device faster. For drives.
     pub fn by_throughput(operations: usize, most: usize) -> Self {
+        Self::growing(operations, most, false)
+    }
+
+    /// Like [`by_throughput`](Self::by_throughput), for operations that each need a connection: the time in which new ones
+    /// are made does not count.
+    pub fn by_connections(operations: usize, most: usize) -> Self {
+        Self::growing(operations, most, true)
+    }
+
+    fn growing(operations: usize, most: usize, connects: bool) -> Self {
         if operations >= most {
             return Self::fixed(operations);
         }
@@ -29,6 +39,8 @@ impl InFlightLimit {
             operations: operations.max(1),
             most,
             is_growing: true,
+            connects,
+            is_connecting: connects,
             rate_before: None,
             epoch_start: None,
             epoch_bytes: 0,
@@ -69,6 +81,9 @@ struct Throughput {
     operations: usize,
     most: usize,
     is_growing: bool,
+    /// Whether the epoch after it grew does not count, and whether this one is such.
+    connects: bool,
+    is_connecting: bool,
     /// Bytes per second with half as many operations.
     rate_before: Option<f64>,
     epoch_start: Option<Instant>,
@@ -95,6 +110,10 @@ impl Throughput {
         if time < Self::EPOCH {
             return;
         }
+        if std::mem::take(&mut self.is_connecting) {
+            (self.epoch_start, self.epoch_bytes) = (Some(now), 0);
+            return;
+        }
         let rate = self.epoch_bytes as f64 / time.as_secs_f64();
         if self.rate_before.is_some_and(|before| rate < before * Self::WORTH) {
             self.operations /= 2;
@@ -107,6 +126,7 @@ impl Throughput {
         }
         self.rate_before = Some(rate);
         self.operations = (self.operations * 2).min(self.most);
+        self.is_connecting = self.connects;
         self.epoch_start = None;
         self.epoch_bytes = 0;
     }
@@ -171,6 +191,26 @@ mod tests {
         assert_eq!(settle(InFlightLimit::by_throughput(8, 64), 8), 8);
         assert_eq!(settle(InFlightLimit::by_throughput(8, 64), 32), 32);
         assert_eq!(settle(InFlightLimit::by_throughput(8, 64), 1000), 64);
+    }
+
+    #[test]
+    fn connections_that_are_being_made_do_not_count() {
+        let settled = |mut limit: InFlightLimit| {
+            let (mut now, mut before, mut grew) = (Instant::now(), limit.operations(), None);
+            for _ in 0..20_000 {
+                if limit.operations() > before {
+                    (before, grew) = (limit.operations(), Some(now));
+                }
+                // What is new brings nothing at first.
+                let is_new = grew.is_some_and(|grew| now.duration_since(grew) < Duration::from_millis(99));
+                let busy = if is_new { before / 2 } else { limit.operations() }.max(1);
+                now += Duration::from_micros(20_000 / busy as u64);
+                limit.ended(4 << 20, Duration::from_millis(20), 0, now);
+            }
+            limit.operations()
+        };
+        assert_eq!(settled(InFlightLimit::by_connections(16, 128)), 128);
+        assert!(settled(InFlightLimit::by_throughput(16, 128)) < 128);
     }
 
     #[test]

@@ -96,7 +96,11 @@ pub(super) fn serve(job: &Job, route: usize) {
         Err(why) => Some(why),
         Ok(lane) => {
             let lane = LoadLane { lane: with_faults(job, lane), numbers: HashMap::new() };
-            let limit = service(InFlightLimit::by_throughput(first, most));
+            let limit = match own.member.connects() {
+                true => InFlightLimit::by_connections(first, most),
+                false => InFlightLimit::by_throughput(first, most),
+            };
+            let limit = service(limit);
             let mut fetcher = Fetcher::new(job, route);
             let served = if own.member.is_cache() {
                 job.scheduler.serve(lane, &mut Copier::new(job, route), limit)

@@ -85,6 +85,11 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
     /// How much a load gives it to do at once.
     fn share(&self, demand: &Demand<'_>) -> Share;
 
+    /// Whether each of its reads in flight needs a connection, which takes time to be made.
+    fn connects(&self) -> bool {
+        false
+    }
+
     /// The name of its threads.
     fn thread_name(&self) -> &'static str;
 

@@ -90,6 +90,10 @@ impl Member for Http {
         (1, in_flight)
     }
 
+    fn connects(&self) -> bool {
+        true
+    }
+
     fn thread_name(&self) -> &'static str {
         "windlass-http"
     }
