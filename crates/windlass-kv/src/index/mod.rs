@@ -33,7 +33,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use windlass_io::parallel::lock;
+use windlass_io::parallel::{self, lock};
 
 /// Shards of an index: enough for many threads, few enough to look at the front of each.
 const SHARDS: usize = 64;
@@ -41,6 +41,8 @@ const SHARDS: usize = 64;
 const BATCH: usize = 1024;
 /// Keys that are too few to be sorted.
 const FEW: usize = 16;
+/// Blocks that are worth several threads to take them in.
+const MANY: usize = 1 << 14;
 /// Nodes that are looked at under one lock, where all are looked at.
 const STEP: NodeId = 512;
 /// Seconds that must have passed for a second request to be another use, not the same one asking again before it stores.
@@ -204,7 +206,38 @@ impl Index {
     /// Takes a block in. A batch that belongs together, such as a prefix, is best inserted from its tail to its head, as
     /// what comes first also goes first.
     pub(crate) fn insert(&self, fingerprint: Fingerprint, entry: &Entry, existing: Existing) -> Inserted {
-        self.shared.lock_of(&fingerprint).insert(&self.shared.rules, fingerprint, entry, existing)
+        let stamp = self.shared.rules.tick();
+        self.shared.lock_of(&fingerprint).insert(&self.shared.rules, fingerprint, entry, existing, stamp)
+    }
+
+    /// Takes in many blocks, oldest first, by several threads. Tells what was replaced.
+    pub(crate) fn fill<T: Sync>(
+        &self,
+        blocks: &[T],
+        entry: impl Fn(&T) -> (Fingerprint, Entry) + Sync,
+    ) -> Vec<Removed> {
+        let rules = &self.shared.rules;
+        let first = rules.clock.fetch_add(blocks.len() as u64, Ordering::Relaxed);
+        let mut of_shards = vec![Vec::new(); self.shared.shards.len()];
+        for (stamp, block) in (first..).zip(blocks) {
+            of_shards[self.shared.shard_of(&entry(block).0)].push((stamp, block));
+        }
+        let parts: Vec<_> = self.shared.shards.iter().zip(of_shards).collect();
+        let threads = if blocks.len() < MANY { 1 } else { parallel::cores() };
+        let replaced = parallel::map(&parts, threads, |(shard, blocks)| {
+            let mut shard = lock(shard);
+            shard.reserve(blocks.len());
+            let inserted = blocks.iter().map(|(stamp, block)| {
+                let (fingerprint, entry) = entry(block);
+                shard.insert(rules, fingerprint, &entry, Existing::Replace, *stamp)
+            });
+            let replaced = inserted.filter_map(|inserted| match inserted {
+                Inserted::Replaced(removed) => Some(removed),
+                _ => None,
+            });
+            replaced.collect::<Vec<_>>()
+        });
+        replaced.into_iter().flatten().collect()
     }
 
     /// Makes a block a miss at once.

@@ -25,7 +25,7 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    fn tick(&self) -> u64 {
+    pub(super) fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 }
@@ -107,12 +107,19 @@ impl Shard {
         self.lanes.get(self.nodes.get(id).lane()).key.is_own()
     }
 
+    /// Makes the table large enough for so many blocks more.
+    pub(super) fn reserve(&mut self, blocks: usize) {
+        let nodes = &self.nodes;
+        self.table.reserve(blocks, |(id, _)| hash(&nodes.get(*id).fingerprint));
+    }
+
     pub(super) fn insert(
         &mut self,
         rules: &Rules,
         fingerprint: Fingerprint,
         entry: &Entry,
         existing: Existing,
+        stamp: u64,
     ) -> Inserted {
         let found = self.find(&fingerprint);
         if let (Some(id), Existing::Keep) = (found, existing) {
@@ -139,7 +146,7 @@ impl Shard {
         if self.pins.contains_key(&fingerprint) {
             self.nodes.get_mut(id).mark(Mark::Pinned);
         } else if key.is_own() {
-            self.lanes.link(&mut self.nodes, id, queue, rules.tick());
+            self.lanes.link(&mut self.nodes, id, queue, stamp);
         }
         replaced.map_or(Inserted::New, Inserted::Replaced)
     }

@@ -22,6 +22,18 @@ fn evict(index: &Index, from: Candidates, blocks: u64) -> Vec<u64> {
 }
 
 #[test]
+fn what_is_filled_in_goes_in_its_order_and_the_newer_of_two_stays() {
+    let index = filled(LRU, 0..3);
+    let mut blocks: Vec<u64> = (3..40_000).collect();
+    blocks.push(5);
+    let replaced = index.fill(&blocks, |number| (fingerprint(*number), block(*number)));
+    assert_eq!(replaced.iter().map(|gone| gone.entry.sequence).collect::<Vec<_>>(), [5]);
+    index.insert(fingerprint(40_000), &block(40_000), Existing::Replace);
+    let order = (0..5).chain(6..40_000).chain([5, 40_000]).collect::<Vec<_>>();
+    assert_eq!(evict(&index, Candidates::Anywhere, 50_000), order);
+}
+
+#[test]
 fn the_tail_of_a_touched_prefix_goes_first() {
     let index = filled(LRU, 0..10);
     index.touch(&[4, 2, 7].map(fingerprint));

@@ -290,8 +290,11 @@ impl Follower {
             replayed => replayed?,
         };
         // What is there still is found all the while.
+        let mut blocks = replayed.blocks;
+        blocks.sort_unstable_by_key(|block| block.sequence);
         let is_there = |fingerprint: &Fingerprint, sequence| {
-            replayed.blocks.get(fingerprint).is_some_and(|block| block.sequence == sequence)
+            let place = blocks.binary_search_by_key(&sequence, |block| block.sequence);
+            place.is_ok_and(|place| blocks[place].fingerprint == *fingerprint)
         };
         shared.index.remove_all(|fingerprint, entry, _| {
             entry.owner == self.owner && !is_there(fingerprint, entry.sequence)
@@ -304,8 +307,6 @@ impl Follower {
         self.namespaces = replayed.namespaces;
         self.position = replayed.end;
         shared.set_proven_from(self.owner, replayed.proven_from);
-        let mut blocks: Vec<BlockRecord> = replayed.blocks.into_values().collect();
-        blocks.sort_unstable_by_key(|block| block.sequence);
         // One that cannot be taken in is in no other's way.
         first_error(blocks.iter().map(|block| self.take_in(shared, block)))
     }

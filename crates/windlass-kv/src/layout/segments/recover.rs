@@ -12,7 +12,7 @@ use super::{
     room::is_full,
     root::Limits,
     segment::Segment,
-    slots::{Slots, Taken},
+    slots::{Slots, Taken, Waiting},
     writer::{COUNT_BITS, Writer, own_entry},
 };
 use crate::{
@@ -24,7 +24,6 @@ use crate::{
         record::{Begin, BlockRecord, ProvenFrom, RECORD_LEN, Sums},
         segment::{HEAD_LEN, SegmentHead},
     },
-    index::Existing,
 };
 use std::{
     cmp::Reverse,
@@ -243,7 +242,7 @@ struct Recovered {
     proven_from: ProvenFrom,
     replayed: Replayed,
     segments: OwnSegments,
-    /// Newest first.
+    /// Oldest first.
     blocks: Vec<BlockRecord>,
     lost: u64,
     /// Of the new log.
@@ -259,7 +258,7 @@ impl Recovered {
         lease: Box<dyn DiskFile>,
     ) -> Result<Self> {
         let limits = &options.limits;
-        let replayed = replay(&*shared.disk, &directory.path, directory.id)?;
+        let mut replayed = replay(&*shared.disk, &directory.path, directory.id)?;
         let epoch = replayed.epoch.checked_add(1).filter(|epoch| *epoch < 1 << (u64::BITS - COUNT_BITS));
         let epoch = epoch.ok_or_else(|| {
             Error::Internal(format!("{} has been opened too often", directory.path.display()))
@@ -272,7 +271,7 @@ impl Recovered {
         }
         let mut segments = OwnSegments::open(shared, limits, &directory)?;
         remove_leftovers(shared, &directory, &replayed)?;
-        let (blocks, lost) = sift(&replayed, &mut segments);
+        let (blocks, lost) = sift(&mut replayed, &mut segments);
         let lost = lost + replayed.lost;
         segments.remove_unused(shared, &directory)?;
         // What is lost to us without a tombstone is lost to those who follow, too.
@@ -432,12 +431,12 @@ fn remove_leftovers(shared: &Shared, directory: &WriterDirectory, replayed: &Rep
     remove_logs(&*shared.disk, &directory.path, files, replayed.oldest_log)
 }
 
-/// Blocks that are where they say, newest first, and how many are not. Of two in one place, the newer is there.
-fn sift(replayed: &Replayed, segments: &mut OwnSegments) -> (Vec<BlockRecord>, u64) {
-    let mut blocks: Vec<BlockRecord> = replayed.blocks.values().copied().collect();
-    blocks.sort_unstable_by_key(|block| Reverse(block.sequence));
+/// Blocks that are where they say, oldest first, and how many are not. Of two in one place, the newer is there.
+fn sift(replayed: &mut Replayed, segments: &mut OwnSegments) -> (Vec<BlockRecord>, u64) {
+    let mut blocks = std::mem::take(&mut replayed.blocks);
+    blocks.sort_unstable_by_key(|block| block.sequence);
     let mut lost = 0;
-    blocks.retain(|block| {
+    let stays = blocks.iter().rev().map(|block| {
         if !replayed.namespaces.contains_key(&block.namespace) {
             // Its namespace was written before it. Where that was proven to have been there, it has been counted.
             return false;
@@ -454,6 +453,8 @@ fn sift(replayed: &Replayed, segments: &mut OwnSegments) -> (Vec<BlockRecord>, u
             is_free
         })
     });
+    let mut stays = stays.collect::<Vec<bool>>().into_iter().rev();
+    blocks.retain(|_| stays.next().unwrap_or(false));
     (blocks, lost)
 }
 
@@ -463,9 +464,9 @@ fn take_in(shared: &Shared, slots: &mut Slots, segments: OwnSegments, blocks: &[
         shared.know_segment(0, &segment);
         slots.add(segment, &taken, blocks);
     }
-    // Oldest first, as they came.
-    for block in blocks.iter().rev() {
-        shared.index.insert(block.fingerprint, &own_entry(block), Existing::Replace);
+    for removed in shared.index.fill(blocks, |block| (block.fingerprint, own_entry(block))) {
+        let waiting = Waiting { for_tombstone: false, for_readers: false };
+        slots.retire(removed.entry.slot, removed.entry.slot_bytes, waiting);
     }
     blocks.iter().any(|block| block.sums == Sums::Some)
 }

@@ -25,13 +25,14 @@ use std::{
     path::{Path, PathBuf},
 };
 use uuid::Uuid;
+use windlass_io::parallel;
 
-/// Bytes of records that are read at a time.
+/// Records of a checkpoint that are read at a time, by one of several threads.
+const RANGE: u64 = 1 << 16;
+/// Bytes of a log that are read at a time.
 const CHUNK: usize = RECORD_LEN << 14;
 /// Records in a row that cannot be read, after which a file has no more, however long it is. A group has far fewer.
 const MOST_BAD: u64 = 1 << 16;
-/// Most blocks that memory is reserved for before their records are read.
-const MOST_RESERVED: u64 = 1 << 20;
 
 /// Where a log is read on.
 #[derive(Debug)]
@@ -46,7 +47,10 @@ pub(super) struct Position {
 /// What a directory says.
 #[derive(Debug, Default)]
 pub(super) struct Replayed {
-    pub(super) blocks: HashMap<Fingerprint, BlockRecord>,
+    /// One for each fingerprint.
+    pub(super) blocks: Vec<BlockRecord>,
+    /// What logs say of blocks, until all are read.
+    changes: Vec<Change>,
     pub(super) namespaces: BTreeMap<u16, NamespaceId>,
     /// How often it has been opened for writing.
     pub(super) epoch: u32,
@@ -130,10 +134,11 @@ pub(super) fn replay(disk: &dyn Disk, directory: &Path, writer: Uuid) -> Result<
             replayed.end = Some(Position { log: number, file, offset, next_record });
         }
     }
+    replayed.settle();
     if is_damaged {
         // Places may have been used again without our knowing. Checksums would tell; blocks that have none cannot stay.
         let before = replayed.blocks.len();
-        replayed.blocks.retain(|_, block| block.sums == Sums::All);
+        replayed.blocks.retain(|block| block.sums == Sums::All);
         replayed.lost += (before - replayed.blocks.len()) as u64;
     }
     Ok(replayed)
@@ -146,8 +151,8 @@ pub(super) fn list(disk: &dyn Disk, directory: &Path) -> Result<Vec<WriterFile>>
 }
 
 impl Replayed {
-    /// Takes in what a record says. It may have been taken in before.
-    pub(super) fn apply(&mut self, change: &Change) {
+    /// Takes in what a record of a log says. It may have been taken in before.
+    fn apply(&mut self, change: &Change) {
         match change {
             Change::Head { epoch, proven_from, .. } => {
                 self.epoch = self.epoch.max(*epoch);
@@ -156,18 +161,59 @@ impl Replayed {
             Change::Namespace { number, id } => drop(self.namespaces.insert(*number, *id)),
             Change::Commit(block) => {
                 self.next_segment = self.next_segment.max(block.segment.saturating_add(1));
-                let known = self.blocks.entry(block.fingerprint).or_insert(*block);
-                // The log knows more of the same block than a checkpoint that was written meanwhile.
-                if known.sequence <= block.sequence {
-                    *known = *block;
-                }
+                self.changes.push(*change);
             }
-            Change::Tombstone { fingerprint, sequence } => {
-                if self.blocks.get(fingerprint).is_some_and(|block| block.sequence <= *sequence) {
-                    self.blocks.remove(fingerprint);
+            Change::Tombstone { .. } => self.changes.push(*change),
+        }
+    }
+
+    /// Takes in what a record of a checkpoint says.
+    fn apply_whole(&mut self, change: &Change) {
+        match change {
+            // A block of which it tells twice came anew while it was written, and is in the log.
+            Change::Commit(block) => {
+                self.next_segment = self.next_segment.max(block.segment.saturating_add(1));
+                self.blocks.push(*block);
+            }
+            other => self.apply(other),
+        }
+    }
+
+    /// Applies what the logs say to the blocks of the checkpoint. Only those that logs tell of are looked up.
+    fn settle(&mut self) {
+        let changes = std::mem::take(&mut self.changes);
+        let mut changed: HashMap<Fingerprint, Option<BlockRecord>> = HashMap::with_capacity(changes.len());
+        changed.extend(changes.iter().filter_map(|change| match change {
+            Change::Commit(block) => Some((block.fingerprint, None)),
+            Change::Tombstone { fingerprint, .. } => Some((*fingerprint, None)),
+            _ => None,
+        }));
+        // The log knows more of the same block than a checkpoint that was written meanwhile.
+        let commit = |known: &mut Option<BlockRecord>, block: &BlockRecord| {
+            if known.is_none_or(|known| known.sequence <= block.sequence) {
+                *known = Some(*block);
+            }
+        };
+        if !changed.is_empty() {
+            self.blocks.retain(|block| match changed.get_mut(&block.fingerprint) {
+                Some(known) => {
+                    commit(known, block);
+                    false
                 }
+                None => true,
+            });
+        }
+        for change in &changes {
+            match change {
+                Change::Commit(block) => commit(changed.entry(block.fingerprint).or_default(), block),
+                Change::Tombstone { fingerprint, sequence } => {
+                    let known = changed.entry(*fingerprint).or_default();
+                    known.take_if(|block| block.sequence <= *sequence);
+                }
+                _ => {}
             }
         }
+        self.blocks.extend(changed.into_values().flatten());
     }
 }
 
@@ -296,27 +342,34 @@ impl Checkpoint {
         let len = self.file.len().map_err(failed("reading", &self.path))?;
         let there = len.saturating_sub(HEAD_LEN as u64) / RECORD_LEN as u64;
         let records = self.head.records.min(there);
-        replayed.blocks.reserve(usize::try_from(records.min(MOST_RESERVED)).unwrap_or(0));
-        let mut chunk = vec![0; CHUNK];
-        let (mut place, mut good, mut last_good) = (0_u64, 0_u64, 0_u64);
-        while place < records && place - last_good < MOST_BAD {
-            let offset = HEAD_LEN as u64 + place * RECORD_LEN as u64;
-            let read = read_full(&*self.file, &mut chunk, offset).map_err(failed("reading", &self.path))?;
-            if read < RECORD_LEN {
-                break;
-            }
-            for bytes in chunk[..read].chunks_exact(RECORD_LEN) {
-                if let Ok(record) = Record::parse(bytes)
-                    && record.number == place
-                    && place < records
-                {
-                    replayed.apply(&record.change);
-                    good += 1;
-                    last_good = place;
+        let (mut first, mut good) = (0, 0);
+        let threads = parallel::cores();
+        while first < records {
+            let end = records.min(first.saturating_add(RANGE * threads as u64));
+            let starts: Vec<u64> = (first..end).step_by(RANGE as usize).collect();
+            let read = |start: &u64| self.read_range(*start, end.min(start + RANGE));
+            for changes in parallel::map(&starts, threads, read) {
+                let changes = changes.map_err(failed("reading", &self.path))?;
+                if changes.is_empty() {
+                    // It has no more, however long it is.
+                    return Ok(self.head.records.saturating_sub(good));
                 }
-                place += 1;
+                good += changes.len() as u64;
+                changes.iter().for_each(|change| replayed.apply_whole(change));
             }
+            first = end;
         }
         Ok(self.head.records.saturating_sub(good))
+    }
+
+    /// What the good ones of these records say.
+    fn read_range(&self, start: u64, end: u64) -> io::Result<Vec<Change>> {
+        let mut bytes = vec![0; (end - start) as usize * RECORD_LEN];
+        let read = read_full(&*self.file, &mut bytes, HEAD_LEN as u64 + start * RECORD_LEN as u64)?;
+        let records = (start..).zip(bytes[..read].chunks_exact(RECORD_LEN));
+        let good = records.filter_map(|(place, bytes)| {
+            Record::parse(bytes).ok().filter(|record| record.number == place).map(|record| record.change)
+        });
+        Ok(good.collect())
     }
 }
