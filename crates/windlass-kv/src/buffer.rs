@@ -3,7 +3,8 @@
 #![allow(unsafe_code, reason = "transfers are given the addresses of buffers")]
 
 use crate::{
-    Completion, DeviceBuffer, Error, Item, KeepAlive, Key, Namespace, Piece, Request, Result, Ticket,
+    Completion, DeviceBuffer, Error, Item, KeepAlive, Key, Namespace, Piece, Priority, Request, Result,
+    Ticket,
 };
 use std::{
     cell::UnsafeCell,
@@ -152,6 +153,8 @@ pub struct TransferOptions {
     pub timeout: Option<Duration>,
     /// How long the blocks are kept, at most. Stores only.
     pub ttl: Option<Duration>,
+    /// What goes first: see [`Request::priority`].
+    pub priority: Option<Priority>,
 }
 
 windlass_io::setters! {
@@ -159,12 +162,13 @@ windlass_io::setters! {
         shards: u32,
         timeout: Option<Duration>,
         ttl: Option<Duration>,
+        priority: Option<Priority>,
     }
 }
 
 impl Default for TransferOptions {
     fn default() -> Self {
-        Self { shards: 1, timeout: None, ttl: None }
+        Self { shards: 1, timeout: None, ttl: None, priority: None }
     }
 }
 
@@ -211,6 +215,7 @@ fn lend<B: Lend>(items: Vec<BufferItem<B>>, options: &TransferOptions) -> (Reque
     let lent = Arc::new(Lent(UnsafeCell::new(buffers)));
     let mut request = Request::new(own, KeepAlive::new(Arc::clone(&lent) as _));
     (request.shards, request.timeout, request.ttl) = (options.shards, options.timeout, options.ttl);
+    request.priority = options.priority;
     (request, lent)
 }
 

@@ -38,6 +38,11 @@ impl Status {
     pub fn is_ok(self) -> bool {
         matches!(self, Self::Ok | Self::Exists)
     }
+
+    /// Whether a load has not found the block.
+    pub(crate) fn is_absent(self) -> bool {
+        matches!(self, Self::Miss | Self::Expired)
+    }
 }
 
 /// As reports and other languages have it: `ok`, `dropped:no_room`, `io:5`.
@@ -93,6 +98,10 @@ pub struct Completion {
     pub carried: BTreeMap<Carrier, u64>,
     /// Bytes of the caller's that went by way of memory of the store's, because they were not aligned, or on a device.
     pub bounced_bytes: u64,
+    /// Of `bytes`, those that a load read from the far tier.
+    pub far_bytes: u64,
+    /// Items that a store with [`FarPolicy::WriteThrough`](crate::FarPolicy::WriteThrough) has not written to the far tier.
+    pub far_missing: u64,
     /// Time before the first byte moved.
     pub queued: Duration,
     /// Time from then on.

@@ -106,6 +106,20 @@ pub enum Error {
         /// How long, in milliseconds.
         waited_ms: u128,
     },
+    /// The far tier could not be asked, and may still have what was to be removed.
+    #[error("the far tier {} cannot be used now; remove again once it can", path.display())]
+    FarUnavailable {
+        /// Its root.
+        path: PathBuf,
+    },
+    /// The store was closed before all blocks were written to the far tier.
+    #[error("{blocks} blocks were not written to the far tier {} before the store was closed", path.display())]
+    NotWrittenBack {
+        /// How many.
+        blocks: u64,
+        /// Root of the far tier.
+        path: PathBuf,
+    },
     /// A defect of this library.
     #[error("internal error: {0}; please report it")]
     Internal(String),

@@ -45,11 +45,12 @@ pub use item::{Item, KeepAlive, Piece};
 pub use key::{Fingerprint, Key};
 pub use namespace::{NamespaceDescription, NamespaceId, NamespaceOptions, Rank};
 pub use options::{
-    Admission, DirectPath, Durability, Eviction, LayoutKind, Route, StoreAccess, StoreOptions,
+    Admission, DirectPath, Durability, Eviction, FarOptions, FarPolicy, LayoutKind, Route, StoreAccess,
+    StoreOptions,
 };
 pub use report::{
-    BlockEntry, BlockInfo, BlockPage, CarrierShare, Dropped, Event, EventKind, Evicted, NamespaceStats,
-    Owner, ShardInfo, Stats, StoreReport, Verified, WriterStats,
+    BlockEntry, BlockInfo, BlockPage, CarrierShare, Dropped, Event, EventKind, Evicted, FarReport, FarStats,
+    NamespaceStats, Owner, ShardInfo, Stats, StoreReport, Verified, WriterStats,
 };
 pub use request::{Notify, Request};
 pub use store::{Namespace, PinGuard, Region, Store};

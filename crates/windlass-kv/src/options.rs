@@ -133,6 +133,90 @@ named! {
     }
 }
 
+named! {
+    /// When a block is written to the far tier.
+    FarPolicy, "policy", WriteThrough {
+        /// Before its store ends. A store also ends if the far tier fails, refuses the block, or takes longer than
+        /// [`FarOptions::timeout`]: the completion counts the items, and the write is not repeated.
+        WriteThrough = "write_through",
+        /// After its store has ended. The block stays in the near tier until it is written.
+        WriteBack = "write_back",
+    }
+}
+
+/// The far tier of a store: a second store, such as one on a shared file system, behind the near one.
+///
+/// Lookups answer for both tiers, and loads read from the far tier what the near one lacks. A failure of the far tier
+/// never fails the near one.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct FarOptions {
+    /// Directory of the far store.
+    pub root: PathBuf,
+    /// Most bytes that all files below `root` take. Required for writing.
+    pub capacity_bytes: Option<u64>,
+    /// Bytes that are left free on the file system.
+    pub min_free_bytes: u64,
+    /// How blocks lie in files.
+    pub layout: Option<LayoutKind>,
+    /// What acknowledgement by the far store means.
+    pub durability: Durability,
+    /// When blocks are written to it.
+    pub policy: FarPolicy,
+    /// Whether a block that is loaded from the far tier is stored in the near one.
+    pub promote: bool,
+    /// Longest time of one operation of the far tier.
+    pub timeout: Duration,
+    /// Longest time that a lookup waits for a far tier that has to ask its file system.
+    pub lookup_timeout: Duration,
+    /// Most bytes of blocks that wait to be written. The oldest are dropped when there are more.
+    pub backlog_bytes: u64,
+    /// Host memory for blocks that move between the tiers.
+    pub staging_bytes: u64,
+    /// Faults between the far store and its disk, for tests.
+    #[cfg(feature = "fault-injection")]
+    pub(crate) faults: Option<crate::fault::FaultScript>,
+}
+
+windlass_io::setters! {
+    FarOptions {
+        capacity_bytes: Option<u64>,
+        min_free_bytes: u64,
+        layout: Option<LayoutKind>,
+        durability: Durability,
+        policy: FarPolicy,
+        promote: bool,
+        timeout: Duration,
+        lookup_timeout: Duration,
+        backlog_bytes: u64,
+        staging_bytes: u64,
+        #[cfg(feature = "fault-injection")]
+        #[doc(hidden)]
+        faults: Option<crate::fault::FaultScript>,
+    }
+}
+
+impl FarOptions {
+    /// A far tier at `root`, with defaults for the rest.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self {
+            root: root.into(),
+            capacity_bytes: None,
+            min_free_bytes: 1 << 30,
+            layout: None,
+            durability: Durability::default(),
+            policy: FarPolicy::default(),
+            promote: true,
+            timeout: Duration::from_secs(5),
+            lookup_timeout: Duration::from_millis(50),
+            backlog_bytes: 1 << 30,
+            staging_bytes: 256 << 20,
+            #[cfg(feature = "fault-injection")]
+            faults: None,
+        }
+    }
+}
+
 /// Options of [`Store::open`](crate::Store::open).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -176,6 +260,8 @@ pub struct StoreOptions {
     /// Whether the store is only opened to tend it, as the command `windlass kv gc` does: other processes are not told the
     /// capacity and the durability of these options, and a capacity that nothing can be stored in is no error.
     pub for_upkeep: bool,
+    /// A second tier behind this store.
+    pub far: Option<FarOptions>,
     /// Faults between the store and its disk, for tests.
     #[cfg(feature = "fault-injection")]
     pub(crate) faults: Option<crate::fault::FaultScript>,
@@ -200,6 +286,7 @@ windlass_io::setters! {
         partial_timeout: Duration,
         scrub_bytes_per_second: u64,
         for_upkeep: bool,
+        far: Option<FarOptions>,
         #[cfg(feature = "fault-injection")]
         #[doc(hidden)]
         faults: Option<crate::fault::FaultScript>,
@@ -228,6 +315,7 @@ impl StoreOptions {
             partial_timeout: Duration::from_secs(600),
             scrub_bytes_per_second: 0,
             for_upkeep: false,
+            far: None,
             #[cfg(feature = "fault-injection")]
             faults: None,
         }

@@ -1,7 +1,9 @@
 //! What a store says of itself: what it holds and did, how bytes moved, and what happened to blocks.
 #![forbid(unsafe_code)]
 
-use crate::{Carrier, DirectPath, Durability, Fingerprint, Key, LayoutKind, NamespaceId, Route, StoreAccess};
+use crate::{
+    Carrier, DirectPath, Durability, FarPolicy, Fingerprint, Key, LayoutKind, NamespaceId, Route, StoreAccess,
+};
 use serde::{Serialize, Serializer};
 use std::{
     path::PathBuf,
@@ -69,6 +71,44 @@ pub struct Stats {
     pub leased_requests: u64,
     /// Events that nobody fetched in time, and that were forgotten.
     pub forgotten_events: u64,
+    /// What the far tier holds and did.
+    pub far: Option<FarStats>,
+}
+
+/// What the far tier of a store holds and did. Counters only grow.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct FarStats {
+    /// Whether it can be used now.
+    pub is_up: bool,
+    /// Times that it was given up after failures, or was not there.
+    pub outages: u64,
+    /// Items that were loaded from it.
+    pub hits: u64,
+    /// Items that neither tier had.
+    pub misses: u64,
+    /// Bytes that were loaded from it.
+    pub loaded_bytes: u64,
+    /// Blocks that were written to it.
+    pub written_blocks: u64,
+    /// Bytes of these.
+    pub written_bytes: u64,
+    /// Blocks that were not written to it: it failed, refused them, or the backlog was full.
+    pub unwritten_blocks: u64,
+    /// Blocks that were stored in the near tier after a load from the far one.
+    pub promoted_blocks: u64,
+    /// Blocks that were to be promoted, but were not.
+    pub unpromoted_blocks: u64,
+    /// Operations that failed or took too long.
+    pub failures: u64,
+    /// Lookups that were answered by the near tier alone, because the far one did not answer in time.
+    pub lookup_timeouts: u64,
+    /// Blocks that wait to be written to it.
+    pub backlog_blocks: u64,
+    /// Bytes of these.
+    pub backlog_bytes: u64,
+    /// Statistics of the far store itself; `None` while it cannot be used.
+    pub store: Option<Box<Stats>>,
 }
 
 /// A process that writes, or wrote, to a store, and whose files are there.
@@ -168,6 +208,24 @@ pub struct StoreReport {
     pub refused: Vec<Refusal>,
     /// What the store warned of on its own, such as a directory that other users can change: the first 64 warnings.
     pub warnings: Vec<String>,
+    /// How the far tier works.
+    pub far: Option<FarReport>,
+}
+
+/// How the far tier of a store works.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct FarReport {
+    /// Its directory.
+    pub root: PathBuf,
+    /// When blocks are written to it.
+    pub policy: FarPolicy,
+    /// Whether what is loaded from it is stored in the near tier.
+    pub promote: bool,
+    /// Why it cannot be used now.
+    pub failure: Option<String>,
+    /// The report of the far store itself; `None` while it cannot be used.
+    pub store: Option<Box<StoreReport>>,
 }
 
 /// One way's share.
@@ -228,6 +286,10 @@ pub enum EventKind {
     UnsafeRoot,
     /// The file system takes no extended attributes: files as vLLM writes them have no checksums.
     NoChecksums,
+    /// The far tier failed, or did not take blocks. The near one goes on.
+    FarFailed,
+    /// The far tier can be used again.
+    FarRecovered,
 }
 
 /// Blocks of this process that went to make room, or as their time was over, since they were last asked for.
@@ -282,6 +344,9 @@ pub struct BlockPage {
 pub struct BlockInfo {
     /// Its shards, in order.
     pub shards: Vec<ShardInfo>,
+    /// After which it is not found any more.
+    #[serde(serialize_with = "may_be_since_1970")]
+    pub expires: Option<SystemTime>,
 }
 
 /// A shard of a block.

@@ -128,10 +128,19 @@ struct Progress {
     bytes: u64,
     carried: BTreeMap<Carrier, u64>,
     bounced_bytes: u64,
+    far_bytes: u64,
+    far_missing: u64,
     started: Option<Instant>,
+    /// What is to happen once all items have ended, before the request does.
+    last_step: Option<LastStep>,
+    /// Whether the last step is under way.
+    is_held: bool,
     has_ended: bool,
     completion: Option<Arc<Completion>>,
 }
+
+/// Is given the ticket and the statuses of its items; [`TicketState::conclude`] ends the request.
+pub(crate) type LastStep = Box<dyn FnOnce(&Arc<TicketState>, &[Status]) + Send>;
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +187,11 @@ impl TicketState {
                 bytes: 0,
                 carried: BTreeMap::new(),
                 bounced_bytes: 0,
+                far_bytes: 0,
+                far_missing: 0,
                 started: None,
+                last_step: None,
+                is_held: false,
                 has_ended: false,
                 completion: None,
             }),
@@ -251,9 +264,46 @@ impl TicketState {
                 progress.bytes = progress.bytes.saturating_add(settled.bytes);
             }
         }
-        if progress.open == 0 {
+        if progress.open > 0 || progress.is_held {
+            return;
+        }
+        let Some(last_step) = progress.last_step.take() else {
+            return self.end(progress, None);
+        };
+        progress.is_held = true;
+        let statuses: Vec<_> = progress.items.iter().copied().flatten().collect();
+        drop(progress);
+        last_step(self, &statuses);
+    }
+
+    /// Sets what happens before the request ends, unless it ends early. Called before any item is settled.
+    pub(crate) fn set_last_step(&self, last_step: LastStep) {
+        lock(&self.progress).last_step = Some(last_step);
+    }
+
+    /// Ends the request after its last step. `far_missing`: items that the far tier has not taken.
+    pub(crate) fn conclude(self: &Arc<Self>, far_missing: u64) {
+        let mut progress = lock(&self.progress);
+        if !progress.has_ended {
+            progress.far_missing = far_missing;
             self.end(progress, None);
         }
+    }
+
+    /// Notes what a request to the far tier has moved for this one.
+    pub(crate) fn moved_by_far(&self, far: &Ticket, completion: &Completion) {
+        if far.is_lost() {
+            self.is_lost.store(true, Ordering::Release);
+        }
+        let mut progress = lock(&self.progress);
+        if progress.has_ended {
+            return;
+        }
+        for (carrier, bytes) in &completion.carried {
+            *progress.carried.entry(*carrier).or_default() += bytes;
+        }
+        progress.bounced_bytes += completion.bounced_bytes;
+        progress.far_bytes += completion.bytes;
     }
 
     /// Ends it now, with this status for what has not ended. Whether it had not ended before.
@@ -280,6 +330,8 @@ impl TicketState {
             bytes: progress.bytes,
             carried: mem::take(&mut progress.carried),
             bounced_bytes: progress.bounced_bytes,
+            far_bytes: progress.far_bytes,
+            far_missing: progress.far_missing,
             queued: started.saturating_duration_since(self.submitted),
             moving: now.saturating_duration_since(started),
         });

@@ -68,7 +68,7 @@ fn check_min_free(options: &StoreOptions) -> Result<()> {
 }
 
 /// The layout of the store that is there, if there is one. Whatever is wrong with it is found when it is opened.
-fn existing(options: &StoreOptions) -> Result<Option<LayoutKind>> {
+pub(crate) fn existing(options: &StoreOptions) -> Result<Option<LayoutKind>> {
     let path = options.root.join(directory::SUPERBLOCK);
     match RealDisk.read_file(&path, PAGE) {
         Ok(bytes) => Ok(Superblock::parse(&bytes).ok().map(|superblock| superblock.layout)),

@@ -5,6 +5,7 @@ use super::{
     Core,
     gate::{Charge, Waiting},
     group::{Group, GroupItem},
+    tier::Behind,
 };
 use crate::{
     EventKind, KeepAlive, Key, NamespaceId, Priority, Status,
@@ -23,6 +24,8 @@ pub(crate) struct LoadOptions {
     pub(crate) priority: Priority,
     pub(crate) wait_event: Option<u64>,
     pub(crate) ticket: Arc<TicketState>,
+    /// Loads what this tier lacks.
+    pub(crate) far: Option<Arc<Behind>>,
 }
 
 /// Begins to load the blocks of a request.
@@ -30,12 +33,17 @@ pub(crate) fn load(core: &Arc<Core>, options: LoadOptions, groups: Vec<Group>) {
     let options = Arc::new(options);
     let ticket = &options.ticket;
     let (mut settled, mut jobs, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    let mut missed = Vec::new();
     let mut touched = Vec::with_capacity(groups.len());
     for group in groups {
         let found = match find(core, &options, &group) {
             Ok(found) => found,
+            Err(status) if status.is_absent() && options.far.is_some() => {
+                missed.push(group);
+                continue;
+            }
             Err(status) => {
-                settled.extend(group.settled(status));
+                settled.extend(absent(&options, &group, status));
                 continue;
             }
         };
@@ -50,6 +58,9 @@ pub(crate) fn load(core: &Arc<Core>, options: LoadOptions, groups: Vec<Group>) {
             waiting.push((charge, Waiting::Load(Box::new(load))));
         }
     }
+    if let Some((far, lease)) = options.far.as_ref().filter(|_| !missed.is_empty()).zip(ticket.lease()) {
+        far.load(&options, missed, lease);
+    }
     // The transfers have their own leases.
     ticket.release();
     core.submit(jobs);
@@ -60,22 +71,26 @@ pub(crate) fn load(core: &Arc<Core>, options: LoadOptions, groups: Vec<Group>) {
 
 /// Where a block is, or what its items end as.
 fn find(core: &Core, options: &LoadOptions, group: &Group) -> Result<Found, Status> {
-    let count = group.items.len() as u64;
     match core.layout.find(options.namespace, &group.key, group.fingerprint) {
         Lookup::Found(found) => Ok(found),
-        Lookup::Miss => {
-            options.counters.misses.inc_by(count);
-            Err(Status::Miss)
-        }
-        Lookup::Expired => {
-            options.counters.expired.inc_by(count);
-            Err(Status::Expired)
-        }
+        Lookup::Miss => Err(Status::Miss),
+        Lookup::Expired => Err(Status::Expired),
         Lookup::Failed(error) => {
             core.note_block(EventKind::LoadFailed, options.namespace, &group.key, error.to_string());
             Err(Status::Io(error.raw_os_error().unwrap_or(libc::EIO)))
         }
     }
+}
+
+/// Ends and counts the items of a block that is in no tier.
+pub(super) fn absent(options: &LoadOptions, group: &Group, status: Status) -> impl Iterator<Item = Settled> {
+    let count = group.items.len() as u64;
+    match status {
+        Status::Miss => options.counters.misses.inc_by(count),
+        Status::Expired => options.counters.expired.inc_by(count),
+        _ => 0,
+    };
+    group.settled(status)
 }
 
 /// The load of a block that waits until fewer bytes are under way. It does not hold the block's place meanwhile, or
@@ -110,7 +125,18 @@ impl WaitingLoad {
         match find(&self.core, &self.options, &self.group) {
             Ok(found) => self.job(found),
             Err(status) => {
-                self.end(status);
+                let Self { core, options, group, charge, lease } = self;
+                match &options.far {
+                    Some(far) if status.is_absent() => {
+                        core.left(charge);
+                        far.load(&options, vec![group], lease);
+                    }
+                    _ => {
+                        drop(lease);
+                        core.left(charge);
+                        options.ticket.settle(absent(&options, &group, status), None);
+                    }
+                }
                 None
             }
         }

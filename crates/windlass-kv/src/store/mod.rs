@@ -19,6 +19,7 @@ mod scrub;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod tier;
 mod verify;
 
 pub use namespace::Namespace;
@@ -33,6 +34,7 @@ use self::{
     gate::Gate,
     requests::Requests,
     threads::{Running, Threads},
+    tier::Tier,
 };
 use crate::{
     BlockEntry, BlockPage, Completion, Error, Event, Evicted, Fingerprint, Key, NamespaceDescription,
@@ -97,6 +99,7 @@ pub(crate) struct Inner {
     core: Arc<Core>,
     threads: Running,
     namespaces: Mutex<HashMap<NamespaceId, Arc<Mutex<NamespaceOptions>>>>,
+    tier: Option<Arc<Tier>>,
 }
 
 impl Store {
@@ -153,7 +156,12 @@ impl Store {
         });
         core.note_notices();
         let threads = Running::new(Threads::start(&core, places, groups)?);
-        Ok(Self { inner: Arc::new(Inner { core, threads, namespaces: Mutex::default() }) })
+        let mut inner = Inner { tier: None, core, threads, namespaces: Mutex::default() };
+        // An error from here on closes what has been opened.
+        if let Some(far) = inner.core.options.far.clone() {
+            inner.tier = Some(Tier::start(&inner.core, &far)?);
+        }
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -188,7 +196,7 @@ impl Store {
         let mut namespaces = lock(&self.inner.namespaces);
         let shared = namespaces.entry(id).or_default().clone();
         *lock(&shared) = options;
-        Ok(Namespace::new(self.inner.clone(), id, shared))
+        Ok(self.with_far(Namespace::new(&self.inner, id, shared), description, options))
     }
 
     /// Opens a namespace that the store has, without its description: for tools.
@@ -205,7 +213,14 @@ impl Store {
         let shared = lock(&self.inner.namespaces).entry(id).or_default().clone();
         let options = *lock(&shared);
         self.core().layout.open_namespace(id, &description, options)?;
-        Ok(Namespace::new(self.inner.clone(), id, shared))
+        Ok(self.with_far(Namespace::new(&self.inner, id, shared), &description, options))
+    }
+
+    fn with_far(&self, near: Namespace, description: &str, options: NamespaceOptions) -> Namespace {
+        match &self.inner.tier {
+            Some(tier) => near.clone().before(tier.namespace(&near, description, options)),
+            None => near,
+        }
     }
 
     /// The namespaces that it has, with their descriptions as JSON.
@@ -234,7 +249,7 @@ impl Store {
     /// [`Error::Closed`].
     pub fn stats(&self) -> Result<Stats> {
         self.core().check_open()?;
-        Ok(self.core().stats())
+        Ok(Stats { far: self.inner.tier.as_ref().map(|tier| tier.stats()), ..self.core().stats() })
     }
 
     /// What it holds and did, as Prometheus wants it (OpenMetrics text).
@@ -268,6 +283,7 @@ impl Store {
             proofs: transfers.proofs,
             refused: transfers.refused,
             warnings: lock(&core.warnings).clone(),
+            far: self.inner.tier.as_ref().map(|tier| tier.report()),
         })
     }
 

@@ -8,6 +8,7 @@ use super::{
     group::{Group, group},
     load::{self, LoadOptions},
     placement::{self, StoreTask, Taken},
+    tier::Behind,
     verify,
 };
 use crate::{
@@ -21,7 +22,7 @@ use std::{
     collections::VecDeque,
     fmt,
     sync::{Arc, Mutex},
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 use windlass_io::parallel::lock;
 
@@ -37,10 +38,14 @@ const LOOKUP_STEP: usize = 64;
 /// Keys that no block can have, because they are empty or too long, are refused with [`Error::InvalidKey`].
 #[derive(Clone)]
 pub struct Namespace {
-    inner: Arc<Inner>,
+    core: Arc<Core>,
+    /// Keeps the store open; `None` for the threads of the store.
+    _open: Option<Arc<Inner>>,
     id: NamespaceId,
     options: Arc<Mutex<NamespaceOptions>>,
     counters: Arc<NamespaceCounters>,
+    /// The same namespace in the far tier.
+    far: Option<Arc<Behind>>,
 }
 
 impl fmt::Debug for Namespace {
@@ -50,13 +55,24 @@ impl fmt::Debug for Namespace {
 }
 
 impl Namespace {
-    pub(super) fn new(inner: Arc<Inner>, id: NamespaceId, options: Arc<Mutex<NamespaceOptions>>) -> Self {
-        let counters = inner.core.metrics.namespace(id);
-        Self { inner, id, options, counters }
+    pub(super) fn new(inner: &Arc<Inner>, id: NamespaceId, options: Arc<Mutex<NamespaceOptions>>) -> Self {
+        let core = inner.core.clone();
+        let counters = core.metrics.namespace(id);
+        Self { core, _open: Some(inner.clone()), id, options, counters, far: None }
+    }
+
+    /// The same namespace with its copy in the far tier.
+    pub(super) fn before(self, far: Arc<Behind>) -> Self {
+        Self { far: Some(far), ..self }
+    }
+
+    /// The near tier of the namespace. It does not keep the store open.
+    pub(super) fn near(&self) -> Self {
+        Self { _open: None, far: None, ..self.clone() }
     }
 
     fn core(&self) -> &Arc<Core> {
-        &self.inner.core
+        &self.core
     }
 
     /// Its identity.
@@ -126,6 +142,9 @@ impl Namespace {
         let blocks = self.fingerprints(keys)?;
         let mut found = vec![false; blocks.len()];
         self.core().layout.contains(self.id, &blocks, &mut found);
+        if let Some(far) = &self.far {
+            far.contains(keys, &mut found);
+        }
         Ok(found)
     }
 
@@ -155,7 +174,8 @@ impl Namespace {
         let wait_event = request.wait_event;
         let ticket = self.begin(request, items, Kind::Load)?;
         let (counters, own) = (self.counters.clone(), ticket.clone());
-        let options = LoadOptions { namespace: self.id, counters, priority, wait_event, ticket: own };
+        let far = self.far.clone();
+        let options = LoadOptions { namespace: self.id, counters, priority, wait_event, ticket: own, far };
         load::load(self.core(), options, groups);
         Ok(Ticket::new(ticket))
     }
@@ -194,6 +214,10 @@ impl Namespace {
             under_way: self.core().requests.begin_store(ticket.id),
             ticket: ticket.clone(),
         };
+        if let Some(far) = &self.far {
+            let blocks = groups.iter().map(|group| (group.key.clone(), group.len_bytes())).collect();
+            ticket.set_last_step(far.last_step(blocks, options.under_way.clone()));
+        }
         let groups = self.admit(groups, &options);
         if groups.is_empty() {
             ticket.release();
@@ -265,7 +289,18 @@ impl Namespace {
     /// [`Error::DamagedBlock`], [`Error::InvalidKey`], [`Error::Io`], [`Error::Closed`].
     pub fn block(&self, key: &[u8]) -> Result<Option<BlockInfo>> {
         self.core().check_open()?;
-        verify::block(self.core(), self.id, &Key::new(key)?)
+        let key = Key::new(key)?;
+        let near = verify::block(self.core(), self.id, &key, verify::LONGEST_READ)?;
+        match self.far.as_ref().filter(|_| near.is_none()) {
+            Some(far) => far.block(&key),
+            None => Ok(near),
+        }
+    }
+
+    /// As [`Namespace::block`] of this tier, where reading may take this long.
+    pub(super) fn block_within(&self, key: &Key, longest: Duration) -> Result<Option<BlockInfo>> {
+        self.core().check_open()?;
+        verify::block(self.core(), self.id, key, longest)
     }
 
     /// Notes that blocks were used, so that they stay longer. Of a prefix the first ones stay longest.
@@ -296,7 +331,12 @@ impl Namespace {
     /// [`Error::InvalidKey`], [`Error::ReadOnly`], [`Error::Io`], [`Error::Closed`].
     pub fn delete<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize> {
         self.check_writable()?;
-        self.core().layout.delete(self.id, &self.fingerprints(keys)?)
+        let blocks = self.fingerprints(keys)?;
+        let delete = || self.core().layout.delete(self.id, &blocks);
+        match &self.far {
+            Some(far) => far.delete(keys, delete),
+            None => delete(),
+        }
     }
 
     /// Removes all blocks of the namespace, as far as this process stored them and nobody pins them. Says how many.
@@ -305,7 +345,11 @@ impl Namespace {
     /// [`Error::ReadOnly`], [`Error::Io`], [`Error::Closed`].
     pub fn clear(&self) -> Result<usize> {
         self.check_writable()?;
-        self.core().layout.clear(self.id)
+        let clear = || self.core().layout.clear(self.id);
+        match &self.far {
+            Some(far) => far.clear(clear),
+            None => clear(),
+        }
     }
 
     fn check_writable(&self) -> Result<()> {

@@ -22,6 +22,9 @@ use windlass_io::parallel::{lock, thread_named};
 /// Time that the system gets to end what it has when the store closes.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// Time that the far tier gets at least to end what it has.
+const FAR_GRACE: Duration = Duration::from_secs(1);
+
 /// Why a store does not give back its directory that has ended otherwise.
 const LOST: &str = "a ring or a device failed, and may write to its files until this process ends; end it, and whoever \
                     stores next takes its directory over";
@@ -118,11 +121,21 @@ impl Inner {
             return Ok(());
         };
         let _closed = ClosesOnDrop(&self.threads);
+        let begin = Instant::now();
+        let left = || timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
+        // What is being stored is to reach the far tier, too, as long as the store is open.
+        let unwritten = self.tier.as_ref().map_or(0, |tier| {
+            let _ = core.requests.flush(timeout);
+            tier.drain(left())
+        });
         core.closing.store(true, Ordering::Release);
-        let flushed = core.requests.flush(timeout);
+        let flushed = core.requests.flush(left());
         core.requests.open().iter().for_each(|ticket| {
             ticket.abort(Status::Cancelled);
         });
+        if let Some(tier) = &self.tier {
+            tier.end(left().unwrap_or(GRACE).max(FAR_GRACE));
+        }
         let ended = running.end(core, Instant::now() + GRACE);
         let has_lost = core.has_lost.load(Ordering::Acquire);
         // What never got all its shards gives back its places.
@@ -137,7 +150,13 @@ impl Inner {
             }
             return Err(Error::TimedOut { what: "closing the store", waited_ms: GRACE.as_millis() });
         }
-        flushed.and(core.layout.close())
+        flushed.and(core.layout.close())?;
+        match &self.tier {
+            Some(tier) if unwritten > 0 => {
+                Err(Error::NotWrittenBack { blocks: unwritten, path: tier.root().to_path_buf() })
+            }
+            _ => Ok(()),
+        }
     }
 }
 

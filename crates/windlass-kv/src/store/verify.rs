@@ -5,7 +5,7 @@ use super::{Core, gate::Waiting};
 use crate::{
     BlockInfo, Error, EventKind, Fingerprint, KeepAlive, Key, NamespaceId, Piece, Priority, Result,
     ShardInfo, Verified,
-    format::{Shard, ShardTable},
+    format::{Shard, ShardTable, expiry_time, header::BlockHeader},
     io::{Checksums, Direction, Failure, Header, Job, Outcome, Part, Withdrawn},
     layout::{Found, Listed, Lookup, Verdict},
 };
@@ -13,24 +13,29 @@ use std::{
     io,
     ops::ControlFlow,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 /// Blocks that are listed together.
 pub(super) const PAGE: usize = 256;
 /// Time that the system gets to read a block.
-const LONGEST_READ: Duration = Duration::from_secs(60);
+pub(super) const LONGEST_READ: Duration = Duration::from_secs(60);
 
 /// What one block turned out to be.
 enum Seen {
-    Good(ShardTable),
+    Good(ShardTable, Option<SystemTime>),
     Gone,
     Corrupt(String),
     Failed(io::Error),
 }
 
 /// What a block is made of.
-pub(crate) fn block(core: &Arc<Core>, namespace: NamespaceId, key: &Key) -> Result<Option<BlockInfo>> {
+pub(crate) fn block(
+    core: &Arc<Core>,
+    namespace: NamespaceId,
+    key: &Key,
+    longest: Duration,
+) -> Result<Option<BlockInfo>> {
     let found = match core.layout.find(namespace, key, Fingerprint::of(namespace, key.as_bytes())) {
         Lookup::Found(found) => found,
         Lookup::Miss | Lookup::Expired => return Ok(None),
@@ -42,10 +47,10 @@ pub(crate) fn block(core: &Arc<Core>, namespace: NamespaceId, key: &Key) -> Resu
             });
         }
     };
-    match read(core, namespace, key, &found, Priority::Demand, &[]) {
-        Seen::Good(table) => {
+    match read(core, namespace, key, &found, (Priority::Demand, longest), &[]) {
+        Seen::Good(table, expires) => {
             let shard = |shard: &Shard| ShardInfo { len: shard.len, checksum: shard.checksum };
-            Ok(Some(BlockInfo { shards: table.0.iter().map(shard).collect() }))
+            Ok(Some(BlockInfo { shards: table.0.iter().map(shard).collect(), expires }))
         }
         Seen::Gone => Ok(None),
         Seen::Corrupt(reason) => {
@@ -118,13 +123,13 @@ pub(super) fn verify_one(core: &Arc<Core>, block: &Listed, priority: Priority, v
             return;
         }
     };
-    let header_only = read(core, block.namespace, &key, &found, priority, &[]);
+    let header_only = read(core, block.namespace, &key, &found, (priority, LONGEST_READ), &[]);
     let seen = match header_only {
-        Seen::Good(table) => read(core, block.namespace, &key, &found, priority, &table.0),
+        Seen::Good(table, _) => read(core, block.namespace, &key, &found, (priority, LONGEST_READ), &table.0),
         other => other,
     };
     match seen {
-        Seen::Good(table) => {
+        Seen::Good(table, _) => {
             verified.blocks += 1;
             verified.bytes = table.0.iter().fold(verified.bytes, |sum, shard| sum.saturating_add(shard.len));
             verified.without_checksum +=
@@ -150,7 +155,7 @@ fn read(
     namespace: NamespaceId,
     key: &Key,
     found: &Found,
-    priority: Priority,
+    (priority, longest): (Priority, Duration),
     shards: &[Shard],
 ) -> Seen {
     let is_gone = || !found.is_held && !core.layout.is_still_there(found);
@@ -175,7 +180,7 @@ fn read(
         });
         memory.push(buffer);
     }
-    let outcome = transfer(core, found, priority, parts, memory);
+    let outcome = transfer(core, found, (priority, longest), parts, memory);
     match outcome.result {
         Ok(()) => {}
         Err(failure @ Failure::Short { .. }) => return corrupt(failure.to_string()),
@@ -192,7 +197,10 @@ fn read(
         Verdict::Good(table) => match shards.iter().enumerate().position(differs) {
             // Nothing else vouches for bytes without a checksum.
             None if shards.iter().any(|shard| shard.checksum.is_none()) && is_gone() => Seen::Gone,
-            None => Seen::Good(table),
+            None => {
+                let header = BlockHeader::parse(&outcome.header).ok();
+                Seen::Good(table, header.and_then(|header| expiry_time(header.expires)))
+            }
             Some(number) => corrupt(format!("shard {number} has another checksum than the one stored")),
         },
         Verdict::Moved => Seen::Gone,
@@ -212,7 +220,7 @@ fn buffer(len: u64) -> Result<Vec<u8>, ()> {
 fn transfer(
     core: &Arc<Core>,
     found: &Found,
-    priority: Priority,
+    (priority, longest): (Priority, Duration),
     parts: Vec<Part>,
     memory: Vec<Vec<u8>>,
 ) -> Outcome {
@@ -225,7 +233,7 @@ fn transfer(
         header: found.place.header.map_or(Header::None, |offset| Header::Read { offset }),
         parts,
         checksums: Checksums::Compute,
-        deadline: Some(Instant::now() + LONGEST_READ),
+        deadline: Some(Instant::now() + longest),
         withdrawn: Withdrawn::default(),
         wait_event: None,
         keep: KeepAlive::new(Arc::new(memory)),
@@ -235,7 +243,7 @@ fn transfer(
         }),
     };
     core.submit(vec![Waiting::Job(Box::new(job))]);
-    let outcome = receive.recv_timeout(LONGEST_READ).unwrap_or_else(|_| Outcome::failed(Failure::TimedOut));
+    let outcome = receive.recv_timeout(longest).unwrap_or_else(|_| Outcome::failed(Failure::TimedOut));
     core.note_outcome(Direction::Read, &outcome);
     outcome
 }

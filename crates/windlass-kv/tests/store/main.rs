@@ -11,4 +11,5 @@ mod limits;
 mod processes;
 mod round_trips;
 mod sandbox;
+mod tiers;
 mod warnings;

@@ -1,0 +1,319 @@
+//! A far tier behind a store: what both say together, and what the near one says when the far one fails.
+
+use crate::common::*;
+use std::{
+    fs,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use windlass_kv::{
+    EventKind, FarOptions, FarPolicy, FarStats, LayoutKind, NamespaceOptions, Status, Store, StoreOptions,
+    fault::{Fault, FaultScript, Gate, Operation},
+};
+
+const SHAPE: Shape = Shape { shards: 2, len: 70_000, skew: 0, pieces: 2 };
+/// Time that the far tier may take in tests where it fails.
+const TIMEOUT: Duration = Duration::from_millis(300);
+
+/// What happens to the far tier's transfers from now on.
+#[derive(Clone, Default)]
+struct Script(Arc<Mutex<Option<Rule>>>);
+
+type Rule = Box<dyn Fn(&Operation<'_>) -> Option<Fault> + Send>;
+
+impl Script {
+    fn set(&self, rule: impl Fn(&Operation<'_>) -> Option<Fault> + Send + 'static) {
+        *self.0.lock().unwrap() = Some(Box::new(rule));
+    }
+
+    fn clear(&self) {
+        *self.0.lock().unwrap() = None;
+    }
+}
+
+struct Tiers {
+    root: TempDir,
+    script: Script,
+}
+
+impl Tiers {
+    fn new() -> Self {
+        Self { root: tempfile::tempdir().unwrap(), script: Script::default() }
+    }
+
+    fn far(&self, layout: LayoutKind) -> FarOptions {
+        let rules = self.script.clone();
+        FarOptions::new(self.root.path().join("far"))
+            .capacity_bytes(CAPACITY)
+            .min_free_bytes(0)
+            .layout(layout)
+            .faults(FaultScript::new(move |operation| {
+                rules.0.lock().unwrap().as_ref().and_then(|rule| rule(operation))
+            }))
+    }
+
+    fn open(&self, near: &str, far: FarOptions) -> Store {
+        let options = StoreOptions::new(self.root.path().join(near)).capacity_bytes(CAPACITY);
+        Store::open(options.min_free_bytes(0).far(far)).unwrap()
+    }
+
+    /// The far store by itself.
+    fn open_far(&self) -> Store {
+        let options = StoreOptions::new(self.root.path().join("far")).capacity_bytes(CAPACITY);
+        Store::open(options.min_free_bytes(0)).unwrap()
+    }
+}
+
+fn far_stats(store: &Store) -> FarStats {
+    store.stats().unwrap().far.unwrap()
+}
+
+fn each_layout(test: impl Fn(&Tiers, FarOptions)) {
+    for layout in [LayoutKind::Segments, LayoutKind::Files] {
+        let tiers = Tiers::new();
+        let far = tiers.far(layout);
+        test(&tiers, far);
+    }
+}
+
+#[test]
+fn blocks_are_found_in_either_tier_and_promoted() {
+    each_layout(|tiers, far| {
+        let store = tiers.open("near", far.clone());
+        let blocks = namespace(&store);
+        let completion = end(&begin_store(&blocks, "a", SHAPE, 0..2));
+        assert!(completion.is_ok() && completion.far_missing == 0, "{completion:?}");
+        put(&blocks, "b", SHAPE);
+        assert_eq!(far_stats(&store).written_blocks, 2);
+        store.close(LONG).unwrap();
+        drop((blocks, store));
+
+        // Another node, whose near tier is empty.
+        let store = tiers.open("other", far.clone());
+        let blocks = namespace(&store);
+        assert_eq!(blocks.lookup(&["a", "c", "b"]).unwrap(), [true, false, true]);
+        assert_eq!(blocks.lookup_prefix(&["a", "b", "c"]).unwrap(), 2);
+        assert_eq!(blocks.lookup_reverse(&["a", "b", "c"]).unwrap(), Some(1));
+        let (ticket, memory) = begin_load(&blocks, "a", SHAPE, 0..2, |_| {});
+        let completion = end(&ticket);
+        assert_eq!(completion.items, [Status::Ok; 2]);
+        assert_eq!(completion.far_bytes, completion.bytes);
+        assert!(memory[1].bytes() == bytes_of("a", 1, SHAPE.len));
+        eventually("it is promoted", || far_stats(&store).promoted_blocks == 1);
+        let (ticket, memory) = begin_load(&blocks, "a", SHAPE, 0..2, |_| {});
+        assert_eq!(end(&ticket).far_bytes, 0, "the near tier has it");
+        assert!(memory[0].bytes() == bytes_of("a", 0, SHAPE.len));
+        assert_eq!(get_status(&blocks, "c", SHAPE), Status::Miss);
+        let stats = far_stats(&store);
+        assert_eq!((stats.hits, stats.misses, stats.failures), (2, 2, 0));
+        assert_eq!(stats.store.unwrap().blocks, 2);
+        assert!(store.report().unwrap().far.unwrap().store.is_some());
+        assert_eq!(store.events(), []);
+    });
+}
+
+#[test]
+fn deleted_blocks_are_in_no_tier() {
+    each_layout(|tiers, far| {
+        let store = tiers.open("near", far.clone());
+        let blocks = namespace(&store);
+        for name in ["a", "b", "c"] {
+            put(&blocks, name, SHAPE);
+        }
+        assert_eq!(blocks.delete(&["a"]).unwrap(), 1);
+        assert_eq!(blocks.lookup(&["a", "b"]).unwrap(), [false, true]);
+        assert_eq!(get_status(&blocks, "a", SHAPE), Status::Miss);
+        assert_eq!(blocks.clear().unwrap(), 2);
+        assert_eq!(blocks.lookup_reverse(&["a", "b", "c"]).unwrap(), None);
+        store.close(LONG).unwrap();
+        assert_eq!(tiers.open_far().stats().unwrap().blocks, 0);
+    });
+}
+
+#[test]
+fn write_back_does_not_wait_for_the_far_tier() {
+    each_layout(|tiers, far| {
+        let store = tiers.open("near", far.policy(FarPolicy::WriteBack));
+        let blocks = namespace(&store);
+        let gate = Gate::new();
+        let hang = gate.clone();
+        tiers.script.set(move |operation| operation.is_write.then(|| Fault::Hang(hang.clone())));
+        put(&blocks, "a", SHAPE);
+        eventually("the far tier writes", || gate.came() > 0);
+        let stats = far_stats(&store);
+        assert_eq!((stats.backlog_blocks, stats.backlog_bytes), (1, 140_000));
+        tiers.script.clear();
+        gate.open();
+        store.close(LONG).unwrap();
+        let far = tiers.open_far();
+        assert_eq!(get_status(&namespace(&far), "a", SHAPE), Status::Ok);
+    });
+}
+
+#[test]
+fn closing_says_what_was_not_written_back() {
+    each_layout(|tiers, far| {
+        let store = tiers.open("near", far.policy(FarPolicy::WriteBack).timeout(TIMEOUT));
+        let gate = Gate::new();
+        let hang = gate.clone();
+        tiers.script.set(move |operation| operation.is_write.then(|| Fault::Hang(hang.clone())));
+        put(&namespace(&store), "a", SHAPE);
+        let error = store.close(Some(Duration::from_millis(100))).unwrap_err();
+        assert!(error.to_string().starts_with("1 blocks were not written to the far tier"), "{error}");
+        gate.open();
+    });
+}
+
+/// Nothing of the near tier waits for a far tier that hangs, and nothing is wrong when that goes on.
+#[test]
+fn the_near_tier_does_not_notice_that_the_far_one_hangs() {
+    each_layout(|tiers, far| {
+        let store = tiers.open("near", far.timeout(TIMEOUT));
+        let blocks = namespace(&store);
+        put(&blocks, "both", SHAPE);
+        assert_eq!(blocks.lookup(&["both"]).unwrap(), [true]);
+        let elsewhere = tiers.open_far();
+        put(&namespace(&elsewhere), "far", SHAPE);
+        eventually("it is followed", || blocks.lookup(&["far"]).unwrap() == [true]);
+        let gate = Gate::new();
+        let hang = gate.clone();
+        tiers.script.set(move |_| Some(Fault::Hang(hang.clone())));
+        let (late, memory) = begin_load(&blocks, "far", SHAPE, 0..2, |_| {});
+        eventually("it hangs", || gate.came() > 0);
+        let mut slowest = Duration::ZERO;
+        for number in 0..200 {
+            let begin = Instant::now();
+            assert_eq!(get_status(&blocks, "both", SHAPE), Status::Ok);
+            assert_eq!(blocks.lookup(&["both"]).unwrap(), [true]);
+            slowest = slowest.max(begin.elapsed());
+            if number % 50 == 0 {
+                let begin = Instant::now();
+                let completion = end(&begin_store(&blocks, &format!("new {number}"), SHAPE, 0..2));
+                assert_eq!((completion.items, completion.far_missing), (vec![Status::Ok; 2], 1));
+                assert!(begin.elapsed() < TIMEOUT * 20, "{:?}", begin.elapsed());
+            }
+        }
+        assert!(slowest < TIMEOUT, "{slowest:?}");
+        assert_eq!(late.wait(LONG).unwrap().items, [Status::TimedOut; 2]);
+        assert!(!late.is_released() && Arc::strong_count(&memory[0]) > 1, "the far tier may write to it");
+        assert!(far_stats(&store).failures > 0);
+        tiers.script.clear();
+        gate.open();
+        eventually("the memory is given back", || late.is_released());
+        eventually("the far tier is back", || get_status(&blocks, "far", SHAPE) == Status::Ok);
+        for number in (0..200).step_by(50) {
+            assert_eq!(get_status(&blocks, &format!("new {number}"), SHAPE), Status::Ok);
+        }
+    });
+}
+
+#[test]
+fn a_far_tier_that_fails_is_opened_again() {
+    each_layout(|tiers, far| {
+        let store = tiers.open("near", far);
+        let blocks = namespace(&store);
+        tiers.script.set(|_| Some(Fault::Errno(libc::EIO)));
+        for name in ["a", "b", "c", "d"] {
+            let completion = end(&begin_store(&blocks, name, SHAPE, 0..2));
+            assert_eq!((completion.items, completion.far_missing), (vec![Status::Ok; 2], 1));
+        }
+        eventually("it is given up", || far_stats(&store).outages > 0);
+        assert_eq!(far_stats(&store).unwritten_blocks, 4);
+        assert!(store.events().iter().any(|event| event.kind == EventKind::FarFailed));
+        tiers.script.clear();
+        eventually("it is opened again", || far_stats(&store).is_up);
+        assert!(store.events().iter().any(|event| event.kind == EventKind::FarRecovered));
+        // The near tier has it, and it reaches the far one when it is stored again.
+        assert_eq!(end(&begin_store(&blocks, "a", SHAPE, 0..2)).items, [Status::Exists; 2]);
+        eventually("it is written", || far_stats(&store).written_blocks == 1);
+    });
+}
+
+#[test]
+fn a_far_tier_that_is_gone_comes_back() {
+    each_layout(|tiers, far| {
+        let store = tiers.open("near", far);
+        let blocks = namespace(&store);
+        put(&blocks, "a", SHAPE);
+        let (root, aside) = (tiers.root.path().join("far"), tiers.root.path().join("aside"));
+        fs::rename(&root, &aside).unwrap();
+        eventually("it is missed", || !far_stats(&store).is_up);
+        put(&blocks, "b", SHAPE);
+        thread::sleep(Duration::from_millis(500));
+        assert!(!root.exists(), "no other store is made in its place");
+        fs::rename(&aside, &root).unwrap();
+        eventually("it is opened again", || far_stats(&store).is_up);
+        assert_eq!(end(&begin_store(&blocks, "c", SHAPE, 0..2)).far_missing, 0);
+        store.close(LONG).unwrap();
+        assert_eq!(namespace(&tiers.open_far()).lookup(&["a", "b", "c"]).unwrap(), [true, false, true]);
+    });
+}
+
+#[test]
+fn a_store_opens_without_its_far_tier() {
+    let tiers = Tiers::new();
+    fs::write(tiers.root.path().join("file"), b"").unwrap();
+    let far = FarOptions::new(tiers.root.path().join("file").join("far")).capacity_bytes(CAPACITY);
+    let store = tiers.open("near", far);
+    let blocks = namespace(&store);
+    put(&blocks, "a", SHAPE);
+    assert_eq!(get_status(&blocks, "a", SHAPE), Status::Ok);
+    assert!(!far_stats(&store).is_up);
+    assert!(store.report().unwrap().far.unwrap().failure.is_some());
+}
+
+#[test]
+fn options_of_the_far_tier_that_cannot_be_are_an_error() {
+    let tiers = Tiers::new();
+    let far = FarOptions::new(tiers.root.path().join("far"));
+    let options = StoreOptions::new(tiers.root.path().join("near")).capacity_bytes(CAPACITY);
+    let error = Store::open(options.min_free_bytes(0).far(far)).unwrap_err();
+    assert!(error.to_string().contains("capacity"), "{error}");
+}
+
+/// Many threads store, load and look up, in a near tier that evicts and before a far one that fails now and then.
+#[test]
+fn no_byte_is_wrong_while_blocks_move_between_the_tiers() {
+    const BLOCKS: usize = 60;
+    let shape = Shape::of(2, 300_000);
+    each_layout(|tiers, far| {
+        let dice = Mutex::new(Dice(7));
+        tiers.script.set(move |_| match dice.lock().unwrap().roll(60) {
+            0 => Some(Fault::Errno(libc::EIO)),
+            1 => Some(Fault::Delay(Duration::from_millis(20))),
+            _ => None,
+        });
+        let policy = FarPolicy::WriteBack;
+        let options = StoreOptions::new(tiers.root.path().join("near")).capacity_bytes(16_u64 << 20);
+        let store = Store::open(options.min_free_bytes(0).far(far.policy(policy).timeout(TIMEOUT))).unwrap();
+        let blocks = store.namespace(&model("m"), NamespaceOptions::default()).unwrap();
+        let loaded = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for seed in 1..=8 {
+                let (blocks, loaded) = (&blocks, &loaded);
+                scope.spawn(move || {
+                    let mut dice = Dice(seed * 977);
+                    for _ in 0..60 {
+                        let name = format!("block {}", dice.roll(BLOCKS));
+                        if dice.roll(2) == 0 {
+                            end(&begin_store(blocks, &name, shape, 0..2));
+                        } else {
+                            // It compares what it gets.
+                            let statuses = get(blocks, &name, shape);
+                            let count = statuses.iter().filter(|status| **status == Status::Ok).count();
+                            loaded.fetch_add(count as u64, Ordering::Relaxed);
+                            assert!(!statuses.contains(&Status::Corrupt), "{statuses:?}");
+                        }
+                    }
+                });
+            }
+        });
+        let stats = far_stats(&store);
+        assert!(loaded.into_inner() > 0 && stats.written_blocks > 0, "{stats:?}");
+    });
+}
