@@ -8,7 +8,7 @@ pub(crate) fn run(arguments: &arguments::Doctor) -> Result<(), Failure> {
     let checks = examine(&arguments.paths);
     let written =
         if arguments.json { output::write_json(&checks) } else { output::write_text(&as_text(&checks)) };
-    // Whoever stops reading early still gets the verdict.
+    // A reader that stops early still gets the verdict.
     if checks.iter().any(|check| check.status == Status::Broken) { Err(Failure::Broken) } else { written }
 }
 

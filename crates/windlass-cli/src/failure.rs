@@ -61,7 +61,7 @@ impl Failure {
     /// Says what happened and what to return.
     pub(crate) fn report(self) -> ExitCode {
         let (lines, code) = match self {
-            // Whoever reads our output has seen enough: no error, as for other filters.
+            // The reader of our output has seen enough: no error, as for other filters.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
             Self::Output(error) => (vec![format!("cannot write the output: {error}")], 5),
             Self::Different(lines) => (lines, 4),
@@ -73,7 +73,7 @@ impl Failure {
             }
         };
         for line in lines {
-            // If nobody listens, the exit code has to do.
+            // If nothing listens, the exit code has to do.
             let _ = writeln!(io::stderr(), "windlass: {}", output::printable(&line));
         }
         ExitCode::from(code)

@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
         }
         (Some(_), false) => Ok(()),
     };
-    // Whoever stops reading early still gets the verdict.
+    // A reader that stops early still gets the verdict.
     match &arguments.against {
         Some(path) if !differences.is_empty() => {
             let count = differences.len();

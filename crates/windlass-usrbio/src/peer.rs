@@ -21,7 +21,7 @@ use uuid::Uuid;
 pub(crate) const SLOT_BYTES: usize = 4096;
 pub(crate) const FILE_BYTES: usize = 1 << 20;
 
-/// A mount with nobody behind it, one ring on it, and slots.
+/// A mount with no daemon behind it, one ring on it, and slots.
 pub(crate) struct Peer {
     // Before the mount, as a client would have it.
     pub(crate) ring: Ring,

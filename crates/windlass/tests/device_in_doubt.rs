@@ -1,4 +1,4 @@
-//! Where nobody can say whether a copy has ended, its memory is leaked, never used for something else. A program of its
+//! Where it is unknown whether a copy has ended, its memory is leaked, never used for something else. A program of its
 //! own, since what is leaked here stays.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 

@@ -83,7 +83,7 @@ fn lanes() -> Vec<(LoadOptions, bool)> {
     lanes
 }
 
-/// cuFile starts threads when it is first used: before anybody counts.
+/// cuFile starts threads when it is first used: before a test counts them.
 fn start_threads_that_stay() {
     static STARTED: std::sync::Once = std::sync::Once::new();
     STARTED.call_once(|| {

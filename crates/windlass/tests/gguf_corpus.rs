@@ -153,7 +153,7 @@ fn small_good_files() -> impl Iterator<Item = (String, Vec<u8>, Vec<Tensor>)> {
 fn a_good_file_that_is_cut_anywhere_is_refused() {
     let mut cuts = 0;
     for (name, file, tensors) in small_good_files() {
-        // Of unknown types nobody knows where they end.
+        // The end of a value of unknown type is unknown.
         if tensors.iter().any(|tensor| tensor.dtype.starts_with("UNKNOWN")) {
             continue;
         }

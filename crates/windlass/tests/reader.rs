@@ -433,7 +433,7 @@ fn the_next_read_can_be_asked_for_at_the_end_of_one() {
     assert_eq!(*second.take(0).unwrap(), *file.bytes_of(range(9000, 9000)));
 }
 
-/// Whoever holds the reader last may be one of its own threads.
+/// The last owner of the reader may be one of its own threads.
 #[test]
 fn a_reader_may_be_dropped_by_its_own_thread() {
     let file = TestFile::new(1 << 20);

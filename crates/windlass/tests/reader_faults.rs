@@ -44,7 +44,7 @@ fn scattered(number: u64) -> bool {
 
 #[test]
 fn a_ring_reads_into_no_memory_of_the_callers() {
-    // If waiting for a ring fails for good, nobody knows what the kernel still writes to.
+    // If waiting for a ring fails for good, it is unknown what the kernel still writes to.
     let file = TestFile::new(LEN as usize);
     let whole_blocks = range(8192, 1 << 20);
     for (route, direct) in [

@@ -707,7 +707,7 @@ impl Forked {
 
 impl Drop for Forked {
     fn drop(&mut self) {
-        // SAFETY: the child is this one's, and nobody has waited for it.
+        // SAFETY: the child is this one's, and nothing has waited for it.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             libc::waitpid(self.0, std::ptr::null_mut(), 0);

@@ -1,4 +1,4 @@
-//! Savers that are killed at any moment: whoever loads finds one save, whole.
+//! Savers that are killed at any moment: a load finds one save, whole.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 mod common;

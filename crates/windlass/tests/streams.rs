@@ -78,7 +78,7 @@ fn lanes() -> Vec<(LoadOptions, bool)> {
         .collect()
 }
 
-/// cuFile starts threads when it is first used: before anybody counts.
+/// cuFile starts threads when it is first used: before a test counts them.
 fn start_threads_that_stay() {
     static STARTED: std::sync::Once = std::sync::Once::new();
     STARTED.call_once(|| {
@@ -220,7 +220,7 @@ fn a_fill_that_fails_has_filled_what_it_told_of() {
             let fails =
                 FaultScript::new(move |_, offset| (offset >= middle).then_some(Fault::Errno(libc::EIO)));
             let options = LoadOptions::default().route(route).faults(fails);
-            // SAFETY: `memory` is used by nobody else before a target is told, and outlives the load.
+            // SAFETY: `memory` is used by nothing else before a target is told, and outlives the load.
             #[allow(unsafe_code)]
             let mut filling = unsafe { checkpoint.fill(&targets, &options, order) }.unwrap();
             let mut told = Vec::new();
@@ -326,7 +326,7 @@ fn the_first_target_that_failed_is_told() {
         let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
         let fails = FaultScript::new(|_, _| Some(Fault::Errno(libc::EIO)));
         let options = LoadOptions::default().route(Route::Threads).threads(1).faults(fails);
-        // SAFETY: `memory` is used by nobody else and outlives the load.
+        // SAFETY: `memory` is used by nothing else and outlives the load.
         #[allow(unsafe_code)]
         let mut filling = unsafe { checkpoint.fill(&targets, &options, Order::Arrival) }.unwrap();
         std::iter::repeat_with(|| filling.next_within(Duration::from_millis(50)).map_err(drop))

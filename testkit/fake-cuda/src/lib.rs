@@ -7,7 +7,7 @@
 //!
 //! # What it does
 //!
-//! - **Device memory** lies at addresses that the host can't follow: whoever dereferences one gets SIGSEGV.
+//! - **Device memory** lies at addresses that the host can't follow: dereferencing one gives SIGSEGV.
 //!   Copies and kernels reach it by a second mapping and are checked against the live allocations; what lies
 //!   outside is error 700. Allocations are full of 0xA5, aligned to no more than the driver promises (512
 //!   bytes, or 256 from a pool), kept apart by unused pages, and their addresses rest for long after they

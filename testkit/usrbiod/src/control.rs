@@ -10,7 +10,7 @@ pub(crate) const RESTART: &str = "restart";
 pub(crate) const REGISTRATIONS: &str = "registrations";
 pub(crate) const TRANSFERS: &str = "transfers";
 
-/// Carries out commands until there are no more: then whoever started the daemon has ended.
+/// Carries out commands until there are no more: then the process that started the daemon has ended.
 ///
 /// `behave FAULT...`, `restart`, `registrations` and `transfers` are answered by `ok` and what was asked for, or by
 /// what is wrong.

@@ -50,7 +50,7 @@ impl ServedRing {
         if key.io_depth >= layout.slots() {
             return None;
         }
-        // SAFETY: the semaphore is inside the mapping, and nobody waits on it yet.
+        // SAFETY: the semaphore is inside the mapping, and nothing waits on it yet.
         unsafe { libc::sem_init(layout.semaphore(), 1, 0) };
         Some(Self { layout, _mapping: mapping, key, progress: Mutex::default() })
     }

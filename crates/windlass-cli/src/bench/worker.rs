@@ -114,7 +114,7 @@ impl Drop for Worker {
     }
 }
 
-/// The other end: does what it is told until nobody tells it anything more.
+/// The other end: does what it is told until it is told nothing more.
 pub(super) fn serve() -> Result<(), Failure> {
     let (mut orders, mut answers) = (io::stdin().lock(), io::stdout().lock());
     let Some(job) = read_line::<Job>(&mut orders).map_err(Failure::output)? else { return Ok(()) };

@@ -253,14 +253,14 @@ mod tests {
         }
     }
 
-    /// A format that does not say what comes: a string is there for whoever asks for a string.
+    /// A format that does not say what comes: it gives a string where a string is asked for.
     struct Strings<'a>(&'a str);
 
     impl<'de> Deserializer<'de> for Strings<'_> {
         type Error = de::value::Error;
 
         fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
-            Err(de::Error::custom("nobody knows what this is"))
+            Err(de::Error::custom("the format does not say what this is"))
         }
 
         fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {

@@ -149,7 +149,7 @@ impl Checkpoint {
         self.stream(options, &StreamOptions::default())
     }
 
-    /// Like [`Checkpoint::start`], for whoever takes tensors one by one: in the order of the checkpoint, or under a bound
+    /// Like [`Checkpoint::start`], for callers that take tensors one by one: in the order of the checkpoint, or under a bound
     /// of memory.
     ///
     /// ```no_run

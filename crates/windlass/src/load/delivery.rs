@@ -60,7 +60,7 @@ fn allocate_some(
         None => DeviceArena::allocate(queue, len),
         Some(allocator) => {
             let memory = allocator.allocate(len)?;
-            // SAFETY: whoever made the allocator has promised that the stream is one of the device's.
+            // SAFETY: the maker of the allocator has promised that the stream is one of the device's.
             unsafe { queue.wait_for(memory.stream)? };
             Ok(DeviceArena::lent(queue, memory))
         }
@@ -83,7 +83,7 @@ pub(super) struct Delivery {
     queue: CopyStream,
     /// Whether the thread that ends a read also waits for its copies.
     is_inline: bool,
-    /// Whether copies may be under way that nobody can wait for.
+    /// Whether copies may be under way that cannot be waited for.
     in_doubt: Arc<AtomicBool>,
     copies: AtomicU64,
     waited: AtomicU64,
@@ -93,7 +93,7 @@ pub(super) struct Delivery {
 #[derive(Debug)]
 struct Queued {
     extent: usize,
-    /// The table and the slot. The table is dropped first: whoever gets the slot next may need it.
+    /// The table and the slot. The table is dropped first: the next user of the slot may need it.
     copying: Copying<(Option<Slot>, Slot)>,
     // After the slot, which is free when the read ends.
     ticket: Ticket<Reads>,
@@ -236,7 +236,7 @@ impl Delivery {
         self.copies.load(Ordering::Relaxed)
     }
 
-    /// How long somebody waited for copies.
+    /// How long a thread waited for copies.
     pub(super) fn waited(&self) -> Duration {
         Duration::from_nanos(self.waited.load(Ordering::Relaxed))
     }
@@ -331,7 +331,7 @@ impl Drop for Delivery {
         self.queued.close();
         while self.queued.next().is_some() {}
         if self.in_doubt.load(Ordering::Relaxed) {
-            // What copies may still write to is nobody else's, whoever lent it.
+            // What copies may still write to stays reserved, whichever pool lent it.
             std::mem::forget((std::mem::take(&mut self.fills), self.scratch.take()));
         }
     }
@@ -378,7 +378,7 @@ impl ScratchMemory {
     }
 }
 
-/// Whether transfers stay inside slot and arenas: what the device does with them, nobody checks later.
+/// Whether transfers stay inside slot and arenas: what the device does with them is not checked later.
 fn check_inside(transfers: &[Transfer], plan: &Plan, slot_bytes: u64) -> Result<()> {
     for transfer in transfers {
         let (from, arena, to) = match *transfer {

@@ -41,7 +41,7 @@ impl FillTarget {
     }
 }
 
-/// A load into memory of the caller's. Dropping it cancels it, and waits until nobody writes to that memory any more.
+/// A load into memory of the caller's. Dropping it cancels it, and waits until nothing writes to that memory any more.
 #[derive(Debug)]
 pub struct Filling {
     waves: Option<Waves>,
@@ -79,7 +79,7 @@ impl Checkpoint {
     /// If it fails, what lies in targets that were not told to be filled is worth nothing.
     ///
     /// # Safety
-    /// The memory of each target must be valid for reads and writes and initialised, and nobody else may use it, until the
+    /// The memory of each target must be valid for reads and writes and initialised, and nothing else may use it, until the
     /// target was told to be filled, or the result was cancelled or dropped.
     ///
     /// # Errors
@@ -241,7 +241,7 @@ impl Filling {
         Err(self.waves.as_ref().and_then(|waves| waves.error(read)).unwrap_or(&CANCELLED))
     }
 
-    /// Ends it early, and waits until nobody writes to the targets any more.
+    /// Ends it early, and waits until nothing writes to the targets any more.
     pub fn cancel(&mut self) {
         if self.waves.is_some() && self.process == std::process::id() {
             self.report = self.report();

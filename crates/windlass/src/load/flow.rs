@@ -1,4 +1,4 @@
-//! In which order a load hands its tensors out, and how far it may run ahead of whoever takes them.
+//! In which order a load hands its tensors out, and how far it may run ahead of the caller that takes them.
 #![forbid(unsafe_code)]
 
 use super::Tensor;
@@ -151,7 +151,7 @@ impl Flow {
         let most = self.limit.saturating_add(self.released);
         // `before` begins with the 0 bytes of no extent.
         let fitting = self.before.partition_point(|&bytes| bytes <= most).saturating_sub(1);
-        // Whoever waits for a tensor must get it, however large it is.
+        // A caller that waits for a tensor must get it, however large it is.
         let needed = self.tensors.get(self.next).map_or(0, |expected| expected.extents);
         fitting.max(needed)
     }

@@ -62,7 +62,7 @@ pub(super) struct Job {
     tally: Mutex<Tally>,
     tensor_bytes_done: AtomicU64,
     tensors_done: AtomicUsize,
-    /// Next extent whose memory nobody has touched ahead of the reads.
+    /// Next extent whose memory is not touched ahead of the reads yet.
     next_to_touch: AtomicUsize,
     /// The memory that the load may have.
     promise: Promise,
@@ -300,7 +300,7 @@ impl Job {
     pub(super) fn fail(&self, error: Error) {
         tracing::debug!(%error, "load failed");
         let mut state = lock(&self.state);
-        // Whoever cancels a load wants no more of it.
+        // The caller that cancels a load wants no more of it.
         let unwanted = if matches!(error, Error::Cancelled) {
             std::mem::take(&mut state.ready)
         } else {

@@ -127,7 +127,7 @@ impl DeviceAllocator {
     /// An allocator that calls `allocate` with a number of bytes, on the thread that starts the load.
     ///
     /// # Safety
-    /// Each memory must be of the device that the load goes to, of at least the bytes asked for, used by nobody else
+    /// Each memory must be of the device that the load goes to, of at least the bytes asked for, used by nothing else
     /// but for work queued on the stream that it names, and live until its owner is dropped.
     #[allow(unsafe_code)]
     pub unsafe fn new(allocate: impl Fn(u64) -> Result<LentMemory> + Send + Sync + 'static) -> Self {

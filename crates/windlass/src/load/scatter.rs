@@ -13,7 +13,7 @@ pub(super) struct Scatter {
 
 impl Scatter {
     /// # Safety
-    /// As many bytes from `address` on as all runs have must be valid for writes, and nobody else may use them, until the
+    /// As many bytes from `address` on as all runs have must be valid for writes, and nothing else may use them, until the
     /// last call of [`Scatter::take`] has ended.
     pub(super) unsafe fn new(address: u64, runs: Runs) -> Self {
         Self { address, runs }

@@ -51,7 +51,7 @@ impl Tensor {
         &self.name
     }
 
-    /// Its place in the order of the checkpoint: whoever was handed tensors as they arrived can sort them by it.
+    /// Its place in the order of the checkpoint: tensors that arrived in another order can be sorted by it.
     pub fn id(&self) -> TensorId {
         self.id
     }

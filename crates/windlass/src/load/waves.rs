@@ -35,7 +35,7 @@ pub(super) struct TargetReads {
 impl TargetReads {
     /// # Safety
     /// As many bytes from the target's address on as all runs have must be valid for reads and writes and initialised, and
-    /// nobody else may use them, until the reads have ended.
+    /// nothing else may use them, until the reads have ended.
     pub(super) unsafe fn new(
         file: ReadFile,
         name: Arc<str>,

@@ -83,7 +83,7 @@ pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> 
 /// An arena of `len` bytes that belong to the caller.
 ///
 /// # Safety
-/// The `len` bytes from `start` on must be valid for reads and writes and initialised, and nobody else may use them, as long as somebody
+/// The `len` bytes from `start` on must be valid for reads and writes and initialised, and nothing else may use them, as long as a caller
 /// holds a region of the arena.
 #[allow(unsafe_code)]
 pub(crate) unsafe fn borrow(start: NonNull<u8>, len: usize) -> Arc<Arena> {

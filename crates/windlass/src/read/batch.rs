@@ -29,9 +29,9 @@ use windlass_io::executor::{GroupId, Scheduler, Whose};
 /// Reads on their way, numbered in the order in which they were submitted.
 ///
 /// Each succeeds or fails for itself. Dropping the batch cancels what has not begun and waits for what the kernel or a
-/// device has: after that, nobody uses the caller's memory any more.
+/// device has: after that, nothing uses the caller's memory any more.
 ///
-/// In a child of `fork`, all of them have failed with [`Error::Forked`]: nobody reads there.
+/// In a child of `fork`, all of them have failed with [`Error::Forked`]: nothing reads there.
 #[derive(Debug)]
 pub struct Batch {
     state: Arc<BatchState>,
@@ -276,7 +276,7 @@ impl Batch {
         whose.into_iter().for_each(|whose| self.scheduler.promote(whose));
     }
 
-    /// Whether this process is a child of `fork` in which nobody reads: locks may be held by threads that it lacks.
+    /// Whether this process is a child of `fork` in which nothing reads: locks may be held by threads that it lacks.
     fn is_foreign(&self) -> bool {
         self.state.process != std::process::id()
     }

@@ -38,7 +38,7 @@ pub(super) struct DeviceLine {
     chunk_bytes: u64,
     slot_count: usize,
     queue: CopyStream,
-    /// Whether nobody knows if the copy that was waited for last has ended, so that its slot was given up.
+    /// Whether it is unknown if the copy that was waited for last has ended, so that its slot was given up.
     in_doubt: Arc<AtomicBool>,
 }
 
@@ -186,7 +186,7 @@ impl DeviceLine {
             None => Err(Error::DeviceUnavailable {
                 device: self.queue.device().name(),
                 why: Unavailable::new(
-                    "reads and copies of which nobody knows whether they have ended hold all staging memory",
+                    "reads and copies whose end is unknown hold all staging memory",
                     "make a new reader",
                 ),
             }),
@@ -254,7 +254,7 @@ impl DeviceLine {
         }
     }
 
-    /// Nobody waits for a slot any more.
+    /// No read waits for a slot any more.
     pub(super) fn close_slots(&self) {
         self.slots.close();
         if let Some(slots) = self.direct().and_then(|direct| direct.slots.get()) {

@@ -1,6 +1,6 @@
 //! Reads of byte ranges into memory of the caller's choice: batches with priorities, on threads that stay.
 //!
-//! A load fills memory of its own with whole tensors and is over; a [`Reader`] serves whoever has the memory already and
+//! A load fills memory of its own with whole tensors and is over; a [`Reader`] serves callers that have the memory already and
 //! keeps asking: an inference engine that fills its own buffers, a model whose layers are streamed while it computes, a
 //! cache of experts. [`Reader::submit`] is the door. `request` says what is read and where to; `pieces` cuts requests
 //! into reads; they wait in `queue`, demand before prefetch; `worker` drives the lanes of `route` with them; `device`

@@ -38,7 +38,7 @@ pub(super) enum Destination {
         is_direct: bool,
     },
     Sink(Arc<Sink>),
-    /// Nobody wants them.
+    /// They are not wanted.
     Discard,
 }
 
@@ -103,7 +103,7 @@ pub(super) fn cut(
         _ if range.is_empty() => Ok((None, Vec::new())),
         request::TargetKind::Memory => own(range, chunk).map(|(fill, pieces)| (Some(fill), pieces)),
         request::TargetKind::Host(start) => {
-            // SAFETY: `Target::host` passes the condition on: nobody else uses the bytes until the read has ended, and
+            // SAFETY: `Target::host` passes the condition on: nothing else uses the bytes until the read has ended, and
             // it ends after its last region is gone.
             let arena = unsafe { memory::borrow(start.pointer(), range.len() as usize) };
             let misplacement = (start.pointer().addr().get() as u64).wrapping_sub(range.start());

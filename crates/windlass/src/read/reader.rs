@@ -371,7 +371,7 @@ fn open_routes(options: &ReaderOptions, files: &[&Arc<dyn Source>]) -> Result<(O
 impl Drop for Reader {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // The threads live in the parent: here, what detaches them may write to memory that is somebody else's by now.
+            // The threads live in the parent: here, what detaches them may write to memory that has another owner by now.
             let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
             std::mem::forget(std::mem::take(threads));
             return;

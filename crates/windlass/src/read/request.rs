@@ -195,7 +195,7 @@ impl Target {
     ///
     /// # Safety
     /// As many bytes from `start` on as the request reads must be valid for reads and writes and initialised, whatever
-    /// they are, and nobody else may use them, until the read has ended: until its [`ReadStatus`](super::ReadStatus) is no longer pending, or the batch
+    /// they are, and nothing else may use them, until the read has ended: until its [`ReadStatus`](super::ReadStatus) is no longer pending, or the batch
     /// was dropped.
     pub unsafe fn host(start: NonNull<u8>) -> Self {
         Self(TargetKind::Host(HostAddress(start)))
@@ -205,7 +205,7 @@ impl Target {
     ///
     /// # Safety
     /// As many bytes from `address` on as the request reads must be memory of that device, in its primary context, and
-    /// nobody else may use them until the read has ended; if it ended with [`Error::Device`](crate::Error::Device), until
+    /// nothing else may use them until the read has ended; if it ended with [`Error::Device`](crate::Error::Device), until
     /// the device was waited for besides, since the copy may be under way still.
     pub unsafe fn device(device: DeviceId, address: u64) -> Self {
         Self(TargetKind::Device(device, address))

@@ -527,7 +527,7 @@ fn transfers(slot: &mut Slot, skip: u64, wanted: ByteRange, packed: Option<&Runs
 /// runs come before them, and how many they are.
 fn pack(slot: &mut Slot, skip: u64, wanted: ByteRange, runs: &Runs) -> Result<(u64, u64)> {
     if slot.is_shared() {
-        // Another process can write to it, so nobody else may look at it.
+        // Another process can write to it, so nothing else may look at it.
         let mut bytes = vec![0; wanted.len() as usize];
         slot.copy_to(skip as usize, &mut bytes)?;
         let (first, len) = move_together(&mut bytes, wanted, runs);
@@ -555,7 +555,7 @@ fn move_together(bytes: &mut [u8], wanted: ByteRange, runs: &Runs) -> (u64, u64)
 fn part(slot: &mut Slot, skip: u64, len: u64) -> Result<Cow<'_, [u8]>> {
     let (start, len) = (skip as usize, len as usize);
     if slot.is_shared() {
-        // Another process can write to it, so nobody else may look at it.
+        // Another process can write to it, so nothing else may look at it.
         let mut bytes = vec![0; len];
         slot.copy_to(start, &mut bytes)?;
         return Ok(bytes.into());

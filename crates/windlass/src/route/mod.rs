@@ -220,7 +220,7 @@ pub enum DirectIo {
     Never,
 }
 
-/// A read on its way: it owns the memory that it fills, so nobody else can touch that meanwhile.
+/// A read on its way: it owns the memory that it fills, so nothing else can touch that meanwhile.
 #[derive(Debug)]
 pub(crate) struct ReadOp {
     /// Position of the extent in the plan.

@@ -1,5 +1,5 @@
 //! Which mounts of 3FS are open, and which clients were proven on them. Each mount is known by itself: a daemon that hangs
-//! holds up nobody but those who read from its own mount, and those no longer than a while.
+//! holds up only reads from its own mount, and those for a bounded time.
 #![forbid(unsafe_code)]
 
 use super::{UsrbioClient, threefs::OpenMount};

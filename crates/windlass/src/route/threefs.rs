@@ -82,7 +82,7 @@ impl OpenMount {
         self.mount.later(task);
     }
 
-    /// The error of whoever asked the kernel and heard that nobody serves the mount.
+    /// The error of a system call on a mount that no daemon serves any more.
     pub(crate) fn death(&self, error: &io::Error) -> io::Error {
         let (mount, reason) = (self.point().to_owned(), error.to_string());
         super::usrbio::failed(Error::DaemonDead { mount, reason })

@@ -19,7 +19,7 @@ use windlass_usrbio::{Completion, Error, File, Refused, Ring, Transfer};
 /// Longest wait for a completion before the lane's owner is asked whether it still wants one.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Files by their inode, as the daemon of one mount knows them: each as long as somebody reads it.
+/// Files by their inode, as the daemon of one mount knows them: each as long as it is read.
 #[derive(Debug, Default)]
 pub(crate) struct Files(Mutex<HashMap<u64, Opened>>);
 
@@ -142,7 +142,7 @@ impl UsrbioLane {
         self.ended.push_back(Done { op, result: result.map_err(failed) });
     }
 
-    /// The ring has failed, and with it all that is in it. Nobody knows whether the daemon still writes.
+    /// The ring has failed, and with it all that is in it. The daemon may still write.
     fn give_up(&mut self, error: &Error) {
         for transfer in std::mem::take(&mut self.waiting) {
             self.end(transfer, Err(error.clone()));

@@ -1,4 +1,4 @@
-//! Sharded saves that end between any two steps, as if killed: whoever loads the directory finds one save. And that each
+//! Sharded saves that end between any two steps, as if killed: a load of the directory finds one save. And that each
 //! step is on the disk before the next that rests on it, so that a loss of power is no worse.
 
 use super::{SaveOptions, Sharding, TensorBytes, TensorData, save, save_sharded};

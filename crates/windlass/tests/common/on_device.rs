@@ -131,7 +131,7 @@ pub fn chunky(directory: &Path) -> (PathBuf, Vec<u8>) {
     (path, file)
 }
 
-/// cuFile starts threads when it is first used: before anybody counts.
+/// cuFile starts threads when it is first used: before a test counts them.
 pub fn start_threads_that_stay(path: &Path) {
     drop(windlass::load(&[path], &to_device().route(Route::GdsCompat)).unwrap());
 }

@@ -76,7 +76,7 @@ impl Warm {
         let file = fs::File::open(path).unwrap();
         let len = file.metadata().unwrap().len() as usize;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice, which nobody reads.
+        // SAFETY: a new mapping at an address of the kernel's choice, which nothing reads.
         let start = unsafe { mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, &file, 0) };
         Self { start: start.unwrap(), len }
     }
@@ -163,7 +163,7 @@ impl Place {
         match &mut self.memory {
             Memory::Reader => Target::memory(),
             Memory::Host { bytes, start } => {
-                // SAFETY: within the vector, which outlives the batch and which nobody looks at meanwhile.
+                // SAFETY: within the vector, which outlives the batch and which nothing looks at meanwhile.
                 unsafe { Target::host(NonNull::new(bytes.as_mut_ptr().add(*start)).unwrap()) }
             }
             Memory::Sink(sunk) => {
@@ -176,7 +176,7 @@ impl Place {
                     Ok(())
                 })
             }
-            // SAFETY: within the allocation, which outlives the batch and which nobody uses meanwhile.
+            // SAFETY: within the allocation, which outlives the batch and which nothing uses meanwhile.
             Memory::Device { memory, start } => unsafe {
                 Target::device(memory.device().id(), memory.address() + *start as u64)
             },

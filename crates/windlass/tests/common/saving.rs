@@ -69,7 +69,7 @@ pub fn names(directory: &Path) -> BTreeSet<String> {
     fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// A save that nobody stops.
+/// A save that is not stopped.
 pub fn go_on(_: u64) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }

@@ -65,7 +65,7 @@ impl StandIn {
         count
     }
 
-    /// What exists on the devices and must be gone when nobody uses them. Contexts that cuFile has met stay.
+    /// What exists on the devices and must be gone when nothing uses them. Contexts that cuFile has met stay.
     pub fn leftovers(&self) -> Vec<(&'static str, u64)> {
         ["device_bytes", "pinned_bytes", "streams", "events", "modules", "cufile_handles", "cufile_buffers"]
             .into_iter()

@@ -29,7 +29,7 @@ impl Counter {
 pub(crate) static COPIES: Counter = Counter::new();
 pub(crate) static COPIED_BYTES: Counter = Counter::new();
 pub(crate) static KERNELS: Counter = Counter::new();
-/// Things that were destroyed together with their context, or with cuFile's driver, because nobody had done
+/// Things that were destroyed together with their context, or with cuFile's driver, because the caller had not done
 /// it before.
 pub(crate) static LEAKED: Counter = Counter::new();
 pub(crate) static CUFILE_READS: Counter = Counter::new();

@@ -145,7 +145,7 @@ pub(crate) fn synchronize_device(device: usize) {
     }
 }
 
-/// Retains a device's primary context, and makes it if nobody had retained it.
+/// Retains a device's primary context, and makes it if it was not retained.
 pub(crate) fn retain_primary(device: usize) -> Result<usize, Code> {
     let handle = FIRST_PRIMARY + device * HANDLE_STEP;
     let mut registry = registry();

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Things by handle. No handle is used twice, and none is an address that anybody could follow.
+/// Things by handle. No handle is used twice, and none is an address that can be followed.
 pub(crate) struct Table<T> {
     entries: Mutex<Entries<T>>,
 }

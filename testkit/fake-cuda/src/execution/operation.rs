@@ -51,7 +51,7 @@ impl Operation {
             _ if owner.health().is_err() => (),
             Operation::Call { function, argument } => {
                 IN_HOST_FUNCTION.set(true);
-                // SAFETY: whoever passed the function promised, as the driver demands, that it may be called
+                // SAFETY: the caller that passed the function promised, as the driver demands, that it may be called
                 // from any thread with this argument until the stream has done so.
                 unsafe { function(argument as *mut c_void) };
                 IN_HOST_FUNCTION.set(false);

@@ -19,7 +19,7 @@ pub(crate) const PLAIN_ALIGNMENT: u64 = 512;
 pub(crate) const POOL_ALIGNMENT: u64 = 256;
 
 const PAGE: u64 = 4096;
-/// Freed bytes that stay poisoned before their pages go back to the system: whoever still writes or reads
+/// Freed bytes that stay poisoned before their pages go back to the system: code that still writes or reads
 /// there meets poison for a while, and a long run doesn't grow.
 const QUARANTINE_MAX: u64 = 64 << 20;
 
@@ -109,7 +109,7 @@ impl DeviceMemory {
     }
 
     /// Allocates at an address that is a multiple of `alignment` and, unless the settings ask for more, of
-    /// nothing greater: so that nobody comes to rely on more than the driver promises.
+    /// nothing greater: so that no code comes to rely on more than the driver promises.
     pub(crate) fn allocate(&self, owner: &Arc<Owner>, bytes: u64, alignment: u64) -> Result<u64, Code> {
         let settings = settings();
         let capacity = settings.memory_bytes;
@@ -148,7 +148,7 @@ impl DeviceMemory {
         Ok(address)
     }
 
-    /// Says that an allocation is going to be freed: from now on nobody else may.
+    /// Says that an allocation is going to be freed: from now on no other call may.
     pub(crate) fn announce_release(&self, address: u64) -> Result<(), Code> {
         let mut state = self.state();
         let allocation =
@@ -228,7 +228,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Only for addresses that nobody uses: before an allocation's is known, or after it was freed.
+    /// Only for addresses that are not in use: before an allocation's is known, or after it was freed.
     fn poison(&self, address: u64, bytes: u64) {
         if let Some(offset) = self.window.offset(address) {
             // SAFETY: the shadow is mapped for writing over the whole window, in which the reserved range

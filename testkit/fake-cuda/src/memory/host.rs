@@ -127,7 +127,7 @@ fn remove(address: usize, origin: Origin) -> Option<Range> {
 }
 
 fn unmap(address: usize, range: &Range) {
-    // SAFETY: the range was mapped by `allocate`, is no longer listed, and whoever asked to free it promised,
+    // SAFETY: the range was mapped by `allocate`, is no longer listed, and the caller that frees it promised,
     // as the driver demands, not to use it any more.
     unsafe { libc::munmap(address as *mut libc::c_void, range.bytes) };
 }

@@ -132,7 +132,7 @@ fn dense_slices_are_moved_together_in_shared_memory_and_copied_into_a_device() {
             let targets = [FillTarget::new(request, device, memory.address() + 7, len_bytes)];
             // Several pieces, which are several rows each.
             let options = (by(Route::Usrbio, client, DeviceId::Cpu)).chunk_bytes(64 << 10);
-            // SAFETY: the memory outlives the load, and nobody else uses it.
+            // SAFETY: the memory outlives the load, and nothing else uses it.
             #[allow(unsafe_code)]
             let mut filling = unsafe { checkpoint.fill(&targets, &options, Order::Arrival) }.unwrap();
             assert_eq!(filling.next_within(PATIENCE).unwrap(), Filled::Target(0));

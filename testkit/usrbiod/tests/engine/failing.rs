@@ -143,7 +143,7 @@ fn a_daemon_that_dies_ends_the_load_and_the_next_mount_serves() {
             panic!("{error:?}")
         };
         assert_eq!(*path, model.path);
-        // Whoever notices first: the ring, or the look at the file after a read.
+        // The ring may notice first, or the look at the file after a read.
         assert!(source.to_string().contains("is dead"), "{error}");
         model.fixture.start_again();
         load(&model, &way).unwrap();
@@ -236,7 +236,7 @@ fn a_daemon_that_is_lost_is_not_asked_about_files() {
         // Had it asked, it would say that there is no answer.
         let Error::Io { source, .. } = &error else { panic!("{error:?}") };
         assert!(source.to_string().contains("restarted"), "{error}");
-        // Nor does anybody wait for it to close them.
+        // Nor does a thread wait for it to close them.
         let since = Instant::now();
         drop((loading, checkpoint));
         assert!(since.elapsed() < PATIENCE / 2, "it took {:?}", since.elapsed());

@@ -56,7 +56,7 @@ impl Model {
     }
 }
 
-/// cuFile's threads and files, which stay once it was used: before anybody counts.
+/// cuFile's threads and files, which stay once it was used: before a test counts them.
 fn start_what_stays() {
     static STARTED: std::sync::Once = std::sync::Once::new();
     STARTED.call_once(|| {

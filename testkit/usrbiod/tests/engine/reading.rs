@@ -110,13 +110,13 @@ fn threads_that_cannot_be_had_are_an_error_and_not_a_wait() {
             without_threads();
             for _ in 0..2 {
                 let batch = read();
-                let error = batch.wait_within(PATIENCE).expect("it waits for nobody").unwrap_err();
+                let error = batch.wait_within(PATIENCE).expect("it does not wait").unwrap_err();
                 assert!(matches!(error, Error::System { operation: "starting a thread", .. }), "{error}");
             }
         });
     });
     let batch = read();
-    batch.wait_within(PATIENCE).expect("it waits for nobody").unwrap();
+    batch.wait_within(PATIENCE).expect("it does not wait").unwrap();
     assert!(batch.take(0).unwrap()[..] == model.file[3..100_003]);
 }
 
@@ -131,7 +131,7 @@ fn memory_that_late_bytes_may_reach_is_not_used_again() {
             let memory = DirectBuffer::new(&Device::open(DeviceId::Cuda(0)).unwrap(), 4096).unwrap();
             let read = || {
                 let target = match to_device {
-                    // SAFETY: the memory outlives the batch, and nobody else uses it.
+                    // SAFETY: the memory outlives the batch, and nothing else uses it.
                     #[allow(unsafe_code)]
                     true => unsafe { Target::device(device, memory.address()) },
                     false => Target::discard(),
@@ -139,13 +139,13 @@ fn memory_that_late_bytes_may_reach_is_not_used_again() {
                 let range = ByteRange::at(0, 4096).unwrap();
                 let batch =
                     reader.submit([ReadRequest::new(&file, range, target)], Priority::Demand).unwrap();
-                let outcome = batch.wait_within(PATIENCE).expect("it waits for nobody");
+                let outcome = batch.wait_within(PATIENCE).expect("it does not wait");
                 outcome.map_err(ToString::to_string)
             };
             let fails = |errno| Faults { error_every: 1, errno, ..Faults::default() };
             model.fixture.daemon.behave(Faults::default()).unwrap();
             read().unwrap();
-            // The daemon has asked nobody: the memory is as good as before.
+            // The daemon has not asked: the memory is as good as before.
             model.fixture.daemon.behave(fails(libc::EINVAL)).unwrap();
             for _ in 0..20 {
                 assert!(read().unwrap_err().contains("does not know this buffer"));

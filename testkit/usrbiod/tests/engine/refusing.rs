@@ -139,7 +139,7 @@ fn what_is_asked_of_auto_may_rule_usrbio_out() {
         |own: &windlass::Refusal| own.what == "usrbio" && own.why.reason.contains("caller's thread");
     assert!(loaded.report().refused.iter().any(is_small), "{}", loaded.report());
 
-    // POSIX is there for whoever asks for it.
+    // POSIX is there where it is asked for.
     let threads = model.load(&by(Route::Threads, UsrbioClient::Auto, HOST)).unwrap();
     assert_is_file(&threads, &model.file);
     assert!(!threads.report().to_string().contains("usrbio"), "{}", threads.report());

@@ -221,7 +221,7 @@ fn a_ring_that_is_dropped_with_reads_in_flight_waits_for_them_but_not_for_ever()
         let mount = session.mount.clone();
         drop(session);
         fixture.daemon.behave(Faults::default()).unwrap();
-        // The read carries on in memory that nobody else has, and the daemon loses it afterwards.
+        // The read carries on in memory that nothing else has, and the daemon loses it afterwards.
         eventually("the deregistration", || {
             mount.settle().unwrap();
             fixture.daemon.registrations().unwrap().is_empty()

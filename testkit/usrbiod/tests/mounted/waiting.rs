@@ -1,4 +1,4 @@
-//! Waits that nobody disturbs by setting the clock.
+//! Waits that setting the clock does not disturb.
 #![cfg(target_env = "gnu")]
 
 use crate::fixture::PATIENCE;
