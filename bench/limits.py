@@ -99,7 +99,7 @@ def refresh(size: int) -> None:
     """Touches memory and gives it back.
 
     A virtual machine may have to get pages from its host first, and returns what lies idle for a few seconds.
-    Whoever runs right after this finds pages that the machine really has, as on hardware.
+    The next process gets pages that the machine really has, as on hardware.
     """
     memory(size, touched=True)
 

@@ -62,7 +62,7 @@ def measure(loader: str, endpoint: str, files: Path) -> None:
     )
     names = sorted(path.name for path in files.glob("*.safetensors"))
     total = sum((files / name).stat().st_size for name in names)
-    # A virtual machine may have to get pages from its host first: nobody pays for that.
+    # A virtual machine may have to get pages from its host first: that time is not measured.
     torch.empty(2 * total, dtype=torch.uint8)[::4096] = 1
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     kept = dict(LOADERS[loader](files.name, names))

@@ -203,7 +203,7 @@ def run(command: list[str], environment: dict[str, str]) -> str:
 
 
 def progress_line(case: Case, round_number: int, result: dict[str, Any]) -> str:
-    """One line for whoever watches."""
+    """One line of progress for the terminal."""
     what = result.get("loader") or f"limit {result['limit']} {result.get('depth', '')}"
     clock = time.strftime("%H:%M:%S")
     return f"{clock}  round {round_number + 1}  {case.name:<14} {what:<26} {result['seconds']:7.3f} s"

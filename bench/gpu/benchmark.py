@@ -18,7 +18,7 @@ PEERS = ("safetensors", "fastsafetensors", "runai", "instanttensor")
 BUFFERED_PEERS = ("fastsafetensors_buffered", "runai_buffered", "instanttensor_buffered")
 # What starting one takes at most: frameworks are large, and a dozen start at once.
 START_SECONDS = 90
-# No load or limit may take longer; and less than this is left to nobody.
+# The longest that a load or limit may take, and the least time left for which one is started.
 LOAD_SECONDS = 100
 LEAST_SECONDS = 12
 

@@ -134,7 +134,7 @@ def many_loads_leak_nothing(subject: Subject) -> str:
 
 
 def tensors_as_they_arrive(subject: Subject) -> None:
-    """Iterating: each tensor is complete when it is given, on a stream that nobody synchronized."""
+    """Iterating: each tensor is complete on delivery, on a stream without synchronization."""
     path = _model(subject)
     stored = files.read(path)
     seen = set()

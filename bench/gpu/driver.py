@@ -91,7 +91,7 @@ class Driver:
         return context.value
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of device memory that nobody has, and that there are."""
+        """Free and total bytes of device memory."""
         free, total = c_size_t(), c_size_t()
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value

@@ -76,7 +76,7 @@ def _variables(folders: list[Path], stand_in: bool) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     if stand_in:
-        # Large allocations are cheap then. Whoever wants more of the stand-in sets it.
+        # Without poison, large allocations are cheap. Set the variable for stricter checks.
         variables["FAKE_CUDA_POISON"] = os.environ.get("FAKE_CUDA_POISON", "0")
     return variables
 

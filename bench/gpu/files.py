@@ -105,8 +105,7 @@ def make_warm(paths: list[str], part: float = 1.0) -> float | None:
 def make_cold(paths: list[str]) -> float | None:
     """Drops files from the page cache; returns how much is still there, `None` if the kernel does not say.
 
-    Only if that did not help is all of the cache dropped: the programs' own pages are better kept, since whoever
-    starts next would wait for them.
+    Drops the whole cache only if that did not help: the next process would wait for its program's own pages.
     """
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)

@@ -37,7 +37,7 @@ class Child:
     def __init__(
         self, environment: Environment, work: Path, *command: str, variables: dict[str, str] | None = None
     ) -> None:
-        # A file rather than a pipe: nobody empties it while the process is busy.
+        # A file rather than a pipe: a pipe is not emptied while the process is busy.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `end`)
         self._unread = b""
         self._process = subprocess.Popen(

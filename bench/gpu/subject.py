@@ -175,7 +175,7 @@ class Subject:
             same_bytes(self.bytes_of(tensor), self.bytes_of(wanted), name)
 
     def free_bytes(self) -> int:
-        """Device memory that nobody has."""
+        """Free bytes of device memory."""
         self.driver.synchronize()
         if self.torch is not None:
             self.torch.cuda.empty_cache()

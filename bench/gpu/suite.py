@@ -105,7 +105,7 @@ def run(
         "benchmark": None,
     }
     failures = []
-    # Made while the checks run, which nobody times.
+    # Made while the checks run, which are not timed.
     model = Model(home, arguments.bytes) if arguments.only != "correctness" else None
     if arguments.only != "benchmark":
         folder = Path(tempfile.mkdtemp(prefix="checks-", dir=home))
