@@ -100,3 +100,19 @@ fn a_child_keeps_the_tensors_that_its_parent_drops() {
     });
     assert_eq!(status, 0, "the child has other bytes");
 }
+
+#[test]
+#[cfg(feature = "objects")]
+fn a_child_makes_connections_of_its_own() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (_, file) = mixed_model(directory.path());
+    let server = objectd::Server::start().unwrap();
+    server.put("models/a.safetensors", &file);
+    let checkpoint = Checkpoint::open(&[format!("{}/models/a.safetensors", server.url())]).unwrap();
+    let options = LoadOptions::default().route(Route::Http);
+    assert_is_file(&checkpoint.load(&options).unwrap(), &file);
+    let before = server.connections();
+    in_forked_child(|| assert_is_file(&checkpoint.load(&options).unwrap(), &file));
+    assert!(server.connections() > before, "the child used a connection of its parent");
+    assert_is_file(&checkpoint.load(&options).unwrap(), &file);
+}
