@@ -76,7 +76,7 @@ pub enum DropReason {
     NoRoom,
     /// The namespace has used up its quota, with blocks that cannot go.
     Quota,
-    /// Other stores that are under way leave it no room in `max_in_flight_bytes`.
+    /// Others leave it no room: stores that are under way, in `max_in_flight_bytes`, or 65,536 loads that have not ended.
     Busy,
     /// It was not asked for before (`admission`).
     NotAdmitted,

@@ -321,7 +321,7 @@ impl Metrics {
         }
         let opening = ConstGauge::new(stats.recovery.as_secs_f64());
         register(registry, "recovery_seconds", "Time that it took to open", opening);
-        let refused = "Items that were to be stored, but were refused";
+        let refused = "Items that were to be stored, or loaded, but were refused";
         register(registry, "dropped", refused, self.dropped.clone());
         register(registry, "requests", "Requests that have ended, by how", self.ended.clone());
         let time = "Time of requests, queued and moving";

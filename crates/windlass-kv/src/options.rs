@@ -246,7 +246,8 @@ pub struct StoreOptions {
     /// Threads that move bytes. Default: one for each CPU, at most 4; 8 for the route `threads`.
     pub io_threads: Option<usize>,
     /// Most bytes of transfers that are under way; more are queued. Stores are refused as busy, each as a whole, if those
-    /// before it leave no room in as many bytes; one that is larger goes alone.
+    /// before it leave no room in as many bytes; one that is larger goes alone. So are requests to load, but by their
+    /// number: those before it and its own may have 65,536 blocks, or 49,152 if it is no [`Priority::Demand`](crate::Priority::Demand).
     pub max_in_flight_bytes: u64,
     /// Whether the checksum of a block is compared when it is loaded. That of a block that no sync covers is always compared:
     /// one that another process stores with [`Durability::None`], or stored and did not end with a `close`.

@@ -159,7 +159,7 @@ pub struct NamespaceStats {
     pub exists: u64,
 }
 
-/// Items that were to be stored, but were refused: see [`DropReason`](crate::DropReason).
+/// Items that were to be stored, or loaded, but were refused: see [`DropReason`](crate::DropReason).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Dropped {

@@ -67,7 +67,8 @@ class Store:
                 to work; ``"require"`` or True, else it is an error; ``"off"`` or False, never.
             io_threads: Threads that move bytes. By default one for each CPU, at most 4.
             max_in_flight: Most bytes of transfers under way. Further loads wait. A store is taken whole, and waits too,
-                unless those before it leave it no room: then it is dropped as busy. A larger one goes alone.
+                unless those before it leave it no room: then it is dropped as busy. A larger one goes alone. So
+                is a request to load that has more than 65,536 blocks with those before it.
             verify: Whether checksums are compared when blocks are loaded. Those of blocks that no sync covers, after
                 durability ``"none"``, are always compared.
             timeout: Seconds that a load or a store may take, unless it says otherwise.

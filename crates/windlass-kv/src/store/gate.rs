@@ -1,11 +1,14 @@
-//! How many bytes may be under way.
+//! How many loads are accepted, and how many bytes may be under way.
 #![forbid(unsafe_code)]
 
 use super::load::WaitingLoad;
 use crate::{Priority, io::Job};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Mutex,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 use windlass_io::parallel::lock;
 
@@ -13,12 +16,18 @@ use windlass_io::parallel::lock;
 const LEAST_CHARGE: u64 = 4096;
 /// Of so many transfers one is taken from the lesser line, where both have some.
 const OTHERS_TURN: u64 = 8;
+/// Loads of blocks that have not ended: at most this many. A quarter of them is for demand only.
+const MOST_LOADS: usize = 1 << 16;
+/// Bytes that are to be free before transfers that wait begin: they begin together, so that neighbours move together.
+const TOGETHER: u64 = 1 << 20;
 
 /// Lets transfers begin as long as they have not more than so many bytes together. One that has more goes alone.
 ///
-/// Loads wait without limit. Stores are taken or refused as they come, and those that were taken wait like loads.
+/// Loads and stores are taken or refused as they come, each request as a whole. Those that were taken wait.
 pub(crate) struct Gate {
     limit: u64,
+    /// Loads that were taken and have not ended.
+    loads: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -31,7 +40,7 @@ struct State {
     lines: [BTreeMap<u64, (Charge, Waiting)>; 2],
     /// Tag, line and number of each that waits.
     by_tag: BTreeSet<(u64, usize, u64)>,
-    loads: usize,
+    waiting_loads: usize,
     numbered: u64,
     admitted: u64,
 }
@@ -70,7 +79,23 @@ impl Waiting {
 
 impl Gate {
     pub(crate) fn new(limit: u64) -> Self {
-        Self { limit, state: Mutex::default() }
+        Self { limit, loads: AtomicUsize::new(0), state: Mutex::default() }
+    }
+
+    /// Whether a request to load so many blocks may wait for its turn: it may unless others leave it no room. If so, each
+    /// of them counts until [`Gate::load_ended`].
+    pub(crate) fn take_loads(&self, priority: Priority, count: usize) -> bool {
+        let most = if priority == Priority::Demand { MOST_LOADS } else { MOST_LOADS - MOST_LOADS / 4 };
+        let with = |loads: usize| {
+            let sum = loads.saturating_add(count);
+            (loads == 0 || sum <= most).then_some(sum)
+        };
+        self.loads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with).is_ok()
+    }
+
+    /// A load has ended.
+    pub(crate) fn load_ended(&self) {
+        self.loads.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Whether a store of these transfers may wait for its turn: it may unless others leave it no room. If so, each of
@@ -112,6 +137,10 @@ impl Gate {
     pub(crate) fn leave(&self, charge: Charge) -> Vec<Waiting> {
         let mut state = lock(&self.state);
         state.in_flight = state.in_flight.saturating_sub(charge.0);
+        let free = self.limit.saturating_sub(state.in_flight);
+        if state.in_flight > 0 && free < TOGETHER.min(self.limit / 4) {
+            return Vec::new();
+        }
         state.admit(self.limit)
     }
 
@@ -134,7 +163,7 @@ impl Gate {
     }
 
     pub(crate) fn waiting_loads(&self) -> usize {
-        lock(&self.state).loads
+        lock(&self.state).waiting_loads
     }
 }
 
@@ -152,7 +181,7 @@ impl State {
         let line = usize::from(transfer.priority() != Priority::Demand);
         let number = self.numbered;
         self.numbered += 1;
-        self.loads += usize::from(matches!(transfer, Waiting::Load(_)));
+        self.waiting_loads += usize::from(matches!(transfer, Waiting::Load(_)));
         self.by_tag.insert((transfer.tag(), line, number));
         self.lines[line].insert(number, (charge, transfer));
     }
@@ -160,7 +189,7 @@ impl State {
     fn remove(&mut self, line: usize, number: u64) -> Option<(Charge, Waiting)> {
         let (charge, transfer) = self.lines[line].remove(&number)?;
         self.by_tag.remove(&(transfer.tag(), line, number));
-        self.loads -= usize::from(matches!(transfer, Waiting::Load(_)));
+        self.waiting_loads -= usize::from(matches!(transfer, Waiting::Load(_)));
         Some((charge, transfer))
     }
 

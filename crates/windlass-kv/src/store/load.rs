@@ -8,7 +8,7 @@ use super::{
     tier::Behind,
 };
 use crate::{
-    EventKind, KeepAlive, Key, NamespaceId, Priority, Status,
+    DropReason, EventKind, KeepAlive, Key, NamespaceId, Priority, Status,
     format::ShardTable,
     io::{Checksums, Direction, Failure, Header, Job, Outcome},
     layout::{Found, Lookup, Verdict},
@@ -32,10 +32,18 @@ pub(crate) struct LoadOptions {
 pub(crate) fn load(core: &Arc<Core>, options: LoadOptions, groups: Vec<Group>) {
     let options = Arc::new(options);
     let ticket = &options.ticket;
+    if !core.gate.take_loads(options.priority, groups.len()) {
+        let busy = |group: &Group| group.settled(Status::Dropped(DropReason::Busy)).collect::<Vec<_>>();
+        let settled: Vec<_> = groups.iter().flat_map(busy).collect();
+        settled.iter().for_each(|_| core.metrics.dropped(DropReason::Busy));
+        ticket.release();
+        return ticket.settle(settled, None);
+    }
     let (mut settled, mut jobs, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
     let mut missed = Vec::new();
     let mut touched = Vec::with_capacity(groups.len());
     for group in groups {
+        let taken = Taken(core.clone());
         let found = match find(core, &options, &group) {
             Ok(found) => found,
             Err(status) if status.is_absent() && options.far.is_some() => {
@@ -51,7 +59,7 @@ pub(crate) fn load(core: &Arc<Core>, options: LoadOptions, groups: Vec<Group>) {
         // The request may have ended meanwhile.
         let Some(lease) = ticket.lease() else { continue };
         let charge = Charge::of(group.len_bytes());
-        let load = WaitingLoad { core: core.clone(), options: options.clone(), group, charge, lease };
+        let load = WaitingLoad { core: core.clone(), options: options.clone(), group, charge, lease, taken };
         if waiting.is_empty() && core.gate.try_enter(charge) {
             jobs.extend(load.job(found).map(|job| Waiting::Job(Box::new(job))));
         } else {
@@ -101,6 +109,16 @@ pub(crate) struct WaitingLoad {
     group: Group,
     charge: Charge,
     lease: Arc<Lease>,
+    taken: Taken,
+}
+
+/// A load that [`Gate::take_loads`](super::Gate::take_loads) has taken, as long as this lives.
+struct Taken(Arc<Core>);
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.0.gate.load_ended();
+    }
 }
 
 impl WaitingLoad {
@@ -125,7 +143,8 @@ impl WaitingLoad {
         match find(&self.core, &self.options, &self.group) {
             Ok(found) => self.job(found),
             Err(status) => {
-                let Self { core, options, group, charge, lease } = self;
+                let Self { core, options, group, charge, lease, taken } = self;
+                drop(taken);
                 match &options.far {
                     Some(far) if status.is_absent() => {
                         core.left(charge);
@@ -147,15 +166,15 @@ impl WaitingLoad {
     }
 
     fn end(self, status: Status) {
-        let Self { core, options, group, charge, lease } = self;
-        drop(lease);
+        let Self { core, options, group, charge, lease, taken } = self;
+        drop((lease, taken));
         core.left(charge);
         options.ticket.settle(group.settled(status), None);
     }
 
     /// The transfer of a block that was found. It has entered the gate.
     fn job(self, found: Found) -> Option<Job> {
-        let Self { core, options, group, charge, lease } = self;
+        let Self { core, options, group, charge, lease, taken } = self;
         let Group { key, mut items, .. } = group;
         items.sort_by_key(|item| item.shard);
         let mut parts = Vec::with_capacity(items.len());
@@ -170,7 +189,7 @@ impl WaitingLoad {
             fits
         });
         if items.is_empty() {
-            drop((lease, found));
+            drop((lease, found, taken));
             core.left(charge);
             options.ticket.settle(mismatched, None);
             return None;
@@ -205,6 +224,7 @@ impl WaitingLoad {
             keep: KeepAlive::new(lease),
             done: Box::new(move |outcome| {
                 // First, so that who learns of the end finds room for more.
+                drop(taken);
                 load.core.left(charge);
                 load.arrived(outcome);
             }),

@@ -5,7 +5,7 @@ mod parts;
 
 use crate::{
     Completion, DropReason, Error, EventKind, Item, KeepAlive, Key, Namespace, NamespaceDescription,
-    NamespaceOptions, Notify, Piece, Request, Status, Store, StoreOptions, Ticket, io::Direction,
+    NamespaceOptions, Notify, Piece, Priority, Request, Status, Store, StoreOptions, Ticket, io::Direction,
 };
 use parts::{OneThread, Shared, Slots};
 use std::{
@@ -517,6 +517,64 @@ fn a_load_that_waits_does_not_hold_its_block() {
     bench.transfers.hold(None);
     let ended = [first, second, third].map(|ticket| end(&ticket).items[0]);
     assert_eq!(ended, [Status::Ok, Status::Miss, Status::Ok]);
+}
+
+#[test]
+fn a_request_to_load_is_taken_whole_unless_others_leave_it_no_room() {
+    const MOST: usize = 1 << 16;
+    const REST: usize = MOST - MOST / 4;
+    let bench = bench(|_| {});
+    bench.put("a");
+    bench.transfers.hold(Some(Direction::Read));
+    let load = |count: usize, priority| {
+        let memory = Arc::new(vec![0; SHARD]);
+        let items = (0..count).map(|_| item("a", 0, &memory)).collect();
+        let mut request = request(items, &memory, 1);
+        request.priority = Some(priority);
+        // SAFETY: the request keeps the memory, and nobody looks at it.
+        (unsafe { bench.namespace.load(request) }.unwrap(), memory)
+    };
+    let is_refused = |count, priority| {
+        let (ticket, memory) = load(count, priority);
+        let is_over = ticket.poll().is_some();
+        if is_over {
+            assert_eq!(end(&ticket).items, vec![Status::Dropped(DropReason::Busy); count]);
+            assert!(ticket.is_released() && Arc::strong_count(&memory) == 1);
+        }
+        is_over
+    };
+    let (alone, _) = load(MOST + 1, Priority::Background);
+    assert!(is_refused(1, Priority::Demand), "who came alone leaves no room");
+    alone.cancel();
+    assert_eq!(bench.store.stats().unwrap().dropped.busy, 1);
+
+    let (rest, _) = load(REST, Priority::Background);
+    assert!(is_refused(1, Priority::Prefetch), "a quarter is for demand");
+    assert!(is_refused(MOST / 4 + 1, Priority::Demand), "it is taken whole or not at all");
+    let (demand, _) = load(MOST / 4, Priority::Demand);
+    assert!(is_refused(1, Priority::Demand));
+    rest.cancel();
+    demand.cancel();
+    bench.transfers.hold(None);
+    assert_eq!(bench.get("a", 0), Status::Ok, "what has ended leaves room");
+    assert_eq!(bench.get("b", 0), Status::Miss);
+    let (again, _) = load(MOST, Priority::Demand);
+    assert!(end(&again).is_ok(), "misses and those that have ended count no more");
+}
+
+#[test]
+fn loads_that_wait_begin_together() {
+    let bench = bench(|options| options.max_in_flight_bytes = 16 * SHARD as u64);
+    bench.put("a");
+    bench.transfers.submitted();
+    let memory = Arc::new(vec![0; SHARD]);
+    let items = (0..64).map(|_| item("a", 0, &memory)).collect();
+    // SAFETY: the request keeps the memory, and nobody looks at it before it ends.
+    let ticket = unsafe { bench.namespace.load(request(items, &memory, 1)) }.unwrap();
+    assert!(end(&ticket).is_ok());
+    let submitted = bench.transfers.submitted();
+    assert_eq!(submitted.iter().sum::<usize>(), 64);
+    assert!(submitted.iter().all(|together| *together >= 4), "{submitted:?}");
 }
 
 #[test]

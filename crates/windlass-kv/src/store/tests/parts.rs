@@ -319,6 +319,8 @@ struct Queue {
     closed: bool,
     /// Transfers end as soon as they are submitted.
     refuses: bool,
+    /// How many transfers were submitted together, time after time.
+    submitted: Vec<usize>,
 }
 
 impl OneThread {
@@ -346,6 +348,11 @@ impl Shared {
 
     pub(super) fn lose_next(&self) {
         lock(&self.state).loses = true;
+    }
+
+    /// How many transfers were submitted together since this was last asked for.
+    pub(super) fn submitted(&self) -> Vec<usize> {
+        std::mem::take(&mut lock(&self.state).submitted)
     }
 
     pub(super) fn refuse(&self) {
@@ -400,6 +407,7 @@ impl Transfers for OneThread {
             let refused = || Failure::Io(std::io::Error::from_raw_os_error(libc::ENODEV));
             return jobs.into_iter().for_each(|job| end(job, Outcome::failed(refused())));
         }
+        state.submitted.push(jobs.len());
         state.jobs.extend(jobs);
         drop(state);
         self.shared.changed.notify_all();
