@@ -100,7 +100,7 @@ pub struct Completion {
     pub bounced_bytes: u64,
     /// Of `bytes`, those that a load read from the far tier.
     pub far_bytes: u64,
-    /// Items that a store with [`FarPolicy::WriteThrough`](crate::FarPolicy::WriteThrough) has not written to the far tier.
+    /// Blocks that a store with [`FarPolicy::WriteThrough`](crate::FarPolicy::WriteThrough) has not written to the far tier.
     pub far_missing: u64,
     /// Time before the first byte moved.
     pub queued: Duration,

@@ -137,7 +137,7 @@ named! {
     /// When a block is written to the far tier.
     FarPolicy, "policy", WriteThrough {
         /// Before its store ends. A store also ends if the far tier fails, refuses the block, or takes longer than
-        /// [`FarOptions::timeout`]: the completion counts the items, and the write is not repeated.
+        /// [`FarOptions::timeout`]: the completion counts such blocks, and the write is not repeated.
         WriteThrough = "write_through",
         /// After its store has ended. The block stays in the near tier until it is written.
         WriteBack = "write_back",

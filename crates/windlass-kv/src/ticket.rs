@@ -281,7 +281,7 @@ impl TicketState {
         lock(&self.progress).last_step = Some(last_step);
     }
 
-    /// Ends the request after its last step. `far_missing`: items that the far tier has not taken.
+    /// Ends the request after its last step. `far_missing`: blocks that the far tier has not taken.
     pub(crate) fn conclude(self: &Arc<Self>, far_missing: u64) {
         let mut progress = lock(&self.progress);
         if !progress.has_ended {

@@ -44,6 +44,10 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             fields.set_item("path", path)?;
             "StoreReadOnlyError"
         }
+        Error::FarUnavailable { path } | Error::NotWrittenBack { path, .. } => {
+            fields.set_item("path", path)?;
+            "StorageError"
+        }
         Error::TimedOut { .. } => "WaitTimeoutError",
         _ => "WindlassError",
     };

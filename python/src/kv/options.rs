@@ -4,7 +4,9 @@
 use crate::{error::IntoPython, options::bytes_of};
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
 use std::{path::PathBuf, str::FromStr, time::Duration};
-use windlass_kv::{DirectPath, Error, NamespaceDescription, NamespaceOptions, Rank, StoreOptions};
+use windlass_kv::{
+    DirectPath, Error, FarOptions, NamespaceDescription, NamespaceOptions, Rank, StoreOptions,
+};
 
 /// The options of a store at `root`: defaults, changed by keyword arguments that are not `None`.
 pub(super) fn store_options(
@@ -44,7 +46,39 @@ pub(super) fn store_options(
             "partial_timeout" => {
                 options.partial_timeout = seconds("partial_timeout", value.extract()?).into_python(py)?;
             }
+            "far" => options.far = Some(far_options(value.cast()?)?),
             _ => return Err(PyTypeError::new_err(format!("a store has no option '{name}'"))),
+        }
+    }
+    Ok(options)
+}
+
+/// The far tier, as a dictionary that has its root.
+fn far_options(arguments: &Bound<'_, PyDict>) -> PyResult<FarOptions> {
+    let py = arguments.py();
+    let Some(root) = arguments.get_item("root")? else {
+        return Err(PyTypeError::new_err("the option 'far' has no 'root'"));
+    };
+    let mut options = FarOptions::new(root.extract::<PathBuf>()?);
+    for (name, value) in arguments {
+        let name: String = name.extract()?;
+        if value.is_none() || name == "root" {
+            continue;
+        }
+        match name.as_str() {
+            "capacity" => options.capacity_bytes = Some(bytes_of("capacity", &value).into_python(py)?),
+            "min_free" => options.min_free_bytes = bytes_of("min_free", &value).into_python(py)?,
+            "layout" => options.layout = Some(one_of(&value)?),
+            "durability" => options.durability = one_of(&value)?,
+            "policy" => options.policy = one_of(&value)?,
+            "promote" => options.promote = value.extract()?,
+            "timeout" => options.timeout = seconds("timeout", value.extract()?).into_python(py)?,
+            "lookup_timeout" => {
+                options.lookup_timeout = seconds("lookup_timeout", value.extract()?).into_python(py)?;
+            }
+            "backlog" => options.backlog_bytes = bytes_of("backlog", &value).into_python(py)?,
+            "staging" => options.staging_bytes = bytes_of("staging", &value).into_python(py)?,
+            _ => return Err(PyTypeError::new_err(format!("the option 'far' has no '{name}'"))),
         }
     }
     Ok(options)

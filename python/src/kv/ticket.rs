@@ -127,6 +127,18 @@ impl KvCompletion {
         self.completion.carried.iter().map(|(carrier, bytes)| (carrier.to_string(), *bytes)).collect()
     }
 
+    /// Of `bytes`, those that a load read from the far tier.
+    #[getter]
+    fn far_bytes(&self) -> u64 {
+        self.completion.far_bytes
+    }
+
+    /// Blocks that a store has not written to the far tier.
+    #[getter]
+    fn far_missing(&self) -> u64 {
+        self.completion.far_missing
+    }
+
     /// Bytes that went by way of memory of the store's.
     #[getter]
     fn bounced_bytes(&self) -> u64 {

@@ -33,6 +33,31 @@ def test_what_was_stored_is_loaded(open_store: OpenStore, size: int, route: str)
     assert get(blocks, b"key", size) == stored
 
 
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+@pytest.mark.parametrize("layout", ["segments", "files"])
+def test_a_far_tier_has_what_the_near_one_lacks(tmp_path: Path, policy: str, layout: str) -> None:
+    far = {"root": tmp_path / "far", "capacity": "64MiB", "min_free": 0, "policy": policy, "layout": layout}
+    options = {**SMALL_STORE, "far": far}
+    with kv.Store(tmp_path / "one", **options) as store:
+        (stored,) = put(store.namespace(model="test"), b"key")
+        store.close(30)
+    with kv.Store(tmp_path / "other", **options) as store:
+        blocks = store.namespace(model="test")
+        assert blocks.lookup_prefix([b"key", b"none"]) == 1
+        found = bytearray(1000)
+        completion = blocks.load([b"key"], [found]).wait(30)
+        assert (completion.statuses, completion.far_bytes, found) == (["ok"], 1000, stored)
+        assert store.stats()["far"]["hits"] == 1
+        assert store.report()["far"]["policy"] == policy
+
+
+def test_an_option_of_the_far_tier_that_is_not_known_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="'far' has no 'rot'"):
+        kv.Store(tmp_path / "near", **SMALL_STORE, far={"root": tmp_path / "far", "rot": 1})
+    with pytest.raises(TypeError, match="no 'root'"):
+        kv.Store(tmp_path / "near", **SMALL_STORE, far={"capacity": "1GiB"})
+
+
 def test_a_completion_says_what_became_of_each_item(blocks: kv.Namespace) -> None:
     put(blocks, "a", "b")
     ticket = blocks.load(["a", "missing", "b"], [bytearray(1000) for _ in range(3)])

@@ -44,6 +44,7 @@ class Store:
         timeout: float | None = None,
         partial_timeout: float = 600.0,
         scrub_bytes_per_second: int | str = 0,
+        far: Mapping[str, Any] | None = None,
     ) -> None:
         """Opens a store, and makes it if it is not there.
 
@@ -74,6 +75,9 @@ class Store:
             timeout: Seconds that a load or a store may take, unless it says otherwise.
             partial_timeout: Seconds after which a block is given up that does not get all its shards.
             scrub_bytes_per_second: What is read in the background to find damaged blocks.
+            far: A second store behind this one, such as one on a shared file system: ``root`` and ``capacity``, and
+                ``policy`` (``"write_through"`` or ``"write_back"``), ``promote``, ``timeout``, ``lookup_timeout``,
+                ``backlog``, ``staging``, ``layout``, ``durability`` and ``min_free``.
         """
         self._native = _native.KvStore(
             path_text(root),
@@ -93,6 +97,7 @@ class Store:
             timeout=timeout,
             partial_timeout=partial_timeout,
             scrub_bytes_per_second=scrub_bytes_per_second,
+            far=None if far is None else dict(far),
         )
         self._waiting = Waiting(self._native)
 

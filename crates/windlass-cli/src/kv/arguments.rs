@@ -35,6 +35,9 @@ pub(super) struct Root {
 pub(crate) struct Stat {
     #[command(flatten)]
     pub(super) root: Root,
+    /// Directory of its far tier, which is shown too
+    #[arg(long, value_name = "PATH")]
+    pub(super) far: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,

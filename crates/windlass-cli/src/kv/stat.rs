@@ -1,7 +1,7 @@
 //! `windlass kv stat`.
 
 use super::{
-    arguments,
+    arguments::{self, Root},
     opened::{Holding, holdings, summary},
 };
 use crate::{failure::Failure, output};
@@ -11,16 +11,49 @@ use windlass::counted;
 use windlass_kv::{NamespaceId, Stats, StoreReport, WriterStats};
 
 pub(super) fn run(arguments: &arguments::Stat) -> Result<(), Failure> {
-    let store = arguments.root.read()?;
-    let (mut stats, report, namespaces) = (store.stats()?, store.report()?, holdings(&store)?);
-    let writers = store.writers()?;
-    // Of those who may write to it now, if there are any.
-    let said = |alive: bool| {
-        let known = writers.iter().filter(|writer| writer.is_alive || !alive);
-        known.filter_map(|writer| writer.capacity_bytes).max()
+    let near = Shown::of(&arguments.root)?;
+    let far = match arguments.far.clone() {
+        Some(root) => Some(Shown::of(&Root { root })?),
+        None => None,
     };
-    stats.capacity_bytes = said(true).or_else(|| said(false));
     if arguments.json {
+        let mut shown = near.as_json();
+        if let Some(far) = far {
+            shown["far"] = far.as_json();
+        }
+        return output::write_json(&shown);
+    }
+    let mut text = near.as_text();
+    if let Some(far) = far {
+        text += &format!("\nfar tier: {}", far.as_text());
+    }
+    output::write_text(&text)
+}
+
+/// What is shown of one store.
+struct Shown {
+    stats: Stats,
+    report: StoreReport,
+    namespaces: BTreeMap<NamespaceId, Holding>,
+    writers: Vec<WriterStats>,
+}
+
+impl Shown {
+    fn of(root: &Root) -> Result<Self, Failure> {
+        let store = root.read()?;
+        let (mut stats, report, namespaces) = (store.stats()?, store.report()?, holdings(&store)?);
+        let writers = store.writers()?;
+        // Of those who may write to it now, if there are any.
+        let said = |alive: bool| {
+            let known = writers.iter().filter(|writer| writer.is_alive || !alive);
+            known.filter_map(|writer| writer.capacity_bytes).max()
+        };
+        stats.capacity_bytes = said(true).or_else(|| said(false));
+        Ok(Self { stats, report, namespaces, writers })
+    }
+
+    fn as_json(&self) -> serde_json::Value {
+        let Self { stats, report, namespaces, writers } = self;
         let mut shown = serde_json::json!({
             "stats": stats, "report": report, "namespaces": namespaces, "writers": writers
         });
@@ -28,9 +61,12 @@ pub(super) fn run(arguments: &arguments::Stat) -> Result<(), Failure> {
         if let Some(report) = shown["report"].as_object_mut() {
             report.remove("durability");
         }
-        return output::write_json(&shown);
+        shown
     }
-    output::write_text(&as_text(&stats, &report, &namespaces, &writers))
+
+    fn as_text(&self) -> String {
+        as_text(&self.stats, &self.report, &self.namespaces, &self.writers)
+    }
 }
 
 fn as_text(

@@ -196,7 +196,7 @@ impl Store {
         let mut namespaces = lock(&self.inner.namespaces);
         let shared = namespaces.entry(id).or_default().clone();
         *lock(&shared) = options;
-        Ok(self.with_far(Namespace::new(&self.inner, id, shared), description, options))
+        Ok(self.with_far(Namespace::new(&self.inner, id, shared), description))
     }
 
     /// Opens a namespace that the store has, without its description: for tools.
@@ -213,12 +213,12 @@ impl Store {
         let shared = lock(&self.inner.namespaces).entry(id).or_default().clone();
         let options = *lock(&shared);
         self.core().layout.open_namespace(id, &description, options)?;
-        Ok(self.with_far(Namespace::new(&self.inner, id, shared), &description, options))
+        Ok(self.with_far(Namespace::new(&self.inner, id, shared), &description))
     }
 
-    fn with_far(&self, near: Namespace, description: &str, options: NamespaceOptions) -> Namespace {
+    fn with_far(&self, near: Namespace, description: &str) -> Namespace {
         match &self.inner.tier {
-            Some(tier) => near.clone().before(tier.namespace(&near, description, options)),
+            Some(tier) => near.clone().before(tier.namespace(&near, description)),
             None => near,
         }
     }

@@ -138,7 +138,8 @@ impl Namespace {
         Ok(last)
     }
 
-    fn contains<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>> {
+    /// As [`Namespace::lookup`], uncounted.
+    pub(super) fn contains<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>> {
         let blocks = self.fingerprints(keys)?;
         let mut found = vec![false; blocks.len()];
         self.core().layout.contains(self.id, &blocks, &mut found);

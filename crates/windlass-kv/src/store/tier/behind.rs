@@ -17,25 +17,17 @@ pub(crate) struct Behind {
     tier: Arc<Tier>,
     near: Namespace,
     description: String,
-    options: NamespaceOptions,
     far: RwLock<Option<Namespace>>,
     /// Whether opening it failed; it is tried again once the far store is opened anew.
     has_failed: AtomicBool,
 }
 
 impl Behind {
-    pub(super) fn new(
-        tier: &Arc<Tier>,
-        near: Namespace,
-        description: &str,
-        options: NamespaceOptions,
-    ) -> Self {
+    pub(super) fn new(tier: &Arc<Tier>, near: Namespace, description: &str) -> Self {
         Self {
             tier: tier.clone(),
             near,
             description: description.to_owned(),
-            // The quota is one of the near tier.
-            options: NamespaceOptions { quota_bytes: None, ..options },
             far: RwLock::default(),
             has_failed: AtomicBool::new(false),
         }
@@ -63,7 +55,8 @@ impl Behind {
     }
 
     pub(super) fn open(&self, store: &Store) -> Result<()> {
-        match store.opened_namespace(self.id(), &self.description, self.options) {
+        // The near tier says when each block expires, and the quota is one of the near tier.
+        match store.opened_namespace(self.id(), &self.description, NamespaceOptions::default()) {
             Ok(far) => {
                 self.set(Some(far));
                 Ok(())
@@ -131,11 +124,19 @@ impl Behind {
             // Blocks that lack shards are written once another request completes them.
             let keys: Vec<_> = blocks.iter().map(|(key, _)| key.as_bytes()).collect();
             let is_there = if statuses.iter().any(|status| status.is_ok()) {
-                behind.near.lookup(&keys).unwrap_or_default()
+                behind.near.contains(&keys).unwrap_or_default()
             } else {
                 Vec::new()
             };
-            for ((key, bytes), _) in blocks.into_iter().zip(is_there).filter(|(_, is_there)| *is_there) {
+            // Those that the far tier has need no writing, where it knows that without asking its file system.
+            let far = behind.far().filter(|far| !far.lookups_wait());
+            let is_far = |key: &Key| {
+                far.as_ref().is_some_and(|far| far.contains(&[key.as_bytes()]).is_ok_and(|found| found[0]))
+            };
+            let is_to_write = |(block, is_there): (_, bool)| {
+                Some(block).filter(|(key, _): &(Key, u64)| is_there && !is_far(key))
+            };
+            for (key, bytes) in blocks.into_iter().zip(is_there).filter_map(is_to_write) {
                 tier.write(&behind, key, bytes, through.clone());
             }
             if through.is_none() {

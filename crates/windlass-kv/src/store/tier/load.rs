@@ -13,7 +13,7 @@ use crate::{
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Condvar, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use windlass_io::parallel::lock;
 
@@ -27,7 +27,7 @@ pub(super) struct Loads {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Load>,
-    /// What is settled if a load takes too long, by number.
+    /// What is settled if a load that a thread has taken takes too long, by number.
     pending: BTreeMap<u64, Pending>,
     next: u64,
     is_closed: bool,
@@ -35,12 +35,10 @@ struct State {
 
 /// Blocks of one request.
 struct Load {
-    number: u64,
     behind: Arc<Behind>,
     options: Arc<LoadOptions>,
     groups: Vec<Group>,
     lease: Arc<Lease>,
-    deadline: Instant,
 }
 
 struct Pending {
@@ -81,20 +79,14 @@ impl Tier {
         groups: Vec<Group>,
         lease: Arc<Lease>,
     ) {
-        let deadline = Instant::now() + self.options.timeout;
-        let deadline = options.ticket.deadline.map_or(deadline, |own| own.min(deadline));
         let mut state = lock(&self.loads.state);
         if behind.far().is_none() || state.is_closed {
             drop(state);
             drop(lease);
             return self.settle_missing(options, &groups);
         }
-        let number = state.next;
-        state.next += 1;
-        let items = groups.iter().flat_map(|group| group.items.iter().map(|item| item.item)).collect();
-        state.pending.insert(number, Pending { options: options.clone(), items, deadline });
         let (behind, options) = (behind.clone(), options.clone());
-        state.waiting.push_back(Load { number, behind, options, groups, lease, deadline });
+        state.waiting.push_back(Load { behind, options, groups, lease });
         drop(state);
         self.loads.changed.notify_one();
     }
@@ -107,25 +99,35 @@ impl Tier {
 
     pub(super) fn run_loads(self: &Arc<Self>) {
         while let Some(load) = self.loads.next() {
-            let number = load.number;
-            if !load.options.ticket.has_ended() {
-                self.carry_out(load);
+            if load.options.ticket.has_ended() {
+                continue;
             }
+            let Load { options, groups, .. } = &load;
+            let longest = self.longest(groups.iter().map(Group::len_bytes).sum());
+            let items = groups.iter().flat_map(|group| group.items.iter().map(|item| item.item)).collect();
+            let mut state = lock(&self.loads.state);
+            let number = state.next;
+            state.next += 1;
+            // The far store ends its request first, unless it waits for its file system.
+            let deadline = Instant::now() + longest + TICK * 2;
+            state.pending.insert(number, Pending { options: options.clone(), items, deadline });
+            drop(state);
+            self.carry_out(load, longest);
             lock(&self.loads.state).pending.remove(&number);
         }
     }
 
-    /// Ends items whose load takes longer than the far tier may take. Their memory stays leased as long as it is used.
+    /// Ends items whose load takes longer than the far tier may take, and those that wait for a far tier that cannot be
+    /// used. Memory stays leased as long as it is used.
     pub(super) fn end_late_loads(&self, now: Instant) {
         let mut state = lock(&self.loads.state);
         let late: Vec<_> = state.pending.extract_if(.., |_, pending| pending.deadline <= now).collect();
-        // Those that no thread has taken give their memory back.
-        let (dropped, kept) =
-            std::mem::take(&mut state.waiting).into_iter().partition(|load: &Load| load.deadline <= now);
-        state.waiting = kept;
+        let waiting = if self.link.is_up() { VecDeque::new() } else { std::mem::take(&mut state.waiting) };
         drop(state);
-        let dropped: VecDeque<Load> = dropped;
-        drop(dropped);
+        for Load { options, groups, lease, .. } in waiting {
+            drop(lease);
+            self.settle_missing(&options, &groups);
+        }
         for (_, Pending { options, items, .. }) in late {
             self.failed("loading", &"it took too long");
             let settled = items.into_iter().map(|item| Settled { item, status: Status::TimedOut, bytes: 0 });
@@ -133,8 +135,8 @@ impl Tier {
         }
     }
 
-    fn carry_out(self: &Arc<Self>, load: Load) {
-        let Load { behind, options, mut groups, lease, deadline, .. } = load;
+    fn carry_out(self: &Arc<Self>, load: Load, longest: Duration) {
+        let Load { behind, options, mut groups, lease } = load;
         let Some(far) = behind.far() else {
             drop(lease);
             return self.settle_missing(&options, &groups);
@@ -148,12 +150,17 @@ impl Tier {
         }
         let started = Instant::now();
         let mut request = Request::new(items, KeepAlive::new(lease));
-        request.timeout = Some(deadline.saturating_duration_since(started));
+        let own = options.ticket.deadline.map(|deadline| deadline.saturating_duration_since(started));
+        request.timeout = Some(own.map_or(longest, |own| own.min(longest)));
         (request.priority, request.wait_event) = (Some(options.priority), options.wait_event);
         // SAFETY: the request keeps the lease of the memory, and the caller of the near tier answers for the rest.
         let ended = match unsafe { far.load(request) } {
             Ok(ticket) => loop {
                 if let Ok(completion) = ticket.wait(Some(TICK)) {
+                    // A caller with less time than the far tier may take says nothing of that tier.
+                    if own.is_none_or(|own| own >= longest) {
+                        self.note_statuses("loading", &completion.items);
+                    }
                     options.ticket.moved_by_far(&ticket, &completion);
                     break Some(completion);
                 }
@@ -161,6 +168,8 @@ impl Tier {
                     ticket.cancel();
                 }
             },
+            // It was given up just now.
+            Err(_) if behind.far().is_none() => return self.settle_missing(&options, &groups),
             Err(error) => {
                 self.failed("loading", &error);
                 None
@@ -207,7 +216,6 @@ impl Tier {
                 loaded.push((group.key.clone(), group.len_bytes()));
             }
         }
-        self.note_statuses("loading", settled.iter().map(|settled| settled.status));
         options.ticket.settle(settled, Some(started));
         if self.options.promote && self.stores() {
             for (key, bytes) in loaded {
@@ -217,15 +225,15 @@ impl Tier {
     }
 
     /// Counts the failures among the ends of items, as one for each request.
-    pub(super) fn note_statuses(&self, operation: &str, statuses: impl IntoIterator<Item = Status>) {
+    pub(super) fn note_statuses(&self, operation: &str, statuses: &[Status]) {
         let mut last = None;
         for status in statuses {
             match status {
-                Status::Io(_) | Status::TimedOut => return self.failed(operation, &status),
+                Status::Io(_) | Status::TimedOut => return self.failed(operation, status),
                 _ => last = Some(status),
             }
         }
-        if last.is_some_and(|status| status != Status::Cancelled) {
+        if last.is_some_and(|status| *status != Status::Cancelled) {
             self.link.note_success();
         }
     }

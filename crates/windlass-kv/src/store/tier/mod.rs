@@ -11,10 +11,7 @@ pub(crate) use behind::Behind;
 
 use self::{link::Link, load::Loads, moves::Moves};
 use super::{Core, Namespace};
-use crate::{
-    EventKind, FarOptions, FarReport, FarStats, NamespaceId, NamespaceOptions, Result, StoreAccess,
-    StoreOptions,
-};
+use crate::{EventKind, FarOptions, FarReport, FarStats, NamespaceId, Result, StoreAccess, StoreOptions};
 use crossbeam_channel::{Receiver, Sender};
 use std::{
     collections::BTreeMap,
@@ -35,6 +32,8 @@ const LOADERS: usize = 8;
 const MOVERS: usize = 2;
 /// Threads that look up blocks where the far tier has to ask its file system.
 const LOOKERS: usize = 2;
+/// Bytes that a transfer may move in the time of one operation.
+const BYTES_IN_TIME: u64 = 64 << 20;
 /// Time between looks at deadlines.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -139,16 +138,17 @@ impl Tier {
     }
 
     /// The namespace in the far tier. Waits until it is open there, at most the time of one operation.
-    pub(crate) fn namespace(
-        self: &Arc<Self>,
-        near: &Namespace,
-        description: &str,
-        options: NamespaceOptions,
-    ) -> Arc<Behind> {
-        let new = || Arc::new(Behind::new(self, near.near(), description, options));
+    pub(crate) fn namespace(self: &Arc<Self>, near: &Namespace, description: &str) -> Arc<Behind> {
+        let new = || Arc::new(Behind::new(self, near.near(), description));
         let behind = lock(&self.namespaces).entry(near.id()).or_insert_with(new).clone();
         self.open_behind(&behind);
         behind
+    }
+
+    /// Time that a transfer of this many bytes may take.
+    fn longest(&self, bytes: u64) -> Duration {
+        let parts = u32::try_from(bytes / BYTES_IN_TIME).unwrap_or(u32::MAX);
+        self.options.timeout.saturating_mul(parts.saturating_add(1))
     }
 
     /// Whether blocks can be stored in both tiers.

@@ -374,20 +374,21 @@ impl Tier {
         let writes: Vec<_> =
             reads.into_iter().map(|read| read.and_then(|read| self.store(read, target))).collect();
         for (moved, write) in batch.into_iter().zip(writes) {
-            let outcome = write.and_then(|transfer| self.wait(transfer)).map(|(completion, _)| {
-                match completion.items.iter().find(|status| !status.is_ok()) {
-                    None => Moved::Done,
-                    Some(Status::Io(_) | Status::TimedOut) => Moved::Failed,
-                    Some(status) => Moved::Refused(*status),
-                }
-            });
+            let outcome =
+                write.and_then(|transfer| self.wait(transfer, moved.bytes)).map(|(completion, _)| {
+                    match completion.items.iter().find(|status| !status.is_ok()) {
+                        None => Moved::Done,
+                        Some(Status::Io(_) | Status::TimedOut) => Moved::Failed,
+                        Some(status) => Moved::Refused(*status),
+                    }
+                });
             self.moved(moved, outcome.unwrap_or_else(|outcome| outcome));
         }
     }
 
     /// Begins to read a block.
     fn read(&self, moved: &Move, source: &Namespace, target: &Namespace) -> Result<Read, Moved> {
-        if target.lookup(&[moved.key.as_bytes()]).is_ok_and(|found| found == [true]) {
+        if target.contains(&[moved.key.as_bytes()]).is_ok_and(|found| found == [true]) {
             return Err(Moved::Done);
         }
         let failed = |_| if moved.to == To::Far { Moved::Skipped } else { Moved::Failed };
@@ -404,18 +405,18 @@ impl Tier {
         }
         let options = TransferOptions {
             shards: u32::try_from(items.len()).map_err(|_| Moved::Skipped)?,
-            timeout: Some(self.options.timeout),
+            timeout: Some(self.longest(moved.bytes)),
             ttl,
             priority: Some(Priority::Background),
         };
         let transfer = source.load_buffers(items, &options).map_err(failed)?;
-        Ok(Read { key: moved.key.clone(), to: moved.to, transfer, options })
+        Ok(Read { key: moved.key.clone(), to: moved.to, bytes: moved.bytes, transfer, options })
     }
 
     /// Begins to store a block that was read.
     fn store(&self, read: Read, target: &Namespace) -> Result<Transfer<Staged>, Moved> {
-        let Read { key, to, transfer, options } = read;
-        let (completion, memory) = self.wait(transfer).map_err(|outcome| match to {
+        let Read { key, to, bytes, transfer, options } = read;
+        let (completion, memory) = self.wait(transfer, bytes).map_err(|outcome| match to {
             To::Far => Moved::Skipped,
             To::Near => outcome,
         })?;
@@ -431,8 +432,9 @@ impl Tier {
         })
     }
 
-    fn wait(&self, transfer: Transfer<Staged>) -> Result<(Completion, Vec<Staged>), Moved> {
-        transfer.wait(Some(self.options.timeout + TICK)).map_err(|_| Moved::Failed)
+    fn wait(&self, transfer: Transfer<Staged>, bytes: u64) -> Result<(Completion, Vec<Staged>), Moved> {
+        // The request ends in time by itself.
+        transfer.wait(Some(self.longest(bytes) + TICK)).map_err(|_| Moved::Failed)
     }
 
     /// Notes what became of a move; one to the far tier that failed may be tried again.
@@ -505,6 +507,7 @@ impl Tier {
 struct Read {
     key: Key,
     to: To,
+    bytes: u64,
     transfer: Transfer<Staged>,
     options: TransferOptions,
 }
