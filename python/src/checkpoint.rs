@@ -136,7 +136,7 @@ impl Checkpoint {
     }
 
     /// Starts a load into memory of the caller's: of each tensor that is selected, the device, address, size and
-    /// owner of its target. Nobody may use the memory until the target was told to be filled or the load has ended.
+    /// owner of its target. The caller must not use the memory until the target is reported filled or the load has ended.
     #[pyo3(signature = (targets, *, order="arrival", **options))]
     fn fill(
         &self,
@@ -148,7 +148,7 @@ impl Checkpoint {
         let options = fill_options(py, options)?;
         let order = order_of(order).into_python(py)?;
         // SAFETY: only the package calls this, with addresses of what the owners hold, who live until the load has ended;
-        // whoever gave them was told to leave them alone.
+        // the documentation tells the caller not to use them.
         unsafe { Filling::start(py, &self.checkpoint, targets, &options, order) }
     }
 

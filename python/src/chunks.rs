@@ -324,8 +324,8 @@ fn requests(
     address.checked_add(len).ok_or_else(invalid)?;
     let place = |position: u64| match (NonNull::new((address + position) as *mut u8), device) {
         (Some(start), DeviceId::Cpu) if address != 0 => {
-            // SAFETY: the caller of `read_chunked` promises that `dev_ptr` is the beginning of so many bytes which nobody
-            // else uses meanwhile. The batch is waited for, or dropped, which waits, before the call returns.
+            // SAFETY: the caller of `read_chunked` promises that `dev_ptr` is the beginning of so many bytes, used by no
+            // other code during the call. The batch is waited for, or dropped, which waits, before the call returns.
             unsafe { Target::host(start) }
         }
         // SAFETY: as above; the driver says that the address is memory of that device.

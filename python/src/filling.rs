@@ -103,7 +103,7 @@ impl Filling {
         Err(ended)
     }
 
-    /// Ends it early, and waits until nobody writes to the targets any more.
+    /// Cancels the load, and waits until no write to the targets is in flight.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         self.lock()?.end(py);
         Ok(())

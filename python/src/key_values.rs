@@ -35,7 +35,7 @@ impl NativeArray {
     /// The bytes of all numbers, lowest first in each.
     fn numbers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let len = usize::try_from(self.array.array().bytes().len()).unwrap_or(usize::MAX);
-        // Into the object itself, which nobody else knows yet.
+        // Into the object itself, to which no other reference exists yet.
         PyBytes::new_with(py, len, |buffer| py.detach(|| self.array.read_into(buffer)).into_python(py))
     }
 

@@ -68,7 +68,7 @@ mod _native {
 
 use crate::error::IntoPython;
 
-/// How long to wait at once for someone who has so many seconds, or all the time there is.
+/// The length of one wait of a caller that waits so many seconds in all, or without limit.
 fn tick(patience: Option<f64>) -> Duration {
     patience.map_or(TICK, |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default().min(TICK))
 }

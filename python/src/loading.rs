@@ -106,7 +106,7 @@ impl Loading {
                     }
                 }
                 if finished {
-                    // As in every process that loads it: whoever goes through a dictionary on many ranks relies on that.
+                    // The same order in every process: code that iterates a dictionary on many ranks relies on it.
                     tensors.sort_by_key(|tensor| tensor.tensor.id());
                     return Ok(tensors);
                 }

@@ -12,7 +12,7 @@ use pyo3::{
 use std::borrow::Cow;
 use windlass::{DeviceId, Dtype, TensorMemory};
 
-/// One tensor in memory. Whoever views its bytes keeps them alive.
+/// One tensor in memory. A view of its bytes keeps them alive.
 #[pyclass(frozen, module = "windlass")]
 pub(crate) struct Tensor {
     pub(crate) tensor: windlass::Tensor,

@@ -419,7 +419,7 @@ def test_a_stream_that_is_left_lets_its_targets_go(tmp_path: Path) -> None:
         break
     del _
     gc.collect()
-    # Nobody reads any more into what is freed here.
+    # No read into the memory that is freed here is in flight.
     for target in targets.values():
         target.clear()
     assert len(os.listdir("/proc/self/task")) == before

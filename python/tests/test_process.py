@@ -90,7 +90,7 @@ def test_ctrl_c_ends_what_is_under_way(tmp_path: Path, work: str) -> None:
     make_cold(path)
     script = f"""
         import os, signal, sys, time, windlass
-        # Whoever runs the tests in the background has them ignore it.
+        # A shell that runs the tests in the background makes them ignore it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         path = sys.argv[1]
         windlass.open(path)  # Imports torch, which is deaf meanwhile.

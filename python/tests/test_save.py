@@ -249,7 +249,7 @@ def test_ctrl_c_ends_a_save_and_the_old_file_stays(tmp_path: Path) -> None:
     old = path.read_bytes()
     script = """
         import os, signal, sys, numpy, windlass
-        # Whoever runs the tests in the background has them ignore it.
+        # A shell that runs the tests in the background makes them ignore it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         # Always the same memory: a save of many gigabytes that needs little.
         part = numpy.zeros(64 << 20, numpy.uint8)

@@ -202,7 +202,7 @@ class Checkpoint:
 
         Of safetensors files a dictionary of texts, their ``__metadata__``. Of GGUF files a read-only mapping of their
         keys and values, in the order of the file; arrays in it are sequences that are read when they are looked at,
-        see `MetadataArray`. Whoever keeps such arrays unread keeps their files open.
+        see `MetadataArray`. An array that was not read keeps its file open.
         """
         if self._metadata is None:
             metadata, key_values = self._opened.metadata(), self._opened.key_values()
@@ -281,9 +281,9 @@ class Checkpoint:
             exclude: As in `load_file`.
             slices: As in `load_file`.
             order: ``"arrival"``, as tensors become complete, or ``"file"``, that of the checkpoint.
-            max_in_flight: Most bytes, a number or text such as ``"1GiB"``, of tensors that were loaded or are being
-                loaded and not given yet, with the one that was given last. Whoever drops each tensor before asking for
-                the next one uses no more memory for tensors, but for the huge pages at their ends. A tensor that is
+            max_in_flight: Limits the bytes, a number or text such as ``"1GiB"``, of tensors in flight: loading,
+                loaded and not yet delivered, and the one delivered last. A caller that drops each tensor before the
+                next one stays within this limit, except for the huge pages at the tensors' ends. A tensor that is
                 larger is loaded alone. A pool, or the reserve of huge pages, must have room for all tensors
                 nevertheless. Default: no bound.
             copy_into: Memory that tensors are read into rather than into memory of their own: a mapping of names, which
@@ -389,8 +389,8 @@ class Checkpoint:
     def close(self) -> None:
         """Closes the files. Tensors that were loaded stay valid.
 
-        Open stay, until nobody has them any more: the files of mapped tensors, of loads that are under way, and of
-        arrays of `metadata` that were not read.
+        The files of mapped tensors, of loads in flight and of unread arrays of `metadata` stay open until these are
+        dropped.
         """
         self._native = self._metadata = None
 
@@ -457,7 +457,7 @@ class Checkpoint:
 
     def _start(self, request: Mapping[str, Any], order: Order, max_in_flight: int | str | None) -> Tensors:
         merged = self._merged(request)
-        # Before anything is read: whoever lacks the framework should not wait for a load.
+        # Before anything is read: a missing framework is an error before the load, not after it.
         _ = self._convert
         if self._is_mapped(merged):
             return Mapped(*self._opened.map(**merged))
@@ -486,7 +486,7 @@ class Checkpoint:
 
     def _load(self, request: Mapping[str, Any], progress: Progress = False) -> LoadedTensors:
         options = self._merged(request)
-        # Before anything is read: whoever lacks the framework should not wait for a load.
+        # Before anything is read: a missing framework is an error before the load, not after it.
         convert = self._convert
         tensors: list[Tensor]
         if self._is_mapped(options):

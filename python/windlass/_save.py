@@ -265,7 +265,7 @@ def _describe_torch(name: str, tensor: Any) -> Described:
             raise _refusal(name, "a scalar of type float4_e2m1fn_x2 holds two elements; give it a dimension")
         shape = (*shape[:-1], 2 * shape[-1])
     nbytes = tensor.numel() * tensor.element_size()
-    # Its storage, so that nobody who sets other memory for the tensor takes this away; and first, so that the address
+    # Its storage, so that the memory stays when the tensor is given other memory; and first, so that the address
     # is not older.
     storage = tensor.untyped_storage()
     address = tensor.data_ptr() if nbytes else 0

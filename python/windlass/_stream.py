@@ -141,7 +141,7 @@ def converted(
     """The tensors of a source as those of a framework, at most so many at once."""
     error: Exception | None = None
     while error is None:
-        # No name here may hold a tensor that was given: whoever takes it decides how long it lives.
+        # No name here may hold a delivered tensor: the consumer decides how long it lives.
         loaded = source.next(most, patience)
         if loaded is None:
             yield PENDING

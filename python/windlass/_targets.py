@@ -114,7 +114,7 @@ def _memory_of_torch(torch: Any, target: Any, wanted: Wanted) -> Memory:
     if not target.is_contiguous() or target.is_conj() or target.is_neg():
         raise _refused(wanted, "is not contiguous")
     device = "cpu" if kind == "cpu" else f"cuda:{target.device.index}"
-    # Its storage, so that nobody who sets other memory for the tensor takes this away.
+    # Its storage, so that the memory stays when the tensor is given other memory.
     return Memory(device, target.data_ptr(), wanted.nbytes, target.untyped_storage())
 
 

@@ -125,7 +125,7 @@ def files_are_released_once_taken(case: Case) -> None:
         not any(file.tensors for files in buffer.rank_loaders.values() for file in files) or case.ranks == 1
     )
     if case.ranks > 1:
-        # On all ranks alike: nobody waits for the others.
+        # The error is the same on all ranks: no rank waits for another.
         fails(ValueError, lambda: buffer.get_tensor("q"))
     buffer.close()
     loader.close()

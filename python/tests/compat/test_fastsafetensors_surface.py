@@ -1,4 +1,4 @@
-"""Whoever imports this in place of fastsafetensors 0.5 finds every name and every parameter."""
+"""The drop-in for fastsafetensors 0.5 has every name and every parameter."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def outcome(operation: Callable[..., Any], *arguments: Any, **keywords: Any) -> 
 
 
 def same(mine: Any, theirs: Any) -> bool:
-    """Whether two results are the same to whoever uses them: types, shapes and bits."""
+    """Whether two results have the same types, shapes and bits."""
     if isinstance(theirs, dict):
         return (
             isinstance(mine, dict)

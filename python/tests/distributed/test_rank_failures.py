@@ -1,4 +1,4 @@
-"""What goes wrong on one rank goes wrong on all, with the same words and in time: nobody waits for ever."""
+"""An error on one rank is raised on all, with the same message and in time: no rank hangs."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_shares_are_of_as_many_bytes() -> None:
     assert readers == sorted(readers)
 
 
-def test_parts_that_are_contiguous_are_nobodys_to_share() -> None:
+def test_contiguous_parts_are_not_shared() -> None:
     catalog = catalog_of([8, 64], [1, 8, 64], [1, 8, 64])
     wants = wants_of(catalog, *[[0, 1, 2]] * 2)
     plans = [make_plan(catalog, wants, [[0, 1]], rank, None) for rank in range(2)]

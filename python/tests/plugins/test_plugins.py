@@ -112,7 +112,7 @@ def test_what_is_not_wanted_is_not_read(shards):
     assert lines[0].startswith("windlass: 3 tensors, 6.0 KiB")
 
 
-def test_whoever_wants_nothing_gets_nothing(shards):
+def test_an_empty_selection_yields_no_tensors(shards):
     assert list(read(shards, wanted=lambda _: False)) == []
 
 

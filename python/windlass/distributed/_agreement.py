@@ -12,7 +12,7 @@ from windlass.errors import DistributedError, WindlassError
 
 
 class Stopped(Exception):  # noqa: N818  (what happened, not what is wrong)
-    """Whoever took the tensors of a rank takes no more."""
+    """The consumer of a rank's tensors has stopped."""
 
 
 def confer(link: Link, note: Any, error: BaseException | None = None) -> list[Any]:
@@ -96,11 +96,11 @@ def _text(value: Any) -> str | None:
 
 
 def _fail(link: Link, failures: Sequence[tuple[int, dict[str, Any]]], error: BaseException | None) -> None:
-    # Who fails like all others fails as if alone, and whoever was interrupted knows why.
+    # A failure that all ranks share is raised as if there were one rank; an interrupted rank raises its own.
     is_everywhere = len(failures) == link.size and all(failure == failures[0][1] for _, failure in failures)
     if error is not None and (is_everywhere or not isinstance(error, Exception)):
         raise error
-    # An error is news; that others stopped because of it is not.
+    # Report the error itself, not the stops of other ranks that it caused.
     rank, failure = next(
         ((rank, failure) for rank, failure in failures if failure["kind"] != Stopped.__name__), failures[0]
     )

@@ -203,7 +203,7 @@ class TensorIterator:
 
 
 def _one_by_one(delivery: Delivery) -> Generator[tuple[str, Any], None, None]:
-    # No method: an iterator that nobody has any more shall end at once, and not when cycles are looked for.
+    # No method: an iterator without references must end at once, and not at the next collection of cycles.
     try:
         for step in delivery.steps():
             step.reverse()

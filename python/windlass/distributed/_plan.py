@@ -1,7 +1,7 @@
-"""Which rank reads what, and to whom it goes: steps that every rank takes together. No I/O, no clock.
+"""Plans which rank reads which bytes, and which ranks receive them, in steps common to all ranks. No I/O, no clock.
 
-A tensor that no two ranks of a node want a byte of is read by whoever wants it. The others are shared: their rows are
-divided among the ranks of the node, each of which reads its share and passes it on.
+A tensor of which no two ranks of a node want the same byte is read by the ranks that want it. The others are shared:
+their rows are divided among the ranks of the node, each of which reads its share and passes it on.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def make_plan(
     Args:
         catalog: What there is.
         wants: What each rank wants.
-        nodes: The ranks that share what they read, in order. One each: nobody shares.
+        nodes: The ranks that share what they read, in order. With one rank each, no rank shares.
         rank: Whose plan.
         window_bytes: The most that a rank holds for the others and itself in a step; ``None`` for one step.
     """
@@ -171,7 +171,7 @@ class _Load:
         self._most = 0
 
     def of(self, tensor: int) -> _Weight | None:
-        """What a tensor would add; ``None`` if nobody wants it."""
+        """What a tensor would add; ``None`` if no rank wants it."""
         first = self._wants.alike[tensor]
         if first not in self._known:
             self._known[first] = self._weight(first) if self._wants.is_wanted(first) else None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from windlass.compat.fastsafetensors._errors import BudgetInfeasibleError
 from windlass.errors import OptionError
 
-# What one place in the queue stands for if nobody says: many reads' worth, and little beside the weights.
+# The default bytes of one place in the queue: many reads' worth, and little beside the weights.
 _BATCH = 512 << 20
 
 

@@ -51,7 +51,7 @@ def register_copier_constructor(
 
 
 def registered(copier_type: str, device: Device, options: Mapping[str, Any]) -> Constructor | None:
-    """The copier of this name that somebody registered."""
+    """The registered copier of this name."""
     factory = _registered.get(copier_type)
     return None if factory is None else factory(device, **options)
 
@@ -64,7 +64,7 @@ def load_options(
     Args:
         copier_type: The copier.
         device: Where tensors go.
-        max_threads: Most threads, where somebody limits them.
+        max_threads: Most threads, where the caller limits them.
         extra: Options of windlass's own, which win.
     """
     unknown = set(extra) - set(LoadOptions.__annotations__) - _OF_CHECKPOINTS

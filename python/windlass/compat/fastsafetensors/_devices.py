@@ -54,7 +54,7 @@ class Device:
 
 
 def get_device_numa_node(device: int | None) -> int | None:
-    """The NUMA node that a CUDA device is near to; `None` if there is no such device or nobody says."""
+    """The NUMA node that a CUDA device is near to; `None` if there is no such device or its node is unknown."""
     if device is None:
         return None
     import torch  # noqa: PLC0415

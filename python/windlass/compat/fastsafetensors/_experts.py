@@ -63,7 +63,7 @@ def expert_parallel_filter_from_env() -> Callable[[str], bool] | None:
 
 
 def _world() -> tuple[int, int]:
-    # Whoever set it up has imported it.
+    # The code that set it up has imported it.
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         return dist.get_world_size(), dist.get_rank()

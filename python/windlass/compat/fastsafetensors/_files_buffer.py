@@ -179,7 +179,7 @@ class FilesBufferOnDevice:
 
     def _broadcast(self, name: str) -> Any:
         owner, file = self._file(name)
-        # A copy on the owner too: whoever keeps it should not keep the file's other tensors.
+        # A copy on the owner too: a reference to it should not keep the file's other tensors alive.
         whole = (
             file.tensors[name].clone().contiguous() if self.pg.rank() == owner else self._empty(name, file)
         )

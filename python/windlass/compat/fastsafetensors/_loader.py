@@ -214,7 +214,7 @@ class SafeTensorsFileLoader:
         self.meta = {}
 
     def close(self) -> None:
-        """Forgets all files. What was loaded belongs to its buffer and to whoever holds tensors."""
+        """Forgets all files. Loaded tensors stay valid: their buffer and their references own them."""
         self.reset()
 
     def init_numa(self, set_numa: bool = True) -> None:
@@ -266,7 +266,7 @@ class SafeTensorsFileLoader:
         tensors: dict[str, TensorBase] = {}
         for name, frame, path in wanted:
             raw = loaded.pop(name, None)
-            # Other ranks, and whoever asked for shapes, go by the headers as they were read first.
+            # Other ranks, and callers that asked for shapes, rely on the headers as they were read first.
             if raw is None or not self._is_as(raw, frame):
                 raise FileChangedError(
                     f"{path}: tensor {name!r} is not what it was when the file was added",

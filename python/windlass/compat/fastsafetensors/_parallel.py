@@ -162,7 +162,7 @@ class ParallelLoader:
             for name, tensor in tensors:
                 advance()
                 yield name, tensor
-                # Whoever takes it decides how long it lives.
+                # The consumer decides how long it lives.
                 del tensor
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class safe_open:  # noqa: N801  (the name that is imported)
         _exc_value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        # Slices that were taken go on reading: the file is closed when nobody has any.
+        # Existing slices go on reading: the file is closed when the last one is dropped.
         self._file = None
 
     @property

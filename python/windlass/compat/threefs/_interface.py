@@ -28,8 +28,8 @@ class FileReaderInterface(ABC):
 
         Args:
             path: The file.
-            dev_ptr: Where the bytes go: an address of the host or of a CUDA device, of so many bytes that nobody else
-                uses meanwhile; 0 reads and forgets.
+            dev_ptr: Where the bytes go: an address of the host or of a CUDA device. No other code may use the bytes
+                during the call. 0 reads and discards.
             file_offset: Where in the file to begin.
             total_length: How many bytes to read.
             chunk_size: Longest single read; 0 leaves it to the reader.
