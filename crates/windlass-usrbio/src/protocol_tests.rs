@@ -134,7 +134,7 @@ fn a_completion_that_belongs_to_nothing_fails_the_ring() {
         let (sqe, _) = peer.take()[0];
         peer.answer(forge(&sqe));
         assert_protocol(&peer.wait().expect_err(what), "no transfer has");
-        // It stays failed, and gives the memory of the read to no other.
+        // It stays failed, and gives the memory of the read to no other read.
         assert_protocol(&peer.wait().expect_err(what), "no transfer has");
         let Err(Refused::Failed(_, error)) = peer.push(1, 10) else { panic!("it was taken") };
         assert_protocol(&error, "no transfer has");

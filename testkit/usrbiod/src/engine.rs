@@ -216,7 +216,7 @@ impl Engine {
         while !self.is_stopped() {
             let Faults { stall, reorder, .. } = self.faults();
             if !stall && let Some(job) = jobs.take_due(Instant::now(), reorder) {
-                // One has to look after the others.
+                // Another worker has to take the other jobs.
                 if !jobs.is_empty() {
                     self.changed.notify_one();
                 }

@@ -96,7 +96,7 @@ fn combinations(arguments: &Read, route: Route) -> windlass::Result<Vec<Combinat
     let mut combinations = Vec::new();
     for &processes in mode.of(num_processes) {
         if processes == 0 {
-            let (value, reason) = ("0".to_owned(), "at least one thread has to read".to_owned());
+            let (value, reason) = ("0".to_owned(), "at least one process has to read".to_owned());
             return Err(Error::InvalidOption { option: "num-processes", value, reason });
         }
         for &buffer_bytes in mode.of(buffer_sizes) {

@@ -331,7 +331,7 @@ impl Drop for Delivery {
         self.queued.close();
         while self.queued.next().is_some() {}
         if self.in_doubt.load(Ordering::Relaxed) {
-            // What copies may still write to stays reserved, whichever pool lent it.
+            // What copies may still write to is leaked, whichever allocator lent it.
             std::mem::forget((std::mem::take(&mut self.fills), self.scratch.take()));
         }
     }

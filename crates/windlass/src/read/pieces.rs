@@ -38,7 +38,7 @@ pub(super) enum Destination {
         is_direct: bool,
     },
     Sink(Arc<Sink>),
-    /// They are not wanted.
+    /// The bytes are not wanted.
     Discard,
 }
 

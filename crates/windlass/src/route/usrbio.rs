@@ -142,7 +142,7 @@ impl UsrbioLane {
         self.ended.push_back(Done { op, result: result.map_err(failed) });
     }
 
-    /// The ring has failed, and with it all that is in it. The daemon may still write.
+    /// The ring has failed, and with it all that is in it. Whether the daemon still writes is unknown.
     fn give_up(&mut self, error: &Error) {
         for transfer in std::mem::take(&mut self.waiting) {
             self.end(transfer, Err(error.clone()));

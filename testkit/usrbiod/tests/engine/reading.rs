@@ -145,7 +145,7 @@ fn memory_that_late_bytes_may_reach_is_not_used_again() {
             let fails = |errno| Faults { error_every: 1, errno, ..Faults::default() };
             model.fixture.daemon.behave(Faults::default()).unwrap();
             read().unwrap();
-            // The daemon has not asked: the memory is as good as before.
+            // The daemon has asked no other process: the memory is as good as before.
             model.fixture.daemon.behave(fails(libc::EINVAL)).unwrap();
             for _ in 0..20 {
                 assert!(read().unwrap_err().contains("does not know this buffer"));
