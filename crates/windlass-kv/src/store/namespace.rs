@@ -216,7 +216,12 @@ impl Namespace {
             ticket: ticket.clone(),
         };
         if let Some(far) = &self.far {
-            let blocks = groups.iter().map(|group| (group.key.clone(), group.len_bytes())).collect();
+            // Other shards of a block may come with other requests: it counts as if all were as long as these.
+            let len_of = |group: &Group| {
+                let longest = group.items.iter().map(|item| item.len).max().unwrap_or(0);
+                u64::from(options.shards).saturating_mul(longest)
+            };
+            let blocks = groups.iter().map(|group| (group.key.clone(), len_of(group))).collect();
             ticket.set_last_step(far.last_step(blocks, options.under_way.clone()));
         }
         let groups = self.admit(groups, &options);

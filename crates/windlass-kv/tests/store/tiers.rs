@@ -317,3 +317,40 @@ fn no_byte_is_wrong_while_blocks_move_between_the_tiers() {
         assert!(loaded.into_inner() > 0 && stats.written_blocks > 0, "{stats:?}");
     });
 }
+
+#[test]
+fn shards_of_several_requests_are_written_whole() {
+    each_layout(|tiers, far| {
+        // Room for one block at a time in each of the two threads.
+        let shape = Shape { shards: 4, len: 70_000, skew: 0, pieces: 1 };
+        let far = far.policy(FarPolicy::WriteBack).staging_bytes(2 * 4 * 70_000);
+        let store = tiers.open("near", far);
+        let blocks = namespace(&store);
+        let keys: Vec<String> = (0..12).map(|number| format!("block {number}")).collect();
+        for shard in 0..4 {
+            for key in &keys {
+                assert!(end(&begin_store(&blocks, key, shape, shard..shard + 1)).is_ok());
+            }
+        }
+        eventually("all are written", || far_stats(&store).written_blocks == 12);
+        assert_eq!(far_stats(&store).unwritten_blocks, 0);
+        store.close(LONG).unwrap();
+        drop((blocks, store));
+        let far = tiers.open_far();
+        let blocks = namespace(&far);
+        assert_eq!(blocks.lookup_prefix(&keys).unwrap(), 12);
+    });
+}
+
+#[test]
+fn a_block_larger_than_the_staging_memory_is_counted_and_said() {
+    let tiers = Tiers::new();
+    let far = tiers.far(LayoutKind::Segments).policy(FarPolicy::WriteBack).staging_bytes(100_000);
+    let store = tiers.open("near", far);
+    let blocks = namespace(&store);
+    put(&blocks, "large", SHAPE);
+    eventually("it is given up", || far_stats(&store).unwritten_blocks == 1);
+    let events = store.events();
+    assert!(events.iter().any(|event| event.reason.contains("larger than the staging memory")), "{events:?}");
+    store.close(LONG).unwrap();
+}

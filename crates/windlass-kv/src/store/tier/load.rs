@@ -1,7 +1,7 @@
 //! Loads from the far tier into the memory of the caller.
 #![allow(unsafe_code, reason = "the memory of the caller is handed on, with its lease")]
 
-use super::{Behind, TICK, Tier, add};
+use super::{Behind, LOADERS, TICK, Tier, add};
 use crate::{
     Completion, Item, KeepAlive, Request, Status,
     store::{
@@ -30,7 +30,16 @@ struct State {
     /// What is settled if a load that a thread has taken takes too long, by number.
     pending: BTreeMap<u64, Pending>,
     next: u64,
+    /// Threads that carry out a load.
+    busy: usize,
     is_closed: bool,
+}
+
+impl State {
+    /// Whether all threads have loads that took too long, and may never come back.
+    fn is_stuck(&self) -> bool {
+        self.busy.saturating_sub(self.pending.len()) >= LOADERS
+    }
 }
 
 /// Blocks of one request.
@@ -108,21 +117,25 @@ impl Tier {
             let mut state = lock(&self.loads.state);
             let number = state.next;
             state.next += 1;
+            state.busy += 1;
             // The far store ends its request first, unless it waits for its file system.
             let deadline = Instant::now() + longest + TICK * 2;
             state.pending.insert(number, Pending { options: options.clone(), items, deadline });
             drop(state);
             self.carry_out(load, longest);
-            lock(&self.loads.state).pending.remove(&number);
+            let mut state = lock(&self.loads.state);
+            state.busy -= 1;
+            state.pending.remove(&number);
         }
     }
 
     /// Ends items whose load takes longer than the far tier may take, and those that wait for a far tier that cannot be
-    /// used. Memory stays leased as long as it is used.
+    /// used, or whose threads never come back. Memory stays leased as long as it is used.
     pub(super) fn end_late_loads(&self, now: Instant) {
         let mut state = lock(&self.loads.state);
         let late: Vec<_> = state.pending.extract_if(.., |_, pending| pending.deadline <= now).collect();
-        let waiting = if self.link.is_up() { VecDeque::new() } else { std::mem::take(&mut state.waiting) };
+        let waits = self.link.is_up() && !state.is_stuck();
+        let waiting = if waits { VecDeque::new() } else { std::mem::take(&mut state.waiting) };
         drop(state);
         for Load { options, groups, lease, .. } in waiting {
             drop(lease);

@@ -246,7 +246,11 @@ impl Tier {
     fn within_timeout<T: Send + 'static>(&self, run: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let (send, receive) = crossbeam_channel::bounded(1);
         thread_named("windlass-far-once").spawn(move || send.send(run())).ok()?;
-        receive.recv_timeout(self.options.timeout).ok()
+        let answer = receive.recv_timeout(self.options.timeout).ok();
+        if answer.is_none() {
+            self.failed("asking", &"it took too long");
+        }
+        answer
     }
 
     fn run_lookups(self: &Arc<Self>) {

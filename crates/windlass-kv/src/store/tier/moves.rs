@@ -16,6 +16,7 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
     time::{Duration, Instant, SystemTime},
 };
 use windlass_io::parallel::lock;
@@ -48,6 +49,10 @@ enum Moved {
     Done,
     /// The block is gone, or its memory is short: a later load or store may try again.
     Skipped,
+    /// There is no room in the staging memory now.
+    Later,
+    /// It is larger than the staging memory.
+    TooLarge,
     /// The target does not take it.
     Refused(Status),
     /// The far tier failed.
@@ -398,9 +403,13 @@ impl Tier {
             None => None,
             Some(expires) => Some(expires.duration_since(SystemTime::now()).map_err(|_| Moved::Skipped)?),
         };
+        let bytes = info.shards.iter().fold(0_u64, |sum, shard| sum.saturating_add(shard.len));
+        if bytes > self.moves.staging_bytes {
+            return Err(Moved::TooLarge);
+        }
         let mut items = Vec::with_capacity(info.shards.len());
         for (number, shard) in (0_u32..).zip(&info.shards) {
-            let memory = self.moves.stage(shard.len).ok_or(Moved::Skipped)?;
+            let memory = self.moves.stage(shard.len).ok_or(Moved::Later)?;
             items.push(BufferItem::new(moved.key.clone(), number, memory));
         }
         let options = TransferOptions {
@@ -459,19 +468,28 @@ impl Tier {
         }
         let mut refusal = None;
         let mut state = lock(&self.moves.state);
+        if outcome == Moved::Later && moved.to == To::Far && !state.is_closed {
+            // Others have the staging memory, and give it back.
+            state.to_far.push_back(moved);
+            drop(state);
+            return thread::sleep(TICK);
+        }
         state.forget(&moved);
         if moved.to == To::Far {
             match outcome {
                 Moved::Done => state.is_refusing = false,
-                Moved::Refused(status) if !mem::replace(&mut state.is_refusing, true) => {
-                    refusal = Some(status)
+                Moved::Refused(_) | Moved::TooLarge if !mem::replace(&mut state.is_refusing, true) => {
+                    refusal = Some(match outcome {
+                        Moved::Refused(status) => status.to_string(),
+                        _ => "they are larger than the staging memory".into(),
+                    });
                 }
                 _ => {}
             }
         }
         drop(state);
-        if let Some(status) = refusal {
-            self.event(format!("it does not take blocks: {status}"));
+        if let Some(why) = refusal {
+            self.event(format!("it does not take blocks: {why}"));
         }
         if outcome == Moved::Done {
             self.link.note_success();
