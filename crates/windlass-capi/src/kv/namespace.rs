@@ -1,6 +1,8 @@
 //! Namespaces: lookups, loads, stores.
 #![allow(unsafe_code)]
 
+#[cfg(doc)]
+use super::ticket::windlass_kv_ticket_wait_released;
 use super::{
     item::{BorrowedKey, borrow_items, borrow_keys, windlass_kv_item, windlass_kv_key},
     milliseconds, set,

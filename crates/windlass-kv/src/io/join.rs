@@ -13,7 +13,7 @@ use windlass_io::lane::Direction;
 const MOST_BYTES: u64 = 1 << 20;
 /// Pieces of memory that jobs are joined to: the system takes 1024, and headers need some.
 const MOST_PIECES: usize = 256;
-/// Bytes between two jobs, or two parts of one, that are read with them rather than that there are two reads.
+/// Bytes between two jobs that are read with them rather than that there are two reads.
 pub(super) const MOST_GAP: u64 = 64 << 10;
 
 /// Bytes of a file, from the first to the last that a job asks for.

@@ -210,7 +210,9 @@ impl Transfer {
         let headers = self.members.iter().enumerate();
         let headers: Vec<(usize, u64)> =
             headers.filter_map(|(number, member)| Some((number, member.header.offset()?))).collect();
-        let gap = if self.direction == Direction::Read { MOST_GAP } else { 0 };
+        // One job alone depends on no bytes but its own.
+        let is_joined = self.direction == Direction::Read && self.members.len() > 1;
+        let gap = if is_joined { MOST_GAP } else { 0 };
         let wanted = Wanted { headers: &headers, parts: &self.parts, gap, grid, devices, limits };
         let steps = wanted.steps()?;
         if steps.len() == 1 || self.direction == Direction::Read {

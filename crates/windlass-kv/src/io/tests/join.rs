@@ -204,6 +204,35 @@ fn a_block_that_fails_does_not_fail_its_neighbours() {
 }
 
 #[test]
+fn a_gap_that_cannot_be_read_fails_no_job() {
+    for route in ROUTES {
+        let disk = disk();
+        // The slot between two blocks is broken.
+        let is_bad = |own: &Operation<'_>| {
+            let is_touched = own.offset < 12 << 10 && own.offset + own.len > 8 << 10;
+            (!own.is_write && is_touched).then_some(Fault::Errno(libc::EIO))
+        };
+        let Some((engine, _)) = watched(disk.path(), route, is_bad) else { continue };
+        let file = new_file(disk.path(), "data");
+        let whole = pattern(64 << 10, 1);
+        std::fs::write(disk.path().join("data"), &whole).unwrap();
+        let places = [4096u64, 12 << 10];
+        let mut memory: Vec<Memory> = places.iter().map(|_| Memory::new(4096, 0, 0)).collect();
+        let (mut jobs, mut ends) = (Vec::new(), Vec::new());
+        for (place, memory) in places.iter().zip(&mut memory) {
+            let (done, end) = outcome();
+            jobs.push(job(Direction::Read, &file, vec![part(*place, memory)], done));
+            ends.push(end);
+        }
+        engine.submit(jobs);
+        for ((place, memory), end) in places.iter().zip(&memory).zip(ends) {
+            assert!(end.recv_timeout(PATIENCE).unwrap().result.is_ok(), "{route}");
+            assert!(memory.as_slice() == &whole[*place as usize..][..4096], "{route}");
+        }
+    }
+}
+
+#[test]
 fn a_file_that_ends_early_fails_only_what_it_lacks() {
     for route in ROUTES {
         let disk = disk();
