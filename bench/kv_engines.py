@@ -254,24 +254,25 @@ class Drive:
         if is_new:
             os.posix_fallocate(self._file, 0, block_bytes * count)
         self._block_bytes, self._depth = block_bytes, depth
+        self._offsets = {key: number * block_bytes for number, key in enumerate(keys_of(count))}
 
-    def _run(self, transfer: Callable[..., int], blocks: Sequence[memoryview]) -> None:
-        def move(number: int, block: memoryview) -> None:
-            if transfer(self._file, [block], number * self._block_bytes) != self._block_bytes:
+    def _run(self, transfer: Callable[..., int], keys: Sequence[str], blocks: Sequence[memoryview]) -> None:
+        def move(key: str, block: memoryview) -> None:
+            if transfer(self._file, [block], self._offsets[key]) != self._block_bytes:
                 raise SystemExit("the drive moved less than a block")
 
         with ThreadPoolExecutor(self._depth) as pool:
-            for _ in pool.map(move, range(len(blocks)), blocks):
+            for _ in pool.map(move, keys, blocks):
                 pass
 
     def store(self, keys: Sequence[str], blocks: Sequence[memoryview]) -> None:
         """Writes, and has the drive write its cache down."""
-        self._run(os.pwritev, blocks)
+        self._run(os.pwritev, keys, blocks)
         os.fdatasync(self._file)
 
     def load(self, keys: Sequence[str], blocks: Sequence[memoryview]) -> None:
         """Reads."""
-        self._run(os.preadv, blocks)
+        self._run(os.preadv, keys, blocks)
 
     def close(self) -> None:
         """Closes the file."""
@@ -308,6 +309,13 @@ def touched(length: int) -> memoryview:
     return view
 
 
+def keys_of(count: int) -> list[str]:
+    """The keys of all blocks, in the form of LMCache's, which its file client insists on."""
+    return [
+        f"benchmark@00000000@0@{hashlib.sha256(str(number).encode()).hexdigest()}" for number in range(count)
+    ]
+
+
 def contents(block_bytes: int, count: int) -> np.ndarray:
     """The bytes of all blocks: random, the same in every process."""
     return np.random.default_rng(7).integers(0, 256, (count, block_bytes), np.uint8)
@@ -325,9 +333,7 @@ def main() -> None:
     block_bytes, count = arguments.block_bytes, arguments.count
     memory = touched(block_bytes * count)
     blocks = [memory[number * block_bytes : (number + 1) * block_bytes] for number in range(count)]
-    hashes = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(count)]
-    # The form of LMCache's keys, which its file client insists on.
-    keys = [f"benchmark@00000000@0@{digest}" for digest in hashes]
+    keys = keys_of(count)
     expected = contents(block_bytes, count)
     order = list(range(count))
     if arguments.phase == "scattered":
