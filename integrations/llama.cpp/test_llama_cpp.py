@@ -110,7 +110,7 @@ def tensors_in(model: Path) -> int:
 
 
 class TestLogits:
-    """They are those of a stock load, whoever read the weights."""
+    """They are those of a stock load, with either reader of the weights."""
 
     def test_without_a_library_nothing_changes_and_nothing_is_said(
         self, patched: Build, model: Path, expected: str

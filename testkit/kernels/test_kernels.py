@@ -139,7 +139,7 @@ def test_ptx_belongs_to_the_source() -> None:
 
 
 def test_ptx_and_host_have_the_same_kernels(kernels: Kernels) -> None:
-    """Nobody looks up a kernel that only one of them has."""
+    """No kernel is looked up that only one of them has."""
     entries = set(re.findall(r"\.entry (\w+)", PTX.read_text()))
     assert entries == {"windlass_copy", *(f"windlass_cast_{source}_{to}" for source, to in CASTS)}
     assert all(kernels.has(name) for name in entries)

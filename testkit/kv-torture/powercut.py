@@ -49,7 +49,7 @@ def mounted(image: Path, at: Path, *options: str) -> Iterator[Path]:
 
 
 def unmount(at: Path) -> None:
-    """Unmounts a file system, as soon as nobody uses it: a process that was killed may take a moment to end."""
+    """Unmounts a file system, as soon as no process uses it: a process that was killed may take a moment to end."""
     for _ in range(100):
         done = subprocess.run(["umount", str(at)], capture_output=True, text=True, check=False)
         if not done.returncode:

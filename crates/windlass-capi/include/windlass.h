@@ -384,7 +384,7 @@ typedef struct {
   uint64_t offset;
   // How many are read: all of them, or the read fails.
   uint64_t length;
-  // Memory of the host, or a CUDA pointer. Nobody else may use it until the read has ended.
+  // Memory of the host, or a CUDA pointer. Nothing else may use it until the read has ended.
   void *destination;
   // For `WINDLASS_TARGET_CALLBACK`.
   windlass_sink sink;
@@ -713,7 +713,7 @@ void windlass_reader_free(windlass_reader *reader);
 // What the caller promises:
 // `reader` must be live; `reads` must be `count` structures as their size says, whose strings live until this returns,
 // and whose destinations, sinks with their contexts, and places for `done` live until the read has ended and are used by
-// nobody else meanwhile; `batch` must be writable.
+// nothing else meanwhile; `batch` must be writable.
 windlass_status windlass_batch_submit(const windlass_reader *reader,
                                       const windlass_read *reads,
                                       uint64_t count,
@@ -785,7 +785,7 @@ windlass_status windlass_batch_cancel(const windlass_batch *batch);
 windlass_status windlass_batch_report(const windlass_batch *batch,
                                       char **json);
 
-// Frees a batch: what has not begun is cancelled, what is under way is waited for. After that nobody uses the
+// Frees a batch: what has not begun is cancelled, what is under way is waited for. After that nothing uses the
 // destinations any more, unless a read into a device has failed with `WINDLASS_DEVICE`: then a copy may be under way
 // until the device was waited for. NULL is fine.
 //

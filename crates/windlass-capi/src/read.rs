@@ -109,7 +109,7 @@ pub struct windlass_read {
     pub offset: u64,
     /// How many are read: all of them, or the read fails.
     pub length: u64,
-    /// Memory of the host, or a CUDA pointer. Nobody else may use it until the read has ended.
+    /// Memory of the host, or a CUDA pointer. Nothing else may use it until the read has ended.
     pub destination: *mut c_void,
     /// For `WINDLASS_TARGET_CALLBACK`.
     pub sink: windlass_sink,
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn windlass_reader_free(reader: *mut windlass_reader) {
 /// # Safety
 /// `reader` must be live; `reads` must be `count` structures as their size says, whose strings live until this returns,
 /// and whose destinations, sinks with their contexts, and places for `done` live until the read has ended and are used by
-/// nobody else meanwhile; `batch` must be writable.
+/// nothing else meanwhile; `batch` must be writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn windlass_batch_submit(
     reader: *const windlass_reader,
@@ -354,7 +354,7 @@ pub unsafe extern "C" fn windlass_batch_report(
     })
 }
 
-/// Frees a batch: what has not begun is cancelled, what is under way is waited for. After that nobody uses the
+/// Frees a batch: what has not begun is cancelled, what is under way is waited for. After that nothing uses the
 /// destinations any more, unless a read into a device has failed with `WINDLASS_DEVICE`: then a copy may be under way
 /// until the device was waited for. NULL is fine.
 ///
@@ -540,7 +540,7 @@ impl Callback {
 /// Where the caller looks for the end of a read.
 struct Flag(NonNull<i32>);
 
-// SAFETY: the caller of `windlass_batch_submit` has promised that the place is nobody else's to write.
+// SAFETY: the caller of `windlass_batch_submit` has promised that nothing else writes to the place.
 unsafe impl Send for Flag {}
 
 impl Flag {

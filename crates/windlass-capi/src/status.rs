@@ -146,7 +146,7 @@ fn words_of(panic: &(dyn Any + Send)) -> &str {
 
 fn note(message: &str) {
     let message = crate::text::without_nul(message);
-    // While the thread ends there is nobody to tell.
+    // While the thread ends there is no place for the message.
     let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = message);
 }
 

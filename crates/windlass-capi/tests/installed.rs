@@ -51,7 +51,7 @@ fn programs_find_and_use_what_is_installed() {
     assert!(
         described.contains("prefix=/opt/windlass\n") && described.contains("libdir=/opt/windlass/lib64\n")
     );
-    assert!(!described.contains(&stage.path().display().to_string()), "the stage is nobody's business");
+    assert!(!described.contains(&stage.path().display().to_string()), "no installed file names the stage");
 
     // The symbols' version is what a program asks for, and the soname what it looks for.
     let compiled = |source: &str| {

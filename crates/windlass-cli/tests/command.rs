@@ -288,7 +288,7 @@ fn a_damaged_tensor_is_found_by_its_digest() {
 }
 
 #[test]
-fn whoever_reads_the_output_may_leave() {
+fn a_reader_of_the_output_may_leave() {
     let model = Model::new();
     let mut child = Command::new(env!("CARGO_BIN_EXE_windlass"))
         .args(["completions", "bash"])

@@ -15,7 +15,7 @@ use windlass_kv::{
 
 const LEN: usize = 10_000;
 
-/// A store of five blocks in two namespaces, that nobody has open.
+/// A store of five blocks in two namespaces, that no process has open.
 struct Stored {
     directory: tempfile::TempDir,
     root: PathBuf,

@@ -43,7 +43,7 @@ fn main() -> Result {
     let memory = Arc::new(vec![7; LOADED_BYTES + 4096]);
     for some in keys.chunks(256) {
         let items = some.iter().map(|key| item(key, &memory, LOADED_BYTES)).collect::<Result<_>>()?;
-        // SAFETY: the request keeps the memory, and nobody writes to it before the ticket has ended.
+        // SAFETY: the request keeps the memory, and nothing writes to it before the ticket has ended.
         let ticket = unsafe { namespace.store(Request::new(items, KeepAlive::new(memory.clone())))? };
         check(ticket.wait(None)?.is_ok(), "a block was not stored")?;
     }
@@ -82,7 +82,7 @@ fn loads(namespace: &Namespace, keys: &[Vec<u8>]) -> Result<Vec<f64>> {
             Request::new(vec![item(key, &memory, LOADED_BYTES)?], KeepAlive::new(memory.clone()));
         request.priority = Some(Priority::Demand);
         let begin = Instant::now();
-        // SAFETY: the request keeps the memory, and nobody looks at it.
+        // SAFETY: the request keeps the memory, and nothing looks at it.
         let completion = unsafe { namespace.load(request)? }.wait(None)?;
         seconds.push(begin.elapsed().as_secs_f64());
         check(completion.is_ok(), "a block was not loaded")?;
@@ -104,7 +104,7 @@ fn store_until(namespace: &Namespace, is_over: &AtomicBool, stored: &AtomicU64) 
         }
         let mut request = Request::new(items, KeepAlive::new(memory.clone()));
         request.priority = Some(Priority::Background);
-        // SAFETY: the request keeps the memory, and nobody writes to it before the ticket has ended.
+        // SAFETY: the request keeps the memory, and nothing writes to it before the ticket has ended.
         waiting.push_back(unsafe { namespace.store(request)? });
         if waiting.len() < DEPTH {
             continue;

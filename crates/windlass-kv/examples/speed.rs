@@ -34,7 +34,7 @@ fn main() -> Result {
     let store = Store::open(options.clone())?;
     let namespace = store.namespace(&NamespaceDescription::default(), NamespaceOptions::default())?;
     let time = each(threads, blocks, block, |request| {
-        // SAFETY: the request keeps the memory, and nobody writes to it before the ticket has ended.
+        // SAFETY: the request keeps the memory, and nothing writes to it before the ticket has ended.
         unsafe { namespace.store(request) }
     })?;
     store.flush(None)?;
@@ -52,7 +52,7 @@ fn main() -> Result {
     let _ = Command::new("sh").args(["-c", "sync; echo 3 > /proc/sys/vm/drop_caches"]).status();
     for _ in 0..2 {
         let time = each(threads, blocks, block, |request| {
-            // SAFETY: the request keeps the memory, and nobody else looks at it.
+            // SAFETY: the request keeps the memory, and nothing else looks at it.
             unsafe { namespace.load(request) }
         })?;
         report("load", bytes, blocks, time);

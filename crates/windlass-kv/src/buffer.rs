@@ -101,10 +101,10 @@ pub struct Transfer<B = Buffer> {
     lent: Arc<Lent<B>>,
 }
 
-/// Buffers that belong to a transfer until nobody else has them.
+/// Buffers that belong to a transfer until it holds the last reference.
 struct Lent<B>(UnsafeCell<Vec<B>>);
 
-// SAFETY: what is inside is reached through `into_inner` alone, by who has the last reference; until then the addresses
+// SAFETY: what is inside is reached through `into_inner` alone, by the holder of the last reference; until then the addresses
 // that were taken before are all that is used.
 unsafe impl<B: Send> Sync for Lent<B> {}
 
@@ -183,7 +183,7 @@ impl Namespace {
         options: &TransferOptions,
     ) -> Result<Transfer<B>> {
         let (request, lent) = lend(items, options);
-        // SAFETY: the request and the transfer have the buffers, which nobody else can reach until both gave them up.
+        // SAFETY: the request and the transfer have the buffers, which nothing else can reach until both gave them up.
         let ticket = unsafe { self.load(request)? };
         Ok(Transfer { ticket, lent })
     }

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 pub enum Status {
     /// Loaded, and its checksum compared; or stored: its block is found once all its shards are there.
     Ok,
-    /// A store of a block that is there already, or that is being stored by somebody else; nothing was written.
+    /// A store of a block that is there already, or that another request is storing; nothing was written.
     Exists,
     /// A load of a block that is not there.
     Miss,

@@ -92,7 +92,7 @@ pub enum Error {
         /// The root.
         path: PathBuf,
     },
-    /// Nobody fetches the completions of requests with [`Notify::EventFd`](crate::Notify::EventFd).
+    /// No caller fetches the completions of requests with [`Notify::EventFd`](crate::Notify::EventFd).
     #[error("{most} requests have not ended, or were not drained: call drain_completions")]
     TooManyCompletions {
         /// How many there may be.

@@ -140,7 +140,7 @@ const TOTALS: [Of<Stats>; 10] = [
         stats.lost_on_recovery
     }),
     ("damaged_records", "Records of other logs that cannot be read", |stats| stats.damaged_records),
-    ("forgotten_events", "Events that nobody fetched", |stats| stats.forgotten_events),
+    ("forgotten_events", "Events that were not fetched in time", |stats| stats.forgotten_events),
     ("io_errors", "Transfers that failed", |stats| stats.io_errors),
     ("commits", "Groups of blocks that were committed", |stats| stats.commits),
     ("abandoned", "Blocks that never got all their shards", |stats| stats.abandoned),

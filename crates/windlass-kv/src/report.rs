@@ -69,7 +69,7 @@ pub struct Stats {
     pub partial_blocks: u64,
     /// Requests that have ended, but whose memory may still be read or written.
     pub leased_requests: u64,
-    /// Events that nobody fetched in time, and that were forgotten.
+    /// Events that were not fetched in time, and were dropped.
     pub forgotten_events: u64,
     /// What the far tier holds and did.
     pub far: Option<FarStats>,
@@ -125,9 +125,9 @@ pub struct WriterStats {
     pub capacity_bytes: Option<u64>,
     /// What its acknowledgements mean; `None` if it has not said.
     pub durability: Option<Durability>,
-    /// Bytes that its files take; `None` where files are nobody's.
+    /// Bytes that its files take; `None` where files have no owner.
     pub allocated_bytes: Option<u64>,
-    /// Blocks that are found and its own; `None` where blocks are nobody's.
+    /// Blocks that are found and its own; `None` where blocks have no owner.
     pub blocks: Option<u64>,
 }
 
@@ -240,7 +240,7 @@ pub struct CarrierShare {
     pub written_bytes: u64,
 }
 
-/// Something that happened, and that somebody may want to look into.
+/// An event that an operator may want to look into.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Event {

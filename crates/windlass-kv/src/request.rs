@@ -70,7 +70,7 @@ pub enum Notify {
     /// Those who ask the ticket.
     #[default]
     Ticket,
-    /// Also whoever watches [`Store::event_fd`](crate::Store::event_fd) and calls
+    /// Also a thread that watches [`Store::event_fd`](crate::Store::event_fd) and calls
     /// [`Store::drain_completions`](crate::Store::drain_completions).
     EventFd,
 }

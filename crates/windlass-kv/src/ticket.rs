@@ -82,7 +82,7 @@ impl Ticket {
         !self.state.is_forked() && self.state.is_released()
     }
 
-    /// Whether nobody will ever know that the memory is free: a ring or a device failed while it had it. It is kept for
+    /// Whether it will stay unknown if the memory is free: a ring or a device failed while it had it. It is kept for
     /// as long as the process lives, and [`Ticket::is_released`] never becomes true.
     pub fn is_lost(&self) -> bool {
         self.state.is_lost.load(Ordering::Acquire)
@@ -319,7 +319,7 @@ impl TicketState {
         true
     }
 
-    /// Everything is accounted for before anybody learns of the end, and the memory is free then unless a transfer has
+    /// Everything is accounted for before the end is reported, and the memory is free then unless a transfer has
     /// it. `early`: what items ended as that had not ended.
     fn end(self: &Arc<Self>, mut progress: MutexGuard<'_, Progress>, early: Option<Status>) {
         let now = Instant::now();

@@ -532,7 +532,7 @@ fn reports_are_for_reading_and_for_programs() {
 
 /// A child of `fork` has none of the reader's threads: it is told so, and nothing hangs or tears the parent's reads down.
 #[test]
-fn a_child_of_fork_is_told_that_nobody_reads() {
+fn a_child_of_fork_is_told_that_no_thread_reads() {
     let (file, gate) = (TestFile::new(1 << 20), Gate::default());
     let (reader, order) = slow_reader(1, &gate);
     let open = file.open();

@@ -3,7 +3,7 @@
 // Traps of llama_model_init_from_user, and what is done here:
 // * It does not know of split files: the catalog does, and the other files' tensors are added to the first's metadata.
 // * It creates every optional tensor, in the file or not. A bias that is not there is zero and a scale one, which
-//   changes no result; for any other tensor nobody knows what stands for its absence, so the model is refused.
+//   changes no result; for any other tensor it is unknown what stands for its absence, so the model is refused.
 // * It gives models that use the token embedding as output a second tensor: that is read from the same bytes.
 #include "evaluate.h"
 #include "windlass.h"

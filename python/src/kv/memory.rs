@@ -79,7 +79,7 @@ impl Memory {
 
 /// Finds where bytes are.
 struct Finder<'py> {
-    /// The class of torch's tensors, if somebody has imported torch: else there are none.
+    /// The class of torch's tensors, if the process has imported torch: else there are none.
     torch: Option<Bound<'py, PyAny>>,
     access: Access,
 }
@@ -148,7 +148,7 @@ impl Finder<'_> {
     }
 }
 
-/// A tensor of torch's and its storage, so that nobody who sets other memory for the tensor takes this away.
+/// A tensor of torch's and its storage, so that setting other memory for the tensor does not take this away.
 fn torch_memory(tensor: &Bound<'_, PyAny>) -> PyResult<(Piece, Py<PyAny>)> {
     let py = tensor.py();
     let device = tensor.getattr(intern!(py, "device"))?;

@@ -30,7 +30,7 @@ impl<T> Tied<T> {
     }
 }
 
-/// The same of a part whose end may take a while: whoever drops the last one does not hold the interpreter meanwhile, as
+/// The same of a part whose end may take a while: the thread that drops the last one does not hold the interpreter meanwhile, as
 /// threads and transfers may have to end.
 pub(super) struct Owned<T: Send> {
     /// `None` in `drop` alone.
@@ -69,7 +69,7 @@ pub(super) fn patiently<T: Send + 'static>(
     work: impl FnOnce() -> windlass_kv::Result<T> + Send + 'static,
 ) -> PyResult<windlass_kv::Result<T>> {
     let (sender, mut receiver) = mpsc::sync_channel(1);
-    // Nobody receives it any more after an interrupt.
+    // After an interrupt no thread receives it.
     thread::spawn(move || sender.send(work()));
     loop {
         // Receivers cannot be shared, so this one is lent to the waits one by one.

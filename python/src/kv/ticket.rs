@@ -42,7 +42,7 @@ impl KvTicket {
         Ok(ticket.is_released())
     }
 
-    /// Whether nobody will ever know that the memory is free.
+    /// Whether it will stay unknown if the memory is free.
     fn lost(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.ticket.get(py)?.is_lost())
     }

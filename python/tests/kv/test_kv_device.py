@@ -270,7 +270,7 @@ def test_the_completion_of_a_wait_that_was_given_up_is_not_kept(
         stand_in.set("COPY_LATENCY_US=300000")
         ticket = blocks.load(["a"], [allocate(0, 1 << 20)], notify=True)
         asyncio.run(give_up(ticket))
-        assert select.select([store.event_fd()], [], [], 30)[0], "it ends, and nobody waits"
+        assert select.select([store.event_fd()], [], [], 30)[0], "it ends without a waiting thread"
         assert store.drain_completions() == []
         assert asyncio.run(ask(ticket)).ok, "who asks again is told"
 

@@ -209,7 +209,7 @@ def test_a_buffer_that_the_caller_drops_lives_until_the_request_is_over(blocks: 
         expected = bytes(data)
         ticket = blocks.store([str(number)], [data])
         del data
-        # Whoever gets the memory next writes over it.
+        # The next owner of the memory writes over it.
         trash = [bytearray(b"\xff" * 100_000) for _ in range(4)]
         assert ticket.wait(30).ok
         assert load(blocks, str(number), 100_000) == expected

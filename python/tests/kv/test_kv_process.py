@@ -116,7 +116,7 @@ def test_tickets_can_be_awaited(store: kv.Store, blocks: kv.Namespace) -> None:
     assert store.drain_completions() == [], "what was awaited is not told twice"
 
 
-def test_completions_that_nobody_awaits_can_still_be_drained(store: kv.Store, blocks: kv.Namespace) -> None:
+def test_completions_that_are_not_awaited_can_still_be_drained(store: kv.Store, blocks: kv.Namespace) -> None:
     async def main() -> set[int]:
         tickets = [blocks.store([str(number)], [random_bytes(3000)], notify=True) for number in range(10)]
         assert (await tickets[9]).ok

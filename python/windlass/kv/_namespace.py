@@ -114,7 +114,7 @@ class Namespace:
     ) -> Ticket:
         """Starts to load shards of blocks. What is not there, or damaged, is said by the statuses of the completion.
 
-        Nobody may use the memory until the ticket is released; that of items that did not succeed holds anything then.
+        Nothing may use the memory until the ticket is released; that of items that did not succeed holds anything then.
         The sizes must be those that were stored.
 
         Args:
@@ -147,11 +147,11 @@ class Namespace:
         return self._native.pin(keys)
 
     def delete(self, keys: Sequence[Key]) -> int:
-        """Removes blocks, as far as this process stored them and nobody pins them. Says how many."""
+        """Removes blocks, as far as this process stored them and they are not pinned. Says how many."""
         return self._native.delete(keys)
 
     def clear(self) -> int:
-        """Removes all blocks of the namespace, as far as this process stored them and nobody pins them."""
+        """Removes all blocks of the namespace, as far as this process stored them and they are not pinned."""
         return self._native.clear()
 
     def __repr__(self) -> str:

@@ -65,7 +65,7 @@ class Ticket:
         return self._native.released()
 
     def lost(self) -> bool:
-        """Whether nobody will ever know that its memory is free, because a ring or a device failed while it had it. The
+        """Whether it will stay unknown if its memory is free, because a ring or a device failed while it had it. The
         memory is kept for as long as the process lives, and must not be used; `released` never becomes true.
         """
         return self._native.lost()

@@ -23,7 +23,7 @@ PATIENCE = 0.02
 
 class Waiting:
     """Who waits for requests of a store with ``notify=True``. Each event loop watches the store's descriptor while a
-    ticket is awaited in it; whoever drains the store tells all the others.
+    ticket is awaited in it; the task that drains the store tells all the others.
     """
 
     def __init__(self, native: _native.KvStore) -> None:
@@ -32,9 +32,9 @@ class Waiting:
         self._awaited: dict[int, list[asyncio.Future[Completion]]] = {}
         self._watching: Counter[asyncio.AbstractEventLoop] = Counter()
         self._undrained: dict[int, Completion] = {}
-        # Tickets that were awaited by somebody who waits no more: nobody will ask for their completions.
+        # Tickets whose waiter has gone: their completions will not be asked for.
         self._given_up: set[int] = set()
-        # Those that had ended by then, and when their completions are here at the latest; somebody may have drained
+        # Those that had ended by then, and when their completions are here at the latest; another task may have drained
         # them before.
         self._settled: deque[tuple[float, int]] = deque()
 
@@ -50,7 +50,7 @@ class Waiting:
             raise RequestError(f"{MOST_UNDRAINED} completions were not drained: call drain_completions")
 
     def drain(self) -> list[Completion]:
-        """Completions that nobody awaits."""
+        """Completions that are not awaited."""
         with self._lock:
             self._take()
             undrained, self._undrained = self._undrained, {}
@@ -68,7 +68,7 @@ class Waiting:
             future: asyncio.Future[Completion] = loop.create_future()
             self._awaited.setdefault(number, []).append(future)
             if (completion := ticket.poll()) is not None:
-                # On its way here; or somebody else has drained it.
+                # On its way here; or another task has drained it.
                 loop.call_later(PATIENCE, _tell, future, completion)
             if self._watching[loop] == 0:
                 loop.add_reader(self._native.event_fd(), self._readable)
@@ -116,7 +116,7 @@ class Waiting:
                 try:
                     future.get_loop().call_soon_threadsafe(_tell, future, completion)
                 except RuntimeError:
-                    # Its loop was closed: nobody waits any more.
+                    # Its loop was closed: no task waits any more.
                     continue
         while self._settled and self._settled[0][0] <= now:
             self._given_up.discard(self._settled.popleft()[1])

@@ -1,4 +1,4 @@
-//! Blocks whose bytes follow from their number, so that whoever reads one knows what it has to be.
+//! Blocks whose bytes follow from their number, so that a reader knows what it has to be.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     /// Most bytes of the store.
     #[arg(long, default_value_t = 256 << 20)]
     capacity: u64,
-    /// That is so little that any block may have been evicted.
+    /// So small that any block may have been evicted.
     #[arg(long)]
     may_evict: bool,
     #[command(flatten)]

@@ -272,7 +272,7 @@ pub(crate) fn work(arguments: &WorkerArguments) -> anyhow::Result<()> {
             0 => tally.deleted += namespace.delete(&[name(number)]).unwrap_or(0) as u64,
             1..50 => {
                 let (request, _) = arguments.shape.request(number, Filled::WithContents)?;
-                // SAFETY: the request keeps its memory, which nobody writes to.
+                // SAFETY: the request keeps its memory, which nothing writes to.
                 let completion = unsafe { namespace.store(request)? }.wait(None)?;
                 for status in completion.items {
                     match status {

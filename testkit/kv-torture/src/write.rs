@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut waiting: VecDeque<(u64, Ticket)> = VecDeque::new();
     for number in arguments.first.. {
         let (request, _) = arguments.shape.request(number, Filled::WithContents)?;
-        // SAFETY: the request keeps its memory, which nobody writes to.
+        // SAFETY: the request keeps its memory, which nothing writes to.
         waiting.push_back((number, unsafe { namespace.store(request)? }));
         if waiting.len() < arguments.depth {
             continue;
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             "block {number}: {:?}",
             completion.items
         );
-        // One line each, in one write: whoever reads it knows that the store said so.
+        // One line each, in one write: its reader knows that the store said so.
         out.write_all(format!("ack {number}\n").as_bytes())?;
         out.flush()?;
         if arguments.delete_one_in != 0 && mix(number ^ 0xde1).is_multiple_of(arguments.delete_one_in) {

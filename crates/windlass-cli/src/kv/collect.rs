@@ -40,7 +40,7 @@ pub(super) fn run(arguments: &arguments::Collect) -> Result<(), Failure> {
         output::write_text(&collected.as_text())
     };
     match arguments.size {
-        // Whoever stops reading early still gets the verdict.
+        // The exit status has the verdict also when the reader of the output stops early.
         Some(size) if collected.after_bytes > size => {
             let rest = "processes that run keep theirs, and each store has files of its own";
             let took = ByteSize(collected.after_bytes);

@@ -37,7 +37,7 @@ pub(super) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
         }
         output::write_text(&text)
     };
-    // Whoever stops reading early still gets the verdict.
+    // The exit status has the verdict also when the reader of the output stops early.
     if left == 0 && verified.failed == 0 {
         return written;
     }

@@ -392,6 +392,6 @@ fn a_deadline_ends_what_waits_for_an_event_that_never_comes() {
     assert_eq!(stand.end("late").0, Err(Reason::TimedOut));
     assert_eq!(memory.leases(), 0);
     lock(&stand.store().reached).insert("never");
-    eventually("it waits for an event of nobody", || stand.executor.scheduler().figures().groups == 0);
+    eventually("it waits for an event that never comes", || stand.executor.scheduler().figures().groups == 0);
     assert_eq!(lock(&stand.store().disk).bytes, [0; 16]);
 }

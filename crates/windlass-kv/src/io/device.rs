@@ -46,7 +46,7 @@ struct State {
     regions: Vec<Arc<DirectBuffer>>,
     /// What shows, for each device, that they do.
     proofs: HashMap<DeviceId, Arc<DirectProof>>,
-    /// Devices that nobody knows the copies of: their contexts are usually gone.
+    /// Devices whose copies are in an unknown state: their contexts are usually gone.
     in_doubt: HashSet<DeviceId>,
     /// Devices whose events were asked after.
     devices: HashMap<DeviceId, Arc<Device>>,
@@ -315,10 +315,10 @@ impl DeviceLane {
     /// waits for that.
     ///
     /// # Errors
-    /// The device's. If nobody knows whether copies go on, the lease must never be given back.
+    /// The device's. If it is unknown whether copies go on, the lease must never be given back.
     ///
     /// # Safety
-    /// The pieces must be allocated on their devices, and nobody may use them, or the lease, in a way that copies forbid.
+    /// The pieces must be allocated on their devices, and nothing may use them, or the lease, in a way that copies forbid.
     pub(super) unsafe fn copy(
         &mut self,
         direction: Direction,
@@ -349,7 +349,7 @@ impl DeviceLane {
     fn queue(&mut self, id: DeviceId) -> Result<&CopyStream, device::Error> {
         if self.side.lock().in_doubt.contains(&id) {
             let why = Unavailable {
-                reason: "nobody knows what became of earlier copies".into(),
+                reason: "the state of earlier copies is unknown".into(),
                 fix: "open the store in a new process".into(),
             };
             return Err(device::Error::DeviceUnavailable { device: id.to_string(), why });

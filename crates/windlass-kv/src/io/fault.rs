@@ -1,7 +1,7 @@
 //! Reads and writes that fail on purpose: the test bench of everything above them.
 //!
 //! Only with the feature `fault-injection`. A read whose bytes are withheld leaves other bytes in the memory, so that
-//! whoever believes a failed read delivers wrong bytes, not right ones by luck.
+//! a reader that believes a failed read delivers wrong bytes, not right ones by luck.
 #![allow(unsafe_code)]
 
 use super::{Direction, operation::Operation as Op};
@@ -341,7 +341,7 @@ fn flip_in_memory(segments: &[libc::iovec], at: u64) {
     let mut left = at as usize;
     for segment in segments {
         if left < segment.iov_len {
-            // SAFETY: inside what the read has written to, and nobody else uses until it has ended.
+            // SAFETY: inside what the read has written to, and nothing else uses until it has ended.
             unsafe {
                 let byte = segment.iov_base.cast::<u8>().add(left);
                 byte.write(byte.read() ^ 1);

@@ -47,7 +47,7 @@ fn pointer(address: u64) -> *mut u8 {
 
 /// Sums payload as it passes by: each part's bytes of a step come in a row.
 struct Summing<'a> {
-    /// One for each part; empty if nobody wants them.
+    /// One for each part; empty if they are not wanted.
     sums: &'a mut [PartSum],
     current: Option<(usize, u64, RunSum)>,
 }
@@ -95,7 +95,7 @@ enum Towards {
 /// must be in the lease already.
 ///
 /// # Safety
-/// The pieces of host memory must be readable, and nobody may write to them or to the lease meanwhile.
+/// The pieces of host memory must be readable, and nothing may write to them or to the lease meanwhile.
 pub(super) unsafe fn gather(step: &Step, lease: &Lease, sums: &mut [PartSum]) {
     // SAFETY: passed on.
     unsafe { copy_and_sum(step, lease, sums, Towards::Ours) };
@@ -110,7 +110,7 @@ pub(super) unsafe fn gather(step: &Step, lease: &Lease, sums: &mut [PartSum]) {
 /// Delivers what a step has read to the caller's host memory, and sums it. Bytes of devices are summed in the lease.
 ///
 /// # Safety
-/// The pieces of host memory must be writable, and nobody else may use them or the lease meanwhile.
+/// The pieces of host memory must be writable, and nothing else may use them or the lease meanwhile.
 pub(super) unsafe fn scatter(step: &Step, lease: &Lease, sums: &mut [PartSum]) {
     // SAFETY: passed on.
     unsafe { copy_and_sum(step, lease, sums, Towards::Callers) };
@@ -136,7 +136,7 @@ unsafe fn copy_and_sum(step: &Step, lease: &Lease, sums: &mut [PartSum], towards
                     while done < len {
                         let count = CHUNK_BYTES.min(len - done);
                         // SAFETY: `count` bytes of the lease's run and of the piece; ours and theirs do not overlap,
-                        // and nobody else uses them, by this function's contract.
+                        // and nothing else uses them, by this function's contract.
                         let bytes = unsafe {
                             let ours = ours.add(done);
                             match (device, towards) {

@@ -52,7 +52,7 @@ pub(crate) type MakeHeader = Box<dyn FnOnce(&[Option<u32>]) -> Vec<u8> + Send>;
 
 /// What becomes of the 4096 bytes that describe a block.
 pub(crate) enum Header {
-    /// There are none, or nobody asks.
+    /// There are none, or they were not asked for.
     None,
     /// They are read with the parts, in one go where they are neighbours.
     Read {
@@ -83,8 +83,8 @@ pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
 
 /// One transfer.
 ///
-/// Whoever submits one vouches for its memory: its pieces are readable, or writable, for their whole length, and until
-/// `keep` is dropped they stay so; nobody writes to them, and nobody reads what is being filled.
+/// The submitter vouches for the memory of a job: its pieces are readable, or writable, for their whole length, and until
+/// `keep` is dropped they stay so; nothing writes to them, and nothing reads what is being filled.
 pub(crate) struct Job {
     /// Whose it is: what [`IoEngine::cancel`] takes.
     pub(crate) tag: u64,
@@ -293,7 +293,7 @@ pub(crate) enum Failure {
     Cancelled,
     /// A device failed.
     Device(windlass_device::Error),
-    /// The system's error, after which nobody knows whether it still uses the memory: that must never be freed, and
+    /// The system's error, after which it may still use the memory: that must never be freed, and
     /// `keep` is not dropped.
     Lost(io::Error),
 }

@@ -440,7 +440,7 @@ mod tests {
             let headers: Vec<_> = has_header.then_some((7, 0)).into_iter().collect();
             let gap = gap_blocks * BLOCK_LEN;
             let steps = Wanted { headers: &headers, parts: &parts, gap, grid, devices, limits }.steps().unwrap();
-            // No step begins with what nobody asked for, unless a limit has cut it.
+            // No step begins with bytes that were not asked for, unless a limit has cut it.
             let wanted = |step: &Step| step.spans.iter().any(|span| span.content != Content::Padding);
             let is_limited = steps.iter().any(|step| step.len + step.bounced >= limits.step_bytes.min(limits.bounce_bytes));
             prop_assert!(is_limited || limits.segments < 3 || steps.iter().all(wanted));

@@ -1,5 +1,5 @@
 //! Memory of the store's own that unaligned bytes, headers, and bytes of devices pass through: slots of one length, of which a
-//! step has as many as it needs, not necessarily neighbours. The scheduler counts them: who has the right to some finds them.
+//! step has as many as it needs, not necessarily neighbours. The scheduler counts them: a step that was admitted finds its slots.
 #![forbid(unsafe_code)]
 
 use std::{

@@ -360,7 +360,7 @@ impl Worker {
             flight.content.transfer.fail(Failure::Device(failed.error));
             return end(flight);
         }
-        tracing::error!(error = %failed.error, "memory is leaked, since nobody knows whether a device still copies it");
+        tracing::error!(error = %failed.error, "memory is leaked, since a device may still copy it");
         let (mut own, ticket) = flight.into_parts();
         self.shared.staging.lose(std::mem::take(&mut own.lease), ticket.charge().slots);
         own.leak_kept();

@@ -137,7 +137,7 @@ pub(crate) fn begin_store(
         items.map(|(shard, memory)| Item::new(key(name), *shard, memory.pieces(shape.pieces))).collect();
     let mut request = Request::new(items, KeepAlive::new(Arc::new(memory)));
     request.shards = shape.shards;
-    // SAFETY: the request keeps the memory, and nobody writes to it.
+    // SAFETY: the request keeps the memory, and nothing writes to it.
     unsafe { namespace.store(request) }.unwrap()
 }
 

@@ -178,7 +178,7 @@ fn damaged_logs_lose_blocks_at_most() {
 }
 
 #[test]
-fn verify_finds_what_nobody_asked_for() {
+fn verify_finds_damage_in_blocks_that_were_not_loaded() {
     let root = tempfile::tempdir().unwrap();
     let (store, options) = filled(&root);
     let (path, offset) = find(&segments(&options), "block 5");
@@ -264,7 +264,7 @@ fn blocks_that_no_sync_covers_are_verified_whatever_the_options_say() {
 }
 
 #[test]
-fn blocks_that_were_synced_are_not_verified_if_nobody_wants_it() {
+fn blocks_that_were_synced_are_not_verified_unless_asked() {
     for layout in [LayoutKind::Segments, LayoutKind::Files] {
         let root = tempfile::tempdir().unwrap();
         let mut options = options(&root);

@@ -86,7 +86,7 @@ impl Rows {
     }
 
     fn begin_store(&self, blocks: &Namespace, name: &str) -> Ticket {
-        // SAFETY: the request keeps the memory, and nobody writes to it before the ticket has ended.
+        // SAFETY: the request keeps the memory, and nothing writes to it before the ticket has ended.
         unsafe { blocks.store(self.request(name)) }.unwrap()
     }
 

@@ -153,7 +153,7 @@ fn a_load_that_hangs_ends_in_time_and_gives_its_memory_back_later() {
 }
 
 #[test]
-fn a_store_that_hangs_ends_in_time_and_its_place_is_nobodys_until_it_does() {
+fn a_store_that_hangs_ends_in_time_and_its_place_is_not_reused_before_it_does() {
     each_route(|store, script| {
         let blocks = namespace(store);
         let gate = Gate::new();

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_longer_than_the_limit_for_who_opens_the_mount() {
+    fn callers_wait_no_longer_than_the_limit_for_the_opener_of_a_mount() {
         let (known, limit) = (Arc::new(Known::default()), Duration::from_millis(50));
         lock(&known.state).opening = Some(std::process::id());
         let error = known.mount(Path::new("/mnt/3fs/model"), wanted(), limit).unwrap_err();

@@ -204,7 +204,7 @@ def opened(config: OffloadingConfig) -> Iterator[Engine]:
     try:
         yield engine
     finally:
-        # Whoever has the memory now keeps vLLM from giving it back.
+        # The new owner of the memory keeps vLLM from giving it back.
         engine.memory = None
         manager.shutdown()
 

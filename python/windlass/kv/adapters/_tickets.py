@@ -38,5 +38,5 @@ def complete(start: Callable[[], Ticket]) -> Completion:
 
 
 def is_accepted(status: str) -> bool:
-    """Whether an item needs nobody's attention."""
+    """Whether an item needs no attention."""
     return status in _ACCEPTED

@@ -68,7 +68,7 @@ class _Job:
     """`None` if there is nothing to do, or if it could not begin."""
     has_begun: bool = True
     is_retired: bool = False
-    """Whether nobody will ever know that its memory is free."""
+    """Whether it will stay unknown if its memory is free."""
 
 
 class WindlassTier(SecondaryTierManager):  # type: ignore[misc]

@@ -13,7 +13,7 @@ use std::{
 };
 
 #[test]
-fn streams_wait_for_nobody_but_events() {
+fn streams_wait_for_events_alone() {
     let session = Session::new();
     let (held, free, event) = (session.stream(), session.stream(), session.event());
     let gate = session.gate(held);

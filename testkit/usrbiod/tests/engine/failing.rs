@@ -247,7 +247,7 @@ fn a_daemon_that_is_lost_is_not_asked_about_files() {
 }
 
 #[test]
-fn whoever_reads_what_the_daemon_says_nothing_about_is_told_in_time() {
+fn a_read_that_the_daemon_never_answers_fails_in_time() {
     let Some(model) = Model::start() else { return };
     let options = by(Route::Usrbio, UsrbioClient::Native, DeviceId::Cpu);
     let before = (Footprint::now(), shared_memory());

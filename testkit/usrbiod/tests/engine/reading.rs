@@ -192,7 +192,7 @@ fn the_death_of_the_daemon_ends_every_read_and_those_that_follow() {
 }
 
 #[test]
-fn a_daemon_that_hangs_holds_up_nobody_who_reads_from_another() {
+fn a_daemon_that_hangs_delays_no_reader_of_another() {
     let Some(model) = Model::start() else { return };
     let Some(other) = Fixture::start() else { return };
     let hanging = ReadFile::open(&model.path).unwrap();

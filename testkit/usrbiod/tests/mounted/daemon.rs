@@ -113,7 +113,7 @@ fn is_open(path: &Path) -> bool {
 }
 
 #[test]
-fn nobody_waits_for_a_daemon_that_hangs_to_close_a_file() {
+fn closing_a_file_does_not_wait_for_a_daemon_that_hangs() {
     let Some(fixture) = Fixture::start() else { return };
     let path = fixture.write("file", 100_000);
     for client in clients() {
@@ -170,7 +170,7 @@ fn a_wait_ends_when_its_caller_says_so() {
 }
 
 #[test]
-fn listing_the_registrations_from_another_thread_harms_nobody() {
+fn registrations_can_be_listed_from_another_thread() {
     let Some(fixture) = Fixture::start() else { return };
     let path = fixture.write("file", 100_000);
     for client in clients() {
@@ -183,7 +183,7 @@ fn listing_the_registrations_from_another_thread_harms_nobody() {
 }
 
 #[test]
-fn a_buffer_that_somebody_removed_is_missed() {
+fn a_buffer_that_was_removed_is_missed() {
     let Some(fixture) = Fixture::start() else { return };
     for client in clients() {
         let mut session = reading(&fixture, client, &RingOptions::default());

@@ -150,7 +150,7 @@ fn an_event_is_waited_for_before_memory_is_read() {
 }
 
 #[test]
-fn events_that_are_not_reached_hold_up_nobody_else() {
+fn events_that_are_not_reached_delay_no_other_job() {
     let stand_in = Turn::take();
     let directory = disk();
     let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
@@ -449,7 +449,7 @@ fn a_child_of_fork_leaves_registered_memory_alone() {
     stand_in.assert_nothing_left("fork");
 }
 
-/// If nobody can know whether copies have ended, their memory is never used again.
+/// If it is unknown whether copies have ended, their memory is never used again.
 #[test]
 fn memory_in_doubt_is_lost() {
     let stand_in = Turn::take();

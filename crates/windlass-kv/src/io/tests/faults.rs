@@ -182,7 +182,7 @@ fn flipped_bits_show_in_the_checksum() {
 }
 
 #[test]
-fn a_hanging_job_holds_up_nobody_else() {
+fn a_hanging_job_delays_no_other() {
     for route in ROUTES {
         let directory = disk();
         let gate = Gate::new();
