@@ -4,7 +4,7 @@ use std::{env, path::PathBuf};
 
 fn main() {
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
-    let kernels = manifest.join("../../crates/windlass-device/src/cuda/kernels.cu");
+    let kernels = manifest.join("../../crates/windlass-device/src/driver/kernels.cu");
     println!("cargo::rerun-if-changed={}", kernels.display());
     println!("cargo::rerun-if-changed=src/kernels_shim.cpp");
     cc::Build::new()

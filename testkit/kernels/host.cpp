@@ -1,7 +1,7 @@
 // The kernels as a shared library that runs them on the CPU, and watches where they read and write.
 
 #define WINDLASS_HOST_KERNELS
-#include "../../crates/windlass-device/src/cuda/kernels.cu"
+#include "../../crates/windlass-device/src/driver/kernels.cu"
 
 #include <cstdint>
 #include <cstring>

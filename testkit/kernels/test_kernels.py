@@ -18,6 +18,7 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 PTX = HERE.parents[1] / "crates/windlass-device/src/cuda/kernels.ptx"
+CODE_OBJECTS = PTX.parents[1] / "hip/kernels"
 
 # Blocks a segment and threads a block: one thread that does all, some that share unevenly, and more than items.
 SHAPES = [(1, 1), (3, 7), (2, 128)]
@@ -136,6 +137,21 @@ def test_ptx_belongs_to_the_source() -> None:
     command = [sys.executable, str(HERE / "compile.py"), "--check"]
     check = subprocess.run(command, check=False, capture_output=True, text=True)
     assert check.returncode in (0, 2), check.stdout
+
+
+def test_code_objects_belong_to_the_source() -> None:
+    """Exit status 1 says that they do not; 2, that the compiler is not installed to compile them anew."""
+    command = [sys.executable, str(HERE / "compile_amd.py"), "--check"]
+    check = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert check.returncode in (0, 2), check.stdout
+
+
+@pytest.mark.parametrize("path", sorted(CODE_OBJECTS.glob("*.co")), ids=lambda path: path.stem)
+def test_each_code_object_has_every_kernel(path: Path) -> None:
+    """By the symbols of their descriptors, which the runtime looks up."""
+    kernels = set(re.findall(rb"\0(windlass_\w+)\.kd(?=\0)", path.read_bytes()))
+    expected = {"windlass_copy", *(f"windlass_cast_{source}_{to}" for source, to in CASTS)}
+    assert {name.decode() for name in kernels} == expected
 
 
 def test_ptx_and_host_have_the_same_kernels(kernels: Kernels) -> None:

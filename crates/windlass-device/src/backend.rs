@@ -16,6 +16,11 @@ pub(crate) trait Kind: Sync {
         Ok(())
     }
 
+    /// Whether the driver is loaded in this process. Loads nothing.
+    fn is_in_process(&self) -> bool {
+        false
+    }
+
     /// Opens the device of this number.
     ///
     /// # Errors
@@ -44,8 +49,8 @@ pub(crate) trait Kind: Sync {
         Vec::new()
     }
 
-    /// The kind in DLPack (`DLDeviceType`).
-    fn dlpack_type(&self) -> i32;
+    /// The types of DLPack (`DLDeviceType`) that mean this kind: first its own, then those of memory that others allocate.
+    fn dlpack_types(&self) -> &'static [i32];
 }
 
 /// One device.
@@ -106,7 +111,8 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
 
 /// Work of a device, done in the order in which it is queued. Dropping it does not cancel work that is in flight.
 pub(crate) trait Stream: fmt::Debug + Send + Sync {
-    /// Queues work. A copy from or to host memory that is not pinned is done when this returns.
+    /// Queues work. Where the host's side of a [`Work::Copy`] is not pinned, the copy is done when this returns. That of
+    /// [`Work::CopyRows`] must be pinned: some drivers return from such a copy before it is done.
     ///
     /// # Errors
     /// [`Error::Device`]; then some of the work may have been queued.

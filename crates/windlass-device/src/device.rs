@@ -34,8 +34,8 @@ pub struct DeviceInfo {
     pub luid: Option<[u8; 8]>,
     /// The NUMA node that it hangs off, if the system says.
     pub numa_node: Option<u32>,
-    /// Its compute capability.
-    pub compute_capability: (u32, u32),
+    /// What its kernels are compiled for, such as `compute capability 9.0` or `gfx942`.
+    pub architecture: String,
     /// Whether it shares the host's memory rather than having its own.
     pub is_integrated: bool,
     /// Whether it reads host memory that is not pinned.
@@ -99,6 +99,20 @@ pub enum Condition {
     Slower,
 }
 
+impl Finding {
+    pub(crate) fn ok(name: &'static str, text: impl Into<String>) -> Self {
+        Self { name, condition: Condition::Ok, text: text.into(), fix: String::new() }
+    }
+
+    pub(crate) fn absent(name: &'static str, text: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { name, condition: Condition::Absent, text: text.into(), fix: fix.into() }
+    }
+
+    pub(crate) fn slower(name: &'static str, text: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { name, condition: Condition::Slower, text: text.into(), fix: fix.into() }
+    }
+}
+
 /// Looks at what each kind of devices needs of the machine.
 pub fn examine() -> Vec<Finding> {
     kinds().flat_map(|(kind, _)| kind.examine()).collect()
@@ -132,7 +146,10 @@ impl Device {
     pub fn open(id: DeviceId) -> Result<Arc<Self>> {
         static OPEN: Mutex<Option<HashMap<DeviceId, Weak<Device>>>> = Mutex::new(None);
         let Some((kind, ordinal)) = id.kind() else {
-            let why = Unavailable::new("host memory is no device", "name a device, such as cuda");
+            let why = Unavailable::new(
+                "host memory is no device",
+                format!("name a device, such as {}", DeviceId::first_kind()),
+            );
             return Err(Error::DeviceUnavailable { device: id.to_string(), why });
         };
         // Before the lock, and before a device is found that a parent of this process opened.
@@ -186,7 +203,7 @@ impl Device {
         self.backend.wait_for_all()
     }
 
-    /// Whether an event of the caller's, such as a `CUevent`, is reached.
+    /// Whether an event of the caller's, as its driver names it, is reached.
     ///
     /// # Errors
     /// [`Error::Device`].

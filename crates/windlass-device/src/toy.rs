@@ -162,10 +162,10 @@ impl Kind for Toy {
         State::get().owner_of(address, 1)
     }
 
-    fn dlpack_type(&self) -> i32 {
+    fn dlpack_types(&self) -> &'static [i32] {
         /// `kDLExtDev`.
         const EXTENSION: i32 = 12;
-        EXTENSION
+        &[EXTENSION]
     }
 }
 
@@ -179,7 +179,7 @@ fn describe(ordinal: u32) -> DeviceInfo {
         uuid: format!("{ordinal:032x}"),
         luid: None,
         numa_node: None,
-        compute_capability: (0, 0),
+        architecture: "toy".into(),
         is_integrated: false,
         reads_pageable_memory: false,
         has_memory_pools: false,

@@ -8,9 +8,12 @@ use crate::{
     },
     status::{Code, NOT_INITIALIZED, NOT_PERMITTED, SUCCESS, is_sticky},
 };
-use std::sync::{
-    Arc,
-    atomic::{AtomicI32, Ordering},
+use std::{
+    cell::Cell,
+    sync::{
+        Arc,
+        atomic::{AtomicI32, Ordering},
+    },
 };
 
 /// The process that initialized the driver, or 0.
@@ -45,6 +48,58 @@ pub(crate) fn ending(name: &'static str, body: impl FnOnce(&Arc<Context>) -> Res
     }))
 }
 
+thread_local! {
+    /// The calling thread's device of HIP's, and its last error.
+    static HIP: (Cell<usize>, Cell<Code>) = const { (Cell::new(0), Cell::new(SUCCESS)) };
+}
+
+/// A call of HIP's that needs nothing of a device. Its error is the thread's last.
+pub(crate) fn hip(name: &'static str, body: impl FnOnce() -> Result<(), Code>) -> Code {
+    let code = code(admit_initialized(name).and_then(|()| body()));
+    if code != SUCCESS {
+        HIP.with(|(_, last)| last.set(code));
+    }
+    code
+}
+
+/// A call of HIP's that needs a device that is usable: the thread's.
+pub(crate) fn on_hip_device(
+    name: &'static str,
+    body: impl FnOnce(&Arc<Context>) -> Result<(), Code>,
+) -> Code {
+    hip(name, || {
+        let context = context::of_hip(hip_device())?;
+        context.owner.health()?;
+        body(&context)
+    })
+}
+
+/// A call of HIP's that is of use even if the device is unusable, as [`ending`].
+pub(crate) fn ending_on_hip_device(
+    name: &'static str,
+    body: impl FnOnce(&Arc<Context>) -> Result<(), Code>,
+) -> Code {
+    hip(name, || {
+        let context = context::of_hip(hip_device())?;
+        body(&context)?;
+        context.owner.health()
+    })
+}
+
+/// The calling thread's device of HIP's.
+pub(crate) fn hip_device() -> usize {
+    HIP.with(|(device, _)| device.get())
+}
+
+pub(crate) fn set_hip_device(ordinal: usize) {
+    HIP.with(|(device, _)| device.set(ordinal));
+}
+
+/// The last error of the calling thread's calls of HIP, which this takes back.
+pub(crate) fn take_hip_error() -> Code {
+    HIP.with(|(_, last)| last.replace(SUCCESS))
+}
+
 /// Lets this process, and no child of it, use the driver.
 pub(crate) fn open() {
     PROCESS.store(pid(), Ordering::SeqCst);
@@ -69,8 +124,10 @@ pub(crate) fn admit(name: &'static str) -> Result<(), Code> {
     match control().faults.strike(name) {
         None => Ok(()),
         Some(code) => {
+            let of_hip = name.starts_with("hip");
+            let context = if of_hip { context::of_hip(hip_device()) } else { context::current() };
             if is_sticky(code)
-                && let Ok(context) = context::current()
+                && let Ok(context) = context
             {
                 context.owner.fail(code);
             }

@@ -1,5 +1,5 @@
-//! A stand-in for NVIDIA's `libcuda.so.1` and `libcufile.so.0` on machines without a GPU. It moves real bytes
-//! in real threads, in host memory, and is strict where the driver is only undefined.
+//! A stand-in for NVIDIA's `libcuda.so.1` and `libcufile.so.0`, and for AMD's `libamdhip64.so`, on machines without a
+//! GPU. It moves real bytes in real threads, in host memory, and is strict where the driver is only undefined.
 //!
 //! To use it, point a directory's `libcuda.so.1` and `libcufile.so.0` at `libfake_cuda.so` by links, not
 //! copies: both must be one library, since cuFile reads into the memory that the driver allocated. Once
@@ -24,6 +24,11 @@
 //!   gets 800.
 //! - **Kernels** are those of the engine's `kernels.cu`, compiled for the CPU. A module's text is looked at
 //!   only for `.version` and the names behind `.entry`.
+//! - **HIP** is the same over devices of its own, as many and of the same size. Devices have one context each, which is
+//!   never released; a device is current on a thread, at first the first. A module is an ELF file for AMD's devices. A
+//!   stream that is destroyed forgets what it has not begun, as the header of HIP leaves open. A stream that it does not
+//!   know is error 709, and so is such an event where it is destroyed; host memory is pinned for one driver alone. A thread's last error is
+//!   kept until it is asked for.
 //! - **cuFile** reads with `pread` and stores into device memory, for as many threads at once as call it.
 //!   The mode decides what the properties say and as what the statistics count a read. Files can be
 //!   registered only while the driver is open.
@@ -51,8 +56,10 @@
 //! | `COPY_MIB_S` | 0 | speed of each copy, read and write; 0 for no limit |
 //! | `JITTER_US` | 0 | up to so much delay before each operation of a stream and each read and write |
 //! | `DRIVER_VERSION` | 12080 | what `cuDriverGetVersion` says |
+//! | `HIP_VERSION` | 60342134 | what `hipRuntimeGetVersion` says |
+//! | `HIP_ARCHITECTURE` | `gfx942:…` | what `hipGetDevicePropertiesR0600` says of each device |
 //! | `INTEGRATED` | 0 | 1 for a device that shares the host's page tables: kernels reach host memory |
-//! | `POOLS` | 1 | 0 makes `cuMemAllocAsync` and `cuMemFreeAsync` fail with 801 |
+//! | `POOLS` | 1 | 0 makes `cuMemAllocAsync` and `cuMemFreeAsync` fail with 801, and those of HIP |
 //! | `FAULTS` | | `function:nth=code`, by commas; see below |
 //! | `TRACE` | | file to which each executed copy, fill and kernel appends a line of JSON |
 //! | `CUFILE_MODE` | `compat` | `nvfs`, `p2pdma`, `compat`, `compat_strict` (5033 if compatibility isn't allowed), `closed` (5033) |
@@ -74,7 +81,7 @@
 //!
 //! What can be counted:
 //!
-//! - what exists: `device_bytes`, `pinned_bytes`, `streams`, `events`, `modules`, `contexts` (retains of
+//! - what exists: `device_bytes` and `pinned_bytes`, also of one driver's devices (`pinned_bytes.hip`), `streams`, `events`, `modules`, `contexts` (retains of
 //!   primary ones), `context_depth` (of the calling thread's stack), `cufile_handles`, `cufile_buffers`;
 //! - what happened: `copies`, `copied_bytes`, `kernels`, `cufile_reads`, `cufile_writes`, `calls.<function>`,
 //!   and `leaked`: what was destroyed only with its context or with the last `cuFileDriverClose`.
@@ -84,6 +91,7 @@ mod cufile;
 mod driver;
 mod execution;
 mod gate;
+mod hip;
 mod memory;
 mod status;
 mod status_names;

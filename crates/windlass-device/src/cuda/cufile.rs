@@ -12,17 +12,20 @@ use super::{
     CudaDevice,
     cufile_error::{CuFileError, check, explain, outcome},
     descriptor::{self, StandardInput},
-    driver,
-    library::{self, functions},
+    number_text,
 };
-use crate::{CopyDirection, DirectLibrary, Error, PathCounts, Result, Unavailable, backend::Direct};
+use crate::{
+    CopyDirection, DirectLibrary, Error, PathCounts, Result, Unavailable,
+    backend::Direct,
+    driver::library::{self, functions},
+};
 use libloading::Library;
 use std::{
     ffi::{CString, OsString, c_char, c_int, c_long, c_uint, c_void},
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::OnceLock,
 };
 
 /// `CUfileError_t`.
@@ -215,7 +218,7 @@ impl CuFile {
             let mut version = 0;
             // SAFETY: writes one integer.
             let code = unsafe { get(&mut version) }.code;
-            (code == 0).then(|| driver::version_text(version))
+            (code == 0).then(|| number_text(version))
         });
         Ok(())
     }
@@ -399,14 +402,6 @@ impl Direct for CudaDevice {
     }
 }
 
-/// Directories where cuFile may lie besides those that the system searches: Python packages have their own.
-static DIRECTORIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-/// Looks for cuFile in `directory` too. Has an effect until cuFile is used for the first time.
-pub fn search_cufile_in(directory: impl Into<PathBuf>) {
-    DIRECTORIES.lock().unwrap_or_else(PoisonError::into_inner).push(directory.into());
-}
-
 /// Whether a test has named the library.
 pub(super) fn is_stand_in() -> bool {
     cfg!(feature = "stand-in") && std::env::var_os("WINDLASS_CUFILE").is_some()
@@ -421,7 +416,7 @@ fn open_library() -> std::result::Result<(Library, PathBuf), Unavailable> {
     if is_stand_in() {
         candidates.extend(std::env::var_os("WINDLASS_CUFILE"));
     } else {
-        let directories = DIRECTORIES.lock().unwrap_or_else(PoisonError::into_inner);
+        let directories = library::searched_directories();
         let system = [PathBuf::from("/usr/local/cuda/lib64")];
         let listed = directories.iter().chain(&system).map(|directory| directory.join(NAMES[0]));
         candidates

@@ -1,8 +1,11 @@
 //! What of the machine CUDA needs: its driver, and what a direct path from drives to devices takes.
 #![forbid(unsafe_code)]
 
-use super::{cufile, driver, driver::Driver};
-use crate::{Finding, Unavailable, device::Condition};
+use super::{Cuda, cufile};
+use crate::{
+    Finding, Unavailable,
+    driver::{Driver, Vendor},
+};
 use std::{fs, path::Path};
 
 /// Where nvidia-fs shows itself.
@@ -47,36 +50,27 @@ fn p2pdma() -> Result<(), Unavailable> {
 /// What of it is here. Without a driver nothing else is looked at.
 pub(super) fn examine(devices: Result<(), Unavailable>) -> Vec<Finding> {
     const DRIVER: &str = "CUDA driver";
-    let version = match Driver::get() {
-        Ok(driver) => driver::version_text(driver.version),
+    let version = match Driver::<Cuda>::get() {
+        Ok(driver) => Cuda::version_text(driver.version),
         Err(Unavailable { reason, fix }) => {
-            return vec![absent(DRIVER, format!("loads go to host memory only: {reason}"), fix)];
+            return vec![Finding::absent(DRIVER, format!("no load goes to its devices: {reason}"), fix)];
         }
     };
-    let mut findings = vec![ok(DRIVER, format!("serves CUDA {version}"))];
+    let mut findings = vec![Finding::ok(DRIVER, format!("serves {version}"))];
     match devices {
         Ok(()) => findings.extend([examine_nvidia_fs(), examine_p2pdma(), examine_cufile()]),
         Err(Unavailable { reason, fix }) => {
-            let (name, condition) = ("CUDA devices", Condition::Slower);
-            findings.push(Finding { name, condition, text: reason, fix });
+            findings.push(Finding::slower("CUDA devices", reason, fix));
         }
     }
     findings
 }
 
-fn ok(name: &'static str, text: impl Into<String>) -> Finding {
-    Finding { name, condition: Condition::Ok, text: text.into(), fix: String::new() }
-}
-
-fn absent(name: &'static str, text: impl Into<String>, fix: impl Into<String>) -> Finding {
-    Finding { name, condition: Condition::Absent, text: text.into(), fix: fix.into() }
-}
-
 fn examine_nvidia_fs() -> Finding {
     const NAME: &str = "nvidia-fs";
     match fs::read_to_string(format!("{NVIDIA_FS}/version")) {
-        Ok(version) => ok(NAME, version.lines().next().unwrap_or("loaded").trim()),
-        Err(_) => absent(
+        Ok(version) => Finding::ok(NAME, version.lines().next().unwrap_or("loaded").trim()),
+        Err(_) => Finding::absent(
             NAME,
             "not loaded: route gds needs it, or P2PDMA",
             "modprobe nvidia-fs (package nvidia-fs-dkms); in a container, pass /dev/nvidia-fs* and /run/udev",
@@ -87,20 +81,26 @@ fn examine_nvidia_fs() -> Finding {
 fn examine_p2pdma() -> Finding {
     const NAME: &str = "P2PDMA";
     match p2pdma() {
-        Ok(()) => ok(NAME, "nothing known is in its way; a load proves it"),
-        Err(Unavailable { reason, fix }) => {
-            absent(NAME, format!("{reason}, so drives cannot reach the device without nvidia-fs"), fix)
-        }
+        Ok(()) => Finding::ok(NAME, "nothing known is in its way; a load proves it"),
+        Err(Unavailable { reason, fix }) => Finding::absent(
+            NAME,
+            format!("{reason}, so drives cannot reach the device without nvidia-fs"),
+            fix,
+        ),
     }
 }
 
 fn examine_cufile() -> Finding {
     const NAME: &str = "cuFile";
     if let Err(Unavailable { reason, fix }) = may_have_direct_path() {
-        return absent(NAME, format!("not opened, since there is nothing for it to use: {reason}"), fix);
+        return Finding::absent(
+            NAME,
+            format!("not opened, since there is nothing for it to use: {reason}"),
+            fix,
+        );
     }
     match cufile::CuFile::get() {
-        Ok(cufile) => ok(NAME, cufile.describe()),
-        Err(Unavailable { reason, fix }) => absent(NAME, reason, fix),
+        Ok(cufile) => Finding::ok(NAME, cufile.describe()),
+        Err(Unavailable { reason, fix }) => Finding::absent(NAME, reason, fix),
     }
 }

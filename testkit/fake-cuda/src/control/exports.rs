@@ -53,8 +53,12 @@ fn count(name: &str) -> Option<u64> {
         return Some(counters::calls_of(function));
     }
     Some(match name {
-        "device_bytes" => device::used_everywhere(),
-        "pinned_bytes" => host::pinned().bytes(),
+        "device_bytes" => device::used_by(|_| true),
+        "device_bytes.cuda" => device::used_by(context::is_of_cuda),
+        "device_bytes.hip" => device::used_by(|device| !context::is_of_cuda(device)),
+        "pinned_bytes" => host::pinned().bytes_of(|_| true),
+        "pinned_bytes.cuda" => host::pinned().bytes_of(|owner| owner.is_of_cuda()),
+        "pinned_bytes.hip" => host::pinned().bytes_of(|owner| !owner.is_of_cuda()),
         "streams" => STREAMS.len(),
         "events" => EVENTS.len(),
         "modules" => MODULES.len(),

@@ -7,6 +7,9 @@ pub(crate) const DEVICES_MAX: usize = 16;
 /// Half of a device's window, so that its addresses can be left to rest before they are used again.
 pub(crate) const MEMORY_MAX_MIB: u64 = 256 << 10;
 
+/// Room for the name of an architecture and a zero.
+const ARCHITECTURE_MAX: usize = 256;
+
 /// Everything but the faults and the trace, which have state of their own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
@@ -20,6 +23,9 @@ pub(crate) struct Settings {
     pub(crate) copy_mib_s: u64,
     pub(crate) jitter_us: u64,
     pub(crate) driver_version: i32,
+    pub(crate) hip_version: i32,
+    /// What HIP calls its devices' architecture.
+    pub(crate) hip_architecture: &'static str,
     pub(crate) integrated: bool,
     pub(crate) pools: bool,
     pub(crate) cufile_mode: CufileMode,
@@ -55,6 +61,8 @@ impl Default for Settings {
             copy_mib_s: 0,
             jitter_us: 0,
             driver_version: 12_080,
+            hip_version: 60_342_134,
+            hip_architecture: "gfx942:sramecc+:xnack-",
             integrated: false,
             pools: true,
             cufile_mode: CufileMode::Compat,
@@ -90,6 +98,11 @@ impl Settings {
             "COPY_MIB_S" => self.copy_mib_s = number(value, 1 << 30)?,
             "JITTER_US" => self.jitter_us = number(value, 1 << 30)?,
             "DRIVER_VERSION" => self.driver_version = number(value, 1 << 30)? as i32,
+            "HIP_VERSION" => self.hip_version = number(value, 1 << 30)? as i32,
+            // Settings are copied all the time, and tests change this one rarely.
+            "HIP_ARCHITECTURE" if value.len() < ARCHITECTURE_MAX => {
+                self.hip_architecture = value.to_owned().leak();
+            }
             "INTEGRATED" => self.integrated = switch(value)?,
             "POOLS" => self.pools = switch(value)?,
             "CUFILE_MODE" => self.cufile_mode = mode(value)?,

@@ -49,7 +49,7 @@ pub(super) fn target(base: u64, offset: i64, size: u64) -> Result<Target, Error>
     let address = base + offset;
     let memory = device::of_address(address).ok_or(CUDA_POINTER_INVALID)?;
     let shadow = memory.shadow(address, size).map_err(|_| CUDA_POINTER_RANGE_ERROR)?;
-    Ok(Target { device: found.owner.device, address, shadow })
+    Ok(Target { device: found.owner.ordinal(), address, shadow })
 }
 
 #[unsafe(no_mangle)]
@@ -80,8 +80,8 @@ extern "C" fn cuFileBufDeregister(base: u64) -> Status {
 
 /// The allocation that holds `len` bytes from `base` on.
 fn find(base: u64, len: u64) -> Result<device::Found, Error> {
-    let Some(found) = device::find(base) else {
-        let is_pinned = host::pinned().find(base as usize).is_some();
+    let Some(found) = device::find(base).filter(|found| found.owner.is_of_cuda()) else {
+        let is_pinned = host::pinned().find(host::Driver::Cuda, base as usize).is_some();
         return Err(if is_pinned { CUDA_MEMORY_TYPE_INVALID } else { CUDA_POINTER_INVALID });
     };
     if len > found.bytes - (base - found.start) {

@@ -14,11 +14,11 @@ use crate::{
 use std::ffi::{c_uint, c_void};
 
 /// Rows can't be further apart.
-pub(super) const PITCH_MAX: usize = 0x7FFF_FFFF;
+pub(crate) const PITCH_MAX: usize = 0x7FFF_FFFF;
 
-/// `CUDA_MEMCPY2D_v2`.
+/// `CUDA_MEMCPY2D_v2`, and `hip_Memcpy2D`.
 #[repr(C)]
-struct Memcpy2D {
+pub(crate) struct Memcpy2D {
     source: Memcpy2DSide,
     destination: Memcpy2DSide,
     width: usize,
@@ -96,13 +96,26 @@ unsafe extern "C" fn cuMemcpyDtoH_v2(destination: *mut c_void, source: u64, byte
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpy2DAsync_v2(parameters: *const Memcpy2D, stream: usize) -> Code {
     gate::in_context("cuMemcpy2DAsync_v2", |context| {
-        // SAFETY: null or the caller's structure.
-        let parameters = unsafe { parameters.as_ref() }.ok_or(INVALID_VALUE)?;
-        let Memcpy2D { source, destination, width, height } = parameters;
-        let (source, destination) = (source.side(*width)?, destination.side(*width)?);
-        // SAFETY: the host's side, if any, is the caller's, with as many bytes as the structure says.
-        unsafe { enqueue(context, stream, source, destination, *width, *height) }
+        // SAFETY: passed on.
+        unsafe { enqueue_rows(context, parameters, stream) }
     })
+}
+
+/// Gives a copy of rows to a stream.
+///
+/// # Safety
+/// As for [`enqueue`]; `parameters` is null or can be read.
+pub(crate) unsafe fn enqueue_rows(
+    context: &Context,
+    parameters: *const Memcpy2D,
+    stream: usize,
+) -> Result<(), Code> {
+    // SAFETY: null or the caller's structure.
+    let parameters = unsafe { parameters.as_ref() }.ok_or(INVALID_VALUE)?;
+    let Memcpy2D { source, destination, width, height } = parameters;
+    let (source, destination) = (source.side(*width)?, destination.side(*width)?);
+    // SAFETY: the host's side, if any, is the caller's, with as many bytes as the structure says.
+    unsafe { enqueue(context, stream, source, destination, *width, *height) }
 }
 
 #[unsafe(no_mangle)]
@@ -139,12 +152,12 @@ impl Memcpy2DSide {
     }
 }
 
-fn at_device(address: u64) -> Side {
+pub(crate) fn at_device(address: u64) -> Side {
     Side { place: Endpoint::Device(address), pitch: 0 }
 }
 
 /// Taken to be pinned until the whole range is known.
-fn at_host(address: usize) -> Side {
+pub(crate) fn at_host(address: usize) -> Side {
     Side { place: Endpoint::Pinned(address), pitch: 0 }
 }
 
@@ -157,7 +170,7 @@ fn span(side: &Side, width: usize, rows: usize) -> Result<usize, Code> {
 ///
 /// # Safety
 /// A side that is the host's has as many rows and bytes as are asked for.
-unsafe fn enqueue(
+pub(crate) unsafe fn enqueue(
     context: &Context,
     stream: usize,
     source: Side,
@@ -170,8 +183,8 @@ unsafe fn enqueue(
         return Ok(());
     }
     // SAFETY: the caller promised that the source can be read.
-    let source = unsafe { staged(source, width, rows) }?;
-    let (destination, waits) = awaited(destination, width, rows)?;
+    let source = unsafe { staged(context, source, width, rows) }?;
+    let (destination, waits) = awaited(context, destination, width, rows)?;
     stream.push(Operation::Copy(Copy { source, destination, width, rows }));
     if waits {
         stream.synchronize();
@@ -195,11 +208,11 @@ fn run(context: &Context, source: Side, destination: Side, bytes: usize) -> Resu
 ///
 /// # Safety
 /// A source that is the host's has as many rows and bytes as are asked for.
-unsafe fn staged(source: Side, width: usize, rows: usize) -> Result<Side, Code> {
+unsafe fn staged(context: &Context, source: Side, width: usize, rows: usize) -> Result<Side, Code> {
     check(&source)?;
     let span = span(&source, width, rows)?;
     match source.place {
-        Endpoint::Pinned(address) if !host::pinned().covers(address, span) => {
+        Endpoint::Pinned(address) if !host::pinned().covers(context.owner.driver(), address, span) => {
             // SAFETY: the caller promised so.
             let bytes = unsafe { stage(address, source.pitch, width, rows) };
             Ok(Side { place: Endpoint::Staged(bytes), pitch: width })
@@ -209,11 +222,11 @@ unsafe fn staged(source: Side, width: usize, rows: usize) -> Result<Side, Code> 
 }
 
 /// Says whether the caller has to wait until a destination is written, because it isn't pinned.
-fn awaited(destination: Side, width: usize, rows: usize) -> Result<(Side, bool), Code> {
+fn awaited(context: &Context, destination: Side, width: usize, rows: usize) -> Result<(Side, bool), Code> {
     check(&destination)?;
     let span = span(&destination, width, rows)?;
     match destination.place {
-        Endpoint::Pinned(address) if !host::pinned().covers(address, span) => {
+        Endpoint::Pinned(address) if !host::pinned().covers(context.owner.driver(), address, span) => {
             Ok((Side { place: Endpoint::Waiting(address), ..destination }, true))
         }
         _ => Ok((destination, false)),

@@ -10,7 +10,7 @@ use crate::{
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 /// A number that the driver numbers devices with, if there is such a device.
-pub(super) fn ordinal(device: c_int) -> Result<usize, Code> {
+pub(crate) fn ordinal(device: c_int) -> Result<usize, Code> {
     usize::try_from(device).ok().filter(|device| *device < settings().devices).ok_or(INVALID_DEVICE)
 }
 
@@ -23,16 +23,19 @@ pub(crate) fn uuid(device: usize) -> [u8; 16] {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuInit(flags: c_uint) -> Code {
-    gate::anyone("cuInit", || {
-        if flags != 0 || !control().environment_is_sound() {
-            return Err(INVALID_VALUE);
-        }
-        if settings().devices == 0 {
-            return Err(NO_DEVICE);
-        }
-        gate::open();
-        Ok(())
-    })
+    gate::anyone("cuInit", || start(flags))
+}
+
+/// Lets this process use devices, if there are any.
+pub(crate) fn start(flags: c_uint) -> Result<(), Code> {
+    if flags != 0 || !control().environment_is_sound() {
+        return Err(INVALID_VALUE);
+    }
+    if settings().devices == 0 {
+        return Err(NO_DEVICE);
+    }
+    gate::open();
+    Ok(())
 }
 
 #[unsafe(no_mangle)]
@@ -57,7 +60,7 @@ unsafe extern "C" fn cuGetErrorString(error: Code, text: *mut *const c_char) -> 
 
 /// # Safety
 /// `place` is null or can be written.
-unsafe fn put_description(place: *mut *const c_char, text: Option<&CStr>) -> Code {
+pub(crate) unsafe fn put_description(place: *mut *const c_char, text: Option<&CStr>) -> Code {
     // SAFETY: the caller promised that the place can be written.
     let written = unsafe { put(place, text.map_or(std::ptr::null(), CStr::as_ptr)) };
     written.and(text.map(|_| ()).ok_or(INVALID_VALUE)).err().unwrap_or(0)

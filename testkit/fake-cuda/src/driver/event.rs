@@ -3,6 +3,7 @@
 use super::{put, stream};
 use crate::{
     execution::{
+        context::Context,
         event::{EVENTS, Event},
         operation::Operation,
     },
@@ -13,52 +14,65 @@ use std::{ffi::c_uint, sync::Arc};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventCreate(place: *mut usize, flags: c_uint) -> Code {
+    // SAFETY: the place is the caller's.
+    gate::in_context("cuEventCreate", |context| unsafe { create(context, place, flags) })
+}
+
+/// # Safety
+/// `place` is null or can be written.
+pub(crate) unsafe fn create(context: &Context, place: *mut usize, flags: c_uint) -> Result<(), Code> {
     // BLOCKING_SYNC, DISABLE_TIMING. Processes don't share a stand-in, so INTERPROCESS isn't accepted.
     const FLAGS: c_uint = 0x3;
-    gate::in_context("cuEventCreate", |context| {
-        if flags & !FLAGS != 0 || place.is_null() {
-            return Err(INVALID_VALUE);
-        }
-        // SAFETY: the place is the caller's.
-        unsafe { put(place, EVENTS.insert(Event::new(&context.owner))) }
-    })
+    if flags & !FLAGS != 0 || place.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: passed on.
+    unsafe { put(place, EVENTS.insert(Event::new(&context.owner))) }
 }
 
 /// An event and the stream that it is recorded in are of one context.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventRecord(handle: usize, stream: usize) -> Code {
-    gate::in_context("cuEventRecord", |context| {
-        let stream = stream::get(context, stream)?;
-        let event = EVENTS
-            .get(handle)
-            .filter(|event| Arc::ptr_eq(&event.owner, &stream.owner))
-            .ok_or(INVALID_HANDLE)?;
-        let generation = event.record();
-        stream.push(Operation::Record(event, generation));
-        Ok(())
-    })
+    gate::in_context("cuEventRecord", |context| record(context, handle, stream))
+}
+
+pub(crate) fn record(context: &Context, handle: usize, stream: usize) -> Result<(), Code> {
+    let stream = stream::get(context, stream)?;
+    let event =
+        EVENTS.get(handle).filter(|event| Arc::ptr_eq(&event.owner, &stream.owner)).ok_or(INVALID_HANDLE)?;
+    let generation = event.record();
+    stream.push(Operation::Record(event, generation));
+    Ok(())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventQuery(handle: usize) -> Code {
-    gate::initialized("cuEventQuery", || {
-        let event = EVENTS.get(handle).ok_or(INVALID_HANDLE)?;
-        let is_complete = event.is_complete();
-        event.owner.health()?;
-        if is_complete { Ok(()) } else { Err(NOT_READY) }
-    })
+    gate::initialized("cuEventQuery", || query(handle))
+}
+
+pub(crate) fn query(handle: usize) -> Result<(), Code> {
+    let event = EVENTS.get(handle).ok_or(INVALID_HANDLE)?;
+    let is_complete = event.is_complete();
+    event.owner.health()?;
+    if is_complete { Ok(()) } else { Err(NOT_READY) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventSynchronize(handle: usize) -> Code {
-    gate::initialized("cuEventSynchronize", || {
-        let event = EVENTS.get(handle).ok_or(INVALID_HANDLE)?;
-        event.wait(event.latest());
-        event.owner.health()
-    })
+    gate::initialized("cuEventSynchronize", || synchronize(handle))
+}
+
+pub(crate) fn synchronize(handle: usize) -> Result<(), Code> {
+    let event = EVENTS.get(handle).ok_or(INVALID_HANDLE)?;
+    event.wait(event.latest());
+    event.owner.health()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventDestroy_v2(handle: usize) -> Code {
-    gate::initialized("cuEventDestroy_v2", || EVENTS.remove(handle).ok_or(INVALID_HANDLE)?.owner.health())
+    gate::initialized("cuEventDestroy_v2", || destroy(handle))
+}
+
+pub(crate) fn destroy(handle: usize) -> Result<(), Code> {
+    EVENTS.remove(handle).ok_or(INVALID_HANDLE)?.owner.health()
 }

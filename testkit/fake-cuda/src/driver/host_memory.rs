@@ -3,7 +3,7 @@
 use super::put;
 use crate::{
     gate,
-    memory::host,
+    memory::host::{self, Driver},
     status::{Code, INVALID_VALUE},
 };
 use std::ffi::c_uint;
@@ -22,7 +22,7 @@ unsafe extern "C" fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: c
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemHostUnregister(address: usize) -> Code {
-    gate::ending("cuMemHostUnregister", |_| host::unregister(address))
+    gate::ending("cuMemHostUnregister", |_| host::unregister(Driver::Cuda, address))
 }
 
 #[unsafe(no_mangle)]
@@ -47,7 +47,7 @@ unsafe extern "C" fn cuMemFreeHost(address: usize) -> Code {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemHostGetDevicePointer_v2(place: *mut u64, address: usize, _flags: c_uint) -> Code {
     gate::in_context("cuMemHostGetDevicePointer_v2", |_| {
-        host::pinned().find(address).ok_or(INVALID_VALUE)?;
+        host::pinned().find(Driver::Cuda, address).ok_or(INVALID_VALUE)?;
         // SAFETY: the place is the caller's. With unified addressing both have one address for it.
         unsafe { put(place, address as u64) }
     })

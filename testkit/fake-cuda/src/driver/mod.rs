@@ -1,15 +1,15 @@
-//! The functions of `libcuda.so.1`, with the signatures of `cuda.h`.
+//! The functions of `libcuda.so.1`, with the signatures of `cuda.h`. What they do is in functions that `hip` has, too.
 #![allow(non_snake_case)]
 
 mod context;
-mod copy;
-mod device;
-mod event;
+pub(crate) mod copy;
+pub(crate) mod device;
+pub(crate) mod event;
 mod host_memory;
-mod memory;
-mod module;
-mod pointer;
-mod stream;
+pub(crate) mod memory;
+pub(crate) mod module;
+pub(crate) mod pointer;
+pub(crate) mod stream;
 
 pub(crate) use device::uuid;
 
@@ -20,7 +20,7 @@ use std::ffi::c_char;
 ///
 /// # Safety
 /// `place` is null or can be written.
-unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Code> {
+pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Code> {
     if place.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -34,7 +34,7 @@ unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Code> {
 ///
 /// # Safety
 /// `place` is null or `room` bytes can be written there.
-unsafe fn put_text(place: *mut c_char, room: i32, text: &str) -> Result<(), Code> {
+pub(crate) unsafe fn put_text(place: *mut c_char, room: i32, text: &str) -> Result<(), Code> {
     let room =
         usize::try_from(room).ok().filter(|room| *room > 0 && !place.is_null()).ok_or(INVALID_VALUE)?;
     let len = text.len().min(room - 1);

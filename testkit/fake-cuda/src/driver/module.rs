@@ -3,6 +3,7 @@
 use super::{put, stream};
 use crate::{
     execution::{
+        context::Context,
         kernel::{FUNCTIONS, Function, Launch, MODULES, Module},
         operation::Operation,
     },
@@ -29,25 +30,32 @@ unsafe extern "C" fn cuModuleLoadData(place: *mut usize, image: *const c_char) -
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuModuleUnload(handle: usize) -> Code {
-    gate::ending("cuModuleUnload", |_| {
-        MODULES.remove(handle).ok_or(INVALID_HANDLE)?;
-        FUNCTIONS.remove_if(|function| function.module == handle);
-        Ok(())
-    })
+    gate::ending("cuModuleUnload", |_| unload(handle))
+}
+
+pub(crate) fn unload(handle: usize) -> Result<(), Code> {
+    MODULES.remove(handle).ok_or(INVALID_HANDLE)?;
+    FUNCTIONS.remove_if(|function| function.module == handle);
+    Ok(())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuModuleGetFunction(place: *mut usize, module: usize, name: *const c_char) -> Code {
-    gate::in_context("cuModuleGetFunction", |_| {
-        if place.is_null() || name.is_null() {
-            return Err(INVALID_VALUE);
-        }
-        let of = MODULES.get(module).ok_or(INVALID_HANDLE)?;
-        // SAFETY: the name is the caller's and ends with a NUL.
-        let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| INVALID_VALUE)?;
-        // SAFETY: the place is the caller's.
-        unsafe { put(place, Function::get(module, &of, name)?) }
-    })
+    // SAFETY: both are the caller's.
+    gate::in_context("cuModuleGetFunction", |_| unsafe { function(place, module, name) })
+}
+
+/// # Safety
+/// `place` is null or can be written; `name` is null or ends with a NUL.
+pub(crate) unsafe fn function(place: *mut usize, module: usize, name: *const c_char) -> Result<(), Code> {
+    if place.is_null() || name.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let of = MODULES.get(module).ok_or(INVALID_HANDLE)?;
+    // SAFETY: passed on.
+    let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| INVALID_VALUE)?;
+    // SAFETY: passed on.
+    unsafe { put(place, Function::get(module, &of, name)?) }
 }
 
 /// The parameters are those of the engine's kernels: one device address.
@@ -66,25 +74,41 @@ unsafe extern "C" fn cuLaunchKernel(
     extra: *const *const c_void,
 ) -> Code {
     gate::in_context("cuLaunchKernel", |context| {
-        let function = FUNCTIONS.get(function).ok_or(INVALID_HANDLE)?;
-        if !Arc::ptr_eq(&function.owner, &context.owner) {
-            return Err(INVALID_HANDLE);
-        }
         if !extra.is_null() {
             return Err(NOT_SUPPORTED);
         }
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        check_shape(grid, block)?;
-        if parameters.is_null() {
-            return Err(INVALID_VALUE);
-        }
-        let stream = stream::get(context, stream)?;
-        // SAFETY: the kernel has one parameter, so that the caller gave the address of at least one value,
-        // which is read before this returns.
-        let argument = unsafe { (*parameters).cast::<u64>().as_ref() }.ok_or(INVALID_VALUE)?;
-        stream.push(Operation::Launch(Launch { function, argument: *argument, grid, block }));
-        Ok(())
+        // SAFETY: the parameters are the caller's.
+        unsafe { start(context, function, grid, block, stream, parameters) }
     })
+}
+
+/// Gives a kernel to a stream.
+///
+/// # Safety
+/// `parameters` is null, or leads to as many values as the kernel has parameters.
+pub(crate) unsafe fn start(
+    context: &Context,
+    function: usize,
+    grid: [u32; 3],
+    block: [u32; 3],
+    stream: usize,
+    parameters: *const *const c_void,
+) -> Result<(), Code> {
+    let function = FUNCTIONS.get(function).ok_or(INVALID_HANDLE)?;
+    if !Arc::ptr_eq(&function.owner, &context.owner) {
+        return Err(INVALID_HANDLE);
+    }
+    check_shape(grid, block)?;
+    if parameters.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let stream = stream::get(context, stream)?;
+    // SAFETY: the kernel has one parameter, so that the caller gave the address of at least one value,
+    // which is read before this returns.
+    let argument = unsafe { (*parameters).cast::<u64>().as_ref() }.ok_or(INVALID_VALUE)?;
+    stream.push(Operation::Launch(Launch { function, argument: *argument, grid, block }));
+    Ok(())
 }
 
 /// The limits of every device of the last ten years.

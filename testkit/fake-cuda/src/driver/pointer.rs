@@ -4,7 +4,10 @@ use super::put;
 use crate::{
     execution::context::Owner,
     gate,
-    memory::{device, host},
+    memory::{
+        device,
+        host::{self, Driver},
+    },
     status::{Code, INVALID_VALUE},
 };
 use std::{
@@ -13,9 +16,9 @@ use std::{
 };
 
 /// An address that the driver knows.
-struct Known {
-    memory_type: c_uint,
-    owner: Arc<Owner>,
+pub(crate) struct Known {
+    pub(crate) memory_type: c_uint,
+    pub(crate) owner: Arc<Owner>,
     start: u64,
     bytes: u64,
 }
@@ -51,7 +54,7 @@ unsafe extern "C" fn cuPointerGetAttribute(place: *mut c_void, attribute: c_int,
     const RANGE_START_ADDR: c_int = 11;
     const RANGE_SIZE: c_int = 12;
     gate::initialized("cuPointerGetAttribute", || {
-        let known = look_up(address).ok_or(INVALID_VALUE)?;
+        let known = look_up(Driver::Cuda, address).ok_or(INVALID_VALUE)?;
         // SAFETY: the place is the caller's, who knows which type belongs to the attribute.
         unsafe {
             match attribute {
@@ -60,7 +63,7 @@ unsafe extern "C" fn cuPointerGetAttribute(place: *mut c_void, attribute: c_int,
                 DEVICE_POINTER => put(place.cast(), address),
                 HOST_POINTER if known.memory_type == MEMORY_TYPE_HOST => put(place.cast(), address),
                 IS_MANAGED => put(place.cast(), 0u8),
-                DEVICE_ORDINAL => put(place.cast(), known.owner.device as c_int),
+                DEVICE_ORDINAL => put(place.cast(), known.owner.ordinal() as c_int),
                 RANGE_START_ADDR => put(place.cast(), known.start),
                 RANGE_SIZE => put(place.cast(), known.bytes as usize),
                 _ => Err(INVALID_VALUE),
@@ -69,10 +72,14 @@ unsafe extern "C" fn cuPointerGetAttribute(place: *mut c_void, attribute: c_int,
     })
 }
 
-fn look_up(address: u64) -> Option<Known> {
+/// What a driver knows about an address.
+pub(crate) fn look_up(driver: Driver, address: u64) -> Option<Known> {
     if let Some(device::Found { start, bytes, owner }) = device::find(address) {
+        if owner.driver() != driver {
+            return None;
+        }
         return Some(Known { memory_type: MEMORY_TYPE_DEVICE, owner, start, bytes });
     }
-    let host::Found { start, bytes, owner } = host::pinned().find(address as usize)?;
+    let host::Found { start, bytes, owner } = host::pinned().find(driver, address as usize)?;
     Some(Known { memory_type: MEMORY_TYPE_HOST, owner, start: start as u64, bytes: bytes as u64 })
 }

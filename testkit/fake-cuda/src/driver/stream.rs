@@ -22,7 +22,7 @@ use std::{
 const DEFAULT_MAX: usize = 2;
 
 /// The stream of a handle, which must belong to the context.
-pub(super) fn get(context: &Context, handle: usize) -> Result<Arc<Stream>, Code> {
+pub(crate) fn get(context: &Context, handle: usize) -> Result<Arc<Stream>, Code> {
     if handle <= DEFAULT_MAX {
         return context.default_stream();
     }
@@ -43,7 +43,7 @@ unsafe extern "C" fn cuStreamCreateWithPriority(place: *mut usize, flags: c_uint
 
 /// # Safety
 /// `place` is null or can be written.
-unsafe fn create(context: &Context, place: *mut usize, flags: c_uint) -> Result<(), Code> {
+pub(crate) unsafe fn create(context: &Context, place: *mut usize, flags: c_uint) -> Result<(), Code> {
     const NON_BLOCKING: c_uint = 1;
     if flags & !NON_BLOCKING != 0 || place.is_null() {
         return Err(INVALID_VALUE);
@@ -83,32 +83,39 @@ unsafe extern "C" fn cuStreamSynchronize(handle: usize) -> Code {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_uint) -> Code {
-    gate::in_context("cuStreamWaitEvent", |context| {
-        let stream = get(context, handle)?;
-        let event = EVENTS.get(event).ok_or(INVALID_HANDLE)?;
-        let generation = event.latest();
-        stream.push(Operation::Wait(event, generation));
-        Ok(())
-    })
+    gate::in_context("cuStreamWaitEvent", |context| wait_for_event(context, handle, event))
+}
+
+pub(crate) fn wait_for_event(context: &Context, handle: usize, event: usize) -> Result<(), Code> {
+    let stream = get(context, handle)?;
+    let event = EVENTS.get(event).ok_or(INVALID_HANDLE)?;
+    let generation = event.latest();
+    stream.push(Operation::Wait(event, generation));
+    Ok(())
 }
 
 /// Swaps the calling thread's mode of stream capture. Nothing is ever captured here, so that it changes nothing.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(place: *mut c_int) -> Code {
+    // SAFETY: null or the caller's.
+    gate::initialized("cuThreadExchangeStreamCaptureMode", || unsafe { exchange_capture_mode(place) })
+}
+
+/// # Safety
+/// `place` is null or can be read and written.
+pub(crate) unsafe fn exchange_capture_mode(place: *mut c_int) -> Result<(), Code> {
     /// Global, of this thread, and relaxed.
     const MODES: Range<c_int> = 0..3;
     thread_local! {
         static MODE: Cell<c_int> = const { Cell::new(0) };
     }
-    gate::initialized("cuThreadExchangeStreamCaptureMode", || {
-        // SAFETY: null or the caller's.
-        let place = unsafe { place.as_mut() }.ok_or(INVALID_VALUE)?;
-        if !MODES.contains(place) {
-            return Err(INVALID_VALUE);
-        }
-        *place = MODE.replace(*place);
-        Ok(())
-    })
+    // SAFETY: passed on.
+    let place = unsafe { place.as_mut() }.ok_or(INVALID_VALUE)?;
+    if !MODES.contains(place) {
+        return Err(INVALID_VALUE);
+    }
+    *place = MODE.replace(*place);
+    Ok(())
 }
 
 #[unsafe(no_mangle)]

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     control::{counters::LEAKED, settings::DEVICES_MAX},
-    memory,
+    memory::{self, host::Driver},
     status::{CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, OPERATING_SYSTEM, SUCCESS},
 };
 use std::{
@@ -17,6 +17,9 @@ use std::{
         atomic::{AtomicI32, Ordering},
     },
 };
+
+/// Devices of both drivers: those of HIP come after those of CUDA.
+pub(crate) const SLOTS: usize = 2 * DEVICES_MAX;
 
 /// Primary contexts keep their handle when they are released and retained again.
 const FIRST_PRIMARY: usize = 0xC0DE_0000_0000;
@@ -40,7 +43,8 @@ pub(crate) struct Owner {
 }
 
 struct Registry {
-    primary: [Primary; DEVICES_MAX],
+    /// Those of HIP's devices are never retained, and stay.
+    primary: [Primary; SLOTS],
     created: BTreeMap<usize, Arc<Context>>,
     next: usize,
 }
@@ -51,7 +55,7 @@ struct Primary {
 }
 
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
-    primary: [const { Primary { retained: 0, context: None } }; DEVICES_MAX],
+    primary: [const { Primary { retained: 0, context: None } }; SLOTS],
     created: BTreeMap::new(),
     next: FIRST_CREATED,
 });
@@ -63,6 +67,20 @@ thread_local! {
 impl Owner {
     fn new(context: usize, device: usize) -> Arc<Owner> {
         Arc::new(Owner { context, device, sticky: AtomicI32::new(SUCCESS), streams: Mutex::default() })
+    }
+
+    pub(crate) fn is_of_cuda(&self) -> bool {
+        is_of_cuda(self.device)
+    }
+
+    /// Its driver.
+    pub(crate) fn driver(&self) -> Driver {
+        driver(self.device)
+    }
+
+    /// The device's number among those of its driver.
+    pub(crate) fn ordinal(&self) -> usize {
+        self.device % DEVICES_MAX
     }
 
     /// The error that made the context unusable, if one did.
@@ -143,6 +161,25 @@ pub(crate) fn synchronize_device(device: usize) {
     for context in contexts {
         context.owner.synchronize();
     }
+}
+
+/// Whether the device in a slot is CUDA's.
+pub(crate) fn is_of_cuda(slot: usize) -> bool {
+    slot < DEVICES_MAX
+}
+
+/// The driver of the device in a slot.
+pub(crate) fn driver(slot: usize) -> Driver {
+    if is_of_cuda(slot) { Driver::Cuda } else { Driver::Hip }
+}
+
+/// The context of a device of HIP's.
+pub(crate) fn of_hip(ordinal: usize) -> Result<Arc<Context>, Code> {
+    let device = DEVICES_MAX + ordinal;
+    let mut registry = registry();
+    let primary = registry.primary.get_mut(device).ok_or(INVALID_CONTEXT)?;
+    let handle = FIRST_PRIMARY + device * HANDLE_STEP;
+    Ok(primary.context.get_or_insert_with(|| Context::new(handle, device)).clone())
 }
 
 /// Retains a device's primary context, and makes it if it was not retained.

@@ -96,11 +96,15 @@ impl Copy {
             Endpoint::Device(address) | Endpoint::AnyDevice(address) => {
                 match memory.ok_or(ILLEGAL_ADDRESS)?.shadow(*address, span as u64) {
                     // Devices reach pinned memory under the address that it has for the host.
-                    Err(_) if pinned.covers(*address as usize, span) => Ok(*address as *mut u8),
+                    Err(_) if pinned.covers(owner.driver(), *address as usize, span) => {
+                        Ok(*address as *mut u8)
+                    }
                     shadow => shadow,
                 }
             }
-            Endpoint::Pinned(address) if !pinned.covers(*address, span) => Err(ILLEGAL_ADDRESS),
+            Endpoint::Pinned(address) if !pinned.covers(owner.driver(), *address, span) => {
+                Err(ILLEGAL_ADDRESS)
+            }
             Endpoint::Pinned(address) | Endpoint::Waiting(address) => Ok(*address as *mut u8),
             Endpoint::Staged(bytes) => Ok(bytes.as_ptr().cast_mut()),
         }

@@ -1,6 +1,9 @@
 //! Modules, the functions in them, and their execution.
 
-use super::{context::Owner, handles::Table};
+use super::{
+    context::{self, Owner},
+    handles::Table,
+};
 use crate::{
     control::settings,
     memory::{device, host},
@@ -17,7 +20,7 @@ pub(crate) static MODULES: Table<Module> = Table::new(0x9D00_0000_0000);
 /// All functions that were asked for, by module and name.
 pub(crate) static FUNCTIONS: Table<Function> = Table::new(0xF000_0000_0000);
 
-/// A loaded module: PTX, of which only the names of its kernels are looked at.
+/// A loaded module: PTX or AMD's code object, of which only the names of its kernels are looked at.
 pub(crate) struct Module {
     pub(crate) owner: Arc<Owner>,
     entries: Vec<String>,
@@ -78,6 +81,34 @@ impl Module {
             text.get(..end.unwrap_or(text.len())).unwrap_or_default().to_owned()
         };
         let entries = ptx.split(".entry").skip(1).map(|text| name(text.trim_start())).collect();
+        Ok(Arc::new(Module { owner: Arc::clone(owner), entries }))
+    }
+
+    /// A module of an ELF file for AMD's devices: a kernel `k` is there if it has a descriptor `k.kd`.
+    ///
+    /// # Safety
+    /// `image` leads to a whole file.
+    pub(crate) unsafe fn of_code_object(owner: &Arc<Owner>, image: *const u8) -> Result<Arc<Module>, Code> {
+        /// `EM_AMDGPU`.
+        const MACHINE: u16 = 224;
+        const HEADER_BYTES: usize = 64;
+        // SAFETY: a whole file has a header.
+        let header = unsafe { std::slice::from_raw_parts(image, HEADER_BYTES) };
+        let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+        let sections_at = header[40..48].iter().rev().fold(0, |value, byte| value << 8 | usize::from(*byte));
+        if !header.starts_with(b"\x7fELF\x02\x01") || half(18) != MACHINE {
+            return Err(INVALID_IMAGE);
+        }
+        // Sections' headers come last, and there are so many, each so long.
+        let len = sections_at + usize::from(half(58)) * usize::from(half(60));
+        // SAFETY: the caller promised a whole file.
+        let file = unsafe { std::slice::from_raw_parts(image, len) };
+        let descriptors = file.split(|byte| *byte == 0).filter_map(|text| text.strip_suffix(b".kd"));
+        let entries: Vec<String> =
+            descriptors.map(|name| String::from_utf8_lossy(name).into_owned()).collect();
+        if entries.is_empty() {
+            return Err(INVALID_IMAGE);
+        }
         Ok(Arc::new(Module { owner: Arc::clone(owner), entries }))
     }
 }
@@ -150,7 +181,7 @@ fn reach(address: u64) -> Result<(u64, u64, *mut u8), Code> {
     if let Some(found) = memory.find(address) {
         return memory.shadow(found.start, found.bytes).map(|shadow| (found.start, found.bytes, shadow));
     }
-    if let Some(found) = host::pinned().find(address as usize) {
+    if let Some(found) = host::pinned().find(context::driver(DEVICE.get()), address as usize) {
         return Ok((found.start as u64, found.bytes as u64, found.start as *mut u8));
     }
     // A device that uses the host's page tables reaches all that the host does; other devices' windows are of

@@ -48,7 +48,7 @@ impl Operation {
                     memory.finish_release(address);
                 }
             }
-            _ if owner.health().is_err() => (),
+            _ if owner.health().is_err() || stream.is_abandoned() => (),
             Operation::Call { function, argument } => {
                 IN_HOST_FUNCTION.set(true);
                 // SAFETY: the caller that passed the function promised, as the driver demands, that it may be called
@@ -87,7 +87,7 @@ fn perform(stream: &Stream, subject: &str, name: &str, action: impl FnOnce() -> 
     };
     match outcome {
         Ok(bytes) => control().trace.write(&Line {
-            device: stream.owner.device,
+            device: stream.owner.ordinal(),
             stream: stream.number,
             operation: name,
             bytes,

@@ -33,6 +33,8 @@ struct Queue {
     completed: u64,
     /// The thread ends when nothing waits.
     closed: bool,
+    /// Copies and kernels that wait are left out.
+    abandoned: bool,
 }
 
 /// Destroys what a context left behind, and says how many streams that were.
@@ -84,6 +86,18 @@ impl Stream {
     pub(crate) fn close(&self) {
         self.queue().closed = true;
         self.arrived.notify_one();
+    }
+
+    /// Ends the stream after the operation that is under way.
+    pub(crate) fn abandon(&self) {
+        let mut queue = self.queue();
+        (queue.closed, queue.abandoned) = (true, true);
+        drop(queue);
+        self.arrived.notify_one();
+    }
+
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.queue().abandoned
     }
 
     fn run(&self) {

@@ -2,8 +2,8 @@
 
 use super::{ranges::Ranges, window::Window};
 use crate::{
-    control::{settings, settings::DEVICES_MAX},
-    execution::context::Owner,
+    control::settings,
+    execution::context::{Owner, SLOTS},
     status::{Code, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY},
 };
 use std::{
@@ -58,7 +58,7 @@ pub(crate) struct Found {
     pub(crate) owner: Arc<Owner>,
 }
 
-static DEVICES: [OnceLock<Option<DeviceMemory>>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
+static DEVICES: [OnceLock<Option<DeviceMemory>>; SLOTS] = [const { OnceLock::new() }; SLOTS];
 
 /// The memory of a device, or `None` if this machine can't provide its window.
 pub(crate) fn of_device(device: usize) -> Option<&'static DeviceMemory> {
@@ -80,9 +80,10 @@ pub(crate) fn release_all(owner: &Arc<Owner>) -> u64 {
     existing().map(|memory| memory.release_all(owner)).sum()
 }
 
-/// Bytes allocated on all devices.
-pub(crate) fn used_everywhere() -> u64 {
-    existing().map(DeviceMemory::used).sum()
+/// Bytes allocated on devices, by their slots.
+pub(crate) fn used_by(is_meant: impl Fn(usize) -> bool) -> u64 {
+    let of = |slot: usize| DEVICES[slot].get().and_then(Option::as_ref);
+    (0..SLOTS).filter(|slot| is_meant(*slot)).filter_map(of).map(DeviceMemory::used).sum()
 }
 
 fn existing() -> impl Iterator<Item = &'static DeviceMemory> {

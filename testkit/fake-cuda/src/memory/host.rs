@@ -12,9 +12,17 @@ use std::{
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
-/// All pinned ranges by their start. Streams hold it for reading while they copy from or to pinned memory: so
-/// a range stays in place until the copy that is under way has ended.
-pub(crate) struct Pinned(BTreeMap<usize, Range>);
+/// All pinned ranges by driver and start: what one driver has pinned, the other does not know, and may pin too. Streams
+/// hold it for reading while they copy from or to pinned memory: so a range stays in place until the copy that is under
+/// way has ended.
+pub(crate) struct Pinned(BTreeMap<(Driver, usize), Range>);
+
+/// Whose pins.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Driver {
+    Cuda,
+    Hip,
+}
 
 struct Range {
     bytes: usize,
@@ -43,9 +51,9 @@ pub(crate) fn pinned() -> RwLockReadGuard<'static, Pinned> {
 }
 
 impl Pinned {
-    /// The range that holds an address.
-    pub(crate) fn find(&self, address: usize) -> Option<Found> {
-        let (start, range) = self.0.range(..=address).next_back()?;
+    /// The range of a driver's that holds an address.
+    pub(crate) fn find(&self, driver: Driver, address: usize) -> Option<Found> {
+        let ((_, start), range) = self.0.range((driver, 0)..=(driver, address)).next_back()?;
         (address - start < range.bytes).then(|| Found {
             start: *start,
             bytes: range.bytes,
@@ -53,13 +61,13 @@ impl Pinned {
         })
     }
 
-    /// Whether `bytes` from `address` on are all in one range.
-    pub(crate) fn covers(&self, address: usize, bytes: usize) -> bool {
-        self.find(address).is_some_and(|found| bytes <= found.bytes - (address - found.start))
+    /// Whether `bytes` from `address` on are all in one range of a driver's.
+    pub(crate) fn covers(&self, driver: Driver, address: usize, bytes: usize) -> bool {
+        self.find(driver, address).is_some_and(|found| bytes <= found.bytes - (address - found.start))
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
-        self.0.values().map(|range| range.bytes as u64).sum()
+    pub(crate) fn bytes_of(&self, is_meant: impl Fn(&Owner) -> bool) -> u64 {
+        self.0.values().filter(|range| is_meant(&range.owner)).map(|range| range.bytes as u64).sum()
     }
 }
 
@@ -71,17 +79,18 @@ pub(crate) fn register(owner: &Arc<Owner>, address: usize, bytes: usize) -> Resu
         return Err(INVALID_VALUE);
     }
     let mut pinned = pinned_mut();
-    let overlaps = |(start, range): (&usize, &Range)| start + range.bytes > address;
-    if pinned.0.range(..end).next_back().is_some_and(overlaps) {
+    let driver = owner.driver();
+    let overlaps = |((_, start), range): (&(Driver, usize), &Range)| start + range.bytes > address;
+    if pinned.0.range((driver, 0)..(driver, end)).next_back().is_some_and(overlaps) {
         return Err(HOST_MEMORY_ALREADY_REGISTERED);
     }
-    pinned.0.insert(address, Range { bytes, origin: Origin::Registered, owner: Arc::clone(owner) });
+    pinned.0.insert((driver, address), Range { bytes, origin: Origin::Registered, owner: Arc::clone(owner) });
     Ok(())
 }
 
 /// Undoes `register`, once no copy uses the range.
-pub(crate) fn unregister(address: usize) -> Result<(), Code> {
-    remove(address, Origin::Registered).map(|_| ()).ok_or(HOST_MEMORY_NOT_REGISTERED)
+pub(crate) fn unregister(driver: Driver, address: usize) -> Result<(), Code> {
+    remove(driver, address, Origin::Registered).map(|_| ()).ok_or(HOST_MEMORY_NOT_REGISTERED)
 }
 
 /// Allocates pinned memory.
@@ -97,13 +106,13 @@ pub(crate) fn allocate(owner: &Arc<Owner>, bytes: usize) -> Result<usize, Code> 
         return Err(OUT_OF_MEMORY);
     }
     let range = Range { bytes, origin: Origin::Allocated, owner: Arc::clone(owner) };
-    pinned_mut().0.insert(address as usize, range);
+    pinned_mut().0.insert((owner.driver(), address as usize), range);
     Ok(address as usize)
 }
 
-/// Undoes `allocate`, once no copy uses the range.
+/// Undoes `allocate` of CUDA's driver, once no copy uses the range.
 pub(crate) fn free(address: usize) -> Result<(), Code> {
-    let range = remove(address, Origin::Allocated).ok_or(INVALID_VALUE)?;
+    let range = remove(Driver::Cuda, address, Origin::Allocated).ok_or(INVALID_VALUE)?;
     unmap(address, &range);
     Ok(())
 }
@@ -112,7 +121,7 @@ pub(crate) fn free(address: usize) -> Result<(), Code> {
 pub(crate) fn release_all(owner: &Arc<Owner>) -> u64 {
     let mut pinned = pinned_mut();
     let left: Vec<_> = pinned.0.extract_if(.., |_, range| Arc::ptr_eq(&range.owner, owner)).collect();
-    for (address, range) in &left {
+    for ((_, address), range) in &left {
         if range.origin == Origin::Allocated {
             unmap(*address, range);
         }
@@ -120,10 +129,10 @@ pub(crate) fn release_all(owner: &Arc<Owner>) -> u64 {
     left.len() as u64
 }
 
-fn remove(address: usize, origin: Origin) -> Option<Range> {
-    let mut pinned = pinned_mut();
-    pinned.0.get(&address).filter(|range| range.origin == origin)?;
-    pinned.0.remove(&address)
+fn remove(driver: Driver, address: usize, origin: Origin) -> Option<Range> {
+    let (mut pinned, key) = (pinned_mut(), (driver, address));
+    pinned.0.get(&key).filter(|range| range.origin == origin)?;
+    pinned.0.remove(&key)
 }
 
 fn unmap(address: usize, range: &Range) {

@@ -8,6 +8,9 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError, mpsc},
 };
 
+/// Tests take turns: what is set is the process's.
+pub(crate) static ALONE: Mutex<()> = Mutex::new(());
+
 /// An initialized library with default settings, for one test at a time. When dropped, it checks that the
 /// test left nothing behind.
 pub(crate) struct Driver {
@@ -17,7 +20,6 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn new() -> Driver {
-        static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let library = library();
         library.fake_cuda_reset();

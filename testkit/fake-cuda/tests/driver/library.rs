@@ -23,6 +23,7 @@ macro_rules! functions {
     ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
         #[allow(non_snake_case)]
         pub(crate) struct Library {
+            loaded: &'static Loaded,
             $($name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
         }
 
@@ -30,6 +31,7 @@ macro_rules! functions {
         impl Library {
             fn new(loaded: &'static Loaded) -> Library {
                 Library {
+                    loaded,
                     // SAFETY: the types are those of NVIDIA's headers, which the stand-in follows.
                     $($name: unsafe { *loaded.get(stringify!($name)).unwrap() },)*
                 }
@@ -170,6 +172,12 @@ fn path() -> PathBuf {
 }
 
 impl Library {
+    /// Another function, of the type that the caller names.
+    pub(crate) fn symbol<F: Copy>(&self, name: &str) -> F {
+        // SAFETY: the caller names the function's type.
+        unsafe { *self.loaded.get::<F>(name).unwrap() }
+    }
+
     pub(crate) fn configure(&self, text: &str) {
         let text = CString::new(text).unwrap();
         assert_eq!(self.fake_cuda_configure(text.as_ptr()), 0, "{text:?}");

@@ -6,6 +6,7 @@ mod copies;
 mod cufile;
 mod faults;
 mod fixture;
+mod hip;
 mod kernels;
 mod library;
 mod memory;

@@ -1,12 +1,8 @@
 //! The kernels: copies of many short pieces, and conversions. Compiled ahead from `kernels.cu` by `just kernels`, so
-//! that no compiler is needed where they run; PTX, so that every device from compute capability 6.0 on runs them.
+//! that no compiler is needed where they run; the vendor's module has what they are compiled to.
 #![allow(unsafe_code)]
 
-use super::{
-    CudaDevice,
-    driver::{Driver, Handle},
-    stream::CudaStream,
-};
+use super::{Vendor, device::DriverDevice, table::Handle};
 use crate::{
     Conversion, Error, Result,
     backend::{Kernel, Segment},
@@ -18,14 +14,13 @@ use std::{
     sync::PoisonError,
 };
 
-const PTX: &str = concat!(include_str!("kernels.ptx"), "\0");
 /// Threads of a block.
 const BLOCK_THREADS: u32 = 256;
 /// Elements that a thread takes on before another block pays.
 const ELEMENTS_A_THREAD: u64 = 8;
 /// Blocks that share a segment, at most: more than the largest device runs at once gain nothing.
 const MAX_BLOCKS: u64 = 1024;
-/// Segments of one launch, which CUDA limits.
+/// Segments of one launch, which drivers limit.
 const MAX_SEGMENTS: usize = 65_535;
 
 /// The module with the kernels, loaded into a device's context.
@@ -35,23 +30,27 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    fn load(device: &CudaDevice) -> Result<Self> {
+    fn load<V: Vendor>(device: &DriverDevice<V>) -> Result<Self> {
         let functions = &device.driver.functions;
+        let (load, find) = (&functions.module_load, &functions.module_function);
+        let Some(image) = V::kernels(&device.info.architecture) else {
+            let architecture = &device.info.architecture;
+            return Err(Error::Internal(format!("there are no kernels for {architecture}")));
+        };
         let mut kernels = Self { module: ptr::null_mut(), functions: BTreeMap::new() };
-        // SAFETY: writes one handle; the text ends with a zero; the caller has made the context current.
-        let code = unsafe { (functions.module_load)(&mut kernels.module, PTX.as_ptr().cast::<c_void>()) };
-        device.check("loading kernels", "cuModuleLoadData", code)?;
+        // SAFETY: writes one handle; the image is whole; the caller has made the device current.
+        let code = unsafe { (load.call)(&mut kernels.module, image.as_ptr().cast::<c_void>()) };
+        device.check("loading kernels", load.name, code)?;
         for kernel in all_kernels() {
             let mut function = ptr::null_mut();
             let found = CString::new(symbol(kernel)).map_err(|error| Error::Internal(error.to_string()));
             let found = found.and_then(|symbol| {
                 // SAFETY: writes one handle; the module is loaded.
-                let code =
-                    unsafe { (functions.module_function)(&mut function, kernels.module, symbol.as_ptr()) };
-                device.check("finding a kernel", "cuModuleGetFunction", code)
+                let code = unsafe { (find.call)(&mut function, kernels.module, symbol.as_ptr()) };
+                device.check("finding a kernel", find.name, code)
             });
             if let Err(error) = found {
-                kernels.unload(device.driver);
+                kernels.unload(device);
                 return Err(error);
             }
             kernels.functions.insert(kernel, function);
@@ -59,21 +58,22 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// The caller has made the context current.
-    pub(super) fn unload(self, driver: &Driver) {
+    /// The caller has made the device current.
+    pub(super) fn unload<V: Vendor>(self, device: &DriverDevice<V>) {
         // SAFETY: loaded by `load`, unloaded once, when nothing runs any more.
-        unsafe { (driver.functions.module_unload)(self.module) };
+        let code = unsafe { (device.driver.functions.module_unload.call)(self.module) };
+        device.forget(code);
     }
 
     /// Queues a kernel over a table of `segments`, the longest of them `longest`.
     ///
     /// # Safety
-    /// The table and what it refers to must stay allocated and untouched until the kernel is done. The context must
+    /// The table and what it refers to must stay allocated and untouched until the kernel is done. The device must
     /// be current.
-    pub(super) unsafe fn launch(
+    pub(super) unsafe fn launch<V: Vendor>(
         &self,
-        device: &CudaDevice,
-        stream: &CudaStream,
+        device: &DriverDevice<V>,
+        stream: Handle,
         kernel: Kernel,
         table: u64,
         segments: usize,
@@ -82,6 +82,7 @@ impl Kernels {
         let Some(&function) = self.functions.get(&kernel) else {
             return Err(Error::Internal(format!("there is no kernel {}", symbol(kernel))));
         };
+        let launch = &device.driver.functions.launch;
         let a_block = u64::from(BLOCK_THREADS) * ELEMENTS_A_THREAD;
         let blocks = longest.div_ceil(a_block).clamp(1, MAX_BLOCKS) as u32;
         for first in (0..segments).step_by(MAX_SEGMENTS) {
@@ -90,7 +91,7 @@ impl Kernels {
             let mut arguments = [(&raw mut table).cast::<c_void>()];
             // SAFETY: the kernel takes one 64-bit argument, which the driver copies before it returns.
             let code = unsafe {
-                (device.driver.functions.launch)(
+                (launch.call)(
                     function,
                     blocks,
                     count,
@@ -99,19 +100,19 @@ impl Kernels {
                     1,
                     1,
                     0,
-                    stream.handle(),
+                    stream,
                     arguments.as_mut_ptr(),
                     ptr::null_mut(),
                 )
             };
-            device.check("starting a kernel", "cuLaunchKernel", code)?;
+            device.check("starting a kernel", launch.name, code)?;
         }
         Ok(())
     }
 }
 
-impl CudaDevice {
-    /// The kernels, loaded at the first call. The caller has made the context current.
+impl<V: Vendor> DriverDevice<V> {
+    /// The kernels, loaded at the first call. The caller has made the device current.
     pub(super) fn kernels(&self) -> Result<&Kernels> {
         // One thread compiles, the others wait for it.
         let _turn = self.loading.lock().unwrap_or_else(PoisonError::into_inner);

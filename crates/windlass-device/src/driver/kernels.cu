@@ -1,5 +1,5 @@
 // The kernels that run where the tensors land: a copy between addresses of any alignment, and casts between
-// element types. Compiled to kernels.ptx beside this file by testkit/kernels/compile.py.
+// element types. Compiled by testkit/kernels: to cuda/kernels.ptx, and to hip/kernels for each AMD architecture.
 //
 // Every kernel takes the device address of an array of `Segment`s. The grid is (blocks that share a segment,
 // segments, 1) and the block is (threads, 1, 1); any number of either computes the same bytes. A block of 256
@@ -32,6 +32,22 @@ extern "C" void wl_store_bytes(unsigned long long address, const void* from, uns
 
 #endif
 
+#ifdef __AMDGCN__
+
+// Clang compiles this as plain C++ for AMD's devices, without ROCm and its headers.
+#define __global__ __attribute__((amdgpu_kernel, amdgpu_flat_work_group_size(1, 256)))
+#define __device__
+
+struct WlIndex {
+    unsigned x, y;
+};
+#define threadIdx (WlIndex{__builtin_amdgcn_workitem_id_x(), 0})
+#define blockIdx (WlIndex{__builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_workgroup_id_y()})
+#define blockDim (WlIndex{__builtin_amdgcn_workgroup_size_x(), 1})
+#define gridDim (WlIndex{__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x(), 0})
+
+#endif
+
 namespace {
 
 using u8 = unsigned char;
@@ -57,6 +73,15 @@ template <class T> T wl_load(u64 address) {
     return value;
 }
 template <class T> void wl_store(u64 address, T value) { wl_store_bytes(address, &value, sizeof(T)); }
+
+u32 leading_zeros(u32 value) { return __builtin_clz(value); }
+
+#elif defined(__AMDGCN__)
+
+// By way of global memory's address space: an access that may be to any other is slower.
+#define WL_GLOBAL __attribute__((address_space(1)))
+template <class T> T wl_load(u64 address) { return *(const T*)(const WL_GLOBAL T*)address; }
+template <class T> void wl_store(u64 address, T value) { *(T*)(WL_GLOBAL T*)address = value; }
 
 u32 leading_zeros(u32 value) { return __builtin_clz(value); }
 

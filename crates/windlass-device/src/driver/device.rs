@@ -1,0 +1,414 @@
+//! Devices of a driver: how they are found and described, their contexts, which are current only during a call, and
+//! their memory.
+#![allow(unsafe_code)]
+
+use super::{
+    Driver, Failed, Vendor,
+    kernels::Kernels,
+    stream::DriverStream,
+    table::{
+        CAPTURE_RELAXED, DeviceHandle, DevicePointer, Function, HOST_REGISTER_PORTABLE, Handle, NOT_READY,
+        OUT_OF_MEMORY, ResultCode, SUCCESS,
+    },
+};
+use crate::{
+    DeviceInfo, DriverError, Error, Finding, Result, Unavailable,
+    backend::{Backend, Direct, Kind, Stream},
+};
+use std::{
+    ffi::{CStr, c_char, c_int, c_void},
+    fmt, io,
+    marker::PhantomData,
+    ptr,
+    sync::{Arc, Mutex, OnceLock},
+};
+
+/// A device with its context, if its driver has such, which frameworks use too. The context is retained as long as a
+/// value of this type lives, and never made current beyond a call.
+pub(crate) struct DriverDevice<V: Vendor> {
+    pub(crate) driver: &'static Driver<V>,
+    pub(crate) handle: DeviceHandle,
+    context: Handle,
+    pub(crate) info: DeviceInfo,
+    pub(crate) uuid: [u8; 16],
+    pub(super) kernels: OnceLock<Kernels>,
+    /// Held while kernels are loaded.
+    pub(super) loading: Mutex<()>,
+}
+
+// SAFETY: the driver's functions may be called from any thread; the handles are not changed after they were made.
+unsafe impl<V: Vendor> Send for DriverDevice<V> {}
+// SAFETY: as above.
+unsafe impl<V: Vendor> Sync for DriverDevice<V> {}
+
+impl<V: Vendor> Kind for V {
+    fn check(&self) -> Result<(), Unavailable> {
+        Driver::<V>::get().map(drop)
+    }
+
+    fn is_in_process(&self) -> bool {
+        Driver::<V>::is_in_process()
+    }
+
+    fn open(&self, ordinal: u32) -> Result<Arc<dyn Backend>> {
+        let unavailable = |why| Error::DeviceUnavailable { device: V::id(ordinal).to_string(), why };
+        let driver = Driver::<V>::get().map_err(unavailable)?;
+        let device = DriverDevice::start(driver, ordinal).map_err(|problem| match problem {
+            Problem::Absent(count) => unavailable(absent::<V>(count)),
+            Problem::Driver(error) => device_error::<V>(ordinal, "starting the device", error),
+        })?;
+        Ok(Arc::new(device))
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable> {
+        let driver = Driver::<V>::get()?;
+        let failed = |error: DriverError| Unavailable::new(error.to_string(), V::WORDS.check);
+        (0..count(driver).map_err(failed)?)
+            .map(|ordinal| describe(driver, ordinal, handle(driver, ordinal)?))
+            .collect::<Result<_, DriverError>>()
+            .map_err(failed)
+    }
+
+    fn owner_of(&self, address: u64) -> Option<u32> {
+        // Without the library there is no memory of its devices, and to look for that is no reason to load it.
+        if !self.is_in_process() {
+            return None;
+        }
+        V::owner_of(Driver::<V>::get().ok()?, address)
+    }
+
+    fn may_have_direct_path(&self) -> Result<(), Unavailable> {
+        V::may_have_direct_path()
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        V::examine(self.devices().map(|devices| devices.len()))
+    }
+
+    fn dlpack_types(&self) -> &'static [i32] {
+        V::DLPACK_TYPES
+    }
+}
+
+impl<V: Vendor> DriverDevice<V> {
+    fn start(driver: &'static Driver<V>, ordinal: u32) -> Result<Self, Problem> {
+        let count = count(driver)?;
+        if ordinal >= count {
+            return Err(Problem::Absent(count));
+        }
+        let handle = handle(driver, ordinal)?;
+        let info = describe(driver, ordinal, handle)?;
+        let uuid = uuid(driver, handle)?;
+        let context = V::retain(driver, handle).map_err(|failed| driver.error(failed))?;
+        let (kernels, loading) = (OnceLock::new(), Mutex::new(()));
+        Ok(Self { driver, handle, context, info, uuid, kernels, loading })
+    }
+
+    /// Makes the device current on this thread until the result is dropped; what was current comes back then.
+    pub(crate) fn enter(&self) -> Result<Entered<V>> {
+        if !self.driver.is_usable() {
+            return Err(Error::Forked);
+        }
+        let entered = V::enter(self.driver, self.handle, self.context);
+        let before = entered.map_err(|failed| self.error("entering its context", failed))?;
+        Ok(Entered { driver: self.driver, before, _this_thread: PhantomData })
+    }
+
+    /// Allocates memory by a function of the driver.
+    pub(super) fn allocate_by(
+        &self,
+        function: &'static str,
+        len: u64,
+        allocate: impl FnOnce(&mut DevicePointer, usize) -> ResultCode,
+    ) -> Result<u64> {
+        let _entered = self.enter()?;
+        let mut address = 0;
+        let code = allocate(&mut address, usize::try_from(len.max(1)).unwrap_or(usize::MAX));
+        if code == OUT_OF_MEMORY {
+            V::forget_error(self.driver);
+            let (available, _) = self.memory().unwrap_or_default();
+            return Err(Error::OutOfMemory { device: self.info.id.to_string(), needed: len, available });
+        }
+        self.check("allocating memory", function, code)?;
+        Ok(address)
+    }
+
+    /// Frees memory by a function of the driver.
+    pub(super) fn free_by(&self, len: u64, free: impl FnOnce() -> ResultCode) {
+        // A child of fork has nothing to free.
+        let Ok(_entered) = self.enter() else { return };
+        // A tensor may be dropped, by a garbage collector say, while another thread captures a graph.
+        let mut mode = CAPTURE_RELAXED;
+        let exchange_mode = self.driver.functions.exchange_capture_mode.as_ref();
+        if let Some(exchange) = exchange_mode {
+            // SAFETY: swaps this thread's mode with that in `mode`.
+            unsafe { (exchange.call)(&mut mode) };
+        }
+        let code = free();
+        if let Some(exchange) = exchange_mode {
+            // SAFETY: as above.
+            unsafe { (exchange.call)(&mut mode) };
+        }
+        if code != SUCCESS {
+            V::forget_error(self.driver);
+            if !V::ends_work(code) {
+                tracing::warn!(bytes = len, code, "memory of a device could not be freed");
+            }
+        }
+    }
+
+    /// Whether an event is reached. The caller has made the device current.
+    ///
+    /// # Safety
+    /// The event lives.
+    pub(super) unsafe fn query(&self, event: Handle) -> Result<bool> {
+        let query = &self.driver.functions.event_query;
+        // SAFETY: passed on.
+        let code = unsafe { (query.call)(event) };
+        if code == NOT_READY {
+            V::forget_error(self.driver);
+            return Ok(false);
+        }
+        self.check("asking after an event", query.name, code).map(|()| true)
+    }
+
+    pub(crate) fn check(
+        &self,
+        operation: &'static str,
+        function: &'static str,
+        code: ResultCode,
+    ) -> Result<()> {
+        if code == SUCCESS { Ok(()) } else { Err(self.error(operation, (function, code))) }
+    }
+
+    pub(crate) fn error(&self, operation: &'static str, failed: Failed) -> Error {
+        device_error::<V>(self.info.ordinal, operation, self.driver.error(failed))
+    }
+}
+
+impl<V: Vendor> Backend for DriverDevice<V> {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> Result<(u64, u64)> {
+        let _entered = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        let ask = &self.driver.functions.memory_info;
+        // SAFETY: writes two numbers; the device is current.
+        let code = unsafe { (ask.call)(&mut free, &mut total) };
+        self.check("asking for its memory", ask.name, code)?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Other devices, processes and network cards can be given it, which they cannot memory of a stream-ordered pool.
+    fn allocate(&self, len: u64) -> Result<u64> {
+        let allocate = &self.driver.functions.allocate;
+        self.allocate_by(allocate.name, len, |address, bytes| {
+            // SAFETY: writes one address; the device is current.
+            unsafe { (allocate.call)(address, bytes) }
+        })
+    }
+
+    unsafe fn free(&self, address: u64, len: u64) {
+        // SAFETY: allocated on this device and freed once. The call waits for work that uses it.
+        self.free_by(len, || unsafe { (self.driver.functions.free.call)(address) });
+    }
+
+    unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()> {
+        let _entered = self.enter()?;
+        let register = &self.driver.functions.host_register;
+        // SAFETY: the caller keeps the memory mapped; pinning changes none of its bytes.
+        let code = unsafe { (register.call)(memory.cast(), len, HOST_REGISTER_PORTABLE) };
+        if V::cannot_pin(code) {
+            V::forget_error(self.driver);
+            let source = io::Error::from(io::ErrorKind::OutOfMemory);
+            return Err(Error::Allocation { bytes: len as u64, kind: "pinned memory", source });
+        }
+        self.check("pinning host memory", register.name, code)
+    }
+
+    unsafe fn unpin(&self, memory: *mut u8) {
+        if let Ok(_entered) = self.enter() {
+            // SAFETY: the caller has pinned it, and unpins it once.
+            let code = unsafe { (self.driver.functions.host_unregister.call)(memory.cast()) };
+            self.forget(code);
+        }
+    }
+
+    fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {
+        Ok(Arc::new(DriverStream::new(self)?))
+    }
+
+    fn wait_for_all(&self) -> bool {
+        // A child of fork has a copy of what the device works on.
+        let Ok(_entered) = self.enter() else { return true };
+        // SAFETY: the device is current.
+        let code = unsafe { (self.driver.functions.synchronize.call)() };
+        self.forget(code);
+        code == SUCCESS || V::ends_work(code)
+    }
+
+    unsafe fn is_event_reached(&self, event: u64) -> Result<bool> {
+        let _entered = self.enter()?;
+        // SAFETY: the caller's event lives.
+        unsafe { self.query(ptr::with_exposed_provenance_mut::<c_void>(event as usize)) }
+    }
+
+    fn direct(&self) -> Result<&dyn Direct, Unavailable> {
+        V::direct(self)
+    }
+}
+
+impl<V: Vendor> DriverDevice<V> {
+    /// Takes back what the driver notes of a failed call that is not reported.
+    pub(super) fn forget(&self, code: ResultCode) {
+        if code != SUCCESS {
+            V::forget_error(self.driver);
+        }
+    }
+}
+
+impl<V: Vendor> Drop for DriverDevice<V> {
+    fn drop(&mut self) {
+        // A child of fork has no context to release.
+        if !self.driver.is_usable() {
+            return;
+        }
+        if let Some(kernels) = self.kernels.take()
+            && let Ok(_entered) = self.enter()
+        {
+            kernels.unload(self);
+        }
+        // Retained once, released once; everything made in it holds this device.
+        V::release(self.driver, self.handle);
+    }
+}
+
+impl<V: Vendor> fmt::Debug for DriverDevice<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DriverDevice").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+/// A device that is current on this thread.
+pub(crate) struct Entered<V: Vendor> {
+    driver: &'static Driver<V>,
+    before: DeviceHandle,
+    /// Devices are current on a thread, so this must be dropped on the same.
+    _this_thread: PhantomData<*const ()>,
+}
+
+impl<V: Vendor> Drop for Entered<V> {
+    fn drop(&mut self) {
+        // Entered on this thread, and guards are dropped in the opposite order.
+        V::leave(self.driver, self.before);
+    }
+}
+
+/// Why a device cannot be opened.
+enum Problem {
+    /// There is no device of this number: only as many as given.
+    Absent(u32),
+    Driver(DriverError),
+}
+
+impl From<DriverError> for Problem {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+/// Why there is no device of a number: the driver shows only so many.
+fn absent<V: Vendor>(count: u32) -> Unavailable {
+    let (name, first) = (V::WORDS.name, V::id(0));
+    Unavailable::new(
+        match count {
+            0 => format!("the {name} driver shows no device"),
+            1 => format!("the {name} driver shows one device, {first}"),
+            _ => format!("the {name} driver shows {count} devices, {first} to {}", V::id(count - 1)),
+        },
+        format!("choose another device, or check {}", V::WORDS.visible),
+    )
+}
+
+fn device_error<V: Vendor>(ordinal: u32, operation: &'static str, source: DriverError) -> Error {
+    Error::Device { device: V::id(ordinal).to_string(), operation, source }
+}
+
+fn count<V: Vendor>(driver: &Driver<V>) -> Result<u32, DriverError> {
+    let (mut count, ask) = (0, &driver.functions.device_count);
+    // SAFETY: writes one integer.
+    driver.check(ask.name, unsafe { (ask.call)(&mut count) })?;
+    Ok(u32::try_from(count).unwrap_or(0))
+}
+
+fn handle<V: Vendor>(driver: &Driver<V>, ordinal: u32) -> Result<DeviceHandle, DriverError> {
+    let (mut handle, ask) = (0, &driver.functions.device);
+    // SAFETY: writes one integer.
+    let code = unsafe { (ask.call)(&mut handle, c_int::try_from(ordinal).unwrap_or(c_int::MAX)) };
+    driver.check(ask.name, code)?;
+    Ok(handle)
+}
+
+fn describe<V: Vendor>(
+    driver: &Driver<V>,
+    ordinal: u32,
+    handle: DeviceHandle,
+) -> Result<DeviceInfo, DriverError> {
+    let functions = &driver.functions;
+    let name = text(driver, &functions.device_name, handle)?;
+    let pci = text(driver, &functions.device_pci, handle)?.to_ascii_lowercase();
+    let mut memory = 0;
+    let ask = &functions.device_memory;
+    // SAFETY: writes one number.
+    driver.check(ask.name, unsafe { (ask.call)(&mut memory, handle) })?;
+    let own = V::describe(driver, handle).map_err(|failed| driver.error(failed))?;
+    Ok(DeviceInfo {
+        id: V::id(ordinal),
+        ordinal,
+        name,
+        memory_bytes: memory as u64,
+        numa_node: numa_node_of(&pci),
+        pci,
+        uuid: uuid(driver, handle)?.iter().map(|byte| format!("{byte:02x}")).collect(),
+        luid: own.luid,
+        has_kernels: V::kernels(&own.architecture).is_some(),
+        architecture: own.architecture,
+        is_integrated: own.is_integrated,
+        reads_pageable_memory: own.reads_pageable_memory,
+        has_memory_pools: own.has_memory_pools,
+        has_gpudirect_rdma: own.has_gpudirect_rdma,
+    })
+}
+
+/// The NUMA node of the device at this address of the PCI bus, if the system says.
+fn numa_node_of(pci: &str) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{pci}/numa_node")).ok()?;
+    // -1 stands for none.
+    text.trim().parse().ok()
+}
+
+fn uuid<V: Vendor>(driver: &Driver<V>, handle: DeviceHandle) -> Result<[u8; 16], DriverError> {
+    let (mut uuid, ask) = ([0; 16], &driver.functions.device_uuid);
+    // SAFETY: writes 16 bytes.
+    driver.check(ask.name, unsafe { (ask.call)(&mut uuid, handle) })?;
+    Ok(uuid)
+}
+
+/// A function that writes a text about a device.
+type Describer = Function<unsafe extern "C" fn(*mut c_char, c_int, DeviceHandle) -> ResultCode>;
+
+fn text<V: Vendor>(
+    driver: &Driver<V>,
+    function: &Describer,
+    handle: DeviceHandle,
+) -> Result<String, DriverError> {
+    const ROOM: usize = 256;
+    let mut buffer = [0u8; ROOM];
+    // SAFETY: writes no more than it is told to. One byte stays zero, whatever it writes.
+    let code = unsafe { (function.call)(buffer.as_mut_ptr().cast(), ROOM as c_int - 1, handle) };
+    driver.check(function.name, code)?;
+    let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}

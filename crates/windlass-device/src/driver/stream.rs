@@ -1,0 +1,266 @@
+//! Streams and events.
+#![allow(unsafe_code)]
+
+use super::{
+    Vendor,
+    device::DriverDevice,
+    table::{Copy2d, EVENT_QUIET, Handle, MEMORY_DEVICE, MEMORY_HOST, STREAM_NON_BLOCKING, SUCCESS},
+};
+use crate::{
+    Error, Result,
+    backend::{Address, Event, Stream, Work},
+};
+use std::{
+    ffi::c_void,
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// A stream.
+#[derive(Debug)]
+pub(super) struct DriverStream<V: Vendor> {
+    device: Arc<DriverDevice<V>>,
+    handle: Handle,
+    /// Whether the last wait left it open whether work is in flight.
+    is_in_doubt: Arc<AtomicBool>,
+}
+
+// SAFETY: a stream may be used from any thread, by several at once.
+unsafe impl<V: Vendor> Send for DriverStream<V> {}
+// SAFETY: as above.
+unsafe impl<V: Vendor> Sync for DriverStream<V> {}
+
+impl<V: Vendor> DriverStream<V> {
+    pub(super) fn new(device: Arc<DriverDevice<V>>) -> Result<Self> {
+        let mut handle = ptr::null_mut();
+        {
+            let _entered = device.enter()?;
+            let create = &device.driver.functions.stream_create;
+            // SAFETY: writes one handle; the device is current.
+            let code = unsafe { (create.call)(&mut handle, STREAM_NON_BLOCKING) };
+            device.check("making a stream", create.name, code)?;
+        }
+        Ok(Self { device, handle, is_in_doubt: Arc::default() })
+    }
+
+    /// Records an event on a stream. The caller has made the device current.
+    fn record(&self, stream: Handle) -> Result<DriverEvent<V>> {
+        let functions = &self.device.driver.functions;
+        let (create, record) = (&functions.event_create, &functions.event_record);
+        let mut handle = ptr::null_mut();
+        // SAFETY: writes one handle; the device is current.
+        let code = unsafe { (create.call)(&mut handle, EVENT_QUIET) };
+        self.device.check("making an event", create.name, code)?;
+        let event =
+            DriverEvent { device: self.device.clone(), handle, is_stream_in_doubt: self.is_in_doubt.clone() };
+        // SAFETY: both are live and of this device.
+        let code = unsafe { (record.call)(handle, stream) };
+        self.device.check("recording an event", record.name, code)?;
+        Ok(event)
+    }
+
+    /// Makes later work wait for an event. The caller has made the device current.
+    ///
+    /// # Safety
+    /// The event lives.
+    unsafe fn wait_for_event(&self, operation: &'static str, event: Handle) -> Result<()> {
+        let wait = &self.device.driver.functions.stream_wait_event;
+        // SAFETY: the event lives; the stream is this one.
+        let code = unsafe { (wait.call)(self.handle, event, 0) };
+        self.device.check(operation, wait.name, code)
+    }
+
+    /// # Safety
+    /// As for [`Stream::queue`]; the device is current.
+    unsafe fn queue_one(&self, work: &Work) -> Result<()> {
+        let (functions, stream) = (&self.device.driver.functions, self.handle);
+        match *work {
+            Work::WaitForEvent(event) => {
+                let event = ptr::with_exposed_provenance_mut::<c_void>(event as usize);
+                // SAFETY: the caller's event lives.
+                unsafe { self.wait_for_event("waiting for an event", event) }
+            }
+            Work::Copy { from, to, len } => {
+                let len = len as usize;
+                let (to_device, on_device, to_host) =
+                    (&functions.copy_to_device, &functions.copy_on_device, &functions.copy_to_host);
+                // SAFETY: the caller vouches for both sides.
+                let (operation, function, code) = unsafe {
+                    match (from, to) {
+                        (Address::Host(from), Address::Device(to)) => {
+                            ("copying to it", to_device.name, (to_device.call)(to, from.cast(), len, stream))
+                        }
+                        (Address::Device(from), Address::Device(to)) => {
+                            ("copying to it", on_device.name, (on_device.call)(to, from, len, stream))
+                        }
+                        (Address::Device(from), Address::Host(to)) => {
+                            ("copying from it", to_host.name, (to_host.call)(to.cast(), from, len, stream))
+                        }
+                        (Address::Host(_), Address::Host(_)) => return Err(no_device()),
+                    }
+                };
+                self.device.check(operation, function, code)
+            }
+            Work::CopyRows { from, from_pitch, to, to_pitch, width, height } => {
+                let (source_type, source_host, source_device) = side(from);
+                let (destination_type, destination_host, destination_device) = side(to);
+                let copy = Copy2d {
+                    source_x: 0,
+                    source_y: 0,
+                    source_type,
+                    source_host,
+                    source_device,
+                    source_array: ptr::null_mut(),
+                    source_pitch: from_pitch as usize,
+                    destination_x: 0,
+                    destination_y: 0,
+                    destination_type,
+                    destination_host,
+                    destination_device,
+                    destination_array: ptr::null_mut(),
+                    destination_pitch: to_pitch as usize,
+                    width: width as usize,
+                    height: height as usize,
+                };
+                // SAFETY: the driver copies the description; the caller vouches for the rows.
+                let code = unsafe { (functions.copy_2d.call)(&copy, stream) };
+                self.device.check("copying rows", functions.copy_2d.name, code)
+            }
+            Work::Run { kernel, table, segments, longest } => {
+                let kernels = self.device.kernels()?;
+                // SAFETY: the device is current; the caller vouches for the table and what it refers to.
+                unsafe { kernels.launch(&self.device, stream, kernel, table, segments, longest) }
+            }
+        }
+    }
+}
+
+/// The type of a side of a copy of rows, and its place in host memory or the device's.
+fn side(address: Address) -> (u32, *mut c_void, u64) {
+    match address {
+        Address::Host(start) => (MEMORY_HOST, start.cast(), 0),
+        Address::Device(start) => (MEMORY_DEVICE, ptr::null_mut(), start),
+    }
+}
+
+fn no_device() -> Error {
+    Error::Internal("a copy has no device on either side".into())
+}
+
+impl<V: Vendor> Stream for DriverStream<V> {
+    unsafe fn queue(&self, work: &[Work]) -> Result<()> {
+        let _entered = self.device.enter()?;
+        // SAFETY: passed on.
+        work.iter().try_for_each(|work| unsafe { self.queue_one(work) })
+    }
+
+    unsafe fn wait_for(&self, stream: usize) -> Result<()> {
+        let _entered = self.device.enter()?;
+        let event = self.record(ptr::with_exposed_provenance_mut(stream))?;
+        // SAFETY: the event lives; the wait refers to the record that was just made.
+        unsafe { self.wait_for_event("waiting for a stream", event.handle) }
+    }
+
+    fn mark(&self) -> Result<Box<dyn Event>> {
+        let _entered = self.device.enter()?;
+        Ok(Box::new(self.record(self.handle)?))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        let _entered = self.device.enter()?;
+        let synchronize = &self.device.driver.functions.stream_synchronize;
+        // SAFETY: a live stream of the current device.
+        let code = unsafe { (synchronize.call)(self.handle) };
+        let waited = self.device.check("copying to it", synchronize.name, code);
+        self.is_in_doubt.store(waited.as_ref().is_err_and(Error::leaves_doubt), Ordering::Relaxed);
+        waited
+    }
+
+    fn allocate(&self, len: u64) -> Result<Option<u64>> {
+        let functions = &self.device.driver.functions;
+        let (Some(allocate), Some(_), true) =
+            (&functions.allocate_async, &functions.free_async, self.device.info.has_memory_pools)
+        else {
+            return Ok(None);
+        };
+        let address = self.device.allocate_by(allocate.name, len, |address, bytes| {
+            // SAFETY: writes one address; the stream is the device's.
+            unsafe { (allocate.call)(address, bytes, self.handle) }
+        })?;
+        Ok(Some(address))
+    }
+
+    unsafe fn free(&self, address: u64, len: u64) {
+        let Some(free) = &self.device.driver.functions.free_async else { return };
+        // SAFETY: allocated on this stream and freed once. All work that uses it was queued before.
+        self.device.free_by(len, || unsafe { (free.call)(address, self.handle) });
+    }
+}
+
+impl<V: Vendor> Drop for DriverStream<V> {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.device.enter() else { return };
+        let functions = &self.device.driver.functions;
+        if !V::STREAMS_OUTLIVE_HANDLES {
+            // What a failed wait did not tell, another would wait for without limit.
+            let mut is_in_doubt = self.is_in_doubt.load(Ordering::Relaxed);
+            if !is_in_doubt {
+                // SAFETY: a live stream of the current device.
+                let code = unsafe { (functions.stream_synchronize.call)(self.handle) };
+                self.device.forget(code);
+                is_in_doubt = code != SUCCESS && !V::ends_work(code);
+            }
+            if is_in_doubt {
+                tracing::warn!(device = %self.device.info.id, "a stream stays: its work may be in flight");
+                return;
+            }
+        }
+        // SAFETY: made by `new`, destroyed once. What is still queued on it goes on.
+        let code = unsafe { (functions.stream_destroy.call)(self.handle) };
+        self.device.forget(code);
+    }
+}
+
+/// An event that was recorded.
+#[derive(Debug)]
+struct DriverEvent<V: Vendor> {
+    device: Arc<DriverDevice<V>>,
+    handle: Handle,
+    is_stream_in_doubt: Arc<AtomicBool>,
+}
+
+// SAFETY: an event may be used from any thread.
+unsafe impl<V: Vendor> Send for DriverEvent<V> {}
+
+impl<V: Vendor> Event for DriverEvent<V> {
+    fn wait(&self) -> Result<()> {
+        let _entered = self.device.enter()?;
+        let synchronize = &self.device.driver.functions.event_synchronize;
+        // SAFETY: a live event that was recorded.
+        let code = unsafe { (synchronize.call)(self.handle) };
+        let waited = self.device.check("copying to it", synchronize.name, code);
+        if waited.as_ref().is_err_and(Error::leaves_doubt) {
+            self.is_stream_in_doubt.store(true, Ordering::Relaxed);
+        }
+        waited
+    }
+
+    fn is_over(&self) -> bool {
+        let Ok(_entered) = self.device.enter() else { return true };
+        // SAFETY: a live event that was recorded. Work that failed is over too.
+        unsafe { self.device.query(self.handle) }.unwrap_or(true)
+    }
+}
+
+impl<V: Vendor> Drop for DriverEvent<V> {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.device.enter() {
+            // SAFETY: made by `record`, destroyed once; the driver keeps what waits for it.
+            let code = unsafe { (self.device.driver.functions.event_destroy.call)(self.handle) };
+            self.device.forget(code);
+        }
+    }
+}
