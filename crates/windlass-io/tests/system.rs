@@ -43,6 +43,29 @@ fn pages_are_zeroed_and_are_so_again_when_released() {
 }
 
 #[test]
+fn a_reservation_is_used_in_parts_again_and_again() {
+    let page = page_size();
+    // More than any machine has: address space costs nothing.
+    let pages = Pages::reserve(1 << 40).unwrap();
+    for round in 0..3 {
+        for start in [0, 7 * page, (1 << 40) - 2 * page] {
+            let range = start..start + 2 * page;
+            pages.commit(range.clone()).unwrap();
+            // SAFETY: committed, and nothing else uses it.
+            let bytes =
+                unsafe { std::slice::from_raw_parts_mut(pages.start().as_ptr().add(start), 2 * page) };
+            assert!(bytes.iter().all(|byte| *byte == 0), "round {round}");
+            bytes.fill(7);
+            // Committing again changes nothing.
+            pages.commit(range.clone()).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == 7));
+            // SAFETY: no reference to the bytes is left.
+            unsafe { pages.release(range) };
+        }
+    }
+}
+
+#[test]
 fn views_of_files_are_private() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");

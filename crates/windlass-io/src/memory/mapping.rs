@@ -51,6 +51,22 @@ impl Mapping {
         Ok(Self { pages, skip, len })
     }
 
+    /// Reserves `len` bytes of address space. Only what is [committed](Self::commit) may be touched; it holds zeros then.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn reserve(len: usize) -> io::Result<Self> {
+        Ok(Self { pages: Pages::reserve(len)?, skip: 0, len })
+    }
+
+    /// Makes `range` of a [reservation](Self::reserve) usable, widened to whole pages.
+    ///
+    /// # Errors
+    /// The system's, if it has no memory for it.
+    pub fn commit(&self, range: ByteRange) -> io::Result<()> {
+        self.pages.commit(self.in_pages(range))
+    }
+
     /// A private, writable view of the first `len` bytes of `file`.
     ///
     /// Pages are read when first touched. If the file shrinks, touching what is gone kills the process with

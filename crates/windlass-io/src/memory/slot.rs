@@ -30,7 +30,7 @@ pub enum SlotKind<'a> {
     /// Host memory that is pinned for a device, slot by slot as they are first used: pinning takes a quarter of a
     /// millisecond a MiB, and a load that needs few slots should not wait for all. On the node that is given.
     Pinned(&'a Arc<Device>, Option<u32>),
-    /// Memory of a device that cuFile reads into, of at least as many bytes as all slots.
+    /// Memory of a device that its library reads files into, of at least as many bytes as all slots.
     Device(&'a Arc<DirectBuffer>),
     /// Host memory that another process writes to. Pinned as they are first used, if a device copies from them.
     Shared {

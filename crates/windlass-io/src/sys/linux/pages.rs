@@ -38,6 +38,27 @@ impl Pages {
         Self::anonymous(len, MapFlags::PRIVATE | MapFlags::NORESERVE)
     }
 
+    /// Reserves `len` bytes of address space. Pages appear, zeroed, as they are [committed](Self::commit) or touched: small
+    /// ones, so that no more memory is used than was asked for.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn reserve(len: usize) -> io::Result<Self> {
+        let pages = Self::new(len)?;
+        // A refusal means that huge pages are compiled out.
+        let _ = pages.advise(0..pages.len, Advice::LinuxNoHugepage);
+        Ok(pages)
+    }
+
+    /// Makes `range` of a reservation usable, widened to whole pages.
+    ///
+    /// # Errors
+    /// None on Linux: pages appear at their first touch.
+    pub fn commit(&self, range: Range<usize>) -> io::Result<()> {
+        assert!(range.end <= self.len, "bytes {range:?} of {} that are mapped", self.len);
+        Ok(())
+    }
+
     /// `len` bytes of the system's reserve of huge pages, a multiple of [`HUGE_PAGE_BYTES`](crate::memory::HUGE_PAGE_BYTES) and aligned to it.
     ///
     /// # Errors

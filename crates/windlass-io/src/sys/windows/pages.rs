@@ -45,6 +45,8 @@ pub struct Pages {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Allocated,
+    /// Address space, of which parts are committed.
+    Reserved,
     /// Allocated, of large pages: never given back in part.
     Large,
     View,
@@ -62,6 +64,32 @@ impl Pages {
     /// The system's.
     pub fn new(len: usize) -> io::Result<Self> {
         Self::allocated(len, 0, Kind::Allocated)
+    }
+
+    /// Reserves `len` bytes of address space. Only what is [committed](Self::commit) may be touched, and counts against the
+    /// system's commit limit.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn reserve(len: usize) -> io::Result<Self> {
+        let len = len.max(1);
+        // SAFETY: new address space at a place of the system's choice touches no existing memory.
+        let address = unsafe { VirtualAlloc(ptr::null(), len, MEM_RESERVE, PAGE_READWRITE) };
+        Ok(Self { start: non_null(address)?, len, kind: Kind::Reserved })
+    }
+
+    /// Makes `range` of a reservation usable, widened to whole pages. Pages that are committed already keep their bytes.
+    ///
+    /// # Errors
+    /// The system's, if the commit limit is reached.
+    pub fn commit(&self, range: Range<usize>) -> io::Result<()> {
+        let address = self.address(&range);
+        if range.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: pages of this reservation; committing changes no bytes of those that are committed already.
+        let committed = unsafe { VirtualAlloc(address, range.len(), MEM_COMMIT, PAGE_READWRITE) };
+        non_null(committed).map(drop)
     }
 
     /// `len` bytes of large pages, a multiple of [`HUGE_PAGE_BYTES`](crate::memory::HUGE_PAGE_BYTES) and aligned to it.
@@ -154,12 +182,12 @@ impl Pages {
         // The call would take every page that the range touches.
         let page = page_size();
         let range = range.start.next_multiple_of(page)..range.end / page * page;
-        if self.kind != Kind::Allocated || range.is_empty() {
+        if !matches!(self.kind, Kind::Allocated | Kind::Reserved) || range.is_empty() {
             return;
         }
         let address = self.address(&range);
         // SAFETY: whole pages of this allocation, which are not referred to, as the caller says.
-        if unsafe { VirtualFree(address, range.len(), MEM_DECOMMIT) } != 0 {
+        if unsafe { VirtualFree(address, range.len(), MEM_DECOMMIT) } != 0 && self.kind == Kind::Allocated {
             // The addresses stay usable: new, zeroed pages appear there. A lack of memory for these is told at the next
             // touch only, and nothing touches them, as the caller says.
             // SAFETY: whole pages of this reservation, decommitted above.
@@ -190,7 +218,7 @@ impl Drop for Pages {
             // pages too.
             Kind::View => unsafe { UnmapViewOfFile(MEMORY_MAPPED_VIEW_ADDRESS { Value: start }) },
             // SAFETY: exactly what was allocated, freed once; pointers as above.
-            Kind::Allocated | Kind::Large => unsafe { VirtualFree(start, 0, MEM_RELEASE) },
+            Kind::Allocated | Kind::Reserved | Kind::Large => unsafe { VirtualFree(start, 0, MEM_RELEASE) },
         };
         debug_assert!(result != 0, "freeing pages: {}", io::Error::last_os_error());
     }
