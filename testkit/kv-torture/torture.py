@@ -48,7 +48,7 @@ def table(results: dict[str, Any]) -> str:
         "# The KV store, mistreated",
         "",
         f"{host['processor']}, {host['cores']} cores; {host['kernel']}; {host['date']}, commit {host['commit']}.",
-        "Made by `just torture-kv`.",
+        " ".join(["Made by `just torture-kv`.", *([results["note"]] if results["note"] else [])]),
     ]
     if results["cuts"]:
         lines += [
@@ -99,14 +99,17 @@ def table(results: dict[str, Any]) -> str:
         lines += [
             "",
             "## Soak",
-            f"{soak['processes']} processes for {soak['seconds']} s on one store; {soak['killed']} were killed and",
-            f"replaced, {soak['flipped']} bits of its files were flipped, and one of {soak['fault_one_in']} reads and",
-            f"writes failed, fell short, was late, changed or lost. {all_of['stored']} shards were stored and",
-            f"{all_of['delivered']} blocks delivered, {all_of['wrong']} of them wrong; {all_of['corrupt']} refused as",
-            f"damaged, {all_of['failed']} failed, {all_of['dropped_no_room']} shards dropped for want of room and",
-            f"{all_of['dropped']} otherwise, {all_of['evicted']} blocks evicted. At most",
-            f"{soak['most_bytes'] / (1 << 20):.1f} MiB of {soak['capacity'] / (1 << 20):.0f} MiB were taken, in",
-            f"{soak['samples']} looks.",
+            f"{soak['processes']} processes for {soak['seconds']} s on one store with a far tier; {soak['killed']}",
+            f"were killed and replaced, {soak['flipped']} bits of files of each tier were flipped, and of each one of",
+            f"{soak['fault_one_in']} reads and writes failed, fell short, was late, changed or lost.",
+            f"{all_of['stored']} shards were stored and {all_of['delivered']} blocks delivered, {all_of['from_far']}",
+            f"of them from the far tier, {all_of['wrong']} of them wrong; {all_of['corrupt']} refused as damaged,",
+            f"{all_of['failed']} failed, {all_of['dropped_no_room']} shards dropped for want of room and",
+            f"{all_of['dropped']} otherwise, {all_of['evicted']} blocks evicted. {all_of['far_written']} blocks were",
+            f"written to the far tier and {all_of['promoted']} promoted from it; it was given up and opened again",
+            f"{all_of['outages']} times. At most {soak['most_bytes'] / (1 << 20):.1f} MiB of",
+            f"{soak['capacity'] / (1 << 20):.0f} MiB were taken, and {soak['most_far_bytes'] / (1 << 20):.1f} MiB of",
+            f"{soak['capacity'] / (1 << 19):.0f} MiB of the far tier, in {soak['samples']} looks.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -124,6 +127,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seconds", type=int, default=600, help="of the soak")
     parser.add_argument("--seed", default="windlass")
+    parser.add_argument("--note", help="what else there is to say, such as what ran beside it")
     parser.add_argument("--directory", type=Path, default=Path("target/torture"))
     parser.add_argument(
         "--output", type=Path, help="where to write the results as Markdown, and as JSON beside it"
@@ -132,6 +136,7 @@ def main() -> None:
     arguments.program = arguments.program.resolve()
     results: dict[str, Any] = {
         "host": machine(Path(), ()),
+        "note": arguments.note,
         "cuts": cut_power(arguments),
         "kills": kill(arguments) if arguments.kills else None,
         "soak": run(arguments, "soak", "--seconds", arguments.seconds) if arguments.seconds else None,

@@ -5,7 +5,7 @@ use crate::Carrier;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-/// What became of one item.
+/// How one item ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -16,7 +16,7 @@ pub enum Status {
     Exists,
     /// A load of a block that is not there.
     Miss,
-    /// A load of a block whose time was over.
+    /// A load of a block that had expired.
     Expired,
     /// A load of a block that is not what was stored. It is a miss from now on; the memory holds anything.
     Corrupt,
@@ -25,11 +25,11 @@ pub enum Status {
     Mismatch,
     /// A store that was refused: no room, too many bytes under way, not admitted.
     Dropped(DropReason),
-    /// It took too long. The memory may still be read or written until the ticket is released.
+    /// It timed out. The memory may still be read or written until the ticket is released.
     TimedOut,
-    /// The caller gave it up.
+    /// The caller cancelled it, or the store was closed.
     Cancelled,
-    /// The system's error (`errno`), which says nothing of the block: it stays, and may be asked for again.
+    /// The system's error (`errno`). It does not concern the block: the block stays, and can be requested again.
     Io(i32),
 }
 
@@ -45,7 +45,7 @@ impl Status {
     }
 }
 
-/// As reports and other languages have it: `ok`, `dropped:no_room`, `io:5`.
+/// Writes the name that reports and other languages use: `ok`, `dropped:no_room`, `io:5`.
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -72,11 +72,11 @@ impl fmt::Display for Status {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum DropReason {
-    /// Everything that could go is pinned or in use, or the file system is full.
+    /// All blocks that could be evicted are pinned or in use, or the file system is full.
     NoRoom,
-    /// The namespace has used up its quota, with blocks that cannot go.
+    /// The namespace has used up its quota with blocks that cannot be evicted.
     Quota,
-    /// Others leave it no room: stores that are under way, in `max_in_flight_bytes`, or 65,536 loads that have not ended.
+    /// Too much is in flight: stores, by `max_in_flight_bytes`, or 65,536 loads that have not ended.
     Busy,
     /// It was not asked for before (`admission`).
     NotAdmitted,
@@ -89,14 +89,13 @@ pub enum DropReason {
 pub struct Completion {
     /// The number of the ticket.
     pub ticket: u64,
-    /// What became of each item, in the order of the request.
+    /// How each item ended, in the order of the request.
     pub items: Vec<Status>,
     /// Bytes that were delivered or stored.
     pub bytes: u64,
-    /// Bytes that its transfers moved, by the way that they took: with the headers and the padding that go along, and
-    /// also of items that failed afterwards.
+    /// Bytes that its transfers moved, by route: with headers and padding, and also of items that failed afterwards.
     pub carried: BTreeMap<Carrier, u64>,
-    /// Bytes of the caller's that went by way of memory of the store's, because they were not aligned, or on a device.
+    /// Bytes of the caller's that passed through the store's memory, because they were not aligned, or on a device.
     pub bounced_bytes: u64,
     /// Of `bytes`, those that a load read from the far tier.
     pub far_bytes: u64,

@@ -8,7 +8,7 @@ use windlass_device::{CopyDirection, CopyStream, Device, DeviceId, DeviceMemory,
 /// What direct transfers want the addresses of memory to be multiples of.
 const ALIGNMENT: u64 = 4096;
 
-/// Memory of a CUDA device of a fixed length, aligned for direct transfers.
+/// Memory of a device of a fixed length, aligned for direct transfers.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     /// That of several buffers. It is freed with the last of them.

@@ -25,7 +25,10 @@ pub use device_buffer::DeviceBuffer;
 /// Faults between the store and its disk, for tests.
 #[cfg(feature = "fault-injection")]
 pub mod fault {
-    pub use crate::io::fault::{Fault, FaultScript, Gate, Operation};
+    pub use crate::{
+        disk::HangingCalls,
+        io::fault::{Fault, FaultScript, Gate, Operation},
+    };
 }
 
 /// What the fuzz target reaches. No part of the interface.

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    Completion, DropReason, Dropped, NamespaceId, NamespaceStats, Result, Stats, Status,
+    Completion, DropReason, Dropped, FarStats, NamespaceId, NamespaceStats, Result, Stats, Status,
     io::{Carrier, Direction, Outcome},
     report::CarrierShare,
     ticket::Kind,
@@ -162,6 +162,30 @@ const OF_NAMESPACES: [Of<NamespaceStats>; 10] = [
     ("exists", "Items that were to be stored, but were there already", |stats| stats.exists),
 ];
 
+const FAR_LEVELS: [Of<FarStats>; 3] = [
+    ("far_up", "Whether the far tier can be used: 1 or 0", |far| far.is_up.into()),
+    ("far_backlog_blocks", "Blocks that wait to be written to the far tier", |far| far.backlog_blocks),
+    ("far_backlog_bytes", "Bytes of blocks that wait to be written to the far tier", |far| far.backlog_bytes),
+];
+
+const FAR_TOTALS: [Of<FarStats>; 11] = [
+    ("far_outages", "Times that the far tier could not be used", |far| far.outages),
+    ("far_hits", "Items that were loaded from the far tier", |far| far.hits),
+    ("far_misses", "Items that neither tier had", |far| far.misses),
+    ("far_loaded_bytes", "Bytes that were loaded from the far tier", |far| far.loaded_bytes),
+    ("far_written_blocks", "Blocks that were written to the far tier", |far| far.written_blocks),
+    ("far_written_bytes", "Bytes of blocks that were written to the far tier", |far| far.written_bytes),
+    ("far_unwritten_blocks", "Blocks that were not written to the far tier", |far| far.unwritten_blocks),
+    ("far_promoted_blocks", "Blocks of the far tier that were stored in the near one", |far| {
+        far.promoted_blocks
+    }),
+    ("far_unpromoted_blocks", "Blocks of the far tier that were not stored in the near one", |far| {
+        far.unpromoted_blocks
+    }),
+    ("far_failures", "Operations of the far tier that failed or took too long", |far| far.failures),
+    ("far_lookup_timeouts", "Lookups that the near tier answered alone", |far| far.lookup_timeouts),
+];
+
 /// Registers a metric, with the unit that its name ends in.
 fn register(registry: &mut Registry, name: &str, help: &str, metric: impl registry::Metric) {
     let units = [("_bytes", Unit::Bytes), ("_seconds", Unit::Seconds)];
@@ -311,6 +335,14 @@ impl Metrics {
         for (name, help, value) in TOTALS {
             register(registry, name, help, ConstCounter::new(value(stats)));
         }
+        for far in stats.far.iter() {
+            for (name, help, value) in FAR_LEVELS {
+                register(registry, name, help, ConstGauge::new(value(far)));
+            }
+            for (name, help, value) in FAR_TOTALS {
+                register(registry, name, help, ConstCounter::new(value(far)));
+            }
+        }
         for (name, help, value) in OF_NAMESPACES {
             let family = Family::<OfNamespace, Counter>::default();
             for of in &stats.namespaces {
@@ -362,7 +394,12 @@ mod tests {
         metrics.namespace(NamespaceId([1; 16])).hits.inc();
         let mut stats = Stats::default();
         metrics.count_into(&mut stats);
+        assert!(!metrics.encode(&stats).unwrap().contains("far_"), "there is no far tier");
+        stats.far = Some(FarStats { is_up: true, hits: 7, loaded_bytes: 8, ..FarStats::default() });
         let text = metrics.encode(&stats).unwrap();
+        for line in ["far_up 1", "far_hits_total 7", "far_loaded_bytes_total 8", "far_backlog_bytes 0"] {
+            assert!(text.contains(&format!("\nwindlass_kv_{line}\n")), "{line}: {text}");
+        }
         assert!(
             text.contains("windlass_kv_hits_total{namespace=\"01010101010101010101010101010101\"} 1\n"),
             "{text}"

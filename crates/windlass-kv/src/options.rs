@@ -151,7 +151,7 @@ named! {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FarOptions {
-    /// Directory of the far store.
+    /// Directory of the far store. It is not made: until it is there, the near tier goes on without the far one.
     pub root: PathBuf,
     /// Most bytes that all files below `root` take. Required for writing.
     pub capacity_bytes: Option<u64>,
@@ -169,7 +169,7 @@ pub struct FarOptions {
     pub timeout: Duration,
     /// Longest time that a lookup waits for a far tier that has to ask its file system.
     pub lookup_timeout: Duration,
-    /// Most bytes of blocks that wait to be written. The oldest are dropped when there are more.
+    /// Most bytes that blocks which wait to be written take in the near tier. The oldest are dropped when there are more.
     pub backlog_bytes: u64,
     /// Host memory for blocks that move between the tiers.
     pub staging_bytes: u64,
@@ -263,9 +263,22 @@ pub struct StoreOptions {
     pub for_upkeep: bool,
     /// A second tier behind this store.
     pub far: Option<FarOptions>,
+    /// What is made where it is not there.
+    pub(crate) creation: Creation,
     /// Faults between the store and its disk, for tests.
     #[cfg(feature = "fault-injection")]
     pub(crate) faults: Option<crate::fault::FaultScript>,
+}
+
+/// What opening a store makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Creation {
+    /// The directory, with those above it, and the store.
+    Directory,
+    /// The store, in a directory that is there.
+    Store,
+    /// Nothing.
+    Nothing,
 }
 
 windlass_io::setters! {
@@ -317,6 +330,7 @@ impl StoreOptions {
             scrub_bytes_per_second: 0,
             for_upkeep: false,
             far: None,
+            creation: Creation::Directory,
             #[cfg(feature = "fault-injection")]
             faults: None,
         }

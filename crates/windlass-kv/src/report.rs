@@ -11,7 +11,7 @@ use std::{
 };
 use windlass_io::Refusal;
 
-/// What a store holds, and what was done since it was opened. Counters only grow.
+/// What a store holds, and what it has done since it was opened. Counters only grow.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Stats {
@@ -34,9 +34,9 @@ pub struct Stats {
     pub lost_on_recovery: u64,
     /// Records of other processes' logs that cannot be read although others follow them. Their blocks may not be found.
     pub damaged_records: u64,
-    /// Blocks that went to make room.
+    /// Blocks that were evicted to make room.
     pub evicted_blocks: u64,
-    /// Blocks whose time was over.
+    /// Blocks that expired.
     pub expired_blocks: u64,
     /// Blocks that were found damaged, and are missing now.
     pub corrupt_blocks: u64,
@@ -46,12 +46,12 @@ pub struct Stats {
     pub namespaces: Vec<NamespaceStats>,
     /// Stores that were refused, by reason.
     pub dropped: Dropped,
-    /// Items that were to be loaded, and whose checksums are compared whatever `verify` says: no sync covers their blocks, so
-    /// that a power cut may have changed them.
+    /// Loaded items whose checksums are compared even if `verify` is off: no sync covers their blocks, so a power cut may
+    /// have changed them.
     pub unsynced_loads: u64,
-    /// Requests that took too long.
+    /// Requests that timed out.
     pub timed_out: u64,
-    /// Requests that were given up.
+    /// Requests that were cancelled.
     pub cancelled: u64,
     /// Transfers that ended with an error of the system or of a device.
     pub io_errors: u64,
@@ -61,9 +61,9 @@ pub struct Stats {
     pub abandoned: u64,
     /// Requests that have not ended.
     pub open_requests: u64,
-    /// Bytes of transfers under way.
+    /// Bytes in flight.
     pub in_flight_bytes: u64,
-    /// Loads that wait for others to end, because too many bytes are under way.
+    /// Loads that wait for others to end, because too many bytes are in flight.
     pub queued_loads: u64,
     /// Blocks that have some of their shards.
     pub partial_blocks: u64,
@@ -81,7 +81,7 @@ pub struct Stats {
 pub struct FarStats {
     /// Whether it can be used now.
     pub is_up: bool,
-    /// Times that it was given up after failures, or was not there.
+    /// How often it became unusable: after failures, or because it was not there.
     pub outages: u64,
     /// Items that were loaded from it.
     pub hits: u64,
@@ -105,9 +105,9 @@ pub struct FarStats {
     pub lookup_timeouts: u64,
     /// Blocks that wait to be written to it.
     pub backlog_blocks: u64,
-    /// Bytes of these.
+    /// Bytes that these take in the near tier, with headers and padding.
     pub backlog_bytes: u64,
-    /// Statistics of the far store itself; `None` while it cannot be used.
+    /// Statistics of the far store itself; `None` while it cannot be used, or does not answer.
     pub store: Option<Box<Stats>>,
 }
 
@@ -119,11 +119,11 @@ pub struct WriterStats {
     pub id: String,
     /// Its number on its host.
     pub process: u32,
-    /// Whether it has said within the last minute that it writes, and was not killed since, as far as its lease shows it.
+    /// Whether it lives: its lease was renewed within the last minute, and does not show that it was killed since.
     pub is_alive: bool,
-    /// Most bytes that the files of all processes may take, as it was told; `None` if it has not said.
+    /// Limit of the bytes of the files of all processes, by its options; `None` if its lease does not say.
     pub capacity_bytes: Option<u64>,
-    /// What its acknowledgements mean; `None` if it has not said.
+    /// What its acknowledgements mean; `None` if its lease does not say.
     pub durability: Option<Durability>,
     /// Bytes that its files take; `None` where files have no owner.
     pub allocated_bytes: Option<u64>,
@@ -145,7 +145,7 @@ pub struct NamespaceStats {
     pub hits: u64,
     /// Items that were to be loaded, but were not there.
     pub misses: u64,
-    /// Items that were to be loaded, but whose time was over.
+    /// Items that were to be loaded, but had expired.
     pub expired: u64,
     /// Items that were to be loaded, but were damaged.
     pub corrupt: u64,
@@ -167,7 +167,7 @@ pub struct Dropped {
     pub no_room: u64,
     /// Quota of the namespace.
     pub quota: u64,
-    /// Too many bytes under way.
+    /// Too many bytes in flight.
     pub busy: u64,
     /// Not asked for before.
     pub not_admitted: u64,
@@ -175,7 +175,7 @@ pub struct Dropped {
     pub too_large: u64,
 }
 
-/// How a store works: what it was told, which way bytes went, and why not a better one.
+/// How a store works: its options, the route that bytes took, and why not a better one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct StoreReport {
@@ -187,7 +187,7 @@ pub struct StoreReport {
     pub access: StoreAccess,
     /// How blocks lie in files.
     pub layout: LayoutKind,
-    /// What acknowledgement means.
+    /// What an acknowledgement means.
     pub durability: Durability,
     /// How bytes move between host memory and files: what was chosen.
     pub route: Route,
@@ -198,13 +198,13 @@ pub struct StoreReport {
     /// Bytes of host memory for what is not aligned. The 64 MiB of pinned memory that bytes of devices pass through, once
     /// one is used, come on top.
     pub bounce_bytes: u64,
-    /// Which way moved how much.
+    /// The bytes of each route.
     pub carriers: Vec<CarrierShare>,
-    /// Bytes that went by way of memory of our own, because they were not aligned, or on a device.
+    /// Bytes that passed through the store's own memory, because they were not aligned, or on a device.
     pub bounced_bytes: u64,
     /// What shows, for each device, that bytes go past the host's memory.
     pub proofs: Vec<String>,
-    /// Ways that would have been better, and why they were not used.
+    /// Better routes, and why they were not used.
     pub refused: Vec<Refusal>,
     /// What the store warned of on its own, such as a directory that other users can change: the first 64 warnings.
     pub warnings: Vec<String>,
@@ -228,10 +228,10 @@ pub struct FarReport {
     pub store: Option<Box<StoreReport>>,
 }
 
-/// One way's share.
+/// The bytes of one route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CarrierShare {
-    /// The way.
+    /// The route.
     #[serde(flatten)]
     pub carrier: Carrier,
     /// Bytes that were read.
@@ -244,20 +244,20 @@ pub struct CarrierShare {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Event {
-    /// When.
+    /// When it happened.
     #[serde(serialize_with = "since_1970")]
     pub at: SystemTime,
-    /// What.
+    /// What kind of event it is.
     pub kind: EventKind,
     /// The namespace of the block, if it is about one.
     pub namespace: Option<NamespaceId>,
     /// The block.
     pub key: Option<Key>,
-    /// What exactly, as a sentence.
+    /// What happened, as a sentence.
     pub reason: String,
 }
 
-/// What kind of event.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -268,7 +268,7 @@ pub enum EventKind {
     LoadFailed,
     /// A block could not be written. It is not there.
     StoreFailed,
-    /// A block did not get all its shards in time, and was given up.
+    /// A block did not get all its shards in time, and was dropped.
     Abandoned,
     /// A request has ended, but its memory may still be read or written.
     Leased,
@@ -292,13 +292,13 @@ pub enum EventKind {
     FarRecovered,
 }
 
-/// Blocks of this process that went to make room, or as their time was over, since they were last asked for.
+/// Blocks of this process that were evicted or expired since the last call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Evicted {
-    /// Oldest first. One that was stored again meanwhile is among them too.
+    /// The blocks, oldest first; also those that were stored again in the meantime.
     pub blocks: Vec<Fingerprint>,
-    /// How many others went: only the last 65,536 are remembered.
+    /// How many more blocks were evicted or expired: only the last 65,536 are remembered.
     pub forgotten: u64,
 }
 
@@ -312,20 +312,20 @@ pub struct BlockEntry {
     pub fingerprint: Fingerprint,
     /// Bytes of its shards.
     pub payload_bytes: u64,
-    /// Who stored it.
+    /// Which process stored it.
     pub owner: Owner,
     /// After which it is not found any more.
     #[serde(serialize_with = "may_be_since_1970")]
     pub expires: Option<SystemTime>,
 }
 
-/// Whose block it is.
+/// The process that a block belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Owner {
-    /// This process's.
+    /// This process.
     This,
-    /// That of another process, which alone may remove it.
+    /// Another process, which alone may remove the block.
     Other,
 }
 

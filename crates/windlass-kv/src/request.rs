@@ -19,18 +19,19 @@ pub struct Request {
     pub shard_len: Option<u64>,
     /// Time that it may take. Default: that of the store.
     pub timeout: Option<Duration>,
-    /// What goes first. Default: [`Priority::Demand`] for loads, [`Priority::Background`] for stores.
+    /// Which requests are served first. Default: [`Priority::Demand`] for loads, [`Priority::Background`] for stores.
     pub priority: Option<Priority>,
-    /// Whom to tell.
+    /// How the end of the request is announced.
     pub notify: Notify,
     /// How long the blocks are kept, at most; the namespace may say less. Stores only. The first request of a block
     /// decides.
     pub ttl: Option<Duration>,
-    /// A CUDA event, as a handle of the driver's, that work on the device must have reached before the memory is
+    /// An event of the device, as a handle of the driver's, that work on the device must have reached before the memory is
     /// read, or written. It lives, and is not recorded anew, until the ticket is released
-    /// ([`Ticket::is_released`](crate::Ticket::is_released)): `keep` may hold it.
+    /// ([`Ticket::is_released`](crate::Ticket::is_released)): `keep` may hold it. If the memory is on devices of several
+    /// vendors, or of none while the process has drivers of several, it is unknown whose event it is: the request fails.
     pub wait_event: Option<u64>,
-    /// What keeps the memory from being freed.
+    /// Keeps the memory from being freed.
     pub keep: KeepAlive,
 }
 
@@ -63,14 +64,14 @@ impl Request {
     }
 }
 
-/// Whom the end of a request is told to.
+/// How the end of a request is announced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notify {
-    /// Those who ask the ticket.
+    /// To callers of the ticket alone.
     #[default]
     Ticket,
-    /// Also a thread that watches [`Store::event_fd`](crate::Store::event_fd) and calls
+    /// Also to a thread that watches [`Store::event_fd`](crate::Store::event_fd) and calls
     /// [`Store::drain_completions`](crate::Store::drain_completions).
     EventFd,
 }

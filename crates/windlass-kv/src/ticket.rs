@@ -1,4 +1,4 @@
-//! What a caller holds of a request.
+//! Tickets: a caller's handles of requests.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -29,12 +29,12 @@ impl Ticket {
         Self { state }
     }
 
-    /// Its number: what [`Completion::ticket`] says. Counted from 1 for each store.
+    /// Returns its number, which [`Completion::ticket`] repeats. Each store counts from 1.
     pub fn id(&self) -> u64 {
         self.state.id
     }
 
-    /// How it ended; `None` if it has not. In a child of `fork` it never does.
+    /// Returns how it ended; `None` if it has not. In a child of `fork` it never ends.
     pub fn poll(&self) -> Option<Completion> {
         if self.state.is_forked() {
             return None;
@@ -70,20 +70,20 @@ impl Ticket {
         }
     }
 
-    /// Ends it now: items that have not ended are [`Status::Cancelled`]. What the kernel has is not taken back: see
-    /// [`Ticket::is_released`]. Whether it had not ended before.
+    /// Cancels it: items that have not ended are [`Status::Cancelled`]. Transfers in flight go on: see
+    /// [`Ticket::is_released`]. Returns `false` if it had ended before.
     pub fn cancel(&self) -> bool {
         !self.state.is_forked() && self.state.abort(Status::Cancelled)
     }
 
     /// Whether nothing reads or writes the memory any more. After a time-out or a cancellation that may be later than
-    /// the end. A child of `fork` cannot know, and says no.
+    /// the end. In a child of `fork` it is not known, and `false`.
     pub fn is_released(&self) -> bool {
         !self.state.is_forked() && self.state.is_released()
     }
 
-    /// Whether it will stay unknown if the memory is free: a ring or a device failed while it had it. It is kept for
-    /// as long as the process lives, and [`Ticket::is_released`] never becomes true.
+    /// Whether it will never be known that the memory is free: a ring or a device failed while it used the memory. The
+    /// memory is kept until the process ends, and [`Ticket::is_released`] never becomes true.
     pub fn is_lost(&self) -> bool {
         self.state.is_lost.load(Ordering::Acquire)
     }
@@ -129,6 +129,7 @@ struct Progress {
     carried: BTreeMap<Carrier, u64>,
     bounced_bytes: u64,
     far_bytes: u64,
+    /// Blocks that the far tier is not known to have taken.
     far_missing: u64,
     started: Option<Instant>,
     /// What is to happen once all items have ended, before the request does.
@@ -276,9 +277,14 @@ impl TicketState {
         last_step(self, &statuses);
     }
 
-    /// Sets what happens before the request ends, unless it ends early. Called before any item is settled.
-    pub(crate) fn set_last_step(&self, last_step: LastStep) {
-        lock(&self.progress).last_step = Some(last_step);
+    /// Sets what happens before the request ends, unless it ends early. Called before any item is settled. `far_missing`:
+    /// blocks that count as not taken by the far tier until [`TicketState::conclude`] says how many those are.
+    pub(crate) fn set_last_step(&self, last_step: LastStep, far_missing: u64) {
+        let mut progress = lock(&self.progress);
+        if !progress.has_ended {
+            progress.far_missing = far_missing;
+            progress.last_step = Some(last_step);
+        }
     }
 
     /// Ends the request after its last step. `far_missing`: blocks that the far tier has not taken.
@@ -336,7 +342,10 @@ impl TicketState {
             moving: now.saturating_duration_since(started),
         });
         progress.has_ended = true;
+        let last_step = progress.last_step.take();
         drop(progress);
+        // It holds the store open for `flush`, and a caller may keep the ticket for ever.
+        drop(last_step);
         if early.is_some() {
             self.withdrawn.set();
         }

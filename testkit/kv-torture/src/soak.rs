@@ -1,6 +1,6 @@
-//! Several processes use one store at once: all store, load what any of them may have stored, and delete. Their reads and
-//! writes fail, fall short or are changed now and then; bits of the store's files are flipped; processes are killed, and
-//! others begin. Every byte that is delivered is compared, and the size of the store is watched.
+//! Several processes use one store with a far tier at once: all store, load what any of them may have stored, and delete.
+//! Reads and writes of both tiers fail, fall short or are changed now and then; bits of their files are flipped; processes
+//! are killed, and others begin. Every byte that is delivered is compared, and the sizes of both tiers are watched.
 #![allow(unsafe_code)]
 
 use crate::{
@@ -22,13 +22,13 @@ use std::{
     time::{Duration, Instant},
 };
 use windlass_kv::{
-    DropReason, Durability, Status,
+    DropReason, Durability, Error, FarOptions, FarPolicy, Status, Store,
     fault::{Fault, FaultScript},
 };
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Directory of the store.
+    /// Directory of both tiers.
     root: PathBuf,
     /// How long.
     #[arg(long, default_value_t = 600)]
@@ -36,13 +36,13 @@ pub(crate) struct Arguments {
     /// How many processes.
     #[arg(long, default_value_t = 4)]
     processes: u64,
-    /// Most bytes of the store.
+    /// Most bytes of the near tier. The far one has twice as much.
     #[arg(long, default_value_t = 512 << 20)]
     capacity: u64,
     /// Seconds after which one of the processes is killed, again and again; 0: none is.
     #[arg(long, default_value_t = 5)]
     kill_every: u64,
-    /// Milliseconds after which a bit of the store's files is flipped, again and again; 0: none is.
+    /// Milliseconds after which a bit of a file of each tier is flipped, again and again; 0: none is.
     #[arg(long, default_value_t = 500)]
     flip_every: u64,
     /// Of so many reads and writes one goes wrong; 0: none.
@@ -82,6 +82,16 @@ struct Tally {
     deleted: u64,
     wrong: u64,
     evicted: u64,
+    /// Blocks delivered of which the far tier had bytes.
+    from_far: u64,
+    /// Blocks that stores ended without in the far tier.
+    far_missing: u64,
+    far_written: u64,
+    promoted: u64,
+    /// How often the far tier was given up.
+    outages: u64,
+    /// Blocks that were not written to the far tier when a process closed the store.
+    not_written_back: u64,
 }
 
 impl AddAssign for Tally {
@@ -97,6 +107,12 @@ impl AddAssign for Tally {
         self.deleted += other.deleted;
         self.wrong += other.wrong;
         self.evicted += other.evicted;
+        self.from_far += other.from_far;
+        self.far_missing += other.far_missing;
+        self.far_written += other.far_written;
+        self.promoted += other.promoted;
+        self.outages += other.outages;
+        self.not_written_back += other.not_written_back;
     }
 }
 
@@ -104,18 +120,50 @@ impl AddAssign for Tally {
 const NUMBERS: u64 = 20_000;
 /// How often a process says what it has done, for the case that it is killed.
 const TALLY_EVERY: Duration = Duration::from_millis(200);
+/// Longest time of an operation of the far tier.
+const FAR_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A tier.
+#[derive(Clone, Copy)]
+enum Tier {
+    Near,
+    Far,
+}
+
+impl Tier {
+    const ALL: [Self; 2] = [Self::Near, Self::Far];
+
+    fn root(self, root: &Path) -> PathBuf {
+        root.join(match self {
+            Self::Near => "near",
+            Self::Far => "far",
+        })
+    }
+
+    /// Its capacity where this is that of the near one.
+    fn capacity(self, near: u64) -> u64 {
+        match self {
+            Self::Near => near,
+            Self::Far => near * 2,
+        }
+    }
+}
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let started = Instant::now();
     let whole = Duration::from_secs(arguments.seconds);
     let mut seed = arguments.processes;
+    // Nothing makes the directory of a far tier: below a mount point that would be another disk.
+    fs::create_dir_all(Tier::Far.root(&arguments.root))?;
     let mut workers = (0..arguments.processes)
         .map(|seed| Worker::start(arguments, seed, whole))
         .collect::<anyhow::Result<Vec<_>>>()?;
     let mut all = Tally::default();
-    let (mut most_bytes, mut samples, mut killed, mut flipped) = (0, 0_u64, 0_u64, 0_u64);
+    let (mut most_bytes, mut samples, mut killed, mut flipped) = ([0; 2], 0_u64, 0_u64, 0_u64);
     while let Some(left) = whole.checked_sub(started.elapsed()).filter(|left| !left.is_zero()) {
-        most_bytes = most_bytes.max(taken(&arguments.root)?.1);
+        for (most, tier) in most_bytes.iter_mut().zip(Tier::ALL) {
+            *most = taken(&tier.root(&arguments.root))?.1.max(*most);
+        }
         samples += 1;
         let elapsed = started.elapsed();
         let is_due = |every: Duration, done: u64| {
@@ -130,7 +178,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         if is_due(Duration::from_millis(arguments.flip_every), flipped) {
             flipped += 1;
-            flip_a_bit(&arguments.root, flipped)?;
+            Tier::ALL.iter().try_for_each(|tier| flip_a_bit(&tier.root(&arguments.root), flipped))?;
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -142,11 +190,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         serde_json::json!({
             "seconds": started.elapsed().as_secs(), "processes": arguments.processes, "killed": killed,
             "flipped": flipped, "fault_one_in": arguments.fault_one_in, "capacity": arguments.capacity,
-            "most_bytes": most_bytes, "samples": samples, "all": all,
+            "most_bytes": most_bytes[0], "most_far_bytes": most_bytes[1], "samples": samples, "all": all,
         })
     );
-    if all.wrong > 0 || most_bytes > arguments.capacity {
-        bail!("{} blocks were wrong; {most_bytes} bytes of {} were taken", all.wrong, arguments.capacity);
+    let is_too_much = |(most, tier): (u64, Tier)| most > tier.capacity(arguments.capacity);
+    if all.wrong > 0 || most_bytes.into_iter().zip(Tier::ALL).any(is_too_much) {
+        bail!("{} blocks were wrong; {most_bytes:?} bytes were taken", all.wrong);
     }
     Ok(())
 }
@@ -209,10 +258,11 @@ impl Worker {
     }
 }
 
-/// Flips a bit of one of the store's files, in a page that was written.
+/// Flips a bit of one of the files of a tier, in a page that was written.
 fn flip_a_bit(root: &Path, number: u64) -> anyhow::Result<()> {
     let mut files = Vec::new();
-    for folder in fs::read_dir(root)?.flatten().filter(|entry| entry.path().is_dir()) {
+    // The near one may not have been made yet.
+    for folder in fs::read_dir(root).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir()) {
         files.extend(fs::read_dir(folder.path()).into_iter().flatten().flatten().map(|entry| entry.path()));
     }
     files.sort_unstable();
@@ -230,13 +280,11 @@ fn flip_a_bit(root: &Path, number: u64) -> anyhow::Result<()> {
 }
 
 /// What goes wrong with reads and writes of one process.
-fn faults(seed: u64, one_in: u64) -> Option<FaultScript> {
-    if one_in == 0 {
-        return None;
-    }
-    Some(FaultScript::new(move |operation| {
+fn faults(root: &Path, seed: u64, one_in: u64) -> FaultScript {
+    let root = Tier::Far.root(root);
+    FaultScript::new(move |operation| {
         let chance = mix(seed << 32 ^ operation.number);
-        if !chance.is_multiple_of(one_in) {
+        if one_in == 0 || !chance.is_multiple_of(one_in) {
             return None;
         }
         let within = mix(chance) % operation.len.max(1);
@@ -244,19 +292,29 @@ fn faults(seed: u64, one_in: u64) -> Option<FaultScript> {
             0 if operation.is_write => Fault::Errno(Errno::NOSPC.raw_os_error()),
             0 | 1 => Fault::Errno(Errno::IO.raw_os_error()),
             2 => Fault::Short(within),
+            3 if operation.path.starts_with(&root) && within.is_multiple_of(8) => {
+                Fault::Delay(FAR_TIMEOUT * 2)
+            }
             3 => Fault::Delay(Duration::from_millis(within % 50)),
             4 => Fault::Flip(within),
             _ if operation.is_write => Fault::Lost,
             _ => Fault::Errno(Errno::AGAIN.raw_os_error()),
         })
-    }))
+    })
 }
 
 pub(crate) fn work(arguments: &WorkerArguments) -> anyhow::Result<()> {
-    let mut options = options(&arguments.root, arguments.capacity, Durability::Batched);
-    if let Some(script) = faults(arguments.seed, arguments.fault_one_in) {
-        options = options.faults(script);
-    }
+    let (root, seed) = (&arguments.root, arguments.seed);
+    let policy = if seed.is_multiple_of(2) { FarPolicy::WriteThrough } else { FarPolicy::WriteBack };
+    let far = FarOptions::new(Tier::Far.root(root))
+        .capacity_bytes(Tier::Far.capacity(arguments.capacity))
+        .min_free_bytes(0)
+        .timeout(FAR_TIMEOUT)
+        .policy(policy)
+        .faults(faults(root, seed ^ 1 << 16, arguments.fault_one_in));
+    let options = options(&Tier::Near.root(root), arguments.capacity, Durability::Batched)
+        .faults(faults(root, seed, arguments.fault_one_in))
+        .far(far);
     let (store, namespace) = open(options)?;
     let until = Instant::now() + Duration::from_secs(arguments.seconds);
     let (mut tally, mut state, mut said) = (Tally::default(), arguments.seed, Instant::now());
@@ -274,6 +332,7 @@ pub(crate) fn work(arguments: &WorkerArguments) -> anyhow::Result<()> {
                 let (request, _) = arguments.shape.request(number, Filled::WithContents)?;
                 // SAFETY: the request keeps its memory, which nothing writes to.
                 let completion = unsafe { namespace.store(request)? }.wait(None)?;
+                tally.far_missing += completion.far_missing;
                 for status in completion.items {
                     match status {
                         Status::Ok => tally.stored += 1,
@@ -290,6 +349,7 @@ pub(crate) fn work(arguments: &WorkerArguments) -> anyhow::Result<()> {
                 let completion = unsafe { namespace.load(request)? }.wait(None)?;
                 if completion.items.iter().all(|status| *status == Status::Ok) {
                     tally.delivered += 1;
+                    tally.from_far += u64::from(completion.far_bytes > 0);
                     tally.wrong += u64::from(!arguments.shape.matches(number, &memory));
                 } else if completion.items.contains(&Status::Corrupt) {
                     tally.corrupt += 1;
@@ -302,17 +362,33 @@ pub(crate) fn work(arguments: &WorkerArguments) -> anyhow::Result<()> {
         }
         if said.elapsed() > TALLY_EVERY {
             said = Instant::now();
-            say(&store, &mut tally)?;
+            count(&store, &mut tally)?;
+            say(&tally)?;
         }
     }
-    say(&store, &mut tally)?;
-    store.close(Some(Duration::from_secs(60)))?;
+    count(&store, &mut tally)?;
+    match store.close(Some(Duration::from_secs(60))) {
+        // It was given up, or has no room.
+        Err(Error::NotWrittenBack { blocks, .. }) => tally.not_written_back = blocks,
+        closed => closed?,
+    }
+    say(&tally)
+}
+
+/// Counts what the store did so far.
+fn count(store: &Store, tally: &mut Tally) -> anyhow::Result<()> {
+    let stats = store.stats()?;
+    tally.evicted = stats.evicted_blocks;
+    if let Some(far) = stats.far {
+        tally.far_written = far.written_blocks;
+        tally.promoted = far.promoted_blocks;
+        tally.outages = far.outages;
+    }
     Ok(())
 }
 
 /// Prints what was done so far.
-fn say(store: &windlass_kv::Store, tally: &mut Tally) -> anyhow::Result<()> {
-    tally.evicted = store.stats()?.evicted_blocks;
+fn say(tally: &Tally) -> anyhow::Result<()> {
     let line = serde_json::to_string(tally)?;
     // In one write.
     std::io::stdout().write_all(format!("{line}\n").as_bytes())?;

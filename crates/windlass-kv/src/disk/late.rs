@@ -16,7 +16,7 @@ use windlass_io::parallel::lock;
 pub(crate) enum FileRef {
     /// One of few, which stays open.
     Kept(Arc<DataFile>),
-    /// One of many: it is open only while somebody needs it.
+    /// One of many files: it is open only while a caller holds the result of [`FileRef::open`].
     Late(Arc<LateFile>),
 }
 
@@ -52,7 +52,7 @@ impl FileRef {
         Self::late(path, FileAccess::Read, Some(Identity::of(metadata)))
     }
 
-    /// A file that is written later, and has a name that nobody else uses.
+    /// A file that is written later. Its name is unique, so no other process uses it.
     pub(crate) fn made(path: PathBuf) -> Self {
         Self::late(path, FileAccess::ReadWrite, None)
     }
@@ -72,7 +72,7 @@ impl FileRef {
         matches!(self, Self::Late(_))
     }
 
-    /// The open file. One that is opened late is closed when the last who has it drops it.
+    /// Returns the open file. A late file is closed when the last holder of the returned handle drops it.
     ///
     /// # Errors
     /// The system's; [`io::ErrorKind::NotFound`] also if another file has the name by now.
@@ -108,7 +108,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_file_is_open_while_somebody_has_it() {
+    fn a_late_file_is_open_while_a_handle_to_it_lives() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         fs::write(&path, "bytes").unwrap();

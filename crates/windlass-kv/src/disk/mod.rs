@@ -8,14 +8,20 @@ mod opening;
 mod real;
 #[cfg(test)]
 pub(crate) mod simulated;
+#[cfg(feature = "fault-injection")]
+mod stuck;
 
 pub(crate) use file::{DataFile, FileAccess};
 pub(crate) use late::FileRef;
 pub(crate) use opening::{expect_directory, is_unexpected_kind, open_regular};
 pub(crate) use real::RealDisk;
+#[cfg(feature = "fault-injection")]
+pub use stuck::HangingCalls;
 
 use std::{
-    fmt, io,
+    fmt,
+    fs::{File, Metadata},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -104,6 +110,26 @@ pub(crate) trait DiskFile: fmt::Debug + Send + Sync {
 pub(crate) enum Extend {
     Yes,
     No,
+}
+
+/// Precedes a call that names a file: tests let such calls hang.
+pub(crate) fn before_call(path: &Path) {
+    #[cfg(feature = "fault-injection")]
+    stuck::pass(path);
+    let _ = path;
+}
+
+/// Precedes a call that goes to an open file.
+fn before_call_to(file: &File) {
+    #[cfg(feature = "fault-injection")]
+    stuck::pass_file(file);
+    let _ = file;
+}
+
+/// What the system says of a name itself, rather than of what it links to.
+pub(crate) fn metadata(path: &Path) -> io::Result<Metadata> {
+    before_call(path);
+    path.symlink_metadata()
 }
 
 /// Reads until the end of the file or of `into`.

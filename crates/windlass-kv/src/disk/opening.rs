@@ -1,7 +1,7 @@
 //! Opens names below a store's root that another user may have planted: follows no link, and waits for no FIFO.
 #![forbid(unsafe_code)]
 
-use super::file::FileAccess;
+use super::{before_call, file::FileAccess};
 use rustix::{
     fs::{FileType, Mode, OFlags, fcntl_setfl, fstat, lstat},
     io::Errno,
@@ -45,6 +45,7 @@ pub(crate) fn open_regular(path: &Path, access: FileAccess) -> io::Result<File> 
         FileAccess::ReadWrite => OFlags::RDWR,
         FileAccess::CreateNew => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
     };
+    before_call(path);
     let always = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = match rustix::fs::open(path, flags | always, Mode::RUSR | Mode::WUSR) {
         Ok(opened) => opened,
@@ -78,6 +79,7 @@ pub(crate) fn expect_directory(path: &Path) -> io::Result<()> {
 }
 
 fn expect(path: &Path, expected: FileType) -> io::Result<()> {
+    before_call(path);
     let found = FileType::from_raw_mode(lstat(path)?.st_mode);
     if found == expected { Ok(()) } else { Err(unexpected(expected, found)) }
 }

@@ -1,7 +1,10 @@
 //! The system's file systems.
 #![forbid(unsafe_code)]
 
-use super::{DataFile, Disk, DiskFile, Extend, FileAccess, Listing, expect_directory, open_regular};
+use super::{
+    DataFile, Disk, DiskFile, Extend, FileAccess, Listing, before_call, before_call_to, expect_directory,
+    open_regular,
+};
 use crate::fork::NotInChildren;
 use rustix::{
     fs::{self, CWD, FallocateFlags, Mode, RenameFlags},
@@ -38,6 +41,7 @@ impl Disk for RealDisk {
     }
 
     fn create_directory(&self, path: &Path) -> io::Result<()> {
+        before_call(path);
         match fs::mkdir(path, Mode::RWXU) {
             Err(Errno::EXIST) => expect_directory(path),
             made => Ok(made?),
@@ -45,6 +49,7 @@ impl Disk for RealDisk {
     }
 
     fn list(&self, directory: &Path) -> io::Result<Vec<Listing>> {
+        before_call(directory);
         let mut listing = Vec::new();
         for entry in std::fs::read_dir(directory)? {
             let entry = entry?;
@@ -63,10 +68,12 @@ impl Disk for RealDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        before_call(to);
         std::fs::rename(from, to)
     }
 
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
+        before_call(to);
         match fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
             // Not every file system can; a second name is refused by all that know of second names.
             Err(Errno::INVAL | Errno::NOSYS) => {
@@ -78,18 +85,22 @@ impl Disk for RealDisk {
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
+        before_call(path);
         std::fs::remove_file(path)
     }
 
     fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        before_call(path);
         std::fs::remove_dir(path)
     }
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        before_call(path);
         folders::open(path)?.sync_all()
     }
 
     fn free_space(&self, path: &Path) -> io::Result<Space> {
+        before_call(path);
         files::space(path)
     }
 }
@@ -119,6 +130,12 @@ impl RealFile {
         lock(&self.lock)
     }
 
+    /// The file, for a call that may wait for its file system.
+    fn call(&self) -> &File {
+        before_call_to(self.file());
+        self.file()
+    }
+
     fn file(&self) -> &File {
         match &self.handle {
             Handle::Own(file) => file,
@@ -129,15 +146,15 @@ impl RealFile {
 
 impl DiskFile for RealFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.file().read_at(into, offset)
+        self.call().read_at(into, offset)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        self.file().write_at(bytes, offset)
+        self.call().write_at(bytes, offset)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.file().sync_data()
+        self.call().sync_data()
     }
 
     fn allocate(&self, len: u64, extend: Extend) -> io::Result<()> {
@@ -146,11 +163,11 @@ impl DiskFile for RealFile {
             Extend::No => FallocateFlags::KEEP_SIZE,
         };
         loop {
-            return match fs::fallocate(self.file(), flags, 0, len) {
+            return match fs::fallocate(self.call(), flags, 0, len) {
                 Err(Errno::INTR) => continue,
                 // Such a file system gives room when it is written to.
                 Err(Errno::OPNOTSUPP | Errno::NOSYS) => match extend {
-                    Extend::Yes => self.file().set_len(len),
+                    Extend::Yes => self.call().set_len(len),
                     Extend::No => Ok(()),
                 },
                 allocated => Ok(allocated?),
@@ -159,7 +176,7 @@ impl DiskFile for RealFile {
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.file().metadata()?.len())
+        Ok(self.call().metadata()?.len())
     }
 
     fn try_lock(&self) -> io::Result<bool> {

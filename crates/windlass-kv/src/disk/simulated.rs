@@ -327,7 +327,7 @@ impl SimulatedDisk {
         state.most_used = state.used();
     }
 
-    /// Bytes of a file, as somebody who reads it now sees them; fewer at its end.
+    /// Returns the bytes that a read of the file sees now; fewer at its end.
     pub(crate) fn read(&self, path: &Path, offset: u64, len: usize) -> io::Result<Vec<u8>> {
         let state = self.state();
         let inode = &state.inodes[&state.file(path)?];

@@ -1,7 +1,11 @@
 //! The head of a checkpoint. Records follow it, as in a log: all namespaces, and all blocks that were there.
 #![forbid(unsafe_code)]
 
-use super::{Invalid, PAGE, record::ProvenFrom, sealed, unseal};
+use super::{
+    Invalid, PAGE,
+    record::{MAX_NUMBER, ProvenFrom},
+    sealed, unseal,
+};
 use uuid::Uuid;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -62,6 +66,9 @@ impl CheckpointHead {
 
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Invalid> {
         let raw: &Raw = unseal(bytes, MAGIC, "a checkpoint", HEAD_LEN)?;
+        if raw.generation.get().max(raw.next_record.get()) >= MAX_NUMBER {
+            return Err(Invalid::Value("its numbers are none that a checkpoint has"));
+        }
         Ok(Self {
             writer: Uuid::from_bytes(raw.writer),
             generation: raw.generation.get(),
@@ -79,9 +86,8 @@ impl CheckpointHead {
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_flipped_bit_is_found() {
-        let head = CheckpointHead {
+    fn example() -> CheckpointHead {
+        CheckpointHead {
             writer: Uuid::from_u128(7),
             generation: 1,
             epoch: 2,
@@ -90,7 +96,22 @@ mod tests {
             next_segment: 5,
             records: 6,
             proven_from: ProvenFrom(7),
-        };
+        }
+    }
+
+    #[test]
+    fn numbers_that_could_not_be_counted_on_are_refused() {
+        for head in [
+            CheckpointHead { generation: u64::MAX, ..example() },
+            CheckpointHead { next_record: MAX_NUMBER, ..example() },
+        ] {
+            assert!(CheckpointHead::parse(&head.to_bytes()).is_err(), "{head:?}");
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let head = example();
         let bytes = head.to_bytes();
         assert_eq!(CheckpointHead::parse(&bytes), Ok(head));
         for bit in 0..bytes.len() * 8 {

@@ -65,6 +65,12 @@ pub(crate) fn checksum(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
+/// The CRC-32C of bytes and of the `second_len` bytes behind them, from that of each.
+pub(crate) fn joined_checksum(first: u32, second: u32, second_len: u64) -> u32 {
+    let algorithm = crc_fast::CrcAlgorithm::Crc32Iscsi;
+    crc_fast::checksum_combine(algorithm, first.into(), second.into(), second_len) as u32
+}
+
 /// Bytes before the body of everything that is written by [`sealed`]: what it is, its version, its checksum.
 const PREFIX: usize = 16;
 /// Where the checksum is, of all that follows it.

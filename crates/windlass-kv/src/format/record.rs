@@ -10,6 +10,8 @@ use zerocopy::{
 };
 
 pub(crate) const RECORD_LEN: usize = 64;
+/// Numbers that count records, and checkpoints, are smaller: no writer reaches it, and counting on never overflows.
+pub(crate) const MAX_NUMBER: u64 = 1 << 62;
 /// The largest payload: lengths have 48 bits.
 pub(crate) const MAX_PAYLOAD_LEN: u64 = (1 << 48) - 1;
 
@@ -110,7 +112,7 @@ pub(crate) struct Record {
     /// Counts from one log to the next.
     pub(crate) number: u64,
     /// How many records before it may reach the disk after it: they were written in one go. All that come before those
-    /// were on the disk already. `u16::MAX`: nobody knows how many.
+    /// were on the disk already. `u16::MAX`: their number is not known.
     pub(crate) before: u16,
     pub(crate) change: Change,
 }
@@ -155,7 +157,7 @@ impl Record {
             }
             Change::Commit(block) => {
                 raw.kind = if block.sums == Sums::All { COMMIT } else { COMMIT_WITHOUT_SUMS };
-                // Whoever makes a record has at most 256.
+                // The maker of a record has limited the shards to 256.
                 raw.shards = block.shards.wrapping_sub(1) as u8;
                 raw.namespace = block.namespace.into();
                 raw.identity = *block.fingerprint.as_bytes();
@@ -181,6 +183,9 @@ impl Record {
         let raw = Raw::ref_from_bytes(bytes).map_err(short)?;
         if raw.sum != checksum(&bytes[4..]) {
             return Err(Invalid::Checksum);
+        }
+        if raw.number.get() >= MAX_NUMBER {
+            return Err(Invalid::Value("its number is none that a record has"));
         }
         let change = match raw.kind {
             HEAD | HEAD_ANEW => Change::Head {
@@ -280,7 +285,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn it_is_read_as_it_is_written(number: u64, before: u16, change in any_change()) {
+        fn it_is_read_as_it_is_written(number in 0..MAX_NUMBER, before: u16, change in any_change()) {
             let record = Record { number, before, change };
             prop_assert_eq!(Record::parse(&record.to_bytes()), Ok(record));
         }
@@ -290,6 +295,14 @@ pub(crate) mod tests {
             let mut bytes = Record { number: 1, before: 0, change }.to_bytes();
             bytes[bit / 8] ^= 1 << (bit % 8);
             prop_assert!(Record::parse(&bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn numbers_that_could_not_be_counted_on_are_refused() {
+        let change = Change::Tombstone { fingerprint: Fingerprint([0; 16]), sequence: 1 };
+        for number in [MAX_NUMBER, u64::MAX] {
+            assert!(Record::parse(&Record { number, before: 0, change }.to_bytes()).is_err());
         }
     }
 

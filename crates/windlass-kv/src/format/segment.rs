@@ -68,8 +68,10 @@ impl SegmentHead {
     pub(crate) fn extent(&self, slot: u32, bytes: u64) -> Option<Range<u64>> {
         let end = slot.checked_add(self.slots_of(bytes)).filter(|end| *end <= self.slots)?;
         let is_whole = self.is_paged() || end - slot == 1;
-        let start = self.offset(slot).filter(|_| is_whole)?;
-        Some(start..start + bytes)
+        // More slots than can be counted are counted as fewer.
+        let is_in = bytes <= u64::from(end - slot).saturating_mul(self.slot_bytes);
+        let start = self.offset(slot).filter(|_| is_whole && is_in)?;
+        Some(start..start.checked_add(bytes)?)
     }
 
     /// Bytes of the whole file; `None` if no file has so many.
@@ -161,6 +163,12 @@ mod tests {
         assert_eq!(example().extent(4, 12288), Some(53248..65536));
         assert_eq!(example().extent(3, 12289), None);
         assert_eq!(SegmentHead::paged(Uuid::nil(), 1, 16, 17).most_blocks, 1);
+        // As long as a segment may say that it is, and longer.
+        let longest = SegmentHead { slots: u32::MAX, most_blocks: 1, ..paged };
+        let bytes = u64::from(u32::MAX) * BLOCK_LEN;
+        assert_eq!(longest.extent(0, bytes), Some(4096..4096 + bytes));
+        assert_eq!(longest.extent(0, bytes + 1), None);
+        assert_eq!(longest.extent(0, u64::MAX), None);
     }
 
     #[test]

@@ -87,7 +87,7 @@ pub(crate) enum Inserted {
 /// When the slot of a block that is not found any more can be used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reuse {
-    /// Nobody reads it.
+    /// At once: the block has no readers.
     Now,
     /// When the last reader is done: [`Index::freed`](super::Index::freed) tells.
     Later,

@@ -40,8 +40,9 @@ struct Fronts {
 }
 
 impl Index {
-    /// Removes own blocks that nobody has pinned or reads: those whose time is over, then those of namespaces over their
-    /// quota, then any, as the policy says. Fewer than asked for if there are no more. All their slots are free.
+    /// Evicts own blocks that are neither pinned nor read: first expired blocks, then blocks of namespaces over their
+    /// quota, then any, in the order of the policy. Evicts fewer bytes than asked for if no more blocks may go. The
+    /// slots of all evicted blocks are free.
     pub(crate) fn evict(&self, want: &Want, now: u32) -> Vec<Removed> {
         let mut removed = Vec::new();
         let mut rest = Rest(want.bytes);

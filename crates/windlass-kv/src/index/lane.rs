@@ -7,10 +7,8 @@ use super::{
     node::{LaneId, Mark, NONE, Node, NodeId, Nodes},
     quota::NamespaceUse,
 };
-use std::{
-    collections::HashMap,
-    sync::{Arc, atomic::Ordering},
-};
+use hashbrown::HashMap;
+use std::sync::{Arc, atomic::Ordering};
 
 /// What the blocks of a lane have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

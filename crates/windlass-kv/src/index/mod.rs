@@ -218,7 +218,10 @@ impl Index {
     ) -> Vec<Removed> {
         let rules = &self.shared.rules;
         let first = rules.clock.fetch_add(blocks.len() as u64, Ordering::Relaxed);
-        let mut of_shards = vec![Vec::new(); self.shared.shards.len()];
+        let shards = self.shared.shards.len();
+        // Nearly as many for each, and some more.
+        let some = blocks.len() / shards + blocks.len() / shards / 8;
+        let mut of_shards: Vec<_> = (0..shards).map(|_| Vec::with_capacity(some)).collect();
         for (stamp, block) in (first..).zip(blocks) {
             of_shards[self.shared.shard_of(&entry(block).0)].push((stamp, block));
         }

@@ -48,7 +48,7 @@ pub(super) enum Mark {
     Linked = LINKED as isize,
     /// It must not be evicted.
     Pinned = PINNED as isize,
-    /// Somebody reads it.
+    /// The block has at least one reader.
     Held = HELD as isize,
     /// It is found. A node that is not is held, or free.
     Visible = VISIBLE as isize,

@@ -200,7 +200,7 @@ impl Shard {
         self.nodes.get_mut(id).mark(Mark::Held);
     }
 
-    /// Ends a hold. The slot, if the block was removed meanwhile, and nobody else reads it.
+    /// Ends a hold. Returns the slot if the block was removed in the meantime and this was its last reader.
     pub(super) fn release(&mut self, id: NodeId) -> Option<Slot> {
         if let Some(holds) = self.holds.get_mut(&id) {
             *holds -= 1;
@@ -267,7 +267,7 @@ impl Shard {
         None
     }
 
-    /// Removes at most `most` blocks whose time is over and that nobody has pinned; own ones are told.
+    /// Removes expired blocks that are not pinned, and adds own ones to `into`: at most `most` of those.
     pub(super) fn expire(
         &mut self,
         now: u32,

@@ -11,7 +11,8 @@ use super::{
 use crate::{DirectPath, Error, Result, disk::DataFile, format::BLOCK_LEN};
 use std::{
     collections::{HashMap, HashSet},
-    io, mem,
+    io,
+    mem::{self, Discriminant},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
 };
@@ -41,7 +42,8 @@ pub(super) struct DeviceSide {
 
 #[derive(Debug, Default)]
 struct State {
-    pinned: Option<Pinned>,
+    /// By kind of devices: each has a driver of its own.
+    pinned: HashMap<Discriminant<DeviceId>, Pinned>,
     /// Memory that devices move directly.
     regions: Vec<Arc<DirectBuffer>>,
     /// What shows, for each device, that they do.
@@ -180,12 +182,21 @@ impl DeviceSide {
     /// Whether an event is reached.
     ///
     /// # Errors
-    /// The device's.
+    /// The device's, and [`device::Error::DeviceUnavailable`] if it is unknown whose event it is.
     ///
     /// # Safety
     /// It must be a live event.
     pub(super) unsafe fn is_reached(&self, event: &AwaitedEvent) -> device::Result<bool> {
-        let device = self.device(event.id)?;
+        let id = event.id.ok_or_else(|| {
+            let reason = "the request has memory on devices of several kinds, or of none while the process has \
+                          drivers of several";
+            let fix = "make one request for each kind of devices, or synchronize instead of passing an event";
+            device::Error::DeviceUnavailable {
+                device: "of the event".into(),
+                why: Unavailable { reason: reason.into(), fix: fix.into() },
+            }
+        })?;
+        let device = self.device(id)?;
         // SAFETY: passed on.
         Ok(unsafe { device.is_event_reached(event.handle)? })
     }
@@ -239,12 +250,14 @@ impl DeviceSide {
         self.lock().proofs.iter().map(|(id, proof)| format!("{id}: {}", proof.text())).collect()
     }
 
-    /// Pins the memory that bytes pass through, once for all devices.
+    /// Pins the memory that bytes pass through, once for all devices of a kind.
     fn pin(&self, device: &Arc<Device>, pool: &Staging) -> Result<(), device::Error> {
         let mut state = self.lock();
-        if let (None, Some((memory, len))) = (&state.pinned, pool.slots().host_memory()) {
+        let kind = mem::discriminant(&device.id());
+        if let (false, Some((memory, len))) = (state.pinned.contains_key(&kind), pool.slots().host_memory()) {
             // SAFETY: this has the pool, which stays mapped until it is dropped, after `state`.
-            state.pinned = Some(unsafe { Pinned::new(device, memory.as_ptr(), len)? });
+            let pinned = unsafe { Pinned::new(device, memory.as_ptr(), len)? };
+            state.pinned.insert(kind, pinned);
         }
         Ok(())
     }

@@ -25,9 +25,11 @@ pub(crate) use transfers::Transfers;
 use crate::{KeepAlive, Piece, Priority, disk::FileRef};
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 use std::{
+    collections::{BTreeSet, HashSet},
     fmt,
     hash::{Hash, Hasher},
     io,
+    mem::{self, Discriminant},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -99,8 +101,8 @@ pub(crate) struct Job {
     pub(crate) deadline: Option<Instant>,
     /// If it is set before it has begun, it does not begin.
     pub(crate) withdrawn: Withdrawn,
-    /// A CUDA event, as a handle of the driver's, that work on the device must have reached before the memory is touched.
-    /// It lives until `keep` is dropped.
+    /// An event of the device, as a handle of the driver's, that work on the device must have reached before the memory is
+    /// touched. It lives until `keep` is dropped.
     pub(crate) wait_event: Option<u64>,
     /// Dropped after the memory was touched for the last time, before `done` is called.
     pub(crate) keep: KeepAlive,
@@ -228,20 +230,27 @@ pub(crate) struct Outcome {
     pub(crate) started: Option<Instant>,
 }
 
-/// A CUDA event that jobs wait for, and what it lives as long as.
+/// An event of a device that jobs wait for, and what it lives as long as.
 #[derive(Clone)]
 pub(super) struct AwaitedEvent {
     /// As the driver knows it.
     handle: u64,
-    /// The device that is asked.
-    id: DeviceId,
+    /// The device that is asked; `None` if it is unknown which kind the event is of.
+    id: Option<DeviceId>,
     _keep: Vec<KeepAlive>,
 }
 
 impl AwaitedEvent {
-    /// An event of the first of these devices.
+    /// An event of the kind of these devices. Where they are the host's alone, it is of the only kind whose driver this
+    /// process has.
     fn new(handle: u64, devices: impl Iterator<Item = DeviceId>, keep: Vec<KeepAlive>) -> Self {
-        let id = devices.filter(|device| !device.is_host()).min().unwrap_or(DeviceId::default_device());
+        let devices: BTreeSet<DeviceId> = devices.filter(|device| !device.is_host()).collect();
+        let kinds: HashSet<Discriminant<DeviceId>> = devices.iter().map(mem::discriminant).collect();
+        let id = match kinds.len() {
+            0 => DeviceId::only_in_process(),
+            1 => devices.first().copied(),
+            _ => None,
+        };
         Self { handle, id, _keep: keep }
     }
 }

@@ -484,7 +484,7 @@ pub(crate) fn blocks_whose_time_is_over_are_not_found(open: Open) {
     assert_eq!(bench.store("past", &shards), Stored::Committed);
     assert_eq!(bench.load("past"), Loaded::Shards(shards.to_vec()));
 
-    // What nobody asks for goes by itself.
+    // A block that is not asked for is removed too, once it has expired.
     let expires = Some(SystemTime::now() + Duration::from_secs(1));
     let short = NewBlock { expires, ..block(bench.namespace, "short", &shards) };
     assert_eq!(store(bench.layout(), &short, &shards), Stored::Committed);
@@ -759,7 +759,7 @@ pub(crate) fn who_writes_is_known(open: Open) {
     let [writer] = &writers[..] else { panic!("{writers:?}") };
     assert!(writer.is_alive && writer.process == std::process::id(), "{writer:?}");
     assert_eq!(writer.capacity_bytes, Some(CAPACITY));
-    // Where blocks are nobody's, there is no number.
+    // Where blocks belong to no writer, a writer has no number of blocks.
     assert!(writer.blocks.is_none_or(|blocks| blocks == 1), "{writer:?}");
 }
 
@@ -777,7 +777,7 @@ pub(crate) fn many_threads_see_no_wrong_byte(open: Open) {
                     let key = format!("key {}", (random >> 33) % 40);
                     let lens = [1 << 20, (random >> 40) as usize % 5000 + 1];
                     match load(layout, namespace, &key) {
-                        // Whoever stored it chose the second length.
+                        // The writer of the block chose the second length.
                         Loaded::Shards(shards) => {
                             assert_eq!(shards.len(), 2);
                             for (shard, which) in shards.iter().zip(["0", "1"]) {

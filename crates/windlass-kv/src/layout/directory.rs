@@ -16,6 +16,7 @@ use crate::{
         now_seconds,
         superblock::Superblock,
     },
+    options::Creation,
 };
 use std::{
     collections::BTreeMap,
@@ -41,15 +42,16 @@ pub(super) fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Er
     move |source| Error::Io { operation, path, source }
 }
 
-/// Makes a store where there is none. A name that is not whole is `STORE-<uuid>.tmp`.
-pub(super) fn create(disk: &dyn Disk, root: &Path, layout: LayoutKind) -> Result<()> {
+/// Makes a store where there is none, as far as `creation` allows it. A name that is not whole is `STORE-<uuid>.tmp`.
+pub(super) fn create(disk: &dyn Disk, root: &Path, layout: LayoutKind, creation: Creation) -> Result<()> {
     let file = root.join(SUPERBLOCK);
     let is_there = || disk.read_file(&file, PAGE).is_ok_and(|page| !page.is_empty());
-    if is_there() {
+    if creation == Creation::Nothing || is_there() {
         return Ok(());
     }
     let mut missing = Vec::new();
-    for ancestor in root.ancestors().take_while(|path| !path.as_os_str().is_empty()) {
+    let makes_directory = creation == Creation::Directory;
+    for ancestor in root.ancestors().take_while(|path| makes_directory && !path.as_os_str().is_empty()) {
         if !disk.list(ancestor).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             break;
         }
@@ -252,9 +254,13 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/b");
         assert!(matches!(expect(&RealDisk, &path, LayoutKind::Files), Err(Error::NotAStore { .. })));
-        create(&RealDisk, &path, LayoutKind::Files).unwrap();
+        let refused = create(&RealDisk, &path, LayoutKind::Files, Creation::Store);
+        assert!(matches!(refused, Err(Error::Io { operation: "making", .. })), "{refused:?}");
+        create(&RealDisk, &path, LayoutKind::Files, Creation::Nothing).unwrap();
+        assert!(!root.path().join("a").exists());
+        create(&RealDisk, &path, LayoutKind::Files, Creation::Directory).unwrap();
         let superblock = fs::read(path.join(SUPERBLOCK)).unwrap();
-        create(&RealDisk, &path, LayoutKind::Segments).unwrap();
+        create(&RealDisk, &path, LayoutKind::Segments, Creation::Directory).unwrap();
         assert_eq!(fs::read(path.join(SUPERBLOCK)).unwrap(), superblock);
         expect(&RealDisk, &path, LayoutKind::Files).unwrap();
         let refused = expect(&RealDisk, &path, LayoutKind::Segments);

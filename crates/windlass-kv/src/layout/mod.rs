@@ -77,7 +77,7 @@ pub(crate) fn existing(options: &StoreOptions) -> Result<Option<LayoutKind>> {
     }
 }
 
-/// A block that somebody wants to write.
+/// A block for which a caller asks for a place to write to.
 #[derive(Clone, Debug)]
 pub(crate) struct NewBlock {
     pub(crate) namespace: NamespaceId,
@@ -112,9 +112,11 @@ pub(crate) struct Place {
     pub(crate) payload: u64,
     /// Bytes between the starts of shards, a multiple of [`BLOCK_LEN`].
     pub(crate) stride: u64,
+    /// How many shards there are.
+    pub(crate) shards: u32,
 }
 
-/// Permission to write a block, and nobody else's meanwhile. Dropping one that was not committed gives the place back.
+/// Exclusive permission to write a block. Dropping a claim that was not committed gives its place back.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) block: NewBlock,
@@ -151,7 +153,7 @@ pub(crate) enum Reservation {
     Claimed(Claim),
     /// It is there already.
     Exists,
-    /// It is being written by somebody else.
+    /// Another claim to the block exists: another caller is writing it.
     InFlight,
     Dropped(DropReason),
 }
@@ -272,8 +274,8 @@ pub(crate) trait Layout: Administration + Sharing {
     /// One answer each; the group shares its syncs. An error leaves the block invisible and its place unused.
     fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>>;
 
-    /// Gives a claim up whose place the system may still write to: nobody gets that place any more. Dropping the claim
-    /// does, where no place is given out twice.
+    /// Gives up a claim whose place the system may still write to: the place is never given out again. In a layout that
+    /// gives no place out twice, dropping the claim is enough.
     fn lose(&self, claim: Claim) {
         drop(claim);
     }

@@ -109,7 +109,7 @@ pub(crate) enum Progressed {
     /// All are there: the header is to be written now.
     HeaderNext,
     /// It is whole, with its header.
-    Whole(Written),
+    Whole(Box<Written>),
     /// It was given up meanwhile, and will never be found.
     Abandoned,
 }
@@ -260,7 +260,7 @@ impl Progress {
         };
     }
 
-    /// Gives the place back, before anybody can ask for it anew.
+    /// Gives the place back before another request can claim the block.
     fn abandon(&mut self) {
         self.phase = Phase::Abandoned;
     }
@@ -268,7 +268,7 @@ impl Progress {
     fn commit(&mut self) -> Progressed {
         match mem::replace(&mut self.phase, Phase::Committing) {
             Phase::Gathering(claim) | Phase::Completing(claim) => {
-                Progressed::Whole(Written { claim, table: self.table(&[]) })
+                Progressed::Whole(Box::new(Written { claim, table: self.table(&[]) }))
             }
             other => {
                 self.phase = other;

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a group waits for more blocks, where nobody asked for each to be on the disk at once.
+/// How long a group waits for more blocks, where the durability does not ask for each block to be synced at once.
 const LONGEST_GATHERING: Duration = Duration::from_millis(5);
 /// Bytes after which a group waits no longer.
 const LARGEST_GROUP: u64 = 64 << 20;

@@ -51,7 +51,10 @@ pub(crate) struct Core {
     pub(crate) commits: Sender<Message<CommitTask>>,
     /// Gone once the store is closed: it is not dropped here, as the last to hold this may be one of its threads.
     pub(crate) transfers: RwLock<Option<Arc<dyn Transfers>>>,
+    /// Whether callers are refused.
     pub(crate) closing: AtomicBool,
+    /// Whether the far tier is refused, too, which moves blocks until then.
+    pub(crate) ending: AtomicBool,
     /// Whether the system may write to places of this process as long as it lives, whatever has ended.
     pub(crate) has_lost: AtomicBool,
 }
@@ -72,16 +75,24 @@ impl Core {
         Ok(())
     }
 
+    /// As [`Core::check_open`] for the far tier, which may move blocks while the store closes.
+    pub(crate) fn check_running(&self) -> Result<()> {
+        if std::process::id() != self.process || self.ending.load(Ordering::Acquire) {
+            return Err(self.closed());
+        }
+        Ok(())
+    }
+
     pub(crate) fn closed(&self) -> Error {
         Error::Closed { path: self.root.to_path_buf() }
     }
 
-    /// What moves bytes, until the store is closed.
+    /// Returns the engine that moves bytes; `None` once the store is closed.
     pub(crate) fn transfers(&self) -> Option<Arc<dyn Transfers>> {
         self.transfers.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Nobody gets it any more.
+    /// Takes the engine out: later calls of [`Core::transfers`] return `None`.
     pub(crate) fn take_transfers(&self) -> Option<Arc<dyn Transfers>> {
         self.transfers.write().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -114,7 +125,7 @@ impl Core {
         self.submit(self.gate.leave(charge));
     }
 
-    /// Hands transfers on. If nobody takes them any more, they end as cancelled.
+    /// Hands transfers to the engine. Once the store is closed, they end as cancelled.
     pub(crate) fn submit(&self, transfers: Vec<Waiting>) {
         if !self.layout.find_waits() {
             return self.begin(transfers);

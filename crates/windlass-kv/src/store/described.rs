@@ -1,4 +1,4 @@
-//! Namespaces that somebody else has described.
+//! Opens namespaces by descriptions that another process wrote.
 #![forbid(unsafe_code)]
 
 use super::{Namespace, Store};

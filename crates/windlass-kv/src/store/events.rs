@@ -1,4 +1,4 @@
-//! What happened, until somebody asks.
+//! The log of events, kept until the caller takes them.
 #![forbid(unsafe_code)]
 
 use crate::{Event, EventKind, Key, NamespaceId};

@@ -14,19 +14,19 @@ use windlass_io::parallel::lock;
 
 /// The least that a transfer counts, so that their number is limited too.
 const LEAST_CHARGE: u64 = 4096;
-/// Of so many transfers one is taken from the lesser line, where both have some.
+/// Of this many transfers, one is taken from the lesser queue, where both have some.
 const OTHERS_TURN: u64 = 8;
 /// Loads of blocks that have not ended: at most this many. A quarter of them is for demand only.
 const MOST_LOADS: usize = 1 << 16;
-/// Bytes that are to be free before transfers that wait begin: they begin together, so that neighbours move together.
+/// Waiting transfers start once this many bytes are free: they start together, so that neighbours move together.
 const TOGETHER: u64 = 1 << 20;
 
-/// Lets transfers begin as long as they have not more than so many bytes together. One that has more goes alone.
+/// Limits the bytes in flight. A transfer larger than the limit runs alone.
 ///
-/// Loads and stores are taken or refused as they come, each request as a whole. Those that were taken wait.
+/// Each request is admitted or refused as a whole when it arrives. The transfers of admitted requests wait.
 pub(crate) struct Gate {
     limit: u64,
-    /// Loads that were taken and have not ended.
+    /// Admitted loads that have not ended.
     loads: AtomicUsize,
     state: Mutex<State>,
 }
@@ -34,9 +34,9 @@ pub(crate) struct Gate {
 #[derive(Default)]
 struct State {
     in_flight: u64,
-    /// Of stores that were taken and have not ended, whether they wait, are in flight, or are still to be placed.
+    /// Bytes of admitted stores that have not ended, whether they wait, are in flight, or are still to be placed.
     stores: u64,
-    /// What waits, oldest first: what somebody waits for, and the rest.
+    /// Waiting transfers, oldest first: those that a caller waits for, and the rest.
     lines: [BTreeMap<u64, (Charge, Waiting)>; 2],
     /// Tag, line and number of each that waits.
     by_tag: BTreeSet<(u64, usize, u64)>,
@@ -45,7 +45,7 @@ struct State {
     admitted: u64,
 }
 
-/// What a transfer counts.
+/// The bytes for which a transfer counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Charge(u64);
 
@@ -55,7 +55,7 @@ impl Charge {
     }
 }
 
-/// A transfer that is to begin.
+/// A transfer that waits for admission.
 pub(crate) enum Waiting {
     Job(Box<Job>),
     Load(Box<WaitingLoad>),
@@ -82,8 +82,8 @@ impl Gate {
         Self { limit, loads: AtomicUsize::new(0), state: Mutex::default() }
     }
 
-    /// Whether a request to load so many blocks may wait for its turn: it may unless others leave it no room. If so, each
-    /// of them counts until [`Gate::load_ended`].
+    /// Admits a request to load `count` blocks, unless too many loads have not ended. Each of its blocks counts until
+    /// [`Gate::load_ended`]. Returns whether it was admitted.
     pub(crate) fn take_loads(&self, priority: Priority, count: usize) -> bool {
         let most = if priority == Priority::Demand { MOST_LOADS } else { MOST_LOADS - MOST_LOADS / 4 };
         let with = |loads: usize| {

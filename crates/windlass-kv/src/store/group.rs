@@ -47,7 +47,8 @@ impl GroupItem {
     /// Where its bytes are in a file, with its pieces, which it has no more then; `None` if the place cannot have them.
     pub(crate) fn take_part(&mut self, place: &Place) -> Option<Part> {
         let offset = place.stride.checked_mul(u64::from(self.shard))?.checked_add(place.payload)?;
-        (self.len <= place.stride && offset.checked_add(place.stride).is_some()).then(|| Part {
+        let is_there = self.shard < place.shards && self.len <= place.stride;
+        (is_there && offset.checked_add(place.stride).is_some()).then(|| Part {
             offset,
             pieces: mem::take(&mut self.pieces),
             len: self.len,

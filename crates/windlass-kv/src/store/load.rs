@@ -8,7 +8,7 @@ use super::{
     tier::Behind,
 };
 use crate::{
-    DropReason, EventKind, KeepAlive, Key, NamespaceId, Priority, Status,
+    DropReason, EventKind, Fingerprint, KeepAlive, Key, NamespaceId, Priority, Status,
     format::ShardTable,
     io::{Checksums, Direction, Failure, Header, Job, Outcome},
     layout::{Found, Lookup, Verdict},
@@ -28,6 +28,28 @@ pub(crate) struct LoadOptions {
     pub(crate) far: Option<Arc<Behind>>,
 }
 
+impl LoadOptions {
+    /// Counts how an item has ended.
+    pub(super) fn count(&self, status: Status, bytes: u64) {
+        let counters = &self.counters;
+        match status {
+            Status::Ok => counters.hits.inc(),
+            Status::Miss => counters.misses.inc(),
+            Status::Expired => counters.expired.inc(),
+            Status::Corrupt => counters.corrupt.inc(),
+            _ => 0,
+        };
+        counters.loaded_bytes.inc_by(bytes);
+    }
+
+    /// Counts and ends the items of blocks that are in no tier.
+    pub(super) fn settle_absent(&self, groups: &[Group], status: Status) {
+        let settled: Vec<_> = groups.iter().flat_map(|group| group.settled(status)).collect();
+        settled.iter().for_each(|_| self.count(status, 0));
+        self.ticket.settle(settled, None);
+    }
+}
+
 /// Begins to load the blocks of a request.
 pub(crate) fn load(core: &Arc<Core>, options: LoadOptions, groups: Vec<Group>) {
     let options = Arc::new(options);
@@ -43,7 +65,7 @@ pub(crate) fn load(core: &Arc<Core>, options: LoadOptions, groups: Vec<Group>) {
     let mut missed = Vec::new();
     let mut touched = Vec::with_capacity(groups.len());
     for group in groups {
-        let taken = Taken(core.clone());
+        let admitted = Admitted(core.clone());
         let found = match find(core, &options, &group) {
             Ok(found) => found,
             Err(status) if status.is_absent() && options.far.is_some() => {
@@ -51,7 +73,8 @@ pub(crate) fn load(core: &Arc<Core>, options: LoadOptions, groups: Vec<Group>) {
                 continue;
             }
             Err(status) => {
-                settled.extend(absent(&options, &group, status));
+                group.items.iter().for_each(|_| options.count(status, 0));
+                settled.extend(group.settled(status));
                 continue;
             }
         };
@@ -59,15 +82,16 @@ pub(crate) fn load(core: &Arc<Core>, options: LoadOptions, groups: Vec<Group>) {
         // The request may have ended meanwhile.
         let Some(lease) = ticket.lease() else { continue };
         let charge = Charge::of(group.len_bytes());
-        let load = WaitingLoad { core: core.clone(), options: options.clone(), group, charge, lease, taken };
+        let load =
+            WaitingLoad { core: core.clone(), options: options.clone(), group, charge, lease, admitted };
         if waiting.is_empty() && core.gate.try_enter(charge) {
-            jobs.extend(load.job(found).map(|job| Waiting::Job(Box::new(job))));
+            jobs.push(Waiting::Job(Box::new(load.job(found))));
         } else {
             waiting.push((charge, Waiting::Load(Box::new(load))));
         }
     }
     if let Some((far, lease)) = options.far.as_ref().filter(|_| !missed.is_empty()).zip(ticket.lease()) {
-        far.load(&options, missed, lease);
+        far.load(&options, missed, lease, Status::Miss);
     }
     // The transfers have their own leases.
     ticket.release();
@@ -90,17 +114,6 @@ fn find(core: &Core, options: &LoadOptions, group: &Group) -> Result<Found, Stat
     }
 }
 
-/// Ends and counts the items of a block that is in no tier.
-pub(super) fn absent(options: &LoadOptions, group: &Group, status: Status) -> impl Iterator<Item = Settled> {
-    let count = group.items.len() as u64;
-    match status {
-        Status::Miss => options.counters.misses.inc_by(count),
-        Status::Expired => options.counters.expired.inc_by(count),
-        _ => 0,
-    };
-    group.settled(status)
-}
-
 /// The load of a block that waits until fewer bytes are under way. It does not hold the block's place meanwhile, or
 /// those that wait would keep the store from using any place anew.
 pub(crate) struct WaitingLoad {
@@ -109,13 +122,13 @@ pub(crate) struct WaitingLoad {
     group: Group,
     charge: Charge,
     lease: Arc<Lease>,
-    taken: Taken,
+    admitted: Admitted,
 }
 
-/// A load that [`Gate::take_loads`](super::Gate::take_loads) has taken, as long as this lives.
-struct Taken(Arc<Core>);
+/// A load that [`Gate::take_loads`](super::Gate::take_loads) has admitted. It counts for the gate until this is dropped.
+struct Admitted(Arc<Core>);
 
-impl Drop for Taken {
+impl Drop for Admitted {
     fn drop(&mut self) {
         self.0.gate.load_ended();
     }
@@ -134,26 +147,26 @@ impl WaitingLoad {
         self.options.ticket.withdrawn.is_set()
     }
 
-    /// Its turn has come; `None` if the block is gone, or nobody waits for it any more.
+    /// Starts the admitted load. Returns `None` if the block is gone, or the request was cancelled.
     pub(crate) fn begin(self) -> Option<Job> {
         if self.is_withdrawn() {
             self.cancel();
             return None;
         }
         match find(&self.core, &self.options, &self.group) {
-            Ok(found) => self.job(found),
+            Ok(found) => Some(self.job(found)),
             Err(status) => {
-                let Self { core, options, group, charge, lease, taken } = self;
-                drop(taken);
+                let Self { core, options, group, charge, lease, admitted } = self;
                 match &options.far {
                     Some(far) if status.is_absent() => {
+                        drop(admitted);
                         core.left(charge);
-                        far.load(&options, vec![group], lease);
+                        far.load(&options, vec![group], lease, status);
                     }
                     _ => {
-                        drop(lease);
+                        drop((lease, admitted));
                         core.left(charge);
-                        options.ticket.settle(absent(&options, &group, status), None);
+                        options.settle_absent(&[group], status);
                     }
                 }
                 None
@@ -166,37 +179,35 @@ impl WaitingLoad {
     }
 
     fn end(self, status: Status) {
-        let Self { core, options, group, charge, lease, taken } = self;
-        drop((lease, taken));
+        let Self { core, options, group, charge, lease, admitted } = self;
+        drop((lease, admitted));
         core.left(charge);
         options.ticket.settle(group.settled(status), None);
     }
 
     /// The transfer of a block that was found. It has entered the gate.
-    fn job(self, found: Found) -> Option<Job> {
-        let Self { core, options, group, charge, lease, taken } = self;
-        let Group { key, mut items, .. } = group;
+    fn job(self, found: Found) -> Job {
+        let Self { core, options, group, charge, lease, admitted } = self;
+        let Group { key, fingerprint, mut items } = group;
         items.sort_by_key(|item| item.shard);
-        let mut parts = Vec::with_capacity(items.len());
-        let mut mismatched = Vec::new();
-        items.retain_mut(|item| {
-            let part = item.take_part(&found.place);
-            if part.is_none() {
-                mismatched.push(item.settled(Status::Mismatch));
+        let far = options.far.as_ref().map(|far| (far.clone(), lease.clone()));
+        let (mut fitting, mut others, mut parts) = (Vec::with_capacity(items.len()), Vec::new(), Vec::new());
+        for mut item in items {
+            let pieces = far.as_ref().map(|_| item.pieces.clone());
+            match item.take_part(&found.place) {
+                Some(part) => {
+                    parts.push(part);
+                    // They are loaded again if the block turns out to be gone.
+                    item.pieces = pieces.unwrap_or_default();
+                    fitting.push(item);
+                }
+                None => others.push(item),
             }
-            let fits = part.is_some();
-            parts.extend(part);
-            fits
-        });
-        if items.is_empty() {
-            drop((lease, found, taken));
-            core.left(charge);
-            options.ticket.settle(mismatched, None);
-            return None;
         }
-        if !mismatched.is_empty() {
-            options.ticket.settle(mismatched, None);
-        }
+        let read_items = fitting.len();
+        // Whether these do not fit the block, or the block is damaged, the header tells.
+        fitting.append(&mut others);
+        let items = fitting;
         let ticket = options.ticket.clone();
         let file = found.place.file.clone();
         let header = found.place.header.map_or(Header::None, |offset| Header::Read { offset });
@@ -209,8 +220,8 @@ impl WaitingLoad {
             core.metrics.unsynced_loads.inc_by(items.len() as u64);
         }
         let (priority, wait_event) = (options.priority, options.wait_event);
-        let load = BlockLoad { core, options, key, found, items };
-        Some(Job {
+        let load = BlockLoad { core, options, key, fingerprint, found, items, read_items, admitted, far };
+        Job {
             tag: ticket.id,
             direction: Direction::Read,
             priority,
@@ -223,12 +234,11 @@ impl WaitingLoad {
             wait_event,
             keep: KeepAlive::new(lease),
             done: Box::new(move |outcome| {
-                // First, so that who learns of the end finds room for more.
-                drop(taken);
+                // First: a caller that learns of the end finds room for more.
                 load.core.left(charge);
                 load.arrived(outcome);
             }),
-        })
+        }
     }
 }
 
@@ -237,8 +247,16 @@ struct BlockLoad {
     core: Arc<Core>,
     options: Arc<LoadOptions>,
     key: Key,
+    fingerprint: Fingerprint,
     found: Found,
+    /// First those that are read, in the order of their parts, then those that the place cannot have. The former have
+    /// their pieces only if `far` may need them.
     items: Vec<GroupItem>,
+    /// Items that are read: the first ones.
+    read_items: usize,
+    admitted: Admitted,
+    /// Loads the block if it turns out to be gone or damaged, and the lease of the memory for that.
+    far: Option<(Arc<Behind>, Arc<Lease>)>,
 }
 
 /// What is known of an item when its bytes are there.
@@ -246,7 +264,7 @@ enum Judged {
     Is(Status),
     /// It has the checksum that was stored.
     Proven,
-    /// Nobody compared checksums: a device read or wrote it directly, or nobody wants to know.
+    /// Checksums were not compared: a device read or wrote it directly, or the options ask for no check.
     Unproven,
     /// Its checksum is another one.
     Differs {
@@ -295,6 +313,8 @@ impl BlockLoad {
     fn judge(&self, table: &ShardTable, computed: &[Option<u32>]) -> Vec<Judged> {
         let verify = self.core.options.verify || !self.found.is_proven;
         let judge = |(number, item): (usize, &GroupItem)| match table.0.get(item.shard as usize) {
+            // The header describes another block than the place that was found: nothing was read for this item.
+            Some(shard) if shard.len == item.len && number >= self.read_items => Judged::Is(Status::Miss),
             Some(shard) if shard.len == item.len => {
                 match (shard.checksum, computed.get(number).copied().flatten()) {
                     (Some(stored), Some(computed)) if verify && stored != computed => {
@@ -325,42 +345,23 @@ impl BlockLoad {
 
     /// Ends the items. `change`: what became of those that no checksum vouches for.
     fn settle(self, judged: Vec<Judged>, change: Option<Status>, started: Option<Instant>) {
-        let mut settled = Vec::with_capacity(self.items.len());
         let mut damage = None;
-        for (item, judged) in self.items.iter().zip(&judged) {
-            let status = match (judged, change) {
-                (Judged::Is(status), _) => *status,
-                (Judged::Proven, _) | (Judged::Unproven, None) => Status::Ok,
-                (_, Some(status)) => status,
-                (Judged::Differs { stored, computed }, None) => {
-                    damage.get_or_insert_with(|| {
-                        format!(
-                            "shard {} has the checksum {computed:08x} instead of {stored:08x}",
-                            item.shard
-                        )
-                    });
-                    Status::Corrupt
-                }
-            };
-            let bytes = if status == Status::Ok { item.len } else { 0 };
-            self.count(status, bytes);
-            settled.push(Settled { item: item.item, status, bytes });
-        }
+        let status_of = |(item, judged): (&GroupItem, &Judged)| match (judged, change) {
+            (Judged::Is(status), _) => *status,
+            (Judged::Proven, _) | (Judged::Unproven, None) => Status::Ok,
+            (_, Some(status)) => status,
+            (Judged::Differs { stored, computed }, None) => {
+                damage.get_or_insert_with(|| {
+                    format!("shard {} has the checksum {computed:08x} instead of {stored:08x}", item.shard)
+                });
+                Status::Corrupt
+            }
+        };
+        let statuses = self.items.iter().zip(&judged).map(status_of).collect();
         if let Some(reason) = damage {
             self.condemn(reason);
         }
-        self.finish(settled, started);
-    }
-
-    fn count(&self, status: Status, bytes: u64) {
-        let counters = &self.options.counters;
-        match status {
-            Status::Ok => counters.hits.inc(),
-            Status::Miss => counters.misses.inc(),
-            Status::Corrupt => counters.corrupt.inc(),
-            _ => 0,
-        };
-        counters.loaded_bytes.inc_by(bytes);
+        self.finish(statuses, started);
     }
 
     fn corrupt(self, reason: String, started: Option<Instant>) {
@@ -371,24 +372,45 @@ impl BlockLoad {
         self.end(Status::Corrupt, started);
     }
 
-    /// Before anybody learns of it: who asks again does not find it.
+    /// Invalidates the block, before the request ends: a later lookup does not find it.
     fn condemn(&self, reason: String) {
         self.core.layout.invalidate(&self.found);
         self.core.note_block(EventKind::CorruptBlock, self.options.namespace, &self.key, reason);
     }
 
     fn end(self, status: Status, started: Option<Instant>) {
-        let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();
-        for _ in &settled {
-            self.count(status, 0);
-        }
-        self.finish(settled, started);
+        let statuses = vec![status; self.items.len()];
+        self.finish(statuses, started);
     }
 
-    fn finish(self, settled: Vec<Settled>, started: Option<Instant>) {
-        let Self { options, found, .. } = self;
-        // The place first, so that who sees the end can have the block removed.
+    /// Ends items, but for those that the far tier may still have: it loads them.
+    fn finish(self, statuses: Vec<Status>, started: Option<Instant>) {
+        let Self { options, key, fingerprint, found, items, admitted, far, .. } = self;
+        // The place first: a caller that sees the end can have the block removed.
         drop(found);
-        options.ticket.settle(settled, started);
+        let is_gone = |status: Status| far.is_some() && matches!(status, Status::Miss | Status::Corrupt);
+        let (mut settled, mut rest, mut why) = (Vec::with_capacity(items.len()), Vec::new(), Status::Miss);
+        for (item, status) in items.into_iter().zip(statuses) {
+            if is_gone(status) {
+                why = status;
+                rest.push(item);
+                continue;
+            }
+            let bytes = if status == Status::Ok { item.len } else { 0 };
+            options.count(status, bytes);
+            settled.push(Settled { item: item.item, status, bytes });
+        }
+        match far {
+            Some((far, lease)) if !rest.is_empty() => {
+                drop(admitted);
+                options.ticket.settle(settled, started);
+                let group = Group { key, fingerprint, items: rest };
+                far.load(&options, vec![group], lease, why);
+            }
+            far => {
+                drop((far, admitted));
+                options.ticket.settle(settled, started);
+            }
+        }
     }
 }

@@ -58,6 +58,9 @@ use std::{
 };
 use windlass_io::parallel::lock;
 
+/// Longest time that an operation of a far tier may be given.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// A store of KV-cache blocks below a directory. Clones are the same store.
 ///
 /// Nothing waits for the disk but what says so: [`Ticket::wait`](crate::Ticket::wait), [`Store::flush`],
@@ -81,7 +84,7 @@ use windlass_io::parallel::lock;
 ///     let pieces = vec![Piece::host(memory.as_ptr(), memory.len())];
 ///     Ok(Item::new(Key::new(b"tokens 0..16")?, 0, pieces))
 /// };
-/// // SAFETY: the request keeps the memory, and nobody writes to it.
+/// // SAFETY: the request keeps the memory, and no code writes to it.
 /// let ticket = unsafe { namespace.store(Request::new(vec![item(&block)?], KeepAlive::new(block.clone())))? };
 /// assert!(ticket.wait(Some(Duration::from_secs(10)))?.is_ok());
 /// assert_eq!(namespace.lookup_prefix(&["tokens 0..16", "tokens 16..32"])?, 1);
@@ -151,6 +154,7 @@ impl Store {
             commits,
             transfers: RwLock::new(Some(transfers)),
             closing: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
             has_lost: AtomicBool::new(false),
             options,
         });
@@ -313,8 +317,8 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::TimedOut`] if stores did not end within `timeout`, or the system does not give back all memory: that
-    /// memory stays leased until it does. [`Error::Io`] if the index cannot be written, or if nobody will ever know that
-    /// the system is done with what is being written: the directory is kept from others until the process ends.
+    /// memory stays leased until it does. [`Error::Io`] if the index cannot be written, or if the end of a write can
+    /// never be observed: the directory is then kept from other processes until this process ends.
     pub fn close(&self, timeout: Option<Duration>) -> Result<()> {
         self.inner.close(timeout)
     }
@@ -417,13 +421,27 @@ fn check(options: &StoreOptions) -> Result<()> {
         return invalid("max_in_flight_bytes", &0, "nothing could be moved");
     }
     if options.io_threads == Some(0) {
-        return invalid("io_threads", &0, "nobody would move bytes");
+        return invalid("io_threads", &0, "no thread would move bytes");
     }
     let stores = options.access == StoreAccess::ReadWrite && !options.for_upkeep;
-    match options.capacity_bytes {
-        Some(0) if stores => invalid("capacity_bytes", &0, "nothing could be stored"),
-        _ => Ok(()),
+    if stores && options.capacity_bytes == Some(0) {
+        return invalid("capacity_bytes", &0, "nothing could be stored");
     }
+    let Some(far) = &options.far else { return Ok(()) };
+    let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
+    if far.timeout.is_zero() || far.timeout > LONGEST_TIMEOUT {
+        return invalid("far.timeout", &seconds(far.timeout), "it is more than 0 seconds, and at most a day");
+    }
+    if far.lookup_timeout > LONGEST_TIMEOUT {
+        return invalid("far.lookup_timeout", &seconds(far.lookup_timeout), "it is at most a day");
+    }
+    if far.staging_bytes == 0 {
+        return invalid("far.staging_bytes", &0, "no block could move between the tiers");
+    }
+    if far.backlog_bytes == 0 {
+        return invalid("far.backlog_bytes", &0, "no block could wait to be written to the far tier");
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Store {

@@ -8,13 +8,13 @@ use super::{
     group::{Group, group},
     load::{self, LoadOptions},
     placement::{self, StoreTask, Taken},
-    tier::Behind,
+    tier::{Behind, Stored},
     verify,
 };
 use crate::{
     BlockInfo, DropReason, Error, Fingerprint, Item, Key, LayoutKind, NamespaceId, NamespaceOptions,
     Priority, Request, Result, Status, Ticket,
-    format::{BLOCK_LEN, MAX_SHARDS},
+    format::{BLOCK_LEN, HEADER_LEN, MAX_SHARDS},
     metrics::NamespaceCounters,
     ticket::{Kind, TicketOptions, TicketState},
 };
@@ -40,7 +40,7 @@ const LOOKUP_STEP: usize = 64;
 pub struct Namespace {
     core: Arc<Core>,
     /// Keeps the store open; `None` for the threads of the store.
-    _open: Option<Arc<Inner>>,
+    open: Option<Arc<Inner>>,
     id: NamespaceId,
     options: Arc<Mutex<NamespaceOptions>>,
     counters: Arc<NamespaceCounters>,
@@ -58,7 +58,7 @@ impl Namespace {
     pub(super) fn new(inner: &Arc<Inner>, id: NamespaceId, options: Arc<Mutex<NamespaceOptions>>) -> Self {
         let core = inner.core.clone();
         let counters = core.metrics.namespace(id);
-        Self { core, _open: Some(inner.clone()), id, options, counters, far: None }
+        Self { core, open: Some(inner.clone()), id, options, counters, far: None }
     }
 
     /// The same namespace with its copy in the far tier.
@@ -66,9 +66,10 @@ impl Namespace {
         Self { far: Some(far), ..self }
     }
 
-    /// The near tier of the namespace. It does not keep the store open.
+    /// The near tier of the namespace, for blocks that move between the tiers, which no caller has asked for: they are not
+    /// counted. It does not keep the store open.
     pub(super) fn near(&self) -> Self {
-        Self { _open: None, far: None, ..self.clone() }
+        Self { open: None, far: None, counters: Arc::default(), ..self.clone() }
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -91,7 +92,7 @@ impl Namespace {
     /// [`Error::InvalidKey`], [`Error::Closed`].
     pub fn lookup<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>> {
         let begin = Instant::now();
-        self.core().check_open()?;
+        self.check_open()?;
         let found = self.contains(keys)?;
         let count = found.iter().filter(|found| **found).count();
         self.core().metrics.looked_up(&self.counters, keys.len(), count, begin);
@@ -104,7 +105,7 @@ impl Namespace {
     /// As [`Namespace::lookup`].
     pub fn lookup_prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize> {
         let begin = Instant::now();
-        self.core().check_open()?;
+        self.check_open()?;
         let mut length = 0;
         for step in keys.chunks(LOOKUP_STEP) {
             let found = self.contains(step)?;
@@ -124,7 +125,7 @@ impl Namespace {
     /// As [`Namespace::lookup`].
     pub fn lookup_reverse<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Option<usize>> {
         let begin = Instant::now();
-        self.core().check_open()?;
+        self.check_open()?;
         let mut last = None;
         let mut end = keys.len();
         for step in keys.rchunks(LOOKUP_STEP) {
@@ -163,12 +164,13 @@ impl Namespace {
     ///
     /// # Safety
     /// The memory of all pieces may be written until the ticket is released
-    /// ([`Ticket::is_released`]); nobody else reads or writes it until then. An event to wait for lives until then too.
+    /// ([`Ticket::is_released`]); no other code reads or writes it until then. An event to wait for lives until then
+    /// too.
     ///
     /// # Errors
     /// [`Error::InvalidRequest`], [`Error::TooManyCompletions`], [`Error::Closed`].
     pub unsafe fn load(&self, mut request: Request) -> Result<Ticket> {
-        self.core().check_open()?;
+        self.check_open()?;
         let items = request.items.len();
         let groups = self.group(&mut request)?;
         let priority = request.priority.unwrap_or(Priority::Demand);
@@ -189,7 +191,7 @@ impl Namespace {
     /// when they are written. Items of one block in one request end together.
     ///
     /// # Safety
-    /// The memory of all pieces may be read until the ticket is released ([`Ticket::is_released`]); nobody writes it
+    /// The memory of all pieces may be read until the ticket is released ([`Ticket::is_released`]); no code writes it
     /// until then. An event to wait for lives until then too.
     ///
     /// # Errors
@@ -221,15 +223,19 @@ impl Namespace {
                 let longest = group.items.iter().map(|item| item.len).max().unwrap_or(0);
                 u64::from(options.shards).saturating_mul(longest)
             };
-            let blocks = groups.iter().map(|group| (group.key.clone(), len_of(group))).collect();
-            ticket.set_last_step(far.last_step(blocks, options.under_way.clone()));
+            let payload = u64::from(options.shards).saturating_mul(options.stride);
+            let pinned_bytes = payload.saturating_add(HEADER_LEN as u64);
+            let stored =
+                |group: &Group| Stored { key: group.key.clone(), bytes: len_of(group), pinned_bytes };
+            let blocks = groups.iter().map(stored).collect();
+            far.set_last_step(&ticket, blocks, options.under_way.clone());
         }
         let groups = self.admit(groups, &options);
         if groups.is_empty() {
             ticket.release();
         } else {
             let task = StoreTask { options: Arc::new(options), groups };
-            // If nobody places any more, the store is closed, and ends the request.
+            // If the placement thread has ended, the store is closed, and ends the request.
             let _ = self.core().placement.send(Message::Task(task));
         }
         Ok(Ticket::new(ticket))
@@ -282,8 +288,8 @@ impl Namespace {
         };
         let ticket = TicketState::new(core, options);
         core.requests.begin(&ticket);
-        if core.check_open().is_err() {
-            // Closed since: whoever closed it may not have seen this request.
+        if self.check_open().is_err() {
+            // Closed in the meantime: the closing thread may not have seen this request.
             ticket.abort(Status::Cancelled);
         }
         Ok(ticket)
@@ -294,7 +300,7 @@ impl Namespace {
     /// # Errors
     /// [`Error::DamagedBlock`], [`Error::InvalidKey`], [`Error::Io`], [`Error::Closed`].
     pub fn block(&self, key: &[u8]) -> Result<Option<BlockInfo>> {
-        self.core().check_open()?;
+        self.check_open()?;
         let key = Key::new(key)?;
         let near = verify::block(self.core(), self.id, &key, verify::LONGEST_READ)?;
         match self.far.as_ref().filter(|_| near.is_none()) {
@@ -305,7 +311,7 @@ impl Namespace {
 
     /// As [`Namespace::block`] of this tier, where reading may take this long.
     pub(super) fn block_within(&self, key: &Key, longest: Duration) -> Result<Option<BlockInfo>> {
-        self.core().check_open()?;
+        self.check_open()?;
         verify::block(self.core(), self.id, key, longest)
     }
 
@@ -314,7 +320,7 @@ impl Namespace {
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::Closed`].
     pub fn touch<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<()> {
-        self.core().check_open()?;
+        self.check_open()?;
         let blocks: Vec<_> =
             self.fingerprints(keys)?.into_iter().map(|(_, fingerprint)| fingerprint).collect();
         self.core().layout.touch(&blocks);
@@ -326,12 +332,12 @@ impl Namespace {
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::Closed`].
     pub fn pin<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<PinGuard> {
-        self.core().check_open()?;
+        self.check_open()?;
         let blocks = self.fingerprints(keys)?;
         Ok(PinGuard::new(self.core(), blocks.into_iter().map(|(_, fingerprint)| fingerprint)))
     }
 
-    /// Removes blocks, as far as this process stored them and nobody pins them. Says how many.
+    /// Removes the blocks that this process stored and that are not pinned. Returns how many.
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::ReadOnly`], [`Error::Io`], [`Error::Closed`].
@@ -345,7 +351,7 @@ impl Namespace {
         }
     }
 
-    /// Removes all blocks of the namespace, as far as this process stored them and nobody pins them. Says how many.
+    /// Removes all blocks of the namespace that this process stored and that are not pinned. Returns how many.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::Io`], [`Error::Closed`].
@@ -358,8 +364,15 @@ impl Namespace {
         }
     }
 
+    fn check_open(&self) -> Result<()> {
+        match self.open {
+            Some(_) => self.core().check_open(),
+            None => self.core().check_running(),
+        }
+    }
+
     fn check_writable(&self) -> Result<()> {
-        self.core().check_open()?;
+        self.check_open()?;
         self.core().check_writable()
     }
 }

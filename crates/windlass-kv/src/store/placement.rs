@@ -164,7 +164,7 @@ fn place(
     }
 }
 
-/// A place for a block that nobody writes yet, or what its items end as.
+/// Reserves a place for a block that is not being written yet, or returns the status that its items end with.
 fn reserve(
     core: &Core,
     options: &StoreOptions,
@@ -297,7 +297,7 @@ impl ShardWrite {
                 self.options.ticket.settle(settled, started);
             }
             Progressed::HeaderNext => self.write_header(started),
-            Progressed::Whole(written) => self.commit(written, started),
+            Progressed::Whole(written) => self.commit(*written, started),
             Progressed::Abandoned => self.failed(Status::Io(libc::EIO), started),
         }
     }
@@ -307,7 +307,7 @@ impl ShardWrite {
         let place = self.assembly.place();
         let Some(offset) = place.header else {
             return match self.assembly.header_written() {
-                Progressed::Whole(written) => self.commit(written, started),
+                Progressed::Whole(written) => self.commit(*written, started),
                 _ => self.failed(Status::Io(libc::EIO), started),
             };
         };
@@ -334,7 +334,7 @@ impl ShardWrite {
                 }
                 match outcome.result {
                     Ok(()) => match self.assembly.header_written() {
-                        Progressed::Whole(written) => self.commit(written, started),
+                        Progressed::Whole(written) => self.commit(*written, started),
                         _ => self.failed(Status::Io(libc::EIO), started),
                     },
                     Err(failure) => self.failed_with(failure, started),
@@ -355,7 +355,7 @@ impl ShardWrite {
             under_way: self.options.under_way.clone(),
             coming: self.coming,
         };
-        // If nobody commits any more, the store is closed, and has ended the request.
+        // If the commit thread has ended, the store is closed, and has ended the request.
         let _ = self.core.commits.send(Message::Task(task));
     }
 
@@ -376,7 +376,7 @@ impl ShardWrite {
             }
         };
         if matches!(failure, Failure::Lost(_)) {
-            // The system may still write there: the place is nobody's any more, and is not given to another process.
+            // The system may still write there: the place is never used again, and is not given to another process.
             self.core.has_lost.store(true, Ordering::Release);
             self.core.assemblies.remove(&self.assembly);
             if let Some(claim) = self.assembly.lose() {

@@ -99,7 +99,7 @@ impl Requests {
         }
     }
 
-    /// Called exactly once for each request, before anybody learns of its end.
+    /// Called exactly once for each request, before its end can be observed.
     pub(crate) fn ended(&self, ticket: &Arc<TicketState>, completion: &Completion) {
         self.forget(ticket);
         self.metrics.request_ended(ticket.kind, completion);
@@ -173,7 +173,7 @@ impl Requests {
         self.earlier.notify_all();
     }
 
-    /// Notes that a store begins; it goes on as long as anybody holds the answer.
+    /// Notes that a store begins. It is under way until the last clone of the returned value is dropped.
     pub(crate) fn begin_store(self: &Arc<Self>, number: u64) -> Arc<StoreUnderWay> {
         lock(&self.stores).insert(number);
         Arc::new(StoreUnderWay { requests: self.clone(), number })

@@ -1,4 +1,4 @@
-//! Reads blocks in the background, at most so many bytes a second, to find damage before somebody asks for them.
+//! Reads blocks in the background, at a limited rate, to find damage before a request asks for them.
 #![forbid(unsafe_code)]
 
 use super::{

@@ -26,8 +26,8 @@ const GRACE: Duration = Duration::from_secs(10);
 const FAR_GRACE: Duration = Duration::from_secs(1);
 
 /// Why a store does not give back its directory that has ended otherwise.
-const LOST: &str = "a ring or a device failed, and may write to its files until this process ends; end it, and whoever \
-                    stores next takes its directory over";
+const LOST: &str = "a ring or a device failed, and may write to its files until this process ends; end it, and the \
+                    next process that stores takes its directory over";
 
 pub(crate) struct Threads {
     placement: Thread,
@@ -123,17 +123,19 @@ impl Inner {
         let _closed = ClosesOnDrop(&self.threads);
         let begin = Instant::now();
         let left = || timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
-        // What is being stored is to reach the far tier, too, as long as the store is open.
-        let unwritten = self.tier.as_ref().map_or(0, |tier| {
-            let _ = core.requests.flush(timeout);
-            tier.drain(left())
-        });
+        // No store is accepted from here on, and what was accepted is to reach the far tier, too.
         core.closing.store(true, Ordering::Release);
-        let flushed = core.requests.flush(left());
+        let flushed = core.requests.flush(timeout);
+        let mut unwritten = self.tier.as_ref().map_or(0, |tier| {
+            tier.drain(left());
+            tier.stop_moves()
+        });
+        core.ending.store(true, Ordering::Release);
         core.requests.open().iter().for_each(|ticket| {
             ticket.abort(Status::Cancelled);
         });
         if let Some(tier) = &self.tier {
+            unwritten += tier.too_late();
             tier.end(left().unwrap_or(GRACE).max(FAR_GRACE));
         }
         let ended = running.end(core, Instant::now() + GRACE);
@@ -141,8 +143,8 @@ impl Inner {
         // What never got all its shards gives back its places.
         core.assemblies.abandon_older_than(Duration::ZERO);
         if !ended || has_lost {
-            // Something may still write to places of this process: nobody else may have its directory before the
-            // process ends. What is not in its log is found out by who takes it over then.
+            // The system may still write to places of this process, so no other process may take over its directory
+            // before this one ends. The process that takes it over finds what is not in the log.
             mem::forget(core.layout.clone());
             if has_lost {
                 let path = core.root.to_path_buf();
@@ -150,17 +152,17 @@ impl Inner {
             }
             return Err(Error::TimedOut { what: "closing the store", waited_ms: GRACE.as_millis() });
         }
-        flushed.and(core.layout.close())?;
+        core.layout.close()?;
         match &self.tier {
             Some(tier) if unwritten > 0 => {
                 Err(Error::NotWrittenBack { blocks: unwritten, path: tier.root().to_path_buf() })
             }
-            _ => Ok(()),
+            _ => flushed,
         }
     }
 }
 
-/// The threads of a store, until somebody closes it.
+/// The threads of a store, until the store is closed.
 pub(super) struct Running {
     state: Mutex<State>,
     closed: Condvar,
@@ -168,7 +170,7 @@ pub(super) struct Running {
 
 enum State {
     Open(Threads),
-    /// Somebody closes it just now.
+    /// A thread is closing the store.
     Closing,
     Closed,
 }
@@ -240,7 +242,7 @@ fn drop_by(transfers: Arc<dyn Transfers>, deadline: Instant) -> bool {
     let (send, receive) = crossbeam_channel::bounded::<Arc<dyn Transfers>>(1);
     let end = move || {
         if let Ok(transfers) = receive.recv() {
-            // Whoever hands transfers on just now holds it too, for a moment.
+            // A thread that submits transfers just now holds the engine too, for a moment.
             while Arc::strong_count(&transfers) > 1 {
                 thread::sleep(Duration::from_millis(1));
             }

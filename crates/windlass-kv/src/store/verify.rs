@@ -5,7 +5,7 @@ use super::{Core, gate::Waiting};
 use crate::{
     BlockInfo, Error, EventKind, Fingerprint, KeepAlive, Key, NamespaceId, Piece, Priority, Result,
     ShardInfo, Verified,
-    format::{Shard, ShardTable, expiry_time, header::BlockHeader},
+    format::{BLOCK_LEN, Shard, ShardTable, expiry_time, header::BlockHeader, joined_checksum},
     io::{Checksums, Direction, Failure, Header, Job, Outcome, Part, Withdrawn},
     layout::{Found, Listed, Lookup, Verdict},
 };
@@ -21,12 +21,27 @@ pub(super) const PAGE: usize = 256;
 /// Time that the system gets to read a block.
 pub(super) const LONGEST_READ: Duration = Duration::from_secs(60);
 
+/// Host memory that a block is read to. A larger one is read part by part.
+const MOST_BYTES: u64 = if cfg!(test) { 64 << 10 } else { 64 << 20 };
+
 /// What one block turned out to be.
 enum Seen {
-    Good(ShardTable, Option<SystemTime>),
+    Good {
+        table: ShardTable,
+        expires: Option<SystemTime>,
+        /// CRC-32C of the spans that were read.
+        sums: Vec<Option<u32>>,
+    },
     Gone,
     Corrupt(String),
     Failed(io::Error),
+}
+
+/// Bytes of a shard.
+struct Span {
+    shard: usize,
+    start: u64,
+    len: u64,
 }
 
 /// What a block is made of.
@@ -47,8 +62,9 @@ pub(crate) fn block(
             });
         }
     };
-    match read(core, namespace, key, &found, (Priority::Demand, longest), &[]) {
-        Seen::Good(table, expires) => {
+    let reading = Reading { core, namespace, key, found: &found, priority: Priority::Demand, longest };
+    match reading.read(&[]) {
+        Seen::Good { table, expires, .. } => {
             let shard = |shard: &Shard| ShardInfo { len: shard.len, checksum: shard.checksum };
             Ok(Some(BlockInfo { shards: table.0.iter().map(shard).collect(), expires }))
         }
@@ -123,13 +139,10 @@ pub(super) fn verify_one(core: &Arc<Core>, block: &Listed, priority: Priority, v
             return;
         }
     };
-    let header_only = read(core, block.namespace, &key, &found, (priority, LONGEST_READ), &[]);
-    let seen = match header_only {
-        Seen::Good(table, _) => read(core, block.namespace, &key, &found, (priority, LONGEST_READ), &table.0),
-        other => other,
-    };
-    match seen {
-        Seen::Good(table, _) => {
+    let namespace = block.namespace;
+    let reading = Reading { core, namespace, key: &key, found: &found, priority, longest: LONGEST_READ };
+    match reading.verify() {
+        Seen::Good { table, .. } => {
             verified.blocks += 1;
             verified.bytes = table.0.iter().fold(verified.bytes, |sum, shard| sum.saturating_add(shard.len));
             verified.without_checksum +=
@@ -149,63 +162,145 @@ pub(super) fn verify_one(core: &Arc<Core>, block: &Listed, priority: Priority, v
     }
 }
 
-/// Reads the header, and these shards of the block with their checksums.
-fn read(
-    core: &Arc<Core>,
+/// A block that is being read.
+struct Reading<'a> {
+    core: &'a Arc<Core>,
     namespace: NamespaceId,
-    key: &Key,
-    found: &Found,
-    (priority, longest): (Priority, Duration),
-    shards: &[Shard],
-) -> Seen {
-    let is_gone = || !found.is_held && !core.layout.is_still_there(found);
-    let corrupt = |reason: String| {
-        if is_gone() {
+    key: &'a Key,
+    found: &'a Found,
+    priority: Priority,
+    /// Time of each read.
+    longest: Duration,
+}
+
+impl Reading<'_> {
+    fn is_gone(&self) -> bool {
+        !self.found.is_held && !self.core.layout.is_still_there(self.found)
+    }
+
+    fn corrupt(&self, reason: String) -> Seen {
+        if self.is_gone() {
             return Seen::Gone;
         }
-        core.layout.invalidate(found);
-        core.note_block(EventKind::CorruptBlock, namespace, key, reason.clone());
+        self.core.layout.invalidate(self.found);
+        self.core.note_block(EventKind::CorruptBlock, self.namespace, self.key, reason.clone());
         Seen::Corrupt(reason)
-    };
-    let mut parts = Vec::with_capacity(shards.len());
-    let mut memory = Vec::with_capacity(shards.len());
-    for (number, shard) in shards.iter().enumerate() {
-        let Ok(mut buffer) = buffer(shard.len) else {
-            return Seen::Failed(io::ErrorKind::OutOfMemory.into());
+    }
+
+    /// Reads the header and all shards, and compares their checksums.
+    fn verify(&self) -> Seen {
+        let (table, expires) = match self.read(&[]) {
+            Seen::Good { table, expires, .. } => (table, expires),
+            other => return other,
         };
-        parts.push(Part {
-            offset: found.place.payload + found.place.stride * number as u64,
-            pieces: vec![Piece::host(buffer.as_mut_ptr(), buffer.len())],
-            len: shard.len,
-        });
-        memory.push(buffer);
-    }
-    let outcome = transfer(core, found, (priority, longest), parts, memory);
-    match outcome.result {
-        Ok(()) => {}
-        Err(failure @ Failure::Short { .. }) => return corrupt(failure.to_string()),
-        Err(Failure::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Seen::Gone,
-        Err(Failure::Io(error)) => return Seen::Failed(error),
-        Err(failure) => return Seen::Failed(io::Error::from_raw_os_error(failure.errno())),
-    }
-    let differs = |(number, shard): (usize, &Shard)| {
-        let computed = outcome.checksums.get(number).copied().flatten();
-        matches!((shard.checksum, computed), (Some(stored), Some(computed)) if stored != computed)
-    };
-    match core.layout.check(found, key, &outcome.header) {
-        Verdict::Good(table) if !shards.is_empty() && table.0 != shards => Seen::Gone,
-        Verdict::Good(table) => match shards.iter().enumerate().position(differs) {
-            // Nothing else vouches for bytes without a checksum.
-            None if shards.iter().any(|shard| shard.checksum.is_none()) && is_gone() => Seen::Gone,
-            None => {
-                let header = BlockHeader::parse(&outcome.header).ok();
-                Seen::Good(table, header.and_then(|header| expiry_time(header.expires)))
+        let mut sums = vec![Some(0); table.0.len()];
+        let mut next = (0, 0);
+        loop {
+            let spans = next_spans(&table.0, &mut next);
+            if spans.is_empty() {
+                break;
             }
-            Some(number) => corrupt(format!("shard {number} has another checksum than the one stored")),
-        },
-        Verdict::Moved => Seen::Gone,
-        Verdict::Corrupt(reason) => corrupt(reason),
+            let read = match self.read(&spans) {
+                Seen::Good { table: now, sums, .. } if now == table => sums,
+                Seen::Good { .. } => return Seen::Gone,
+                other => return other,
+            };
+            for (span, sum) in spans.iter().zip(read) {
+                let joined = sums[span.shard].zip(sum);
+                sums[span.shard] = joined.map(|(before, sum)| joined_checksum(before, sum, span.len));
+            }
+        }
+        let differs = |(shard, sum): (&Shard, &Option<u32>)| matches!((shard.checksum, sum), (Some(stored), Some(sum)) if stored != *sum);
+        if let Some(number) = table.0.iter().zip(&sums).position(differs) {
+            return self.corrupt(format!("shard {number} has another checksum than the one stored"));
+        }
+        // Nothing else vouches for bytes without a checksum.
+        if table.0.iter().any(|shard| shard.checksum.is_none()) && self.is_gone() {
+            return Seen::Gone;
+        }
+        Seen::Good { table, expires, sums }
     }
+
+    /// Reads the header, and these bytes of the shards.
+    fn read(&self, spans: &[Span]) -> Seen {
+        let place = &self.found.place;
+        let mut parts = Vec::with_capacity(spans.len());
+        let mut memory = Vec::with_capacity(spans.len());
+        for span in spans {
+            let Ok(mut buffer) = buffer(span.len) else {
+                return Seen::Failed(io::ErrorKind::OutOfMemory.into());
+            };
+            parts.push(Part {
+                offset: place.payload + place.stride * span.shard as u64 + span.start,
+                pieces: vec![Piece::host(buffer.as_mut_ptr(), buffer.len())],
+                len: span.len,
+            });
+            memory.push(buffer);
+        }
+        let outcome = self.transfer(parts, memory);
+        match outcome.result {
+            Ok(()) => {}
+            Err(failure @ Failure::Short { .. }) => return self.corrupt(failure.to_string()),
+            Err(Failure::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Seen::Gone,
+            Err(Failure::Io(error)) => return Seen::Failed(error),
+            Err(failure) => return Seen::Failed(io::Error::from_raw_os_error(failure.errno())),
+        }
+        match self.core.layout.check(self.found, self.key, &outcome.header) {
+            Verdict::Good(table) => {
+                let header = BlockHeader::parse(&outcome.header).ok();
+                let expires = header.and_then(|header| expiry_time(header.expires));
+                Seen::Good { table, expires, sums: outcome.checksums }
+            }
+            Verdict::Moved => Seen::Gone,
+            Verdict::Corrupt(reason) => self.corrupt(reason),
+        }
+    }
+
+    /// Reads, and waits for it.
+    fn transfer(&self, parts: Vec<Part>, memory: Vec<Vec<u8>>) -> Outcome {
+        let place = &self.found.place;
+        let (send, receive) = crossbeam_channel::bounded(1);
+        let job = Job {
+            tag: 0,
+            direction: Direction::Read,
+            priority: self.priority,
+            file: place.file.clone(),
+            header: place.header.map_or(Header::None, |offset| Header::Read { offset }),
+            parts,
+            checksums: Checksums::Compute,
+            deadline: Some(Instant::now() + self.longest),
+            withdrawn: Withdrawn::default(),
+            wait_event: None,
+            keep: KeepAlive::new(Arc::new(memory)),
+            done: Box::new(move |outcome| {
+                // The caller waits no more if it took too long.
+                let _ = send.send(outcome);
+            }),
+        };
+        self.core.submit(vec![Waiting::Job(Box::new(job))]);
+        let outcome =
+            receive.recv_timeout(self.longest).unwrap_or_else(|_| Outcome::failed(Failure::TimedOut));
+        self.core.note_outcome(Direction::Read, &outcome);
+        outcome
+    }
+}
+
+/// Bytes of shards that are read together, from a shard and a place in it on, which it moves. None at the end.
+fn next_spans(shards: &[Shard], (shard, start): &mut (usize, u64)) -> Vec<Span> {
+    let (mut spans, mut room) = (Vec::new(), MOST_BYTES);
+    while let Some(len) = shards.get(*shard).map(|shard| shard.len.saturating_sub(*start)) {
+        if len == 0 {
+            (*shard, *start) = (*shard + 1, 0);
+            continue;
+        }
+        let len = len.min(room / BLOCK_LEN * BLOCK_LEN);
+        if len == 0 {
+            break;
+        }
+        spans.push(Span { shard: *shard, start: *start, len });
+        (*start, room) = (*start + len, room - len);
+    }
+    spans
 }
 
 fn buffer(len: u64) -> Result<Vec<u8>, ()> {
@@ -214,36 +309,4 @@ fn buffer(len: u64) -> Result<Vec<u8>, ()> {
     buffer.try_reserve_exact(len).map_err(|_| ())?;
     buffer.resize(len, 0);
     Ok(buffer)
-}
-
-/// Reads, and waits for it.
-fn transfer(
-    core: &Arc<Core>,
-    found: &Found,
-    (priority, longest): (Priority, Duration),
-    parts: Vec<Part>,
-    memory: Vec<Vec<u8>>,
-) -> Outcome {
-    let (send, receive) = crossbeam_channel::bounded(1);
-    let job = Job {
-        tag: 0,
-        direction: Direction::Read,
-        priority,
-        file: found.place.file.clone(),
-        header: found.place.header.map_or(Header::None, |offset| Header::Read { offset }),
-        parts,
-        checksums: Checksums::Compute,
-        deadline: Some(Instant::now() + longest),
-        withdrawn: Withdrawn::default(),
-        wait_event: None,
-        keep: KeepAlive::new(Arc::new(memory)),
-        done: Box::new(move |outcome| {
-            // Nobody waits any more if it took too long.
-            let _ = send.send(outcome);
-        }),
-    };
-    core.submit(vec![Waiting::Job(Box::new(job))]);
-    let outcome = receive.recv_timeout(longest).unwrap_or_else(|_| Outcome::failed(Failure::TimedOut));
-    core.note_outcome(Direction::Read, &outcome);
-    outcome
 }

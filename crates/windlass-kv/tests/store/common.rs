@@ -1,13 +1,16 @@
 //! Stores to test, and blocks whose bytes say what they are.
 
 use std::{
-    sync::Arc,
+    fs,
+    path::Path,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
 use windlass_kv::{
-    Completion, Durability, Item, KeepAlive, Key, LayoutKind, Namespace, NamespaceDescription,
-    NamespaceOptions, Piece, Request, Route, Status, Store, StoreOptions, Ticket,
+    Completion, Durability, Error, FarOptions, FarStats, Item, KeepAlive, Key, LayoutKind, Namespace,
+    NamespaceDescription, NamespaceOptions, Piece, Request, Route, Status, Store, StoreOptions, Ticket,
+    fault::{Fault, FaultScript, Operation},
 };
 
 /// Longer than anything takes that is going to happen at all.
@@ -129,6 +132,23 @@ pub(crate) fn begin_store(
     shape: Shape,
     shards: impl IntoIterator<Item = u32>,
 ) -> Ticket {
+    store_shards(namespace, name, shape, shards).unwrap()
+}
+
+/// Begins to store a whole block; `None` if the store is closed.
+pub(crate) fn try_store(namespace: &Namespace, name: &str, shape: Shape) -> Option<Ticket> {
+    match store_shards(namespace, name, shape, 0..shape.shards) {
+        Err(Error::Closed { .. }) => None,
+        begun => Some(begun.unwrap()),
+    }
+}
+
+fn store_shards(
+    namespace: &Namespace,
+    name: &str,
+    shape: Shape,
+    shards: impl IntoIterator<Item = u32>,
+) -> Result<Ticket, Error> {
     let shards: Vec<u32> = shards.into_iter().collect();
     let memory: Vec<_> =
         shards.iter().map(|shard| Memory::of(&bytes_of(name, *shard, shape.len), shape.skew)).collect();
@@ -138,7 +158,7 @@ pub(crate) fn begin_store(
     let mut request = Request::new(items, KeepAlive::new(Arc::new(memory)));
     request.shards = shape.shards;
     // SAFETY: the request keeps the memory, and nothing writes to it.
-    unsafe { namespace.store(request) }.unwrap()
+    unsafe { namespace.store(request) }
 }
 
 /// Stores a whole block, and waits until it is there.
@@ -165,6 +185,15 @@ pub(crate) fn begin_load(
     change(&mut request);
     // SAFETY: the request keeps the memory, and it is looked at once the ticket is released.
     (unsafe { namespace.load(request) }.unwrap(), memory)
+}
+
+/// Begins to load many blocks that are nowhere, of one byte each.
+pub(crate) fn load_many(namespace: &Namespace, name: &str, count: usize) -> Ticket {
+    let memory = Memory::new(1, 0);
+    let item = |number| Item::new(key(&format!("{name} {number}")), 0, memory.pieces(1));
+    let items = (0..count).map(item).collect();
+    // SAFETY: the request keeps the memory, and nothing looks at it.
+    unsafe { namespace.load(Request::new(items, KeepAlive::new(memory.clone()))) }.unwrap()
 }
 
 /// Loads a block, and says how each of its shards ended. What was delivered is what was stored.
@@ -211,5 +240,81 @@ impl Dice {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         (self.0 % sides as u64) as usize
+    }
+}
+
+/// What happens to transfers from now on.
+#[derive(Clone, Default)]
+pub(crate) struct Script(Arc<Mutex<Option<Rule>>>);
+
+type Rule = Box<dyn Fn(&Operation<'_>) -> Option<Fault> + Send>;
+
+impl Script {
+    pub(crate) fn set(&self, rule: impl Fn(&Operation<'_>) -> Option<Fault> + Send + 'static) {
+        *self.0.lock().unwrap() = Some(Box::new(rule));
+    }
+
+    pub(crate) fn clear(&self) {
+        *self.0.lock().unwrap() = None;
+    }
+
+    /// The faults of a store that follows it.
+    pub(crate) fn faults(&self) -> FaultScript {
+        let rules = self.clone();
+        FaultScript::new(move |operation| rules.0.lock().unwrap().as_ref().and_then(|rule| rule(operation)))
+    }
+}
+
+/// Directories for stores with a far tier, whose transfers follow a script.
+pub(crate) struct Tiers {
+    pub(crate) root: TempDir,
+    pub(crate) script: Script,
+}
+
+impl Tiers {
+    pub(crate) fn new() -> Self {
+        let tiers = Self { root: tempfile::tempdir().unwrap(), script: Script::default() };
+        fs::create_dir(tiers.path("far")).unwrap();
+        tiers
+    }
+
+    pub(crate) fn path(&self, name: &str) -> std::path::PathBuf {
+        self.root.path().join(name)
+    }
+
+    pub(crate) fn far(&self, layout: LayoutKind) -> FarOptions {
+        far_options(&self.path("far"), layout).faults(self.script.faults())
+    }
+
+    /// A store before the far tier.
+    pub(crate) fn open(&self, near: &str, far: FarOptions) -> Store {
+        Store::open(near_options(&self.path(near), far)).unwrap()
+    }
+
+    /// The far store by itself.
+    pub(crate) fn open_far(&self) -> Store {
+        let options = StoreOptions::new(self.path("far")).capacity_bytes(CAPACITY);
+        Store::open(options.min_free_bytes(0)).unwrap()
+    }
+}
+
+pub(crate) fn far_options(root: &Path, layout: LayoutKind) -> FarOptions {
+    FarOptions::new(root).capacity_bytes(CAPACITY).min_free_bytes(0).layout(layout)
+}
+
+pub(crate) fn near_options(root: &Path, far: FarOptions) -> StoreOptions {
+    StoreOptions::new(root).capacity_bytes(CAPACITY).min_free_bytes(0).far(far)
+}
+
+pub(crate) fn far_stats(store: &Store) -> FarStats {
+    store.stats().unwrap().far.unwrap()
+}
+
+/// A far tier of each layout.
+pub(crate) fn each_far_layout(test: impl Fn(&Tiers, FarOptions)) {
+    for layout in [LayoutKind::Segments, LayoutKind::Files] {
+        let tiers = Tiers::new();
+        let far = tiers.far(layout);
+        test(&tiers, far);
     }
 }

@@ -7,7 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 use tempfile::TempDir;
-use windlass_kv::{Durability, EventKind, LayoutKind, Status, Store, StoreAccess, StoreOptions};
+use windlass_kv::{
+    Durability, EventKind, LayoutKind, NamespaceOptions, Status, Store, StoreAccess, StoreOptions,
+};
 
 const SHAPE: Shape = Shape { shards: 2, len: 10_000, skew: 0, pieces: 1 };
 const BLOCKS: usize = 8;
@@ -91,6 +93,29 @@ fn a_flipped_bit_anywhere_in_a_block_is_found() {
         drop((store, blocks));
         let store = Store::open(options).unwrap();
         assert_eq!(get_status(&namespace(&store), "block 3", SHAPE), Status::Ok, "{what}");
+    }
+}
+
+/// A wrong number of a shard says nothing of the block.
+#[test]
+fn a_load_of_shards_that_are_not_there_leaves_the_block() {
+    for layout in [LayoutKind::Segments, LayoutKind::Files] {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(options(&root).layout(layout)).unwrap();
+        let mut of_vllm = model("m");
+        of_vllm.other.insert("vllm_directory".into(), "m_0123456789ab_r0".into());
+        for (description, name, shards) in [(model("m"), "block", 2), (of_vllm, "12345678\0\0\0\u{1}", 1)] {
+            let blocks = store.namespace(&description, NamespaceOptions::default()).unwrap();
+            let shape = Shape::of(shards, 5000);
+            put(&blocks, name, shape);
+            let (ticket, _) = begin_load(&blocks, name, shape, [0, shards, 255], |_| {});
+            let wanted = [Status::Ok, Status::Mismatch, Status::Mismatch];
+            assert_eq!(end(&ticket).items, wanted, "{layout}");
+            let (ticket, _) = begin_load(&blocks, name, Shape::of(shards, 20_000), [0], |_| {});
+            assert_eq!(end(&ticket).items, [Status::Mismatch], "{layout}");
+            assert_eq!(get_status(&blocks, name, shape), Status::Ok, "{layout}");
+        }
+        assert_eq!(store.stats().unwrap().corrupt_blocks, 0);
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
 };
 use device_memory::DeviceMemory;
 use requirements::{Requirement, skip};
-use stand_in::Turn;
+use stand_in::{Turn, Vendor};
 use std::sync::Arc;
 use windlass_device::{CopyDirection, DeviceId};
 use windlass_kv::{
@@ -34,10 +34,15 @@ struct Rows {
 
 impl Rows {
     fn new(store: &Store, shape: Shape, is_registered: bool) -> Self {
-        let memory = Arc::new(DeviceMemory::of(1, &vec![0xEE; shape.shards as usize * Self::stride(shape)]));
+        Self::of(Vendor::Cuda, store, shape, is_registered)
+    }
+
+    fn of(vendor: Vendor, store: &Store, shape: Shape, is_registered: bool) -> Self {
+        let untouched = vec![0xEE; shape.shards as usize * Self::stride(shape)];
+        let memory = Arc::new(DeviceMemory::of(vendor, 1, &untouched));
         let register = || {
             // SAFETY: the memory outlives the region.
-            unsafe { store.register_device(DeviceId::Cuda(1), memory.address, memory.len as u64) }.unwrap()
+            unsafe { store.register_device(vendor.device(1), memory.address, memory.len as u64) }.unwrap()
         };
         Self { region: is_registered.then(register), memory, shape }
     }
@@ -142,37 +147,42 @@ const SHAPES: [Shape; 6] = [
 #[test]
 fn blocks_of_devices_come_back_as_they_were() {
     let stand_in = Turn::take();
-    for (way, is_registered) in
-        [(DirectPath::Off, false), (DirectPath::Prefer, false), (DirectPath::Prefer, true)]
-    {
-        each(|_, mut options| {
-            options.direct = way;
-            let store = Store::open(options.clone()).unwrap();
-            let blocks = namespace(&store);
-            for (number, shape) in SHAPES.into_iter().enumerate() {
-                let (name, rows) = (format!("shape {number}"), Rows::new(&store, shape, is_registered));
-                assert!(all(&rows.load(&blocks, &name), Status::Miss));
-                let stored = rows.store(&blocks, &name);
-                assert!(all(&stored, Status::Ok), "{name}: {stored:?} {options:?}");
-                let loaded = rows.load(&blocks, &name);
-                assert!(all(&loaded, Status::Ok), "{name}: {loaded:?} {options:?}");
-                // Whatever wrote it, it is the same block.
-                assert_eq!(get_status(&blocks, &name, Shape { skew: 0, pieces: 1, ..shape }), Status::Ok);
-            }
-            let (read, written) = carried(&store, Carrier::Gds);
-            let is_direct = is_registered && has_direct_files(&options);
-            assert_eq!((read > 0, written > 0), (is_direct, is_direct), "{:?}", store.report().unwrap());
-            store.close(LONG).unwrap();
+    for vendor in Vendor::ALL {
+        for (way, is_registered) in
+            [(DirectPath::Off, false), (DirectPath::Prefer, false), (DirectPath::Prefer, true)]
+        {
+            each(|_, mut options| {
+                options.direct = way;
+                let store = Store::open(options.clone()).unwrap();
+                let blocks = namespace(&store);
+                for (number, shape) in SHAPES.into_iter().enumerate() {
+                    let (name, rows) =
+                        (format!("shape {number}"), Rows::of(vendor, &store, shape, is_registered));
+                    assert!(all(&rows.load(&blocks, &name), Status::Miss));
+                    let stored = rows.store(&blocks, &name);
+                    assert!(all(&stored, Status::Ok), "{name}: {stored:?} {options:?}");
+                    let loaded = rows.load(&blocks, &name);
+                    assert!(all(&loaded, Status::Ok), "{name}: {loaded:?} {options:?}");
+                    // Whatever wrote it, it is the same block.
+                    assert_eq!(get_status(&blocks, &name, Shape { skew: 0, pieces: 1, ..shape }), Status::Ok);
+                }
+                let (read, written) = carried(&store, Carrier::Gds);
+                let has_path = is_registered && vendor == Vendor::Cuda;
+                let is_direct = has_path && has_direct_files(&options);
+                assert_eq!((read > 0, written > 0), (is_direct, is_direct), "{:?}", store.report().unwrap());
+                store.close(LONG).unwrap();
 
-            let store = Store::open(options).unwrap();
-            let blocks = namespace(&store);
-            for (number, shape) in SHAPES.into_iter().enumerate() {
-                let (name, rows) = (format!("shape {number}"), Rows::new(&store, shape, is_registered));
-                assert!(all(&rows.load(&blocks, &name), Status::Ok), "{name} after opening anew");
-            }
-            store.close(LONG).unwrap();
-        });
-        stand_in.assert_nothing_left(way.name());
+                let store = Store::open(options).unwrap();
+                let blocks = namespace(&store);
+                for (number, shape) in SHAPES.into_iter().enumerate() {
+                    let (name, rows) =
+                        (format!("shape {number}"), Rows::of(vendor, &store, shape, is_registered));
+                    assert!(all(&rows.load(&blocks, &name), Status::Ok), "{name} after opening anew");
+                }
+                store.close(LONG).unwrap();
+            });
+            stand_in.assert_nothing_left(way.name());
+        }
     }
 }
 
@@ -224,7 +234,7 @@ fn a_device_that_goes_through_the_host_is_said_to() {
 
     options.direct = DirectPath::Require;
     let store = Store::open(options).unwrap();
-    let memory = DeviceMemory::of(1, &[0; PAGE]);
+    let memory = DeviceMemory::of(Vendor::Cuda, 1, &[0; PAGE]);
     // SAFETY: the memory outlives the region.
     let error = unsafe { store.register_device(DeviceId::Cuda(1), memory.address, PAGE as u64) }.unwrap_err();
     assert!(matches!(error, windlass_kv::Error::RouteUnavailable { .. }), "{error}");
@@ -296,67 +306,72 @@ fn a_damaged_block_is_not_delivered_to_a_device() {
 #[test]
 fn a_driver_that_fails_fails_the_request_and_leaves_nothing() {
     let stand_in = Turn::take();
-    let root = tempfile::tempdir().unwrap();
-    let mut options = options(&root);
-    options.direct = DirectPath::Off;
-    let store = Store::open(options).unwrap();
-    let blocks = namespace(&store);
-    let rows = Rows::new(&store, Shape::of(2, 65536), false);
-    rows.fill("a");
-    stand_in.set("FAULTS=cuMemcpyDtoHAsync_v2:1=1");
-    let failed = end(&rows.begin_store(&blocks, "a")).items;
-    stand_in.reset();
-    assert!(failed.iter().any(|status| !matches!(status, Status::Ok)), "{failed:?}");
-    assert_eq!(blocks.lookup(&["a"]).unwrap(), [false]);
-    assert!(all(&rows.store(&blocks, "a"), Status::Ok));
-    assert!(all(&rows.load(&blocks, "a"), Status::Ok));
-    store.close(LONG).unwrap();
-    drop((rows, store, blocks));
-    stand_in.assert_nothing_left("the store");
+    for vendor in Vendor::ALL {
+        let root = tempfile::tempdir().unwrap();
+        let mut options = options(&root);
+        options.direct = DirectPath::Off;
+        let store = Store::open(options).unwrap();
+        let blocks = namespace(&store);
+        let rows = Rows::of(vendor, &store, Shape::of(2, 65536), false);
+        rows.fill("a");
+        stand_in.set(&vendor.faults("cuMemcpyDtoHAsync_v2:1=1"));
+        let failed = end(&rows.begin_store(&blocks, "a")).items;
+        stand_in.reset();
+        assert!(failed.iter().any(|status| !matches!(status, Status::Ok)), "{failed:?}");
+        assert_eq!(blocks.lookup(&["a"]).unwrap(), [false]);
+        assert!(all(&rows.store(&blocks, "a"), Status::Ok));
+        assert!(all(&rows.load(&blocks, "a"), Status::Ok));
+        store.close(LONG).unwrap();
+        drop((rows, store, blocks));
+        stand_in.assert_nothing_left("the store");
+    }
 }
 
 #[test]
 fn buffers_of_a_device_are_lent_and_given_back() {
     const LEN: usize = 10_000;
     let stand_in = Turn::take();
-    let root = tempfile::tempdir().unwrap();
-    let store = Store::open(options(&root)).unwrap();
-    let blocks = namespace(&store);
-    let names = ["a", "b", "c"];
-    let items = |buffers: Vec<DeviceBuffer>| -> Vec<_> {
-        let item = |(name, buffer): (&&str, _)| BufferItem::new(key(name), 0, buffer);
-        names.iter().zip(buffers).map(item).collect()
-    };
-    let mut buffers = DeviceBuffer::allocate(DeviceId::Cuda(1), LEN, names.len()).unwrap();
-    let regions = store.register_buffers(&buffers).unwrap();
-    assert!(regions.len() == 1 && regions.iter().all(Region::is_direct));
-    drop(regions);
-    // Of buffers in any order, and of some of them.
-    buffers.reverse();
-    let regions = store.register_buffers(&buffers).unwrap();
-    assert!(regions.len() == 1 && regions.iter().all(Region::is_direct));
-    drop(store.register_buffers(&buffers[1..]).unwrap());
-    for (name, buffer) in names.iter().zip(&mut buffers) {
-        buffer.write(&bytes_of(name, 0, LEN)).unwrap();
+    for vendor in Vendor::ALL {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(options(&root)).unwrap();
+        let blocks = namespace(&store);
+        let names = ["a", "b", "c"];
+        let items = |buffers: Vec<DeviceBuffer>| -> Vec<_> {
+            let item = |(name, buffer): (&&str, _)| BufferItem::new(key(name), 0, buffer);
+            names.iter().zip(buffers).map(item).collect()
+        };
+        let is_direct = |region: &Region| region.is_direct() == (vendor == Vendor::Cuda);
+        let mut buffers = DeviceBuffer::allocate(vendor.device(1), LEN, names.len()).unwrap();
+        let regions = store.register_buffers(&buffers).unwrap();
+        assert!(regions.len() == 1 && regions.iter().all(is_direct));
+        drop(regions);
+        // Of buffers in any order, and of some of them.
+        buffers.reverse();
+        let regions = store.register_buffers(&buffers).unwrap();
+        assert!(regions.len() == 1 && regions.iter().all(is_direct));
+        drop(store.register_buffers(&buffers[1..]).unwrap());
+        for (name, buffer) in names.iter().zip(&mut buffers) {
+            buffer.write(&bytes_of(name, 0, LEN)).unwrap();
+        }
+        let stored = blocks.store_buffers(items(buffers), &TransferOptions::default()).unwrap();
+        let (completion, mut buffers) = stored.wait(LONG).unwrap();
+        assert!(completion.is_ok(), "{completion:?}");
+        for buffer in &mut buffers {
+            // What is too much is left out.
+            buffer.write(&[0; LEN + 1]).unwrap();
+        }
+        let loaded = blocks.load_buffers(items(buffers), &TransferOptions::default()).unwrap();
+        let (completion, buffers) = loaded.wait(LONG).unwrap();
+        assert!(completion.is_ok(), "{completion:?}");
+        for (name, buffer) in names.iter().zip(&buffers) {
+            assert_eq!(buffer.read(LEN + 1).unwrap()[..], bytes_of(name, 0, LEN)[..], "{name}");
+            assert_eq!(buffer.read(3).unwrap()[..], bytes_of(name, 0, LEN)[..3]);
+        }
+        // The region keeps the memory that it is of.
+        drop(buffers);
+        drop(regions);
+        store.close(LONG).unwrap();
+        drop((store, blocks));
+        stand_in.assert_nothing_left("buffers");
     }
-    let stored = blocks.store_buffers(items(buffers), &TransferOptions::default()).unwrap();
-    let (completion, mut buffers) = stored.wait(LONG).unwrap();
-    assert!(completion.is_ok(), "{completion:?}");
-    for buffer in &mut buffers {
-        // What is too much is left out.
-        buffer.write(&[0; LEN + 1]).unwrap();
-    }
-    let loaded = blocks.load_buffers(items(buffers), &TransferOptions::default()).unwrap();
-    let (completion, buffers) = loaded.wait(LONG).unwrap();
-    assert!(completion.is_ok(), "{completion:?}");
-    for (name, buffer) in names.iter().zip(&buffers) {
-        assert_eq!(buffer.read(LEN + 1).unwrap()[..], bytes_of(name, 0, LEN)[..], "{name}");
-        assert_eq!(buffer.read(3).unwrap()[..], bytes_of(name, 0, LEN)[..3]);
-    }
-    // The region keeps the memory that it is of.
-    drop(buffers);
-    drop(regions);
-    store.close(LONG).unwrap();
-    drop((store, blocks));
-    stand_in.assert_nothing_left("buffers");
 }

@@ -3,43 +3,24 @@
 use crate::common::*;
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 use windlass_kv::{
     DropReason, EventKind, Route, Status, Store,
-    fault::{Fault, FaultScript, Gate, Operation},
+    fault::{Fault, Gate},
 };
 
 const SHAPE: Shape = Shape { shards: 2, len: 70_000, skew: 0, pieces: 2 };
-
-/// What happens to transfers from now on.
-#[derive(Clone, Default)]
-struct Script(Arc<Mutex<Option<Rule>>>);
-
-type Rule = Box<dyn Fn(&Operation<'_>) -> Option<Fault> + Send>;
-
-impl Script {
-    fn set(&self, rule: impl Fn(&Operation<'_>) -> Option<Fault> + Send + 'static) {
-        *self.0.lock().unwrap() = Some(Box::new(rule));
-    }
-
-    fn clear(&self) {
-        *self.0.lock().unwrap() = None;
-    }
-}
 
 /// A store on each route, with a block in it, and what to make its transfers fail with.
 fn each_route(test: impl Fn(&Store, &Script)) {
     for route in [Route::Auto, Route::Threads] {
         let root = tempfile::tempdir().unwrap();
         let script = Script::default();
-        let rules = script.clone();
-        let options = options(&root).route(route).faults(FaultScript::new(move |operation| {
-            rules.0.lock().unwrap().as_ref().and_then(|rule| rule(operation))
-        }));
+        let options = options(&root).route(route).faults(script.faults());
         let store = Store::open(options).unwrap();
         put(&namespace(&store), "there", SHAPE);
         test(&store, &script);

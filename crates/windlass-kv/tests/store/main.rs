@@ -11,5 +11,8 @@ mod limits;
 mod processes;
 mod round_trips;
 mod sandbox;
+mod tier_faults;
+mod tier_kills;
+mod tier_promises;
 mod tiers;
 mod warnings;

@@ -13,11 +13,11 @@ const SHAPE: Shape = Shape { shards: 2, len: 30_000, skew: 0, pieces: 1 };
 const LARGE: Shape = Shape::of(1, 1 << 20);
 /// Large blocks in a burst.
 const BURST: usize = 128;
-/// Names the root of the store to a process that this file starts.
-const CHILD: &str = "WINDLASS_KV_TEST_CHILD";
+/// Names what a process of these tests works on.
+pub(crate) const CHILD: &str = "WINDLASS_KV_TEST_CHILD";
 
 /// Another process with the store open. It does what it is told, a line at a time.
-struct Other {
+pub(crate) struct Other {
     child: Child,
     say: ChildStdin,
     hear: BufReader<ChildStdout>,
@@ -25,9 +25,14 @@ struct Other {
 
 impl Other {
     fn start(root: &TempDir, durability: Durability) -> Self {
+        Self::start_as("processes::child", &format!("{}\n{durability}", root.path().display()))
+    }
+
+    /// A process that runs this test with these arguments. The test answers once it is ready.
+    pub(crate) fn start_as(test: &str, arguments: &str) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "processes::child", "--nocapture", "--test-threads=1"])
-            .env(CHILD, format!("{}\n{durability}", root.path().display()))
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .env(CHILD, arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -38,12 +43,12 @@ impl Other {
         other
     }
 
-    fn tell(&mut self, line: &str) -> String {
+    pub(crate) fn tell(&mut self, line: &str) -> String {
         writeln!(self.say, "{line}").unwrap();
         self.answer()
     }
 
-    fn answer(&mut self) -> String {
+    pub(crate) fn answer(&mut self) -> String {
         let mut line = String::new();
         loop {
             line.clear();
@@ -56,7 +61,7 @@ impl Other {
     }
 
     /// As if the machine had no mercy: SIGKILL.
-    fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -185,8 +190,7 @@ fn what_a_killed_process_had_acknowledged_is_there() {
         options.durability = durability;
         for round in 0..6 {
             let mut other = Other::start(&root, durability);
-            writeln!(other.say, "flood round {round}").unwrap();
-            let mut last = 0;
+            let mut last: i32 = other.tell(&format!("flood round {round}")).parse().unwrap();
             while last < 10 + round * 3 {
                 last = other.answer().parse().unwrap();
             }

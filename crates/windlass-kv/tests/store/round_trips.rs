@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
     thread,
 };
-use windlass_kv::{NamespaceOptions, Status, Store};
+use windlass_kv::{LayoutKind, NamespaceOptions, Status, Store};
 
 const SHAPES: [Shape; 9] = [
     Shape::of(1, 1),
@@ -222,4 +222,20 @@ fn keys_of_every_length_are_kept_apart() {
     assert_eq!(blocks.delete(&names[..3]).unwrap(), 3);
     assert_eq!(blocks.lookup(&names[2..4]).unwrap(), [false, true]);
     assert!(windlass_kv::Key::new(&vec![0; 1 << 20]).is_err());
+}
+
+#[test]
+fn a_block_that_comes_back_with_more_shards_is_never_delivered_unread() {
+    let root = tempfile::tempdir().unwrap();
+    let options = options(&root).layout(LayoutKind::Files);
+    let (reader, writer) = (Store::open(options.clone()).unwrap(), Store::open(options).unwrap());
+    let (reading, writing) = (namespace(&reader), namespace(&writer));
+    // Shards of one page each: the distance between them is the same for both blocks.
+    put(&writing, "a", Shape::of(2, 3000));
+    assert_eq!(get_status(&reading, "a", Shape::of(2, 3000)), Status::Ok);
+    assert_eq!(writing.delete(&["a"]).unwrap(), 1);
+    put(&writing, "a", Shape::of(3, 3000));
+    assert_eq!(get_status(&reading, "a", Shape::of(3, 3000)), Status::Miss);
+    assert_eq!(get_status(&reading, "a", Shape::of(3, 3000)), Status::Ok);
+    assert_eq!(reader.stats().unwrap().corrupt_blocks, 0);
 }

@@ -10,80 +10,19 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tempfile::TempDir;
 use windlass_kv::{
-    EventKind, FarOptions, FarPolicy, FarStats, LayoutKind, NamespaceOptions, Status, Store, StoreOptions,
-    fault::{Fault, FaultScript, Gate, Operation},
+    Error, EventKind, FarOptions, FarPolicy, LayoutKind, NamespaceOptions, Status, Store, StoreAccess,
+    StoreOptions,
+    fault::{Fault, Gate},
 };
 
 const SHAPE: Shape = Shape { shards: 2, len: 70_000, skew: 0, pieces: 2 };
 /// Time that the far tier may take in tests where it fails.
 const TIMEOUT: Duration = Duration::from_millis(300);
 
-/// What happens to the far tier's transfers from now on.
-#[derive(Clone, Default)]
-struct Script(Arc<Mutex<Option<Rule>>>);
-
-type Rule = Box<dyn Fn(&Operation<'_>) -> Option<Fault> + Send>;
-
-impl Script {
-    fn set(&self, rule: impl Fn(&Operation<'_>) -> Option<Fault> + Send + 'static) {
-        *self.0.lock().unwrap() = Some(Box::new(rule));
-    }
-
-    fn clear(&self) {
-        *self.0.lock().unwrap() = None;
-    }
-}
-
-struct Tiers {
-    root: TempDir,
-    script: Script,
-}
-
-impl Tiers {
-    fn new() -> Self {
-        Self { root: tempfile::tempdir().unwrap(), script: Script::default() }
-    }
-
-    fn far(&self, layout: LayoutKind) -> FarOptions {
-        let rules = self.script.clone();
-        FarOptions::new(self.root.path().join("far"))
-            .capacity_bytes(CAPACITY)
-            .min_free_bytes(0)
-            .layout(layout)
-            .faults(FaultScript::new(move |operation| {
-                rules.0.lock().unwrap().as_ref().and_then(|rule| rule(operation))
-            }))
-    }
-
-    fn open(&self, near: &str, far: FarOptions) -> Store {
-        let options = StoreOptions::new(self.root.path().join(near)).capacity_bytes(CAPACITY);
-        Store::open(options.min_free_bytes(0).far(far)).unwrap()
-    }
-
-    /// The far store by itself.
-    fn open_far(&self) -> Store {
-        let options = StoreOptions::new(self.root.path().join("far")).capacity_bytes(CAPACITY);
-        Store::open(options.min_free_bytes(0)).unwrap()
-    }
-}
-
-fn far_stats(store: &Store) -> FarStats {
-    store.stats().unwrap().far.unwrap()
-}
-
-fn each_layout(test: impl Fn(&Tiers, FarOptions)) {
-    for layout in [LayoutKind::Segments, LayoutKind::Files] {
-        let tiers = Tiers::new();
-        let far = tiers.far(layout);
-        test(&tiers, far);
-    }
-}
-
 #[test]
 fn blocks_are_found_in_either_tier_and_promoted() {
-    each_layout(|tiers, far| {
+    each_far_layout(|tiers, far| {
         let store = tiers.open("near", far.clone());
         let blocks = namespace(&store);
         let completion = end(&begin_store(&blocks, "a", SHAPE, 0..2));
@@ -119,7 +58,7 @@ fn blocks_are_found_in_either_tier_and_promoted() {
 
 #[test]
 fn deleted_blocks_are_in_no_tier() {
-    each_layout(|tiers, far| {
+    each_far_layout(|tiers, far| {
         let store = tiers.open("near", far.clone());
         let blocks = namespace(&store);
         for name in ["a", "b", "c"] {
@@ -137,7 +76,7 @@ fn deleted_blocks_are_in_no_tier() {
 
 #[test]
 fn write_back_does_not_wait_for_the_far_tier() {
-    each_layout(|tiers, far| {
+    each_far_layout(|tiers, far| {
         let store = tiers.open("near", far.policy(FarPolicy::WriteBack));
         let blocks = namespace(&store);
         let gate = Gate::new();
@@ -146,7 +85,7 @@ fn write_back_does_not_wait_for_the_far_tier() {
         put(&blocks, "a", SHAPE);
         eventually("the far tier writes", || gate.came() > 0);
         let stats = far_stats(&store);
-        assert_eq!((stats.backlog_blocks, stats.backlog_bytes), (1, 140_000));
+        assert_eq!((stats.backlog_blocks, stats.backlog_bytes), (1, 4096 + 2 * 73_728));
         tiers.script.clear();
         gate.open();
         store.close(LONG).unwrap();
@@ -157,7 +96,7 @@ fn write_back_does_not_wait_for_the_far_tier() {
 
 #[test]
 fn closing_says_what_was_not_written_back() {
-    each_layout(|tiers, far| {
+    each_far_layout(|tiers, far| {
         let store = tiers.open("near", far.policy(FarPolicy::WriteBack).timeout(TIMEOUT));
         let gate = Gate::new();
         let hang = gate.clone();
@@ -172,7 +111,7 @@ fn closing_says_what_was_not_written_back() {
 /// Nothing of the near tier waits for a far tier that hangs, and nothing is wrong when that goes on.
 #[test]
 fn the_near_tier_does_not_notice_that_the_far_one_hangs() {
-    each_layout(|tiers, far| {
+    each_far_layout(|tiers, far| {
         let store = tiers.open("near", far.timeout(TIMEOUT));
         let blocks = namespace(&store);
         put(&blocks, "both", SHAPE);
@@ -214,7 +153,7 @@ fn the_near_tier_does_not_notice_that_the_far_one_hangs() {
 
 #[test]
 fn a_far_tier_that_fails_is_opened_again() {
-    each_layout(|tiers, far| {
+    each_far_layout(|tiers, far| {
         let store = tiers.open("near", far);
         let blocks = namespace(&store);
         tiers.script.set(|_| Some(Fault::Errno(libc::EIO)));
@@ -236,7 +175,7 @@ fn a_far_tier_that_fails_is_opened_again() {
 
 #[test]
 fn a_far_tier_that_is_gone_comes_back() {
-    each_layout(|tiers, far| {
+    each_far_layout(|tiers, far| {
         let store = tiers.open("near", far);
         let blocks = namespace(&store);
         put(&blocks, "a", SHAPE);
@@ -255,11 +194,36 @@ fn a_far_tier_that_is_gone_comes_back() {
 }
 
 #[test]
-fn a_store_opens_without_its_far_tier() {
+fn a_far_tier_that_is_missing_at_the_start_joins_when_it_comes() {
+    each_far_layout(|tiers, far| {
+        let root = tiers.path("far");
+        fs::remove_dir(&root).unwrap();
+        let store = tiers.open("near", far.policy(FarPolicy::WriteBack));
+        let blocks = namespace(&store);
+        put(&blocks, "a", SHAPE);
+        assert_eq!(get_status(&blocks, "a", SHAPE), Status::Ok);
+        assert_eq!(get_status(&blocks, "b", SHAPE), Status::Miss);
+        let stats = far_stats(&store);
+        assert!(!stats.is_up && stats.outages == 1 && stats.backlog_blocks == 1, "{stats:?}");
+        let failure = store.report().unwrap().far.unwrap().failure.unwrap();
+        assert!(failure.contains("mount its file system, or make the directory"), "{failure}");
+        assert!(store.events().iter().any(|event| event.kind == EventKind::FarFailed));
+        assert!(!root.exists(), "nothing is made below a file system that is not mounted");
+
+        fs::create_dir(&root).unwrap();
+        eventually("it joins", || far_stats(&store).written_blocks == 1);
+        assert!(store.events().iter().any(|event| event.kind == EventKind::FarRecovered));
+        assert_eq!(store.report().unwrap().far.unwrap().failure, None);
+        store.close(LONG).unwrap();
+        assert_eq!(get_status(&namespace(&tiers.open_far()), "a", SHAPE), Status::Ok);
+    });
+}
+
+#[test]
+fn a_store_opens_whatever_is_in_the_way_of_its_far_tier() {
     let tiers = Tiers::new();
-    fs::write(tiers.root.path().join("file"), b"").unwrap();
-    let far = FarOptions::new(tiers.root.path().join("file").join("far")).capacity_bytes(CAPACITY);
-    let store = tiers.open("near", far);
+    fs::write(tiers.path("file"), b"").unwrap();
+    let store = tiers.open("near", far_options(&tiers.path("file").join("far"), LayoutKind::Segments));
     let blocks = namespace(&store);
     put(&blocks, "a", SHAPE);
     assert_eq!(get_status(&blocks, "a", SHAPE), Status::Ok);
@@ -268,12 +232,44 @@ fn a_store_opens_without_its_far_tier() {
 }
 
 #[test]
+fn a_reader_finds_a_far_tier_once_a_writer_has_made_it() {
+    each_far_layout(|tiers, far| {
+        drop(Store::open(options(&tiers.root)).unwrap());
+        let near = options(&tiers.root).access(StoreAccess::Read);
+        let reader = Store::open(near.far(far.clone().timeout(Duration::from_secs(60)))).unwrap();
+        let begin = Instant::now();
+        let blocks = namespace(&reader);
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "a namespace that no writer has made is not waited for"
+        );
+        assert!(!far_stats(&reader).is_up);
+        let writer = tiers.open("near", far);
+        put(&namespace(&writer), "a", SHAPE);
+        eventually("it is found", || blocks.lookup(&["a"]).unwrap() == [true]);
+        assert_eq!(get_status(&blocks, "a", SHAPE), Status::Ok);
+    });
+}
+
+#[test]
 fn options_of_the_far_tier_that_cannot_be_are_an_error() {
     let tiers = Tiers::new();
-    let far = FarOptions::new(tiers.root.path().join("far"));
-    let options = StoreOptions::new(tiers.root.path().join("near")).capacity_bytes(CAPACITY);
-    let error = Store::open(options.min_free_bytes(0).far(far)).unwrap_err();
-    assert!(error.to_string().contains("capacity"), "{error}");
+    let good = far_options(&tiers.path("far"), LayoutKind::Segments);
+    let refused = |far: FarOptions, reason: &str| {
+        let error = Store::open(near_options(&tiers.path("near"), far)).unwrap_err();
+        assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
+        assert!(error.to_string().contains(reason), "{error}");
+    };
+    refused(FarOptions::new(tiers.path("far")), "capacity");
+    refused(good.clone().timeout(Duration::ZERO), "far.timeout");
+    refused(good.clone().timeout(Duration::MAX), "far.timeout");
+    refused(good.clone().lookup_timeout(Duration::MAX), "far.lookup_timeout");
+    refused(good.clone().staging_bytes(0), "far.staging_bytes");
+    refused(good.policy(FarPolicy::WriteBack).backlog_bytes(0), "far.backlog_bytes");
+    refused(far_options(&tiers.path("near"), LayoutKind::Segments), "another store than the near one");
+    fs::write(tiers.path("far").join("STORE"), b"something else").unwrap();
+    let error = Store::open(near_options(&tiers.path("near"), tiers.far(LayoutKind::Segments))).unwrap_err();
+    assert!(matches!(error, Error::NotAStore { .. }), "{error:?}");
 }
 
 /// Many threads store, load and look up, in a near tier that evicts and before a far one that fails now and then.
@@ -281,7 +277,7 @@ fn options_of_the_far_tier_that_cannot_be_are_an_error() {
 fn no_byte_is_wrong_while_blocks_move_between_the_tiers() {
     const BLOCKS: usize = 60;
     let shape = Shape::of(2, 300_000);
-    each_layout(|tiers, far| {
+    each_far_layout(|tiers, far| {
         let dice = Mutex::new(Dice(7));
         tiers.script.set(move |_| match dice.lock().unwrap().roll(60) {
             0 => Some(Fault::Errno(libc::EIO)),
@@ -320,7 +316,7 @@ fn no_byte_is_wrong_while_blocks_move_between_the_tiers() {
 
 #[test]
 fn shards_of_several_requests_are_written_whole() {
-    each_layout(|tiers, far| {
+    each_far_layout(|tiers, far| {
         // Room for one block at a time in each of the two threads.
         let shape = Shape { shards: 4, len: 70_000, skew: 0, pieces: 1 };
         let far = far.policy(FarPolicy::WriteBack).staging_bytes(2 * 4 * 70_000);

@@ -66,7 +66,7 @@ fn what_comes_again_soon_is_protected() {
 #[test]
 fn the_segment_whose_blocks_are_not_used_is_the_coldest() {
     for options in [S3FIFO, LRU] {
-        // Segments 0 to 3 have 1024 blocks each, but segment 2 is the one that nobody uses.
+        // Segments 0 to 3 have 1024 blocks each, but the blocks of segment 2 are not used.
         let index = filled(options, 0..4096);
         let used: Vec<_> = (0..4096).filter(|number| number / 1024 != 2).map(fingerprint).collect();
         index.touch(&used);

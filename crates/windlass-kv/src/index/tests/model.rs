@@ -109,7 +109,7 @@ impl Model {
         };
         let mut rest = want.bytes;
         let mut said = said.iter();
-        // The order among expired ones is nobody's business.
+        // The order among expired blocks is not specified.
         let mut expired: BTreeMap<Fingerprint, Entry> = self
             .blocks
             .iter()
@@ -273,7 +273,7 @@ impl Pair {
         }
     }
 
-    /// A removed block's slot is free exactly if nobody reads it.
+    /// A removed block's slot is free exactly if the block has no readers.
     fn gone(&mut self, removed: &Removed) {
         let is_read =
             self.holds.iter().any(|(_, entry, _)| entry.is_own() && entry.sequence == removed.entry.sequence);

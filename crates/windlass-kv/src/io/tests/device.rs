@@ -11,7 +11,7 @@ mod device_memory;
 use super::*;
 use crate::{DirectPath, Route};
 use device_memory::{Code, DeviceMemory, in_context};
-use stand_in::{STAND_IN, Turn};
+use stand_in::{STAND_IN, Turn, Vendor};
 use std::ffi::c_void;
 use windlass_device::{CopyDirection, DeviceId};
 
@@ -32,83 +32,135 @@ fn carried(outcome: &Outcome, carrier: Carrier) -> u64 {
 fn bytes_of_devices_pass_through_pinned_memory() {
     let stand_in = Turn::take();
     let directory = disk();
-    for route in ROUTES {
-        let Some(engine) = start(direct(directory.path(), route, DirectPath::Off)) else { continue };
-        let file = new_file(directory.path(), route.name());
-        // Pieces at one distance, as of a paged cache; neighbours; any length; of two devices; of the host.
-        let content = pattern(30 << 20, 5);
-        let (first, second) = (DeviceMemory::of(0, &content), DeviceMemory::of(1, &content[..100_000]));
-        let mut host = Memory::of(&content[..5000], 3);
-        let rows = (0..64).map(|row| (row * 100_000, 3000));
-        let shapes: Vec<(usize, usize)> =
-            rows.chain([(0, 4096), (4096, 4096), (77, 1), (10_000, 9 << 20), (1 << 20, 20 << 20)]).collect();
-        let pieces = |first: &DeviceMemory, second: &DeviceMemory, host: &mut Memory| {
-            let mut pieces: Vec<Piece> = shapes.iter().map(|&(start, len)| first.piece(start, len)).collect();
-            pieces.insert(3, second.piece(100, 50_000));
-            pieces.insert(66, host.piece());
-            pieces
-        };
-        let mut expected: Vec<Vec<u8>> =
-            shapes.iter().map(|&(start, len)| content[start..start + len].to_vec()).collect();
-        expected.insert(3, content[100..50_100].to_vec());
-        expected.insert(66, content[..5000].to_vec());
-        let expected = expected.concat();
+    for vendor in Vendor::ALL {
+        for route in ROUTES {
+            let Some(engine) = start(direct(directory.path(), route, DirectPath::Off)) else { continue };
+            let file = new_file(directory.path(), &format!("{vendor:?} {}", route.name()));
+            // Pieces at one distance, as of a paged cache; neighbours; any length; of two devices; of the host.
+            let content = pattern(30 << 20, 5);
+            let (first, second) =
+                (DeviceMemory::of(vendor, 0, &content), DeviceMemory::of(vendor, 1, &content[..100_000]));
+            let mut host = Memory::of(&content[..5000], 3);
+            let rows = (0..64).map(|row| (row * 100_000, 3000));
+            let shapes: Vec<(usize, usize)> = rows
+                .chain([(0, 4096), (4096, 4096), (77, 1), (10_000, 9 << 20), (1 << 20, 20 << 20)])
+                .collect();
+            let pieces = |first: &DeviceMemory, second: &DeviceMemory, host: &mut Memory| {
+                let mut pieces: Vec<Piece> =
+                    shapes.iter().map(|&(start, len)| first.piece(start, len)).collect();
+                pieces.insert(3, second.piece(100, 50_000));
+                pieces.insert(66, host.piece());
+                pieces
+            };
+            let mut expected: Vec<Vec<u8>> =
+                shapes.iter().map(|&(start, len)| content[start..start + len].to_vec()).collect();
+            expected.insert(3, content[100..50_100].to_vec());
+            expected.insert(66, content[..5000].to_vec());
+            let expected = expected.concat();
 
-        let parts = parts_of(pieces(&first, &second, &mut host));
-        let written = run(&engine, |done| job(Direction::Write, &file, parts, done));
-        written.result.unwrap();
-        assert_eq!(written.checksums, [Some(crc_fast::crc32_iscsi(&expected))]);
-        assert!(std::fs::read(file.path()).unwrap()[4096..][..expected.len()] == expected);
+            let parts = parts_of(pieces(&first, &second, &mut host));
+            let written = run(&engine, |done| job(Direction::Write, &file, parts, done));
+            written.result.unwrap();
+            assert_eq!(written.checksums, [Some(crc_fast::crc32_iscsi(&expected))]);
+            assert!(std::fs::read(file.path()).unwrap()[4096..][..expected.len()] == expected);
 
-        // To places that do not overlap.
-        let target = DeviceMemory::of(0, &vec![0xEE; expected.len() + 64]);
-        let mut start = 64;
-        let pieces: Vec<Piece> = [1usize, 4095, 70_000, 1 << 20]
-            .into_iter()
-            .chain([expected.len() - 1 - 4095 - 70_000 - (1 << 20)])
-            .map(|len| {
-                start += len;
-                target.piece(start - len, len)
-            })
-            .collect();
-        let read = run(&engine, |done| job(Direction::Read, &file, parts_of(pieces), done));
-        read.result.unwrap();
-        assert_eq!(read.checksums, written.checksums);
-        assert_eq!(read.bounced_bytes, expected.len() as u64);
-        let bytes = target.bytes();
-        assert!(bytes[64..] == expected && bytes[..64] == [0xEE; 64]);
-        drop((engine, first, second, target));
-        stand_in.assert_nothing_left(route.name());
+            // To places that do not overlap.
+            let target = DeviceMemory::of(vendor, 0, &vec![0xEE; expected.len() + 64]);
+            let mut start = 64;
+            let pieces: Vec<Piece> = [1usize, 4095, 70_000, 1 << 20]
+                .into_iter()
+                .chain([expected.len() - 1 - 4095 - 70_000 - (1 << 20)])
+                .map(|len| {
+                    start += len;
+                    target.piece(start - len, len)
+                })
+                .collect();
+            let read = run(&engine, |done| job(Direction::Read, &file, parts_of(pieces), done));
+            read.result.unwrap();
+            assert_eq!(read.checksums, written.checksums);
+            assert_eq!(read.bounced_bytes, expected.len() as u64);
+            let bytes = target.bytes();
+            assert!(bytes[64..] == expected && bytes[..64] == [0xEE; 64]);
+            drop((engine, first, second, target));
+            stand_in.assert_nothing_left(route.name());
+        }
     }
+}
+
+/// Memory is pinned for one driver: what another's devices copy from and to is pinned for them, too.
+#[test]
+fn memory_that_bytes_pass_through_is_pinned_for_each_vendor() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+    let file = new_file(directory.path(), "both");
+    let content = pattern(2 << 20, 5);
+    let memory = Vendor::ALL.map(|vendor| DeviceMemory::of(vendor, 0, &content));
+    let pieces = memory.each_ref().map(|memory| memory.piece(0, content.len()));
+    let written = run(&engine, |done| job(Direction::Write, &file, parts_of(pieces.to_vec()), done));
+    written.result.unwrap();
+    assert!(std::fs::read(file.path()).unwrap()[4096..] == content.repeat(2));
+    for vendor in Vendor::ALL {
+        assert!(vendor.count("pinned_bytes") > 0, "{vendor:?}");
+    }
+    drop((engine, memory));
+    stand_in.assert_nothing_left("both");
+}
+
+/// A driver must not be asked about another's event.
+#[test]
+fn an_event_of_an_unknown_kind_fails_the_job_that_waits_for_it() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+    let file = new_file(directory.path(), "data");
+    let content = pattern(4096, 3);
+    let memory = Vendor::ALL.map(|vendor| DeviceMemory::of(vendor, 0, &content));
+    let event = Event::after(Vendor::Rocm, &memory[1], &content, Duration::ZERO);
+    let mut host = Memory::of(&content, 3);
+    let of_both = memory.each_ref().map(|memory| memory.piece(0, 4096)).to_vec();
+    // The stand-in is the driver of both kinds in this process.
+    for pieces in [of_both, vec![host.piece()]] {
+        let wait_event = Some(event.handle());
+        let parts = parts_of(pieces);
+        let failed = run(&engine, |done| Job { wait_event, ..job(Direction::Write, &file, parts, done) });
+        match failed.result {
+            Err(Failure::Device(error)) => assert!(error.to_string().contains("several kinds"), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    drop((event, engine, memory));
+    stand_in.assert_nothing_left("events");
 }
 
 /// An event of device 0, and the stream that reaches it.
 struct Event {
+    vendor: Vendor,
     stream: *mut c_void,
     event: *mut c_void,
 }
 
 impl Event {
     /// One that is reached once `content` has been copied to `memory`, which takes so long. Both must live until then.
-    fn after(memory: &DeviceMemory, content: &[u8], time: Duration) -> Self {
+    fn after(vendor: Vendor, memory: &DeviceMemory, content: &[u8], time: Duration) -> Self {
         let create_stream: unsafe extern "C" fn(*mut *mut c_void, u32) -> Code =
-            STAND_IN.function("cuStreamCreate");
+            STAND_IN.function(vendor.symbol("cuStreamCreate"));
         let create_event: unsafe extern "C" fn(*mut *mut c_void, u32) -> Code =
-            STAND_IN.function("cuEventCreate");
+            STAND_IN.function(vendor.symbol("cuEventCreate"));
         let record: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Code =
-            STAND_IN.function("cuEventRecord");
+            STAND_IN.function(vendor.symbol("cuEventRecord"));
         let copy: unsafe extern "C" fn(u64, *const c_void, usize, *mut c_void) -> Code =
-            STAND_IN.function("cuMemcpyHtoDAsync_v2");
+            STAND_IN.function(vendor.symbol("cuMemcpyHtoDAsync_v2"));
         let (mut stream, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
         STAND_IN.set(&format!("COPY_LATENCY_US={}", time.as_micros()));
         // SAFETY: of these signatures in the driver. The caller waits for the copy.
-        in_context(0, || unsafe {
+        in_context(vendor, 0, || unsafe {
             assert_eq!(create_stream(&mut stream, 1), 0);
             assert_eq!(create_event(&mut event, 2), 0);
             assert_eq!(copy(memory.address, content.as_ptr().cast(), content.len(), stream), 0);
             assert_eq!(record(event, stream), 0);
         });
-        Self { stream, event }
+        Self { vendor, stream, event }
     }
 
     fn handle(&self) -> u64 {
@@ -119,10 +171,11 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let destroy_stream: unsafe extern "C" fn(*mut c_void) -> Code =
-            STAND_IN.function("cuStreamDestroy_v2");
-        let destroy_event: unsafe extern "C" fn(*mut c_void) -> Code = STAND_IN.function("cuEventDestroy_v2");
+            STAND_IN.function(self.vendor.symbol("cuStreamDestroy_v2"));
+        let destroy_event: unsafe extern "C" fn(*mut c_void) -> Code =
+            STAND_IN.function(self.vendor.symbol("cuEventDestroy_v2"));
         // SAFETY: made by `after`, destroyed once.
-        in_context(0, || unsafe { (destroy_event(self.event), destroy_stream(self.stream)) });
+        in_context(self.vendor, 0, || unsafe { (destroy_event(self.event), destroy_stream(self.stream)) });
     }
 }
 
@@ -130,22 +183,26 @@ impl Drop for Event {
 fn an_event_is_waited_for_before_memory_is_read() {
     let stand_in = Turn::take();
     let directory = disk();
-    for registered in [false, true] {
-        let engine = start(direct(directory.path(), Route::Auto, DirectPath::Prefer)).unwrap();
-        let file = new_file(directory.path(), if registered { "direct" } else { "staged" });
-        let memory = DeviceMemory::of(0, &vec![1; 1 << 20]);
-        // SAFETY: the memory outlives the region.
-        let region = registered
-            .then(|| unsafe { engine.register_device(DeviceId::Cuda(0), memory.address, 1 << 20) }.unwrap());
-        let content = pattern(1 << 20, 3);
-        let event = Event::after(&memory, &content, Duration::from_millis(100));
-        let parts = parts_of(vec![memory.piece(0, 1 << 20)]);
-        let wait_event = Some(event.handle());
-        let written = run(&engine, |done| Job { wait_event, ..job(Direction::Write, &file, parts, done) });
-        written.result.unwrap();
-        stand_in.set("COPY_LATENCY_US=0");
-        assert!(std::fs::read(file.path()).unwrap()[4096..] == content, "registered: {registered}");
-        drop((event, region, engine));
+    for vendor in Vendor::ALL {
+        for registered in [false, true] {
+            let engine = start(direct(directory.path(), Route::Auto, DirectPath::Prefer)).unwrap();
+            let file = new_file(directory.path(), &format!("{vendor:?} {registered}"));
+            let memory = DeviceMemory::of(vendor, 0, &vec![1; 1 << 20]);
+            let region = registered.then(|| {
+                // SAFETY: the memory outlives the region.
+                unsafe { engine.register_device(vendor.device(0), memory.address, 1 << 20) }.unwrap()
+            });
+            let content = pattern(1 << 20, 3);
+            let event = Event::after(vendor, &memory, &content, Duration::from_millis(100));
+            let parts = parts_of(vec![memory.piece(0, 1 << 20)]);
+            let wait_event = Some(event.handle());
+            let written =
+                run(&engine, |done| Job { wait_event, ..job(Direction::Write, &file, parts, done) });
+            written.result.unwrap();
+            stand_in.set("COPY_LATENCY_US=0");
+            assert!(std::fs::read(file.path()).unwrap()[4096..] == content, "registered: {registered}");
+            drop((event, region, engine));
+        }
     }
 }
 
@@ -156,8 +213,8 @@ fn events_that_are_not_reached_delay_no_other_job() {
     let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
     let file = new_file(directory.path(), "data");
     let content = pattern(1 << 20, 3);
-    let memory = DeviceMemory::of(0, &content);
-    let event = Event::after(&memory, &content, Duration::from_secs(3));
+    let memory = DeviceMemory::of(Vendor::Cuda, 0, &content);
+    let event = Event::after(Vendor::Cuda, &memory, &content, Duration::from_secs(3));
     let begin = Instant::now();
     let submit = |tag, priority| {
         let (done, receiver) = outcome();
@@ -171,7 +228,7 @@ fn events_that_are_not_reached_delay_no_other_job() {
     // The stream takes its time from its first look at the copy on.
     std::thread::sleep(Duration::from_millis(200));
     stand_in.set("COPY_LATENCY_US=0");
-    let other = DeviceMemory::of(0, &content);
+    let other = DeviceMemory::of(Vendor::Cuda, 0, &content);
     let parts = vec![Part { offset: 1 << 20, pieces: vec![other.piece(0, 4096)], len: 4096 }];
     run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
     assert_eq!(engine.cancel(1), 16);
@@ -190,23 +247,25 @@ fn events_that_are_not_reached_delay_no_other_job() {
 fn an_event_that_cannot_be_asked_after_fails_the_job_that_waits_for_it() {
     let stand_in = Turn::take();
     let directory = disk();
-    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
-    let file = new_file(directory.path(), "data");
-    let content = pattern(4096, 3);
-    let memory = DeviceMemory::of(0, &content);
-    let event = Event::after(&memory, &content, Duration::ZERO);
-    let write = || {
-        let parts = parts_of(vec![memory.piece(0, 4096)]);
-        let wait_event = Some(event.handle());
-        run(&engine, |done| Job { wait_event, ..job(Direction::Write, &file, parts, done) })
-    };
-    stand_in.set("FAULTS=cuEventQuery:1=1");
-    let failed = write();
-    assert!(matches!(failed.result, Err(Failure::Device(_))) && failed.started.is_none(), "{failed:?}");
-    write().result.unwrap();
-    stand_in.reset();
-    drop((event, engine, memory));
-    stand_in.assert_nothing_left("events");
+    for vendor in Vendor::ALL {
+        let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+        let file = new_file(directory.path(), &format!("{vendor:?}"));
+        let content = pattern(4096, 3);
+        let memory = DeviceMemory::of(vendor, 0, &content);
+        let event = Event::after(vendor, &memory, &content, Duration::ZERO);
+        let write = || {
+            let parts = parts_of(vec![memory.piece(0, 4096)]);
+            let wait_event = Some(event.handle());
+            run(&engine, |done| Job { wait_event, ..job(Direction::Write, &file, parts, done) })
+        };
+        stand_in.set(&vendor.faults("cuEventQuery:1=1"));
+        let failed = write();
+        assert!(matches!(failed.result, Err(Failure::Device(_))) && failed.started.is_none(), "{failed:?}");
+        write().result.unwrap();
+        stand_in.reset();
+        drop((event, engine, memory));
+        stand_in.assert_nothing_left("events");
+    }
 }
 
 #[test]
@@ -221,7 +280,7 @@ fn registered_memory_goes_past_the_host() {
             return;
         }
         let content = pattern(12 << 20, 9);
-        let memory = DeviceMemory::of(1, &content);
+        let memory = DeviceMemory::of(Vendor::Cuda, 1, &content);
         // SAFETY: the memory outlives the region.
         let region =
             unsafe { engine.register_device(DeviceId::Cuda(1), memory.address, memory.len as u64) }.unwrap();
@@ -276,7 +335,7 @@ fn what_is_not_proven_direct_is_staged_or_refused() {
     stand_in.set("CUFILE_THROUGH_HOST=1");
     let engine = start(direct(directory.path(), Route::Auto, DirectPath::Prefer)).unwrap();
     let file = new_file(directory.path(), "data");
-    let memory = DeviceMemory::of(0, &content);
+    let memory = DeviceMemory::of(Vendor::Cuda, 0, &content);
     // SAFETY: the memory outlives the region.
     let region = unsafe { engine.register_device(DeviceId::Cuda(0), memory.address, 1 << 20) }.unwrap();
     assert!(!region.is_direct());
@@ -314,7 +373,7 @@ fn on_the_direct_path(
         skip(Requirement::Direct, refused);
         return;
     }
-    let memory = DeviceMemory::of(0, content);
+    let memory = DeviceMemory::of(Vendor::Cuda, 0, content);
     // SAFETY: the memory outlives the region.
     let region =
         unsafe { engine.register_device(DeviceId::Cuda(0), memory.address, memory.len as u64) }.unwrap();
@@ -397,19 +456,20 @@ fn faults_of_the_driver_fail_the_transfer_and_leave_nothing() {
         "cuEventSynchronize:1=1",
         "copy:1=700",
     ];
-    for (number, fault) in faults.into_iter().enumerate() {
-        let memory = DeviceMemory::of(0, &content);
+    let cases = Vendor::ALL.into_iter().flat_map(|vendor| faults.map(|fault| (vendor, fault)));
+    for (number, (vendor, fault)) in cases.enumerate() {
+        let memory = DeviceMemory::of(vendor, 0, &content);
         let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
         let file = new_file(directory.path(), &number.to_string());
         let parts = parts_of(vec![memory.piece(0, memory.len)]);
-        stand_in.set(&format!("FAULTS={fault}"));
+        stand_in.set(&vendor.faults(fault));
         let written = run(&engine, |done| job(Direction::Write, &file, parts.clone(), done));
         stand_in.reset();
         // An event that cannot be made or waited for is no error: the stream can be waited for too.
         if fault.starts_with("cuEvent") {
             written.result.unwrap();
         } else {
-            assert!(matches!(written.result, Err(Failure::Device(_))), "{fault}: {written:?}");
+            assert!(matches!(written.result, Err(Failure::Device(_))), "{vendor:?} {fault}: {written:?}");
         }
         run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
         assert!(std::fs::read(file.path()).unwrap()[4096..] == content);
@@ -423,7 +483,7 @@ fn a_child_of_fork_leaves_registered_memory_alone() {
     let stand_in = Turn::take();
     let directory = disk();
     let engine = start(direct(directory.path(), Route::Auto, DirectPath::Prefer)).unwrap();
-    let memory = DeviceMemory::of(0, &pattern(1 << 20, 2));
+    let memory = DeviceMemory::of(Vendor::Cuda, 0, &pattern(1 << 20, 2));
     // SAFETY: the memory outlives the region.
     let region = unsafe { engine.register_device(DeviceId::Cuda(0), memory.address, 1 << 20) }.unwrap();
     let is_direct = region.is_direct();
@@ -454,23 +514,25 @@ fn a_child_of_fork_leaves_registered_memory_alone() {
 fn memory_in_doubt_is_lost() {
     let stand_in = Turn::take();
     let directory = disk();
-    let memory = DeviceMemory::of(0, &pattern(3 << 20, 2));
-    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
-    let file = new_file(directory.path(), "data");
-    let parts = parts_of(vec![memory.piece(0, memory.len)]);
-    let owner: Arc<dyn std::any::Any + Send + Sync> = Arc::new(());
-    let held = Arc::downgrade(&owner);
-    stand_in.set("FAULTS=cuEventSynchronize:1=1,cuStreamSynchronize:1=1");
-    let keep = KeepAlive::new(owner);
-    let written = run(&engine, |done| Job { keep, ..job(Direction::Write, &file, parts.clone(), done) });
-    stand_in.reset();
-    assert!(matches!(written.result, Err(Failure::Lost(_))), "{written:?}");
-    assert!(held.upgrade().is_some(), "the caller's memory is never let go");
-    let again = run(&engine, |done| job(Direction::Write, &file, parts, done));
-    assert!(matches!(again.result, Err(Failure::Device(_))), "more would be lost: {again:?}");
-    let other = DeviceMemory::of(1, &pattern(16 << 20, 3));
-    let parts = parts_of(vec![other.piece(0, other.len)]);
-    run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
-    drop(engine);
-    assert!(stand_in.count("pinned_bytes") > 0, "it stays pinned");
+    for vendor in Vendor::ALL {
+        let memory = DeviceMemory::of(vendor, 0, &pattern(3 << 20, 2));
+        let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+        let file = new_file(directory.path(), &format!("{vendor:?}"));
+        let parts = parts_of(vec![memory.piece(0, memory.len)]);
+        let owner: Arc<dyn std::any::Any + Send + Sync> = Arc::new(());
+        let held = Arc::downgrade(&owner);
+        stand_in.set(&vendor.faults("cuEventSynchronize:1=1,cuStreamSynchronize:1=1"));
+        let keep = KeepAlive::new(owner);
+        let written = run(&engine, |done| Job { keep, ..job(Direction::Write, &file, parts.clone(), done) });
+        stand_in.reset();
+        assert!(matches!(written.result, Err(Failure::Lost(_))), "{written:?}");
+        assert!(held.upgrade().is_some(), "the caller's memory is never let go");
+        let again = run(&engine, |done| job(Direction::Write, &file, parts, done));
+        assert!(matches!(again.result, Err(Failure::Device(_))), "more would be lost: {again:?}");
+        let other = DeviceMemory::of(vendor, 1, &pattern(16 << 20, 3));
+        let parts = parts_of(vec![other.piece(0, other.len)]);
+        run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
+        drop(engine);
+        assert!(vendor.count("pinned_bytes") > 0, "it stays pinned");
+    }
 }

@@ -1,5 +1,5 @@
-//! The checksum of a file that has the payload alone, in an extended attribute of the file. It goes where the file goes, and
-//! counts only as long as nobody has written to the file since.
+//! The checksum of a file that has the payload alone, in an extended attribute of the file. It moves with the file, and
+//! is valid only until the next write to the file.
 #![forbid(unsafe_code)]
 
 use rustix::fs::{XattrFlags, fsetxattr, lgetxattr};
@@ -37,7 +37,7 @@ pub(super) fn write(file: &File, checksum: u32) -> io::Result<()> {
     Ok(fsetxattr(file, ATTRIBUTE, raw.as_bytes(), XattrFlags::empty())?)
 }
 
-/// The checksum of a file; `None` if nobody has written it down, or if the file has been written to since.
+/// Returns the checksum of a file; `None` if the file has none, or has been written to since it was recorded.
 pub(super) fn read(path: &Path, metadata: &Metadata) -> Option<u32> {
     let mut bytes = [0; size_of::<Raw>()];
     let len = lgetxattr(path, ATTRIBUTE, &mut bytes).ok()?;

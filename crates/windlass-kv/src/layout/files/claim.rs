@@ -4,7 +4,7 @@
 use super::{Shared, lock, namespaces::Namespace, writer::Writer};
 use crate::{
     DropReason, Error, Result,
-    disk::{Disk, Extend, FileAccess, FileRef, expect_directory},
+    disk::{Disk, Extend, FileAccess, FileRef, expect_directory, metadata},
     format::{MAX_SHARDS, PAGE, header::MAX_SHARD_LEN, now_seconds},
     index::MAX_SLOT_BYTES,
     layout::{Claim, NewBlock, Place, Reservation},
@@ -33,7 +33,7 @@ pub(super) struct FileClaim {
     pub(super) file_len: u64,
     /// Bytes that are taken for it, as it is not in the index: 0 before and afterwards.
     pub(super) reserved: AtomicU64,
-    /// Whether the temporary name is another's, or nobody's, by now.
+    /// Whether the file has its final name: the temporary name is free, or belongs to another file, by now.
     pub(super) is_published: AtomicBool,
 }
 
@@ -41,7 +41,7 @@ impl Drop for FileClaim {
     fn drop(&mut self) {
         let reserved = self.reserved.load(Ordering::Acquire);
         match self.temporary.take().filter(|_| !self.is_published.load(Ordering::Acquire)) {
-            // Whoever drops this may not wait for the disk.
+            // The thread that drops a claim may not wait for the disk.
             Some(temporary) => lock(&self.shared.given_up).push((temporary, reserved)),
             None => self.shared.room.give_up(reserved),
         }
@@ -113,7 +113,7 @@ impl Shared {
             return Ok(Reservation::Dropped(DropReason::NoRoom));
         };
         let header = (!is_bare).then_some(payload_len);
-        let place = Place { file, header, payload: 0, stride };
+        let place = Place { file, header, payload: 0, stride, shards: block.shards };
         Ok(Reservation::Claimed(Claim {
             block,
             place,
@@ -123,9 +123,10 @@ impl Shared {
         }))
     }
 
-    /// Whether another process has written it. One whose time is over goes, so that it can be written anew.
+    /// Whether another process has written it. One whose time is over goes, so that it can be written anew. A file of
+    /// vLLM's that is longer than the block stays, as vLLM may load it: loads of it end as a mismatch.
     fn is_there(&self, namespace: &Arc<Namespace>, block: &NewBlock, path: &Path) -> Result<bool> {
-        match path.symlink_metadata() {
+        match metadata(path) {
             Ok(metadata) => {
                 let Some(entry) =
                     self.adopt(namespace, block.fingerprint, block.key.as_bytes(), &metadata, path)

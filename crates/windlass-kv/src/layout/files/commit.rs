@@ -4,7 +4,7 @@
 use super::{Shared, checksum, claim::FileClaim, failed, find::FileId, lock, names::Tree};
 use crate::{
     Durability, Error, EventKind, Result,
-    disk::{Disk, FileAccess, expect_directory, open_regular},
+    disk::{Disk, FileAccess, expect_directory, metadata, open_regular},
     format::{Shard, expiry_seconds},
     index::{Existing, Slot},
     layout::Written,
@@ -42,7 +42,7 @@ impl Shared {
             for ((directory, numbers), synced) in directories.iter().zip(synced) {
                 let Err(error) = synced else { continue };
                 for &number in numbers {
-                    // Whether it would survive is not known, so nobody may count on it.
+                    // Whether the block would survive a crash is not known, so it must not be found.
                     if let Some(claim) = blocks[number].claim.token.downcast_ref::<FileClaim>()
                         && claim.is_published.load(Ordering::Acquire)
                     {
@@ -66,7 +66,7 @@ impl Shared {
         results
     }
 
-    /// The names in a directory are on the disk, with its own and those of the directories that it is in, whoever has
+    /// Syncs the names in a directory, its own name, and those of the directories above it, also where another process
     /// made them.
     fn sync_names(&self, directory: &Path) -> io::Result<()> {
         self.disk.sync_directory(directory)?;
@@ -82,8 +82,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives a file its length, and has its bytes on the disk if somebody relies on that: by the option, or as there would
-    /// be nothing to tell by that they are not those that were written.
+    /// Gives a file its length. Syncs its bytes if the durability asks for that, or if no checksum could show that they
+    /// are not the bytes that were written.
     fn finish(&self, block: &Written) -> Result<()> {
         let claim = claim_of(block)?;
         let path = block.claim.place.file.path();
@@ -134,7 +134,7 @@ impl Shared {
         match renamed {
             Ok(()) => claim.is_published.store(true, Ordering::Release),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let there = claim.path.symlink_metadata().map_err(failed("asking for", &claim.path))?;
+                let there = metadata(&claim.path).map_err(failed("asking for", &claim.path))?;
                 if !there.is_file() {
                     return Err(failed("giving its name to", &claim.path)(error));
                 }
@@ -144,7 +144,7 @@ impl Shared {
                     replaced.map_err(failed("replacing the damaged block", &claim.path))?;
                     claim.is_published.store(true, Ordering::Release);
                 } else if self.durability != Durability::None {
-                    // Whoever stored it may not have waited for the disk.
+                    // The process that stored the block may not have synced it.
                     let synced =
                         open_regular(&claim.path, FileAccess::Read).and_then(|file| file.sync_data());
                     synced.map_err(failed("syncing", &claim.path))?;

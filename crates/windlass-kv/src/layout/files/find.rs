@@ -4,7 +4,7 @@
 use super::{MOST_ABSENT, Shared, checksum, lock, names::Tree, namespaces::Namespace};
 use crate::{
     Error, Fingerprint, Key, NamespaceId, Result,
-    disk::{Disk, FileAccess, FileRef, open_regular},
+    disk::{Disk, FileAccess, FileRef, metadata, open_regular},
     format::{BLOCK_LEN, Invalid, PAGE, Shard, ShardTable, expiry_seconds, header::BlockHeader, now_seconds},
     index::{self, Entry, Existing, Inserted, ReadHold, Slot},
     layout::{Found, Lookup, Place, Verdict},
@@ -18,7 +18,7 @@ use std::{
     time::Instant,
 };
 
-/// In an entry's slot is how many shards its block has. 0: nobody has looked yet.
+/// The slot of an entry says how many shards its block has. 0: the file has not been read yet.
 pub(super) const UNKNOWN_SHARDS: Slot = Slot { segment: 0, slot: 0 };
 
 /// Which file it is: numbers of inodes are given to others again.
@@ -57,7 +57,7 @@ impl Shared {
             index::Lookup::Miss => (None, None),
         };
         let Some(path) = namespace.path(fingerprint, Some(key.as_bytes())) else { return Lookup::Miss };
-        let metadata = match path.symlink_metadata() {
+        let metadata = match metadata(&path) {
             Ok(metadata) if metadata.is_file() => metadata,
             Ok(_) => return Lookup::Miss,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -107,17 +107,19 @@ impl Shared {
         let len = metadata.len();
         if namespace.tree.is_bare() {
             let stride = len.checked_next_multiple_of(BLOCK_LEN).unwrap_or(len);
-            return Ok(Place { file: FileRef::found(path, metadata), header: None, payload: 0, stride });
+            let file = FileRef::found(path, metadata);
+            return Ok(Place { file, header: None, payload: 0, stride, shards: 1 });
         }
         // A file that was cut short has no page there, or another one.
         let header = len.div_ceil(BLOCK_LEN).saturating_sub(1) * BLOCK_LEN;
-        let mut shards = u64::from(entry.slot.segment);
+        let mut shards = entry.slot.segment;
         if shards == 0 {
             shards = read_shards(&open_regular(&path, FileAccess::Read)?, header)?;
-            self.index.amend(&fingerprint, |entry| entry.slot.segment = shards as u32);
+            self.index.amend(&fingerprint, |entry| entry.slot.segment = shards);
         }
-        let stride = (header / shards.max(1)) / BLOCK_LEN * BLOCK_LEN;
-        Ok(Place { file: FileRef::found(path, metadata), header: Some(header), payload: 0, stride })
+        let stride = (header / u64::from(shards.max(1))) / BLOCK_LEN * BLOCK_LEN;
+        let file = FileRef::found(path, metadata);
+        Ok(Place { file, header: Some(header), payload: 0, stride, shards })
     }
 
     pub(super) fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
@@ -145,25 +147,25 @@ impl Shared {
             self.index.amend(&token.fingerprint, |entry| entry.expires = header.expires);
             return Verdict::Moved;
         }
-        if header.stride != found.place.stride {
+        let shards = header.table.0.len() as u32;
+        if header.stride != found.place.stride || shards != found.place.shards {
             // What the index knew was about an earlier file.
-            let shards = header.table.0.len() as u32;
             self.index.amend(&token.fingerprint, |entry| entry.slot.segment = shards);
             return Verdict::Moved;
         }
         Verdict::Good(header.table)
     }
 
-    /// Removes the very file that is damaged. Else nobody could ever store the block again.
+    /// Removes the very file that is damaged. Without that, the block could never be stored again.
     pub(super) fn invalidate(&self, found: &Found) {
         let Some(token) = found.token.downcast_ref::<FileFound>() else { return };
         self.invalidate_file(token.fingerprint, token.id, found.place.file.path());
     }
 
-    fn invalidate_file(&self, fingerprint: Fingerprint, id: FileId, path: &Path) {
+    pub(super) fn invalidate_file(&self, fingerprint: Fingerprint, id: FileId, path: &Path) {
         self.observed.corrupt();
         let bytes = self.index.remove(&fingerprint).map_or(0, |known| known.entry.slot_bytes);
-        let is_same = path.symlink_metadata().is_ok_and(|metadata| FileId::of(&metadata) == id);
+        let is_same = metadata(path).is_ok_and(|metadata| FileId::of(&metadata) == id);
         if !is_same {
             self.peers.vanished(bytes);
             return;
@@ -176,7 +178,7 @@ impl Shared {
             Ok(()) => self.room.removed(bytes),
             Err(error) => {
                 tracing::debug!(path = %path.display(), %error, "a damaged block is left where it is");
-                // It is in nobody's index, and takes room all the same.
+                // The file is in no index, and takes room all the same.
                 self.peers.vanished(bytes);
                 lock(&self.damaged).insert(fingerprint, id);
             }
@@ -194,7 +196,7 @@ impl Shared {
             return false;
         }
         let Some(path) = namespace.path(fingerprint, Some(key)) else { return false };
-        match path.symlink_metadata() {
+        match metadata(&path) {
             Ok(metadata) => {
                 let entry = self.adopt(namespace, fingerprint, key, &metadata, &path);
                 entry.is_some_and(|entry| !entry.is_expired(now_seconds()))
@@ -292,10 +294,10 @@ fn read_page(file: &File) -> io::Result<Vec<u8>> {
 }
 
 /// How many shards a block has by its own account; 1 if it does not say.
-fn read_shards(file: &File, header: u64) -> io::Result<u64> {
+fn read_shards(file: &File, header: u64) -> io::Result<u32> {
     let mut page = vec![0; PAGE];
     match file.read_exact_at(&mut page, header) {
-        Ok(()) => Ok(BlockHeader::parse(&page).map_or(1, |header| header.table.0.len() as u64)),
+        Ok(()) => Ok(BlockHeader::parse(&page).map_or(1, |header| header.table.0.len() as u32)),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(1),
         Err(error) => Err(error),
     }

@@ -1,10 +1,10 @@
-//! A file for each block: slower than segments, but on a file system that many hosts share everybody can read, write and
-//! remove the same blocks, and vLLM's tier `fs` can be one of them.
+//! A file for each block: slower than segments, but all hosts that share a file system can read, write and remove the
+//! same blocks, and vLLM's tier `fs` can be one of the users.
 //!
 //! A block is written under a name of its writer's, and takes its own name, which nothing is ever replaced under, when it
-//! is whole. From then on its file stays as it is until it is removed, so whoever has opened it can read it to the end.
-//! What this process knows of blocks is in its index; what it does not, it asks the file system. All blocks below the root
-//! are anybody's to evict.
+//! is whole. From then on its file stays as it is until it is removed, so a reader that has opened it can read it to
+//! the end. What this process knows of blocks is in its index; for the rest, it asks the file system. Each process may
+//! evict any block below the root.
 #![forbid(unsafe_code)]
 
 mod checksum;
@@ -124,7 +124,7 @@ struct Shared {
     unsynced: Unsynced,
     /// Whether it has been said that checksums of bare files cannot be written down.
     told_of_checksums: Once,
-    /// Files that nobody will give a name to, and the room that they take.
+    /// Temporary files of claims that were given up, and the room that they take.
     given_up: Mutex<Vec<(PathBuf, u64)>>,
     /// Directories whose names are on the disk.
     durable: Mutex<HashSet<PathBuf>>,
@@ -455,7 +455,7 @@ impl Drop for Shared {
 
 /// Makes the store if it is not there.
 fn open_to_write(disk: &RealDisk, options: &StoreOptions) -> Result<Writer> {
-    directory::create(disk, &options.root, LayoutKind::Files)?;
+    directory::create(disk, &options.root, LayoutKind::Files, options.creation)?;
     directory::expect(disk, &options.root, LayoutKind::Files)?;
     Writer::start(disk, options)
 }

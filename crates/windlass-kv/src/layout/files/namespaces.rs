@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     Error, EventKind, Fingerprint, NamespaceId, Result,
-    disk::{RealDisk, expect_directory},
+    disk::{RealDisk, expect_directory, metadata},
     layout::{
         Observed,
         directory::{Described, described, of_namespace},
@@ -65,7 +65,7 @@ impl Namespace {
         if self.tree.is_bare() {
             return false;
         }
-        if !is_known.load(Ordering::Relaxed) && path.exists() {
+        if !is_known.load(Ordering::Relaxed) && metadata(path).is_ok() {
             is_known.store(true, Ordering::Relaxed);
         }
         is_known.load(Ordering::Relaxed)

@@ -17,7 +17,8 @@ use std::{
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     state: Mutex<State>,
-    /// Held by who reads what they say, so that nobody takes it for newer than it is.
+    /// Locked while a thread reads the leases of the peers, so that no other thread takes the result for newer than
+    /// it is.
     reading: Mutex<()>,
 }
 

@@ -1,4 +1,4 @@
-//! Blocks that somebody wants to be gone.
+//! Removes blocks on request: some blocks, or all of a namespace.
 #![forbid(unsafe_code)]
 
 use super::{Shared, failed, namespaces::Namespace, scan};
@@ -39,7 +39,7 @@ impl Shared {
         Ok(deleted)
     }
 
-    /// Whether it was there, and nobody has pinned it.
+    /// Removes a block unless it is pinned. Returns whether a block was removed.
     fn delete_file(&self, namespace: &Arc<Namespace>, fingerprint: Fingerprint, path: &Path) -> Result<bool> {
         let removed = self.index.remove_if(&fingerprint, |_, is_pinned| !is_pinned);
         if removed.is_none() && self.index.peek(&fingerprint).is_some() {

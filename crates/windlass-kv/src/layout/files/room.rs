@@ -159,7 +159,8 @@ impl Shared {
                 return Err(DropReason::Quota);
             }
         }
-        // Taken first, so that nobody else takes what is freed for it: told, before others are listened to.
+        // The bytes are taken before room is made, so that no other thread takes what is freed. Other processes are
+        // told of them before this process reads what those have taken.
         let is_told = self.room.take(bytes);
         if !is_told && let Err(error) = self.tell(self.room.ahead()).and_then(|()| self.listen()) {
             tracing::warn!(%error, "other processes cannot be told what is written");
@@ -200,7 +201,7 @@ impl Shared {
         let account = {
             let mut bytes = self.room.lock();
             let taken = bytes.account.taken.saturating_add(ahead);
-            // Whoever takes more from now on has to say so.
+            // A thread that takes more from now on has to tell the other processes.
             bytes.told = bytes.told.min(taken);
             Account { taken, ..bytes.account }
         };
@@ -231,7 +232,7 @@ impl Shared {
         [self.room.overhead(), others, more].into_iter().fold(blocks, u64::saturating_add)
     }
 
-    /// Bytes that can still be written. Where nobody can say, the attempt tells.
+    /// Returns the bytes that can still be written; `u64::MAX` where the system does not say, so that writes are tried.
     fn available(&self) -> u64 {
         self.disk.free_space(&self.root).map_or(u64::MAX, |space| space.free_bytes)
     }

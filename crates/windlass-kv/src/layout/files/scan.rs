@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     EventKind, Fingerprint, Result,
+    disk::before_call,
     format::{PAGE, expiry_seconds},
     index::Existing,
 };
@@ -26,7 +27,7 @@ use std::{
 
 /// Longest time that one call spends, but for a directory that it has begun with.
 const SLICE: Duration = Duration::from_millis(10);
-/// Between two looks that somebody waits for is so many times what the last one took.
+/// Between two scans that a request waits for lies this many times the duration of the last scan.
 const LOOK_SHARE: u32 = 10;
 
 /// The look that is under way.
@@ -112,6 +113,7 @@ pub(super) fn files(namespace: &Namespace, directory: &Path) -> Result<Vec<Block
 }
 
 fn entries(directory: &Path) -> Result<Vec<std::fs::DirEntry>> {
+    before_call(directory);
     let listed = std::fs::read_dir(directory).and_then(Iterator::collect);
     match listed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),

@@ -27,7 +27,7 @@ pub(super) fn bench() -> Bench {
     Bench::new(|options| Ok(Box::new(Files::open(options)?)))
 }
 
-/// Looks often, and believes nobody for long.
+/// Scans at every occasion, and takes a silent writer for dead at once.
 pub(super) const HASTY: Timing = Timing {
     rescan: Duration::ZERO,
     heartbeat: Duration::ZERO,
@@ -56,7 +56,7 @@ fn processes_keep_the_capacity_together() {
     for number in 0..count {
         let (key, layout) = (number.to_string(), layouts[number % layouts.len()]);
         let shards = [bytes(&key, LEN)];
-        // Who has evicted all that it knows of has to look for what others have stored, which it does not all the time.
+        // A process that has evicted all blocks in its index has to scan for blocks of others, and scans are rare.
         eventually(layout, "room", || {
             let stored = store(layout, &block(bench.namespace, &key, &shards), &shards);
             assert!(matches!(stored, Stored::Committed | Stored::Dropped(DropReason::NoRoom)), "{stored:?}");
@@ -321,7 +321,8 @@ fn what_vllm_has_stored_is_loaded() {
     fs::write(&path, bytes("vllm", 8192)).unwrap();
     assert!(contains(bench.layout(), namespace, &key));
     assert_eq!(load(bench.layout(), namespace, &key), Loaded::Shards(vec![bytes("vllm", 8192)]));
-    assert_eq!(store(bench.layout(), &block(namespace, &key, &[vec![1]]), &[vec![1]]), Stored::Exists);
+    let same = [bytes("other", 8192)];
+    assert_eq!(store(bench.layout(), &block(namespace, &key, &same), &same), Stored::Exists);
 
     // One that was there before the store was opened is evicted like any other.
     let second = Files::open(&bench.options).unwrap();

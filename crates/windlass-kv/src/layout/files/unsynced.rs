@@ -5,7 +5,7 @@
 use super::{failed, names};
 use crate::{
     Durability, Result,
-    disk::{Disk, FileAccess, RealDisk},
+    disk::{Disk, FileAccess, RealDisk, metadata},
 };
 use std::{
     io,
@@ -42,7 +42,7 @@ impl Unsynced {
     /// Looks whether another process has noted it meanwhile.
     pub(super) fn look(&self) -> bool {
         // If that cannot be found out, checksums are compared.
-        let is_missing = || self.path.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+        let is_missing = || metadata(&self.path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
         let is_there = self.is_there() || !is_missing();
         self.is_there.store(is_there, Ordering::Release);
         is_there

@@ -4,7 +4,7 @@
 use super::{failed, lock, names};
 use crate::{
     Result, StoreOptions, WriterStats,
-    disk::{Disk, DiskFile, FileAccess, RealDisk, TEMPORARY, read_full, write_full, write_whole},
+    disk::{Disk, DiskFile, FileAccess, RealDisk, TEMPORARY, metadata, read_full, write_full, write_whole},
     format::{
         lease::{Account, LEASE_LEN, Lease, LockDomain},
         now_seconds,
@@ -89,8 +89,7 @@ impl Writer {
     /// Makes another directory if this one was removed. Says whether it did.
     pub(super) fn restart(&self, disk: &RealDisk, root: &Path) -> Result<bool> {
         let mut lease = self.lease();
-        let is_gone =
-            lease.path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        let is_gone = metadata(&lease.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
         if !is_gone || self.has_ended.load(Ordering::Acquire) {
             return Ok(false);
         }

@@ -158,7 +158,7 @@ impl Writer {
 
     /// Sees to it that no block that is not found any more comes back after a crash.
     fn bury_all(&self) -> Result<()> {
-        // Nobody is about to write a tombstone.
+        // With this lock held, no other thread is about to write a tombstone.
         let _alone = self.publishing.write().unwrap_or_else(PoisonError::into_inner);
         self.bury_rest()
     }

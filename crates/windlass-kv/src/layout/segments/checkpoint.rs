@@ -39,7 +39,7 @@ pub(super) struct Checkpoints {
     pub(super) log: u32,
     /// Bytes of the logs since then, without the one that is written to.
     pub(super) bytes_before: u64,
-    /// Where the log begins that is written to, if the checkpoint before it could not be written yet.
+    /// Where the log begins that is written to, if the checkpoint before it has not been written yet.
     begun: Option<Start>,
     /// A log for one in doubt, which waits for its checkpoint.
     prepared: Option<Prepared>,
@@ -50,15 +50,30 @@ impl Checkpoints {
     pub(super) fn new(generation: u64, log: u32, bytes_before: u64) -> Self {
         Self { generation, log, bytes_before, begun: None, prepared: None }
     }
+
+    /// Says that the log that is written to begins here, and that a checkpoint has to be written for it.
+    pub(super) fn begin(&mut self, start: Start) {
+        self.begun = Some(start);
+    }
 }
 
 impl Writer {
-    /// Writes a checkpoint if the log has become long.
-    pub(super) fn checkpoint_if_long(&self) -> Result<()> {
-        let before = lock(&self.checkpoints).bytes_before;
+    /// Writes a checkpoint if the log has become long, or follows another that has blocks.
+    pub(super) fn checkpoint_if_due(&self) -> Result<()> {
+        let (before, is_begun) = {
+            let known = lock(&self.checkpoints);
+            (known.bytes_before, known.begun.is_some())
+        };
         let blocks = self.shared.index.totals(None).own_blocks;
         let enough = self.limits.least_log().max(blocks.saturating_mul(RECORD_LEN as u64));
-        if before.saturating_add(self.log.len()) > enough { self.checkpoint() } else { Ok(()) }
+        let is_long = before.saturating_add(self.log.len()) > enough;
+        if is_begun || is_long { self.checkpoint() } else { Ok(()) }
+    }
+
+    /// Writes a checkpoint that is followed by a log without blocks, so that the next opening has no log to read.
+    pub(super) fn checkpoint_at_end(&self) -> Result<()> {
+        lock(&self.checkpoints).begun = None;
+        self.checkpoint()
     }
 
     /// Writes a checkpoint, and goes on in a new log.

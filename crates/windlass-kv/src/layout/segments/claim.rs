@@ -94,6 +94,7 @@ impl Writer {
             header: Some(offset),
             payload: offset + HEADER_LEN as u64,
             stride: shape.stride,
+            shards: shape.shards.into(),
         };
         Ok(Reservation::Claimed(Claim {
             block,

@@ -147,7 +147,7 @@ impl Followed {
             let follower = Arc::new(Mutex::new(Follower::new(directory, owner)));
             writers.push(Known { id, owner, follower });
         }
-        // One whose files cannot be read is in nobody's way.
+        // A writer whose files cannot be read does not stop the rounds of the others.
         let mut followed = Ok(());
         for follower in self.all() {
             let mut follower = lock(&follower);

@@ -1,6 +1,6 @@
 //! The index log of this process: records that are appended, and synced in groups.
 //!
-//! A record that could not be written or synced is not made good by a later call: nobody knows what the disk has. The
+//! A record that could not be written or synced is not made good by a later call: what the disk has is not known. The
 //! log is then in doubt, takes no more records, and a checkpoint with a new log replaces it.
 #![forbid(unsafe_code)]
 
@@ -214,7 +214,7 @@ impl Log {
         let start = Start::new(log, state.next_record, how);
         // Without a file, the number is not used: those who follow look for one after the other.
         let file = create(&*self.disk, &self.directory, log)?;
-        // Whatever becomes of it, nobody sees two logs of one number.
+        // Even if this fails, the number is not used again, so that followers never see two logs with one number.
         state.next_log = next_log;
         match begin(&*self.disk, &self.directory, *lock(&self.owner), start, file) {
             Ok(state) => Ok(Prepared { state, start }),
@@ -226,7 +226,7 @@ impl Log {
         }
     }
 
-    /// Goes on with a new log. Nobody may append between [`Log::prepare`] and this.
+    /// Replaces the log by a prepared one. The caller prevents appends between [`Log::prepare`] and this.
     pub(super) fn switch(&self, prepared: Prepared) {
         *lock(&self.state) = prepared.state;
     }

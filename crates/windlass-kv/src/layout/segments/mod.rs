@@ -45,6 +45,7 @@ use crate::{
     disk::{Disk, RealDisk, read_full},
     format::{self, HEADER_LEN, header::BlockHeader, record::ProvenFrom},
     index::{self, Candidates, Entry, Index, IndexOptions, ReadHold, Want},
+    options::Creation,
 };
 use follow::{Followed, SegmentTable};
 use namespaces::Namespaces;
@@ -141,7 +142,8 @@ impl Segments {
             (false, _) => None,
         };
         writer_options.as_ref().map_or(Ok(()), WriterOptions::check)?;
-        let root = Root::open(Arc::clone(&disk), &options.root, writes)?;
+        let creation = if writes { options.creation } else { Creation::Nothing };
+        let root = Root::open(Arc::clone(&disk), &options.root, creation)?;
         let (eviction, admission) = (options.eviction, options.admission);
         let shared = Arc::new(Shared {
             disk,
@@ -237,6 +239,7 @@ impl Layout for Segments {
             header: Some(offset),
             payload: offset + HEADER_LEN as u64,
             stride: stride_of(&entry),
+            shards: u32::from(entry.flags) + 1,
         };
         let (is_held, writer) = (entry.is_own(), segment.head.writer);
         let is_proven = self.shared.is_proven(&entry);
@@ -256,7 +259,7 @@ impl Layout for Segments {
             Err(why) => return Verdict::Corrupt(format!("its header is damaged: {why}")),
         };
         if header.fingerprint != token.fingerprint || header.sequence != token.entry.sequence {
-            // Nobody gives an own place to another block while it is held: this one was never written.
+            // A held place of this writer is not given to another block, so this block was never written.
             let lost = || Verdict::Corrupt("its place still has another block".into());
             return if is_own { lost() } else { Verdict::Moved };
         }
@@ -351,7 +354,7 @@ impl Administration for Segments {
         writer.check_open()?;
         let alive = writer.say_alive();
         // Before room is looked for: a log in doubt takes no tombstones.
-        let checkpoint = writer.replace_log_in_doubt().and_then(|()| writer.checkpoint_if_long());
+        let checkpoint = writer.replace_log_in_doubt().and_then(|()| writer.checkpoint_if_due());
         let room = writer.maintain_room();
         // Those who store such blocks again need not wait.
         let tombstones = if writer.log.is_in_doubt() { Ok(()) } else { writer.sync_tombstones() };
@@ -430,7 +433,7 @@ impl Sharing for Segments {
 }
 
 impl Shared {
-    /// Counts the bytes that all files take, for who has no limits to keep.
+    /// Counts the bytes that all files take, for a process that has no limits to keep.
     fn count_taken(&self) -> Result<()> {
         let charges = self.root.charges(&Limits { capacity: 0, min_free: 0 })?;
         self.taken.store(charges.taken, Ordering::Relaxed);

@@ -15,7 +15,7 @@ const CAPACITY: u64 = 1 << 20;
 const NAMESPACES: u64 = 2;
 const KEYS: u64 = 24;
 
-/// A block that somebody may store: which key, and which of its contents.
+/// A block that a process may store: which key, and which of its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Version {
     key: u64,
@@ -282,7 +282,7 @@ impl Model {
         }
     }
 
-    /// Nobody wants it any more: a request that was cancelled, or failed.
+    /// Drops the claim of a request that was cancelled, or failed.
     fn give_up_a_write(&mut self) {
         let all: Vec<usize> = (0..self.writing.len()).collect();
         if let Some(chosen) = pick(&mut self.dice, &all) {
@@ -392,7 +392,7 @@ impl Model {
         blocks
     }
 
-    /// No slot is lost when nobody writes or reads.
+    /// Checks that no slot is lost once all writes and reads have ended.
     fn check_slots(&mut self, number: usize) {
         self.writing.retain(|writing| writing.process != number);
         self.reading.retain(|reading| reading.process != number);

@@ -17,7 +17,7 @@ pub(super) struct Namespaces(RwLock<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    /// By number; numbers that were found in no log are nobody's.
+    /// By number. A number that was found in no log has no namespace.
     ids: Vec<Option<NamespaceId>>,
     numbers: HashMap<NamespaceId, u16>,
     options: HashMap<NamespaceId, NamespaceOptions>,

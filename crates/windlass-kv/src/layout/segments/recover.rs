@@ -8,7 +8,7 @@ use super::{
     failed,
     log::{Log, Owner, Start},
     names::{self, WriterFile},
-    replay::{Replayed, list, replay},
+    replay::{CHUNK, LogRange, Replayed, list, replay},
     room::is_full,
     root::Limits,
     segment::Segment,
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Durability, Error, Result,
-    disk::{DiskFile, Extend, FileAccess},
+    disk::{DiskFile, Extend, FileAccess, read_full, write_full},
     format::{
         BLOCK_LEN, Invalid,
         lease::{Account, Lease, LockDomain},
@@ -81,7 +81,7 @@ impl WriterOptions {
     }
 }
 
-/// Bytes of a segment where nobody said otherwise.
+/// Bytes of a segment where the options do not say.
 const USUAL_SEGMENT: u64 = 1 << 30;
 /// Part of that which is worth a segment where there is no more room.
 const LEAST_PART: u64 = 8;
@@ -107,7 +107,7 @@ impl Writer {
                 }
             }
         };
-        let Recovered { directory, lease, epoch, proven_from, replayed, segments, blocks, lost, start, log } =
+        let Recovered { directory, lease, epoch, proven_from, replayed, segments, order, lost, start, log } =
             recovered;
         shared.set_proven_from(0, proven_from);
         let next_segment = replayed.next_segment.max(segments.highest.saturating_add(1));
@@ -123,8 +123,13 @@ impl Writer {
         let segment_bytes = options.segment_bytes();
         let largest = options.segment_bytes.unwrap_or(segment_bytes.max(limits.capacity / 4));
         let least_segment = options.segment_bytes.unwrap_or(segment_bytes / LEAST_PART);
+        let mut checkpoints = Checkpoints::new(replayed.generation, replayed.first_log, replayed.log_bytes);
+        // A log that was closed has its head only.
+        if replayed.log_bytes > RECORD_LEN as u64 {
+            checkpoints.begin(start);
+        }
         let mut slots = Slots::default();
-        let has_blocks_without_sums = take_in(&shared, &mut slots, segments, &blocks);
+        let has_blocks_without_sums = take_in(&shared, &mut slots, segments, &replayed.blocks, &order);
         let writer = Self {
             id: directory.id,
             directory: directory.path,
@@ -147,11 +152,7 @@ impl Writer {
             unburied: Mutex::default(),
             unsynced_tombstones: Mutex::default(),
             publishing: RwLock::default(),
-            checkpoints: Mutex::new(Checkpoints::new(
-                replayed.generation,
-                replayed.first_log,
-                replayed.log_bytes,
-            )),
+            checkpoints: Mutex::new(checkpoints),
             making_room: Mutex::default(),
             has_blocks_without_sums: AtomicBool::new(has_blocks_without_sums),
             is_full: AtomicBool::new(false),
@@ -162,10 +163,9 @@ impl Writer {
             is_closed: AtomicBool::new(false),
             shared,
         };
-        // A log that was closed has its head only.
-        if lost > 0 || replayed.log_bytes > RECORD_LEN as u64 {
-            // Else the next opening would find the same damage, and take newer blocks for its victims. And what was read
-            // may be in memory only, if it could not be synced before; no place may be used again that relies on it.
+        if lost > 0 || replayed.unproven.len() > 1 {
+            // Else the next opening would find the same damage, and take newer blocks for its victims. And of processes
+            // that are killed before their first checkpoint, each would leave a log.
             let mut known = super::lock(&writer.checkpoints);
             match writer.forget_before(&mut known, start) {
                 // It is tried again; nothing is stored until then.
@@ -205,7 +205,7 @@ impl Writer {
             lock_domain: LockDomain::default(),
         };
         let path = self.directory.join(names::LEASE);
-        crate::disk::write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))
+        write_full(&*self.lease, &lease.to_bytes(), 0).map_err(failed("writing to", &path))
     }
 
     /// Writes down what is only in memory, and ends.
@@ -227,7 +227,7 @@ impl Writer {
         }
         self.replace_log_in_doubt()?;
         self.collect()?;
-        self.checkpoint()?;
+        self.checkpoint_at_end()?;
         self.write_lease(0, 0)?;
         self.lease.unlock().map_err(failed("unlocking", &self.directory.join(names::LEASE)))
     }
@@ -242,8 +242,8 @@ struct Recovered {
     proven_from: ProvenFrom,
     replayed: Replayed,
     segments: OwnSegments,
-    /// Oldest first.
-    blocks: Vec<BlockRecord>,
+    /// Places in `replayed` of the blocks that are there, oldest first.
+    order: Vec<usize>,
     lost: u64,
     /// Of the new log.
     start: Start,
@@ -258,20 +258,17 @@ impl Recovered {
         lease: Box<dyn DiskFile>,
     ) -> Result<Self> {
         let limits = &options.limits;
-        let mut replayed = replay(&*shared.disk, &directory.path, directory.id)?;
+        let replayed = replay(&*shared.disk, &directory.path, directory.id)?;
         let epoch = replayed.epoch.checked_add(1).filter(|epoch| *epoch < 1 << (u64::BITS - COUNT_BITS));
         let epoch = epoch.ok_or_else(|| {
             Error::Internal(format!("{} has been opened too often", directory.path.display()))
         })?;
-        if let Some(end) = &replayed.end {
-            // What we have read of it may not be on the disk yet, if it was a process that died and not the power.
-            let path = directory.path.join(names::log(end.log));
-            let file = shared.disk.open(&path, FileAccess::ReadWrite).map_err(failed("opening", &path))?;
-            file.sync_data().map_err(failed("syncing", &path))?;
+        for range in &replayed.unproven {
+            write_again(shared, &directory, range)?;
         }
         let mut segments = OwnSegments::open(shared, limits, &directory)?;
         remove_leftovers(shared, &directory, &replayed)?;
-        let (blocks, lost) = sift(&mut replayed, &mut segments);
+        let (order, lost) = sift(&replayed, &mut segments);
         let lost = lost + replayed.lost;
         segments.remove_unused(shared, &directory)?;
         // What is lost to us without a tombstone is lost to those who follow, too.
@@ -290,8 +287,27 @@ impl Recovered {
         };
         let owner = Owner { writer: directory.id, epoch, proven_from: said };
         let log = Log::create(disk, &directory.path, owner, ahead, start)?;
-        Ok(Self { directory, lease, epoch, proven_from, replayed, segments, blocks, lost, start, log })
+        Ok(Self { directory, lease, epoch, proven_from, replayed, segments, order, lost, start, log })
     }
+}
+
+/// Brings a part of a log to the disk that may be in memory only. Where a sync failed before, another one alone would
+/// not: the system may take for clean what the disk never got.
+fn write_again(shared: &Shared, directory: &WriterDirectory, range: &LogRange) -> Result<()> {
+    let path = directory.path.join(names::log(range.log));
+    let file = shared.disk.open(&path, FileAccess::ReadWrite).map_err(failed("opening", &path))?;
+    let mut chunk = vec![0; CHUNK];
+    let mut offset = range.bytes.start;
+    while offset < range.bytes.end {
+        let most = usize::try_from(range.bytes.end - offset).map_or(CHUNK, |left| left.min(CHUNK));
+        let read = read_full(&*file, &mut chunk[..most], offset).map_err(failed("reading", &path))?;
+        if read == 0 {
+            break;
+        }
+        write_full(&*file, &chunk[..read], offset).map_err(failed("writing to", &path))?;
+        offset += read as u64;
+    }
+    file.sync_data().map_err(failed("syncing", &path))
 }
 
 /// The directory of a writer that is gone, the one with most, and its lease. Those that cannot be leased are `unusable`, too.
@@ -330,7 +346,7 @@ fn make_directory(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>
     let path = &directory.path;
     shared.disk.create_directory(path).map_err(failed("making", path))?;
     let lease = shared.root.try_lease(path, &locked)?;
-    let lease = lease.ok_or_else(|| Error::Internal(format!("{} is somebody else's", path.display())))?;
+    let lease = lease.ok_or_else(|| Error::Internal(format!("another process holds {}", path.display())))?;
     shared.disk.sync_directory(path).map_err(failed("syncing", path))?;
     let root = &shared.root.path;
     shared.disk.sync_directory(root).map_err(failed("syncing", root))?;
@@ -353,6 +369,14 @@ impl OwnSegment {
         let bytes = own_entry(block).slot_bytes;
         self.segment.may_have(block)
             && self.segment.head.extent(block.slot, bytes).is_some_and(|extent| extent.end <= self.len)
+    }
+
+    /// Gives a block its place, unless another one has a part of that; whether it does.
+    fn take(&mut self, block: &BlockRecord) -> bool {
+        let len = self.segment.head.slots_of(own_entry(block).slot_bytes);
+        let is_free = self.taken.take(block.slot, len);
+        self.blocks += u32::from(is_free);
+        is_free
     }
 }
 
@@ -431,42 +455,58 @@ fn remove_leftovers(shared: &Shared, directory: &WriterDirectory, replayed: &Rep
     remove_logs(&*shared.disk, &directory.path, files, replayed.oldest_log)
 }
 
-/// Blocks that are where they say, oldest first, and how many are not. Of two in one place, the newer is there.
-fn sift(replayed: &mut Replayed, segments: &mut OwnSegments) -> (Vec<BlockRecord>, u64) {
-    let mut blocks = std::mem::take(&mut replayed.blocks);
-    blocks.sort_unstable_by_key(|block| block.sequence);
-    let mut lost = 0;
-    let stays = blocks.iter().rev().map(|block| {
+/// The blocks that are where they say, by their places in `replayed`, oldest first; and how many are not there. Of two in
+/// one place, the newer is there.
+fn sift(replayed: &Replayed, segments: &mut OwnSegments) -> (Vec<usize>, u64) {
+    let blocks = &replayed.blocks;
+    let mut sorted: Vec<(u64, usize)> =
+        blocks.iter().enumerate().map(|(place, block)| (block.sequence, place)).collect();
+    // Stable, as checkpoints have blocks in runs, of which that makes use.
+    sorted.sort_by_key(|(sequence, _)| *sequence);
+    let (mut order, mut lost) = (Vec::with_capacity(sorted.len()), 0);
+    // Blocks that were written one after the other lie in one segment.
+    let mut last: Option<(u32, Option<&mut OwnSegment>)> = None;
+    for (_, place) in sorted.into_iter().rev() {
+        let block = &blocks[place];
         if !replayed.namespaces.contains_key(&block.namespace) {
             // Its namespace was written before it. Where that was proven to have been there, it has been counted.
-            return false;
+            continue;
         }
+        if last.as_ref().is_none_or(|(number, _)| *number != block.segment) {
+            last = Some((block.segment, segments.whole.get_mut(&block.segment)));
+        }
+        let own = last.as_mut().and_then(|(_, own)| own.as_deref_mut());
         // Segments that were given up are not there any more, with all their blocks.
-        let whole = segments.whole.get_mut(&block.segment);
-        let is_known = whole.is_some() || segments.damaged.contains(&block.segment);
-        let place = whole.filter(|own| own.has(block));
-        lost += u64::from(place.is_none() && is_known);
-        place.is_some_and(|own| {
-            let len = own.segment.head.slots_of(own_entry(block).slot_bytes);
-            let is_free = own.taken.take(block.slot, len);
-            own.blocks += u32::from(is_free);
-            is_free
-        })
-    });
-    let mut stays = stays.collect::<Vec<bool>>().into_iter().rev();
-    blocks.retain(|_| stays.next().unwrap_or(false));
-    (blocks, lost)
+        let is_known = own.is_some() || segments.damaged.contains(&block.segment);
+        match own.filter(|own| own.has(block)) {
+            Some(own) => {
+                if own.take(block) {
+                    order.push(place);
+                }
+            }
+            None => lost += u64::from(is_known),
+        }
+    }
+    order.reverse();
+    (order, lost)
 }
 
 /// Fills the index and the slots; whether there are blocks without checksums.
-fn take_in(shared: &Shared, slots: &mut Slots, segments: OwnSegments, blocks: &[BlockRecord]) -> bool {
+fn take_in(
+    shared: &Shared,
+    slots: &mut Slots,
+    segments: OwnSegments,
+    blocks: &[BlockRecord],
+    order: &[usize],
+) -> bool {
     for OwnSegment { segment, taken, blocks, .. } in segments.whole.into_values() {
         shared.know_segment(0, &segment);
         slots.add(segment, &taken, blocks);
     }
-    for removed in shared.index.fill(blocks, |block| (block.fingerprint, own_entry(block))) {
+    let entry = |place: &usize| (blocks[*place].fingerprint, own_entry(&blocks[*place]));
+    for removed in shared.index.fill(order, entry) {
         let waiting = Waiting { for_tombstone: false, for_readers: false };
         slots.retire(removed.entry.slot, removed.entry.slot_bytes, waiting);
     }
-    blocks.iter().any(|block| block.sums == Sums::Some)
+    order.iter().any(|place| blocks[*place].sums == Sums::Some)
 }

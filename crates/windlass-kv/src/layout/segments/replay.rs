@@ -1,7 +1,7 @@
 //! What a writer's directory says: its newest good checkpoint, and the logs that go on from there.
 //!
 //! A record is taken if its checksum is right and it is where its number says: whatever it tells was on the disk before
-//! it. Records of the last group that was written may be missing, as nobody was told that they are there; one that is
+//! it. Records of the last group that was written may be missing, as their commits were not acknowledged. One that is
 //! missing although a later one says that all before it were synced is damage, and counted.
 #![forbid(unsafe_code)]
 
@@ -22,6 +22,7 @@ use hashbrown::HashMap;
 use std::{
     collections::BTreeMap,
     io,
+    ops::Range,
     path::{Path, PathBuf},
 };
 use uuid::Uuid;
@@ -30,7 +31,7 @@ use windlass_io::parallel;
 /// Records of a checkpoint that are read at a time, by one of several threads.
 const RANGE: u64 = 1 << 16;
 /// Bytes of a log that are read at a time.
-const CHUNK: usize = RECORD_LEN << 14;
+pub(super) const CHUNK: usize = RECORD_LEN << 14;
 /// Records in a row that cannot be read, after which a file has no more, however long it is. A group has far fewer.
 const MOST_BAD: u64 = 1 << 16;
 
@@ -73,6 +74,15 @@ pub(super) struct Replayed {
     pub(super) lost: u64,
     /// The end of the last log; `None` if there is none.
     pub(super) end: Option<Position>,
+    /// Records that no sync is known to cover: a process that died may have left them in memory only.
+    pub(super) unproven: Vec<LogRange>,
+}
+
+/// Bytes of a log.
+#[derive(Debug)]
+pub(super) struct LogRange {
+    pub(super) log: u32,
+    pub(super) bytes: Range<u64>,
 }
 
 /// Reads the directory of `writer`.
@@ -129,6 +139,7 @@ pub(super) fn replay(disk: &dyn Disk, directory: &Path, writer: Uuid) -> Result<
         is_damaged |= read.lost > 0;
         replayed.lost += read.lost;
         replayed.log_bytes = replayed.log_bytes.saturating_add(read.len);
+        replayed.unproven.push(LogRange { log: number, bytes: read.unproven });
         if is_last {
             let (offset, next_record) = read.first_bad;
             replayed.end = Some(Position { log: number, file, offset, next_record });
@@ -167,53 +178,52 @@ impl Replayed {
         }
     }
 
-    /// Takes in what a record of a checkpoint says.
-    fn apply_whole(&mut self, change: &Change) {
-        match change {
-            // A block of which it tells twice came anew while it was written, and is in the log.
-            Change::Commit(block) => {
-                self.next_segment = self.next_segment.max(block.segment.saturating_add(1));
-                self.blocks.push(*block);
-            }
-            other => self.apply(other),
-        }
-    }
-
     /// Applies what the logs say to the blocks of the checkpoint. Only those that logs tell of are looked up.
     fn settle(&mut self) {
         let changes = std::mem::take(&mut self.changes);
-        let mut changed: HashMap<Fingerprint, Option<BlockRecord>> = HashMap::with_capacity(changes.len());
-        changed.extend(changes.iter().filter_map(|change| match change {
-            Change::Commit(block) => Some((block.fingerprint, None)),
-            Change::Tombstone { fingerprint, .. } => Some((*fingerprint, None)),
-            _ => None,
-        }));
+        if changes.is_empty() {
+            return;
+        }
+        // Blocks that logs tell of, in the order in which they first do.
+        let mut changed: Vec<Option<BlockRecord>> = Vec::with_capacity(changes.len());
+        let mut places: HashMap<Fingerprint, usize> = HashMap::with_capacity(changes.len());
+        let mut placed: Vec<(&Change, usize)> = Vec::with_capacity(changes.len());
+        for change in &changes {
+            let fingerprint = match change {
+                Change::Commit(block) => block.fingerprint,
+                Change::Tombstone { fingerprint, .. } => *fingerprint,
+                _ => continue,
+            };
+            let place = *places.entry(fingerprint).or_insert(changed.len());
+            if place == changed.len() {
+                changed.push(None);
+            }
+            placed.push((change, place));
+        }
         // The log knows more of the same block than a checkpoint that was written meanwhile.
         let commit = |known: &mut Option<BlockRecord>, block: &BlockRecord| {
             if known.is_none_or(|known| known.sequence <= block.sequence) {
                 *known = Some(*block);
             }
         };
-        if !changed.is_empty() {
-            self.blocks.retain(|block| match changed.get_mut(&block.fingerprint) {
-                Some(known) => {
-                    commit(known, block);
-                    false
-                }
-                None => true,
-            });
-        }
-        for change in &changes {
+        self.blocks.retain(|block| match places.get(&block.fingerprint) {
+            Some(place) => {
+                commit(&mut changed[*place], block);
+                false
+            }
+            None => true,
+        });
+        for (change, place) in placed {
+            let known = &mut changed[place];
             match change {
-                Change::Commit(block) => commit(changed.entry(block.fingerprint).or_default(), block),
-                Change::Tombstone { fingerprint, sequence } => {
-                    let known = changed.entry(*fingerprint).or_default();
+                Change::Commit(block) => commit(known, block),
+                Change::Tombstone { sequence, .. } => {
                     known.take_if(|block| block.sequence <= *sequence);
                 }
                 _ => {}
             }
         }
-        self.blocks.extend(changed.into_values().flatten());
+        self.blocks.extend(changed.into_iter().flatten());
     }
 }
 
@@ -223,6 +233,8 @@ struct LogRead {
     lost: u64,
     /// Offset and number of the first record that may still be written: it is not there, or not whole.
     first_bad: (u64, u64),
+    /// From the first record that no later one says was synced, to the last.
+    unproven: Range<u64>,
 }
 
 fn read_log(
@@ -244,6 +256,8 @@ fn read_log(
     let mut lost = 0;
     let mut offset = 0_u64;
     let mut bad_in_a_row = 0;
+    // Numbers of the first record that is not known to be synced, and of the one after the last.
+    let (mut unproven, mut behind) = (0, 0);
     'file: loop {
         let read = read_full(file, &mut chunk, offset).map_err(failed("reading", path))?;
         let whole = read / RECORD_LEN * RECORD_LEN;
@@ -275,6 +289,8 @@ fn read_log(
             }
             // Those were synced before this one was written.
             let proven = record.first_unsynced();
+            unproven = unproven.max(proven);
+            behind = record.number.saturating_add(1);
             if !bad.is_empty() {
                 let count = bad.len();
                 bad.retain(|position| begins.saturating_add(*position) >= proven);
@@ -296,7 +312,8 @@ fn read_log(
     // Those that are known to be damaged are passed over.
     let first_bad = bad.first().copied().unwrap_or(offset / RECORD_LEN as u64);
     let first_bad = (first_bad * RECORD_LEN as u64, begins.saturating_add(first_bad));
-    Ok(LogRead { len, lost, first_bad })
+    let place_of = |number: u64| number.saturating_sub(begins).saturating_mul(RECORD_LEN as u64);
+    Ok(LogRead { len, lost, first_bad, unproven: place_of(unproven)..place_of(behind) })
 }
 
 /// A checkpoint whose head is good.
@@ -310,6 +327,15 @@ enum Opened {
     Good(Checkpoint),
     Bad,
     Missing,
+}
+
+/// What some records of a checkpoint say.
+#[derive(Default)]
+struct Part {
+    blocks: Vec<BlockRecord>,
+    others: Vec<Change>,
+    /// One more than the number of the last segment of these blocks.
+    next_segment: u32,
 }
 
 impl Checkpoint {
@@ -348,14 +374,17 @@ impl Checkpoint {
             let end = records.min(first.saturating_add(RANGE * threads as u64));
             let starts: Vec<u64> = (first..end).step_by(RANGE as usize).collect();
             let read = |start: &u64| self.read_range(*start, end.min(start + RANGE));
-            for changes in parallel::map(&starts, threads, read) {
-                let changes = changes.map_err(failed("reading", &self.path))?;
-                if changes.is_empty() {
+            for part in parallel::map(&starts, threads, read) {
+                let part = part.map_err(failed("reading", &self.path))?;
+                if part.blocks.is_empty() && part.others.is_empty() {
                     // It has no more, however long it is.
                     return Ok(self.head.records.saturating_sub(good));
                 }
-                good += changes.len() as u64;
-                changes.iter().for_each(|change| replayed.apply_whole(change));
+                good += (part.blocks.len() + part.others.len()) as u64;
+                replayed.next_segment = replayed.next_segment.max(part.next_segment);
+                // A block of which it tells twice came anew while it was written, and is in the log.
+                replayed.blocks.extend_from_slice(&part.blocks);
+                part.others.iter().for_each(|change| replayed.apply(change));
             }
             first = end;
         }
@@ -363,13 +392,24 @@ impl Checkpoint {
     }
 
     /// What the good ones of these records say.
-    fn read_range(&self, start: u64, end: u64) -> io::Result<Vec<Change>> {
-        let mut bytes = vec![0; (end - start) as usize * RECORD_LEN];
+    fn read_range(&self, start: u64, end: u64) -> io::Result<Part> {
+        let count = (end - start) as usize;
+        let mut bytes = vec![0; count * RECORD_LEN];
         let read = read_full(&*self.file, &mut bytes, HEAD_LEN as u64 + start * RECORD_LEN as u64)?;
         let records = (start..).zip(bytes[..read].chunks_exact(RECORD_LEN));
         let good = records.filter_map(|(place, bytes)| {
             Record::parse(bytes).ok().filter(|record| record.number == place).map(|record| record.change)
         });
-        Ok(good.collect())
+        let mut part = Part { blocks: Vec::with_capacity(count), ..Part::default() };
+        for change in good {
+            match change {
+                Change::Commit(block) => {
+                    part.next_segment = part.next_segment.max(block.segment.saturating_add(1));
+                    part.blocks.push(block);
+                }
+                other => part.others.push(other),
+            }
+        }
+        Ok(part)
     }
 }

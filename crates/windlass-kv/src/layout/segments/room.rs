@@ -25,15 +25,15 @@ use std::{
     time::Duration,
 };
 
-/// The writers that live.
+/// What is known of the living writers of a store.
 pub(super) struct Others {
-    /// How many, with us.
+    /// Their number, including this one.
     pub(super) writers: u64,
     /// The most that one of the others would allocate if it could.
     pub(super) wanted: u64,
 }
 
-/// A segment that is not there yet.
+/// A segment that is to be created.
 struct NewSegment {
     head: SegmentHead,
     len: u64,
@@ -41,18 +41,18 @@ struct NewSegment {
     charge: u64,
 }
 
-/// What was given up for a segment that is to be made.
+/// Bytes that were freed for a segment that is to be created.
 #[derive(Default)]
 struct Given {
-    /// What was counted for us before.
+    /// The charge of this writer before that.
     own_before: u64,
     /// Bytes of files. As long as others have them open, the disk does not know that they are free.
     bytes: u64,
 }
 
-/// After so long, who said that it wants room does not count.
+/// A request for room expires after this long.
 const SILENCE: Duration = Duration::from_secs(60);
-/// Most segments that are given up for one that is larger.
+/// Limit of the segments that are removed for a larger one.
 const MOST_GIVEN_UP: usize = 64;
 /// Most bytes of blocks that are evicted at a time, so that their tombstones share a sync.
 const EVICTED_BYTES: u64 = 64 << 20;
@@ -67,12 +67,12 @@ const BY_POLICY: usize = 2;
 const MOST_ATTEMPTS: usize = 16;
 
 impl Writer {
-    /// A place for a block of so many bytes, which as many follow, after whatever had to go for it; `None` if nothing can
-    /// go.
+    /// Takes a place for a block of `bytes` bytes; `following` bytes of the same request come after it. Evicts blocks for
+    /// it if it must. `None` if no more can be evicted.
     pub(super) fn take_slot(&self, bytes: u64, following: u64) -> Result<Option<(Arc<Segment>, Slot)>> {
         let take = || {
             let mut slots = lock(&self.slots);
-            // Nothing could be committed.
+            // A log in doubt takes no commits.
             if self.log.is_in_doubt() { None } else { slots.take(bytes, following) }
         };
         if !self.is_scattered(bytes, following)
@@ -82,7 +82,7 @@ impl Writer {
         }
         let _one = lock(&self.making_room);
         if self.is_scattered(bytes, following) && !self.log.is_in_doubt() {
-            // Whatever becomes of that, there may be room for this one.
+            // Also if this fails, there may be room for this block.
             let made =
                 self.allocate(bytes).and_then(|is_made| if is_made { Ok(()) } else { self.evict_some(0) });
             if let Err(error) = made {
@@ -90,7 +90,7 @@ impl Writer {
             }
         }
         for attempt in 0..MOST_ATTEMPTS {
-            // Somebody else may have made room meanwhile.
+            // Another thread may have made room in the meantime.
             if let Some(taken) = take() {
                 return Ok(Some(taken));
             }
@@ -100,8 +100,8 @@ impl Writer {
             match self.make_room(bytes, attempt) {
                 Ok(true) => {}
                 Ok(false) => break,
-                // Nothing can be evicted, as nobody could be told, or who has the lock is stopped; the store is as good
-                // as full.
+                // Nothing can be evicted: tombstones cannot be written, or the process that holds the lock is stopped.
+                // The store is then as good as full.
                 Err(error) if is_full(&error) || matches!(error, Error::TimedOut { .. }) => {
                     tracing::warn!(%error, "no room for blocks");
                     break;
@@ -112,8 +112,8 @@ impl Writer {
         Ok(take())
     }
 
-    /// Makes room, if it can, where there is none for a block of so many bytes. Whether there is more, but perhaps not
-    /// enough in one piece. What goes first is what the policy says; after some attempts, what lies where least has to go.
+    /// Tries to make room for a block of `bytes` bytes. Returns whether more is free; it may not be in one piece. The
+    /// first attempts evict by the policy, later ones where the fewest bytes have to go.
     fn make_room(&self, bytes: u64, attempt: usize) -> Result<bool> {
         let collected = self.collect();
         if lock(&self.slots).has_room(bytes) || self.allocate(bytes)? {
@@ -147,19 +147,19 @@ impl Writer {
             && !slots.has_run(bytes.saturating_add(following).min(some.saturating_mul(2)))
     }
 
-    /// Evicts what goes at a time, but at least so many bytes.
+    /// Evicts one batch of blocks, of at least `bytes` bytes.
     fn evict_some(&self, bytes: u64) -> Result<()> {
         let bytes = self.bytes_at_a_time().max(bytes);
         self.evict(&Want { from: Candidates::Anywhere, bytes }).map(drop)
     }
 
-    /// How many bytes of blocks go at a time.
+    /// Returns the bytes of one batch of evictions.
     fn bytes_at_a_time(&self) -> u64 {
         (lock(&self.slots).total() * BLOCK_LEN / EVICTED_PART).min(EVICTED_BYTES)
     }
 
-    /// Evicts the blocks of a run that has room for so many bytes, the run of this rank by how little has to go; whether
-    /// there is one.
+    /// Evicts the blocks of a run of slots that holds `bytes` bytes. `rank` counts such runs from the one with the fewest
+    /// used slots. Returns whether there is such a run.
     fn clear_run(&self, bytes: u64, rank: usize) -> Result<bool> {
         let Some((run, len)) = lock(&self.slots).emptiest(bytes, rank) else { return Ok(false) };
         let lies_there = |entry: &Entry| {
@@ -176,7 +176,7 @@ impl Writer {
         Ok(true)
     }
 
-    /// Gives up segments for which `may_go` until there is a new one for a block of so many bytes; whether there is.
+    /// Removes segments for which `may_go` until a new one for a block of `bytes` bytes fits. Returns whether it does.
     fn take_over(&self, bytes: u64, may_go: impl Fn(u32) -> bool) -> Result<bool> {
         if !lock(&self.slots).draining().is_empty() {
             // What was given up before comes first.
@@ -206,13 +206,13 @@ impl Writer {
             let len = self.shared.segment(0, number).and_then(|segment| segment.head.file_len());
             self.give_up(number)?;
             if lock(&self.slots).has(number) {
-                // Its room comes when those are done who use it, if it comes.
+                // The segment is freed once its last reader is done, if it can be freed.
                 break;
             }
             given.bytes = given.bytes.saturating_add(len.unwrap_or(0));
             let charges = self.charges()?;
             if !charges.is_current {
-                // What was just given up is counted still.
+                // The charges still include the segment that was just removed.
                 break;
             }
             if self.has_room(&charges, &new, &given, &locked)? {
@@ -224,7 +224,7 @@ impl Writer {
         Ok(false)
     }
 
-    /// The segment that loses least if it goes, of those that can go at once and for which `may_go`.
+    /// Returns the segment whose removal loses least, of those that can be removed at once and for which `may_go`.
     fn least_useful(&self, may_go: impl Fn(u32) -> bool) -> Option<u32> {
         let unused = lock(&self.slots).unused();
         unused.filter(|number| may_go(*number)).or_else(|| {
@@ -233,13 +233,13 @@ impl Writer {
         })
     }
 
-    /// Removes a segment with all its blocks, as soon as nobody reads or writes them.
+    /// Removes a segment with all its blocks, once their last reader and writer are done.
     fn give_up(&self, number: u32) -> Result<()> {
         lock(&self.slots).drain(number);
         self.finish_draining()
     }
 
-    /// Removes segments that are to go, of which nobody uses anything any more.
+    /// Removes draining segments that have no readers and no writers left.
     pub(super) fn finish_draining(&self) -> Result<()> {
         let with_blocks = lock(&self.slots).draining_with_blocks();
         if !with_blocks.is_empty() {
@@ -260,7 +260,7 @@ impl Writer {
                 tracing::debug!(%error, "blocks go with their segment");
             }
             let mut slots = lock(&self.slots);
-            // Nobody knows for how long.
+            // How long blocks stay pinned is not known, so segments with pinned blocks are kept.
             lock(&pinned).drain().for_each(|number| slots.keep(number));
         }
         let drained: Vec<u32> = {
@@ -287,7 +287,7 @@ impl Writer {
         self.shared.disk.sync_directory(directory).map_err(failed("syncing", directory))
     }
 
-    /// Makes another segment, where a block of so many bytes has room, if the store has room for it; whether it did.
+    /// Creates a segment that holds a block of `bytes` bytes, if the store has room for it. Returns whether it did.
     fn allocate(&self, bytes: u64) -> Result<bool> {
         if self.is_full.load(Ordering::Acquire) {
             return Ok(false);
@@ -326,7 +326,7 @@ impl Writer {
         Ok(is_made)
     }
 
-    /// Says once that nothing can be stored, as there is no room for a first segment.
+    /// Notes once that blocks cannot be stored, because there is no room for a first segment.
     fn tell_of_room(&self, charges: &Charges, new: &NewSegment) -> Result<()> {
         let has_segments = lock(&self.slots).all().next().is_some();
         if has_segments || self.has_told_of_room.swap(true, Ordering::AcqRel) {
@@ -345,7 +345,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The next segment, of `len` bytes, or longer if a block of so many bytes needs that; `None` if no file is so large.
+    /// Describes the next segment: of `len` bytes, or longer if the block needs that; `None` if no file can be so large.
     fn new_segment(&self, bytes: u64, len: u64) -> Result<Option<NewSegment>> {
         let number = u32::try_from(self.next_segment.load(Ordering::Acquire))
             .map_err(|_| Error::Internal("there are no more segments".into()))?;
@@ -357,7 +357,7 @@ impl Writer {
         Ok(sizes.map(|(len, charge)| NewSegment { head, len, charge }))
     }
 
-    /// Makes a segment for which there is room; `false` if the disk says otherwise.
+    /// Creates a segment for which there is room; `false` if the disk is full all the same.
     fn make_segment(&self, new: &NewSegment) -> Result<bool> {
         self.next_segment.store(u64::from(new.head.number) + 1, Ordering::Release);
         match self.create_segment(new.head, new.len) {
@@ -383,7 +383,7 @@ impl Writer {
         Ok(charges)
     }
 
-    /// Whether a segment more fits under all limits. Who gets no more than it had takes nobody's room.
+    /// Whether a new segment fits under all limits. A writer that gets no more than it had takes no room from others.
     fn has_room(
         &self,
         charges: &Charges,
@@ -395,7 +395,7 @@ impl Writer {
         let mut needed = charges.total.saturating_add(new.charge);
         let others = self.others(locked)?;
         if own > given.own_before && own > self.limits.capacity / others.writers {
-            // Who has less than its share comes first.
+            // Writers below their share come first.
             needed = needed.saturating_add(others.wanted);
         }
         let available = self.shared.root.available()?.saturating_add(given.bytes);
@@ -403,12 +403,12 @@ impl Writer {
         Ok(fits && available >= self.limits.min_free.saturating_add(new.len))
     }
 
-    /// Whether more is taken than may be, of the store or of the disk.
+    /// Whether the store is over its capacity, or the disk below its minimum of free bytes.
     fn is_too_much(&self, taken: u64) -> Result<bool> {
         Ok(taken > self.limits.capacity || self.shared.root.available()? < self.limits.min_free)
     }
 
-    /// Notes what we would allocate, if we have less than our share, where others read it.
+    /// Writes to the lease how much this writer would allocate, if it has less than its share.
     fn note_want(&self, charge: u64, locked: &RootLock<'_>) -> Result<()> {
         let own = self.own_charge()?;
         let has_share = own.saturating_add(charge) > self.limits.capacity / self.others(locked)?.writers;
@@ -416,7 +416,7 @@ impl Writer {
         self.say_alive()
     }
 
-    /// Who else writes. What the dead wanted does not count, nor what those want who have been silent for long.
+    /// Counts the living writers, and what they want. Dead writers, and requests in leases that have expired, do not count.
     pub(super) fn others(&self, locked: &RootLock<'_>) -> Result<Others> {
         let root = &self.shared.root;
         let mut others = Others { writers: 1, wanted: 0 };
@@ -436,7 +436,7 @@ impl Writer {
         Ok(others)
     }
 
-    /// What another writer would like to have.
+    /// Returns the bytes for which another writer asks in its lease; 0 if its request has expired.
     fn wanted_by(&self, other: &WriterDirectory) -> u64 {
         let oldest = u64::from(self.shared.now()).saturating_sub(SILENCE.as_secs());
         let lease = other.lease(&*self.shared.disk).filter(|lease| lease.heartbeat >= oldest);
@@ -459,7 +459,7 @@ impl Writer {
         Ok(Segment::new(head, file, data))
     }
 
-    /// Removes a segment of a writer that is gone, or what else it left. Whether there was anything.
+    /// Removes a segment, or else the other files, of a writer that has ended. Returns whether there were any.
     fn reclaim(&self, locked: &RootLock<'_>) -> Result<bool> {
         let root = &self.shared.root;
         for other in root.writers()?.into_iter().filter(|other| other.id != self.id) {
@@ -499,7 +499,7 @@ impl Writer {
         Ok(true)
     }
 
-    /// Evicts ahead, so that those who want a slot rarely wait; and keeps what there is within its limits.
+    /// Evicts ahead, so that stores rarely wait for a slot, and keeps the store within its limits.
     pub(super) fn maintain_room(&self) -> Result<()> {
         let _one = lock(&self.making_room);
         self.is_full.store(false, Ordering::Release);
@@ -538,7 +538,7 @@ impl Writer {
             return Ok(());
         }
         let locked = root.lock()?;
-        // Somebody else may have given something meanwhile.
+        // Another process may have given up a segment in the meantime.
         let charges = root.charges(&self.limits)?;
         let own = charges.of_writers.get(&self.id).copied().unwrap_or(0);
         let others = self.others(&locked)?;

@@ -11,6 +11,7 @@ use crate::{
     disk::{Disk, DiskFile, FileAccess, Listing, TEMPORARY},
     format::{PAGE, record::RECORD_LEN, segment::SegmentHead},
     layout::directory::{self, WriterDirectory},
+    options::Creation,
 };
 use std::{
     collections::{HashMap, HashSet},
@@ -69,7 +70,7 @@ pub(super) struct Root {
     warned: Mutex<HashSet<PathBuf>>,
 }
 
-/// As long as it lives, nobody else allocates room, or takes over directories.
+/// The lock of a store's root. While it lives, no other thread or process allocates room or takes over directories.
 pub(super) struct RootLock<'a>(MutexGuard<'a, Box<dyn DiskFile>>);
 
 /// Bytes that are taken.
@@ -85,7 +86,7 @@ pub(super) struct Charges {
     pub(super) total: u64,
     /// Whether all directories could be listed just now that may be.
     pub(super) is_current: bool,
-    /// Whether one of them never could: nobody knows what room is left.
+    /// Whether one of them could never be listed, so that the free room is not known.
     pub(super) is_partial: bool,
 }
 
@@ -109,11 +110,9 @@ impl Files {
 }
 
 impl Root {
-    /// Opens a store; makes one where there is none, unless it is only to be read.
-    pub(super) fn open(disk: Arc<dyn Disk>, path: &Path, may_create: bool) -> Result<Self> {
-        if may_create {
-            directory::create(&*disk, path, LayoutKind::Segments)?;
-        }
+    /// Opens a store; makes one where there is none, as far as `creation` allows it.
+    pub(super) fn open(disk: Arc<dyn Disk>, path: &Path, creation: Creation) -> Result<Self> {
+        directory::create(&*disk, path, LayoutKind::Segments, creation)?;
         directory::expect(&*disk, path, LayoutKind::Segments)?;
         let file = path.join(names::SUPERBLOCK);
         let superblock = Mutex::new(disk.open(&file, FileAccess::Read).map_err(failed("opening", &file))?);

@@ -37,7 +37,7 @@ impl Segment {
         Arc::new(Self { head, file, data, failures: AtomicU64::new(0), syncing: Mutex::default() })
     }
 
-    /// Opens a segment; [`Invalid`] if it is damaged, or somebody else's.
+    /// Opens a segment; [`Invalid`] if it is damaged, or another writer's.
     pub(super) fn open(
         disk: &dyn Disk,
         path: &Path,
@@ -69,9 +69,9 @@ impl Segment {
         self.failures.load(Ordering::Acquire)
     }
 
-    /// Whatever was written is on the disk.
+    /// Syncs all bytes that were written so far.
     pub(super) fn sync(&self) -> io::Result<()> {
-        // One at a time, so that nobody succeeds after a failure that is not counted yet.
+        // One sync at a time, so that none succeeds after a failure that is not counted yet.
         let _syncing = lock(&self.syncing);
         self.file.sync_data().inspect_err(|_| {
             self.failures.fetch_add(1, Ordering::AcqRel);

@@ -29,7 +29,7 @@ pub(super) struct Slots {
     next: Option<Slot>,
     /// Runs of blocks that are gone, which cannot be used yet.
     retired: HashMap<Slot, (u32, Waiting)>,
-    /// Runs whose readers were done before anybody said that they are retired.
+    /// Runs whose readers were done before [`Slots::retire`] was called for them.
     unread: HashSet<Slot>,
 }
 
@@ -42,7 +42,7 @@ struct OwnSegment {
     used: u32,
     /// Blocks that these belong to.
     blocks: u32,
-    /// Slots that somebody writes to.
+    /// Slots of claims: they are being written to.
     claimed: u32,
     /// Slots that the system may still write to, whenever. Removing the file does no harm: it lives until then.
     lost: u32,
@@ -56,9 +56,9 @@ pub(super) struct Taken(Vec<u64>);
 /// What has to happen before a run is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
-    /// That the block is gone has to be on the disk.
+    /// The tombstone of the block has to be on the disk.
     pub(super) for_tombstone: bool,
-    /// Somebody reads it.
+    /// The last reader of the block has to be done.
     pub(super) for_readers: bool,
 }
 
@@ -225,7 +225,7 @@ impl Slots {
         self.release(slot);
     }
 
-    /// Nobody reads a retired run any more.
+    /// Notes that the last reader of a run is done. The run may be retired already, or later.
     pub(super) fn unread(&mut self, slot: Slot) {
         match self.retired.get_mut(&slot) {
             Some((_, waiting)) => {
@@ -327,7 +327,8 @@ impl Slots {
         unused.map(|(number, _)| *number)
     }
 
-    /// Whether nobody uses anything of a draining segment any more, but for what only waits for tombstones.
+    /// Whether a draining segment has no readers and no writers. Lost runs, and runs that only wait for tombstones, may
+    /// remain.
     pub(super) fn is_drained(&self, number: u32) -> bool {
         let is_unread = |waiting: &Waiting| !waiting.for_readers;
         let own = self.segments.get(&number);
@@ -352,7 +353,7 @@ impl Slots {
         self.unread.retain(|slot| slot.segment != number);
     }
 
-    /// Slots that have blocks, or somebody writes to. For tests.
+    /// Slots that have blocks, or are being written to. For tests.
     #[cfg(test)]
     pub(super) fn used(&self) -> u64 {
         let used: u32 = self

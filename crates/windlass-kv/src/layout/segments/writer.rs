@@ -1,4 +1,4 @@
-//! What this process writes: its own directory, of which nobody else changes anything.
+//! What this process writes: its own directory, in which no other process changes a file.
 //!
 //! The order in which things reach the disk:
 //! 1. A page is written only after the tombstone of the block that it had is there.

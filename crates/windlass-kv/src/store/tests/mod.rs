@@ -4,14 +4,16 @@
 mod parts;
 
 use crate::{
-    Completion, DropReason, Error, EventKind, Item, KeepAlive, Key, Namespace, NamespaceDescription,
-    NamespaceOptions, Notify, Piece, Priority, Request, Status, Store, StoreOptions, Ticket, io::Direction,
+    Completion, DropReason, Error, EventKind, FarOptions, Item, KeepAlive, Key, Namespace,
+    NamespaceDescription, NamespaceOptions, Notify, Piece, Priority, Request, Status, Store, StoreOptions,
+    Ticket, io::Direction,
 };
 use parts::{OneThread, Shared, Slots};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use windlass_io::parallel::lock;
 
 /// Longer than anything takes that is going to happen at all.
 const LONG: Option<Duration> = Some(Duration::from_secs(60));
@@ -85,7 +87,7 @@ impl Bench {
         let memory = Arc::new(vec![0; len]);
         let mut request = request(vec![item(key, shard, &memory)], &memory, 1);
         change(&mut request);
-        // SAFETY: the request keeps the memory, and nobody looks at it before the ticket is released.
+        // SAFETY: the request keeps the memory, and no test reads it before the ticket is released.
         (unsafe { self.namespace.load(request) }.unwrap(), memory)
     }
 
@@ -109,6 +111,32 @@ fn eventually(what: &str, mut happens: impl FnMut() -> bool) {
         assert!(begin.elapsed() < LONG.unwrap(), "{what}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// A store with a far tier, and a block in both.
+fn bench_with_far() -> Bench {
+    let bench = bench(|options| {
+        let root = options.root.join("far");
+        std::fs::create_dir(&root).unwrap();
+        options.far = Some(FarOptions::new(root).capacity_bytes(64 << 20).min_free_bytes(0));
+    });
+    bench.put("a");
+    assert_eq!(bench.store.stats().unwrap().far.unwrap().written_blocks, 1);
+    bench
+}
+
+#[test]
+fn a_block_that_goes_while_it_is_loaded_comes_from_the_far_tier() {
+    let bench = bench_with_far();
+    // Its place gets other bytes, and its owner says so.
+    bench.layout.damage("a", &bench.namespace);
+    lock(&bench.layout.state).has_moved = true;
+    let (ticket, memory) = bench.load("a", 0, SHARD);
+    let completion = end(&ticket);
+    assert_eq!((&*completion.items, completion.far_bytes), (&[Status::Ok][..], SHARD as u64));
+    assert!(ticket.is_released() && *memory == bytes(0, SHARD));
+    let stats = bench.store.stats().unwrap();
+    assert_eq!((stats.corrupt_blocks, stats.namespaces[0].hits, stats.namespaces[0].misses), (0, 1, 0));
 }
 
 #[test]
@@ -293,10 +321,10 @@ fn blocks_of_one_request_share_commits() {
 #[test]
 fn a_commit_that_fails_leaves_no_block() {
     let bench = bench(|_| {});
-    windlass_io::parallel::lock(&bench.layout.state).commits_fail = true;
+    lock(&bench.layout.state).commits_fail = true;
     assert_eq!(end(&bench.store_shard("a", 0, 1).0).items, [Status::Io(libc::EIO)]);
     assert_eq!((bench.get("a", 0), bench.layout.free()), (Status::Miss, 4));
-    windlass_io::parallel::lock(&bench.layout.state).commits_fail = false;
+    lock(&bench.layout.state).commits_fail = false;
     bench.put("a");
 }
 
@@ -413,7 +441,7 @@ fn a_store_that_is_cancelled_while_others_of_its_blocks_are_placed_lets_its_memo
         let bench = bench(|options| options.max_in_flight_bytes = limit);
         bench.transfers.hold(Some(Direction::Write));
         let (send, tickets) = std::sync::mpsc::channel::<Ticket>();
-        *windlass_io::parallel::lock(&bench.layout.on_reserve) = Some(Box::new(move |key| {
+        *lock(&bench.layout.on_reserve) = Some(Box::new(move |key| {
             if *key == Key::new(b"c").unwrap() {
                 assert!(tickets.recv_timeout(LONG.unwrap()).unwrap().cancel());
             }
@@ -469,7 +497,7 @@ fn deadlines_are_kept_while_a_block_is_looked_for_in_vain() {
     bench.transfers.hold(Some(Direction::Read));
     let (open, opened) = std::sync::mpsc::channel::<()>();
     let own = std::thread::current().id();
-    *windlass_io::parallel::lock(&bench.layout.on_find) = Some(Box::new(move |_| {
+    *lock(&bench.layout.on_find) = Some(Box::new(move |_| {
         if std::thread::current().id() != own {
             let _ = opened.recv_timeout(LONG.unwrap());
         }
@@ -531,7 +559,7 @@ fn a_request_to_load_is_taken_whole_unless_others_leave_it_no_room() {
         let items = (0..count).map(|_| item("a", 0, &memory)).collect();
         let mut request = request(items, &memory, 1);
         request.priority = Some(priority);
-        // SAFETY: the request keeps the memory, and nobody looks at it.
+        // SAFETY: the request keeps the memory, and no test reads it.
         (unsafe { bench.namespace.load(request) }.unwrap(), memory)
     };
     let is_refused = |count, priority| {
@@ -569,7 +597,7 @@ fn loads_that_wait_begin_together() {
     bench.transfers.submitted();
     let memory = Arc::new(vec![0; SHARD]);
     let items = (0..64).map(|_| item("a", 0, &memory)).collect();
-    // SAFETY: the request keeps the memory, and nobody looks at it before it ends.
+    // SAFETY: the request keeps the memory, and the test does not read it before the request ends.
     let ticket = unsafe { bench.namespace.load(request(items, &memory, 1)) }.unwrap();
     assert!(end(&ticket).is_ok());
     let submitted = bench.transfers.submitted();
@@ -639,6 +667,29 @@ fn flush_waits_for_stores_and_close_ends_the_rest() {
     bench.store.close(LONG).unwrap();
 }
 
+/// Longer than what is read at a time, with shards of several lengths.
+#[test]
+fn a_long_block_is_verified_part_by_part() {
+    let bench = bench(|_| {});
+    let lens = [200_001, 1, 65_536, 4096];
+    let memory: Vec<_> = (0..).zip(lens).map(|(seed, len)| Arc::new(bytes(seed, len))).collect();
+    let whole = |memory: &Arc<Vec<u8>>| vec![Piece::host(memory.as_ptr(), memory.len())];
+    let key = Key::new(b"long").unwrap();
+    let items = (0..).zip(&memory).map(|(shard, memory)| Item::new(key.clone(), shard, whole(memory)));
+    let mut request = Request::new(items.collect(), KeepAlive::new(Arc::new(memory.clone())));
+    request.shards = 4;
+    // SAFETY: the request keeps the memory.
+    assert!(end(&unsafe { bench.namespace.store(request) }.unwrap()).is_ok());
+    let verify = || bench.store.verify(|_| std::ops::ControlFlow::Continue(())).unwrap();
+    let verified = verify();
+    assert_eq!(
+        (verified.blocks, verified.corrupt, verified.bytes),
+        (1, 0, lens.iter().sum::<usize>() as u64)
+    );
+    bench.layout.damage("long", &bench.namespace);
+    assert_eq!(verify().corrupt, 1);
+}
+
 #[test]
 fn verify_finds_damage_and_scrubbing_too() {
     for scrub in [0, 1 << 30] {
@@ -667,9 +718,9 @@ fn verify_finds_damage_and_scrubbing_too() {
 #[test]
 fn scrubbing_rests_where_it_owns_no_blocks() {
     let bench = bench(|options| options.scrub_bytes_per_second = 1 << 30);
-    windlass_io::parallel::lock(&bench.layout.state).is_others = true;
+    lock(&bench.layout.state).is_others = true;
     bench.put("a");
-    let lists = || windlass_io::parallel::lock(&bench.layout.state).lists;
+    let lists = || lock(&bench.layout.state).lists;
     eventually("it looks", || lists() > 0);
     let before = lists();
     std::thread::sleep(Duration::from_millis(500));
@@ -757,7 +808,7 @@ fn what_its_owner_has_moved_is_a_miss_unless_its_checksum_was_compared() {
     for (verify, status) in [(true, Status::Ok), (false, Status::Miss)] {
         let bench = bench(|options| options.verify = verify);
         bench.put("a");
-        windlass_io::parallel::lock(&bench.layout.state).has_moved = true;
+        lock(&bench.layout.state).has_moved = true;
         assert_eq!(bench.get("a", 0), status, "verify: {verify}");
         assert!(bench.store.events().is_empty());
     }
@@ -768,7 +819,7 @@ fn bytes_of_another_block_in_a_moved_place_are_no_damage() {
     let bench = bench(|_| {});
     bench.put("a");
     bench.layout.damage("a", &bench.namespace);
-    windlass_io::parallel::lock(&bench.layout.state).has_moved = true;
+    lock(&bench.layout.state).has_moved = true;
     assert_eq!(bench.get("a", 0), Status::Miss);
     let verified = bench.store.verify(|_| std::ops::ControlFlow::Continue(())).unwrap();
     assert_eq!((verified.gone, verified.corrupt), (1, 0));
@@ -794,7 +845,7 @@ fn who_closes_while_another_does_waits_no_longer_than_asked() {
 }
 
 #[test]
-fn a_ticket_says_that_its_memory_is_lost_before_anybody_learns_of_its_end() {
+fn a_ticket_says_that_its_memory_is_lost_before_its_end_is_seen() {
     let bench = bench(|_| {});
     bench.put("a");
     for is_load in [false, true] {

@@ -143,6 +143,7 @@ impl Layout for Slots {
             header: Some(slot),
             payload: slot + HEADER_LEN as u64,
             stride,
+            shards: block.shards,
         };
         let token = SlotClaim { state: self.state.clone(), block: block.fingerprint };
         Ok(Reservation::Claimed(Claim {
@@ -191,6 +192,7 @@ impl Layout for Slots {
             header: Some(block.slot),
             payload: block.slot + HEADER_LEN as u64,
             stride: block.stride,
+            shards: block.table.0.len() as u32,
         };
         let token = Box::new((fingerprint, block.clone()));
         Lookup::Found(Found { place, is_held: false, is_proven: true, token })
@@ -314,7 +316,7 @@ struct Queue {
     hung: bool,
     /// How the next transfers end: by the system's number, or well.
     failures: VecDeque<Option<i32>>,
-    /// Nobody knows what becomes of the next transfer.
+    /// The end of the next transfer is never known.
     loses: bool,
     closed: bool,
     /// Transfers end as soon as they are submitted.
@@ -475,7 +477,7 @@ fn execute(mut job: Job, failure: Option<i32>) {
         for piece in &part.pieces {
             let len = piece.len as usize;
             let memory = std::ptr::with_exposed_provenance_mut::<u8>(piece.address as usize);
-            // SAFETY: whoever made the request promised that this is memory, and keeps it.
+            // SAFETY: the maker of the request promised that this is memory, and keeps it.
             unsafe {
                 match job.direction {
                     Direction::Read => memory.copy_from_nonoverlapping(bytes[at..].as_ptr(), len),

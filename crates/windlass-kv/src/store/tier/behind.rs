@@ -1,11 +1,11 @@
 //! A namespace in the far tier, as the same namespace of the near one reaches it.
 #![forbid(unsafe_code)]
 
-use super::Tier;
+use super::{Stored, Tier, add};
 use crate::{
-    BlockInfo, Error, FarPolicy, Key, Namespace, NamespaceId, NamespaceOptions, Result, Store,
+    BlockInfo, Error, FarPolicy, Key, Namespace, NamespaceId, NamespaceOptions, Result, Status, Store,
     store::{group::Group, load::LoadOptions, requests::StoreUnderWay},
-    ticket::{LastStep, Lease},
+    ticket::{LastStep, Lease, TicketState},
 };
 use std::sync::{
     Arc, PoisonError, RwLock,
@@ -18,7 +18,7 @@ pub(crate) struct Behind {
     near: Namespace,
     description: String,
     far: RwLock<Option<Namespace>>,
-    /// Whether opening it failed; it is tried again once the far store is opened anew.
+    /// Whether the last attempt to open it failed.
     has_failed: AtomicBool,
 }
 
@@ -49,25 +49,23 @@ impl Behind {
         self.far.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(super) fn is_to_open(&self) -> bool {
-        !self.has_failed.load(Ordering::Relaxed)
-            && self.far.read().unwrap_or_else(PoisonError::into_inner).is_none()
+    pub(super) fn is_closed(&self) -> bool {
+        self.far.read().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
+    /// Whether it is not open, and was not tried.
+    pub(super) fn is_new(&self) -> bool {
+        !self.has_failed.load(Ordering::Relaxed) && self.is_closed()
+    }
+
+    /// Opens it. Of attempts that fail one after the other, only the first is an error.
     pub(super) fn open(&self, store: &Store) -> Result<()> {
         // The near tier says when each block expires, and the quota is one of the near tier.
-        match store.opened_namespace(self.id(), &self.description, NamespaceOptions::default()) {
-            Ok(far) => {
-                self.set(Some(far));
-                Ok(())
-            }
-            // A reader finds it once a writer has made it.
-            Err(_) if !self.tier.stores() => Ok(()),
-            Err(error) => {
-                self.has_failed.store(true, Ordering::Relaxed);
-                Err(error)
-            }
-        }
+        let opened = store.opened_namespace(self.id(), &self.description, NamespaceOptions::default());
+        let failure = opened.map(|far| self.set(Some(far)));
+        let is_first = failure.is_err() && !self.has_failed.swap(true, Ordering::Relaxed);
+        // A reader finds it once a writer has made it.
+        if is_first && self.tier.stores() { failure } else { Ok(()) }
     }
 
     pub(super) fn set(&self, far: Option<Namespace>) {
@@ -86,7 +84,11 @@ impl Behind {
         let asked = missing.iter().map(|place| keys[*place].as_ref());
         let answer = if far.lookups_wait() {
             let asked: Vec<_> = asked.map(<[u8]>::to_vec).collect();
-            self.tier.look_up(move || far.lookup(&asked).ok())
+            let answer = self.tier.ask(move || far.lookup(&asked).ok());
+            if answer.is_none() {
+                add(&self.tier.counters.lookup_timeouts, 1);
+            }
+            answer.flatten()
         } else {
             far.lookup(&asked.collect::<Vec<_>>()).ok()
         };
@@ -103,26 +105,38 @@ impl Behind {
         tier.within_timeout(move || far.block_within(&key, longest)).unwrap_or(Ok(None))
     }
 
-    /// Loads blocks that the near tier lacks, and ends their items.
-    pub(crate) fn load(self: &Arc<Self>, options: &Arc<LoadOptions>, groups: Vec<Group>, lease: Arc<Lease>) {
-        self.tier.load(self, options, groups, lease);
+    /// Loads blocks that the near tier lacks, and ends their items: as `absent` where the far tier lacks them, too.
+    pub(crate) fn load(
+        self: &Arc<Self>,
+        options: &Arc<LoadOptions>,
+        groups: Vec<Group>,
+        lease: Arc<Lease>,
+        absent: Status,
+    ) {
+        self.tier.load(self, options, groups, lease, absent);
     }
 
-    /// What happens to the blocks of a store before it ends.
-    pub(crate) fn last_step(
+    /// Sets what happens to the blocks of a store before it ends.
+    pub(crate) fn set_last_step(
         self: &Arc<Self>,
-        blocks: Vec<(Key, u64)>,
+        ticket: &TicketState,
+        blocks: Vec<Stored>,
         under_way: Arc<StoreUnderWay>,
-    ) -> LastStep {
+    ) {
+        // A store that ends early cannot say of any block that the far tier has it.
+        let far_missing = match self.tier.options.policy {
+            FarPolicy::WriteThrough => blocks.len() as u64,
+            FarPolicy::WriteBack => 0,
+        };
         let behind = self.clone();
-        Box::new(move |ticket, statuses| {
+        let last_step: LastStep = Box::new(move |ticket, statuses| {
             let tier = &behind.tier;
             let through = match tier.options.policy {
                 FarPolicy::WriteThrough => Some(tier.write_through(ticket, under_way)),
                 FarPolicy::WriteBack => None,
             };
             // Blocks that lack shards are written once another request completes them.
-            let keys: Vec<_> = blocks.iter().map(|(key, _)| key.as_bytes()).collect();
+            let keys: Vec<_> = blocks.iter().map(|block| block.key.as_bytes()).collect();
             let is_there = if statuses.iter().any(|status| status.is_ok()) {
                 behind.near.contains(&keys).unwrap_or_default()
             } else {
@@ -134,15 +148,16 @@ impl Behind {
                 far.as_ref().is_some_and(|far| far.contains(&[key.as_bytes()]).is_ok_and(|found| found[0]))
             };
             let is_to_write = |(block, is_there): (_, bool)| {
-                Some(block).filter(|(key, _): &(Key, u64)| is_there && !is_far(key))
+                Some(block).filter(|block: &Stored| is_there && !is_far(&block.key))
             };
-            for (key, bytes) in blocks.into_iter().zip(is_there).filter_map(is_to_write) {
-                tier.write(&behind, key, bytes, through.clone());
+            for block in blocks.into_iter().zip(is_there).filter_map(is_to_write) {
+                tier.write(&behind, block, through.clone());
             }
             if through.is_none() {
                 ticket.conclude(0);
             }
-        })
+        });
+        ticket.set_last_step(last_step, far_missing);
     }
 
     /// Removes blocks from both tiers; `near` does so in the near one. Nothing moves between them meanwhile.

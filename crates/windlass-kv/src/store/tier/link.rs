@@ -1,14 +1,19 @@
 //! Whether the far store can be used: opened, given up after failures, and opened again with growing pauses.
+//!
+//! Its directory is never made here. Below a mount point whose file system is missing, the store would land on the disk of
+//! the node.
 #![forbid(unsafe_code)]
 
 use super::{Behind, TICK, Tier};
-use crate::{Error, EventKind, Result, Store, StoreOptions, layout};
+use crate::{
+    Error, EventKind, Result, Store, StoreOptions, disk::before_call, layout, options::Creation, store::Core,
+};
 use std::{
-    fs,
+    fmt, fs, io,
     os::unix::fs::MetadataExt,
     path::Path,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -22,6 +27,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Time between looks whether its directory is still the same.
 const ROUND: Duration = Duration::from_secs(1);
+/// Stores that were given up and have threads that the system does not let go: with so many, none is opened.
+const MOST_STUCK: usize = 2;
 
 pub(super) struct Link {
     options: StoreOptions,
@@ -35,8 +42,10 @@ struct State {
     store: Option<Store>,
     /// Why there is none.
     failure: Option<String>,
-    /// Of the last attempt to open it.
+    /// Why no attempt to open it can succeed.
     error: Option<Error>,
+    /// Stores that were given up. One lives as long as a thread of it waits for the system.
+    given_up: Vec<Weak<Core>>,
     /// Why it is to be given up.
     broken: Option<String>,
     failures: u32,
@@ -72,7 +81,18 @@ impl Link {
     pub(super) fn note_failure(&self, reason: impl FnOnce() -> String) {
         let mut state = lock(&self.state);
         state.failures += 1;
-        if state.failures >= MOST_FAILURES && self.is_up() {
+        if state.failures >= MOST_FAILURES {
+            self.give_up(&mut state, reason);
+        }
+    }
+
+    /// Gives the store up now.
+    pub(super) fn note_stuck(&self, reason: impl FnOnce() -> String) {
+        self.give_up(&mut lock(&self.state), reason);
+    }
+
+    fn give_up(&self, state: &mut State, reason: impl FnOnce() -> String) {
+        if self.is_up() {
             state.broken = Some(reason());
             self.is_up.store(false, Ordering::Release);
             self.changed.notify_all();
@@ -116,11 +136,14 @@ fn close_aside(store: Store, timeout: Duration) -> Option<crossbeam_channel::Rec
 
 impl Tier {
     /// Waits for the first attempt to open the far store, at most for the time of one operation.
+    ///
+    /// # Errors
+    /// That of the attempt, if no later one can succeed.
     pub(super) fn wait_for_link(&self) -> Result<()> {
         let deadline = Instant::now() + self.options.timeout;
         let link = &self.link;
         let mut state = lock(&link.state);
-        while !link.is_up() && state.error.is_none() {
+        while !link.is_up() && state.failure.is_none() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 drop(state);
@@ -129,24 +152,15 @@ impl Tier {
             }
             state = link.wait(state, left);
         }
-        match state.error.take() {
-            // No later attempt can succeed.
-            Some(
-                error @ (Error::InvalidOption { .. }
-                | Error::NotAStore { .. }
-                | Error::UnknownFormat { .. }
-                | Error::RouteUnavailable { .. }),
-            ) => Err(error),
-            _ => Ok(()),
-        }
+        state.error.take().map_or(Ok(()), Err)
     }
 
-    /// Waits until a namespace is open in the far store.
+    /// Waits until a namespace was tried to be opened in the far store.
     pub(super) fn open_behind(&self, behind: &Behind) {
         let deadline = Instant::now() + self.options.timeout;
         let link = &self.link;
         let mut state = lock(&link.state);
-        while link.is_up() && behind.is_to_open() && Instant::now() < deadline {
+        while link.is_up() && behind.is_new() && Instant::now() < deadline {
             link.changed.notify_all();
             state = link.wait(state, TICK);
         }
@@ -163,46 +177,74 @@ impl Tier {
         }
     }
 
-    /// Makes no second store where the first one was: what lies below a file system that is not mounted.
-    fn open_far(&self) -> Result<Store> {
-        let options = &self.link.options;
-        if lock(&self.link.state).was_open && layout::existing(options)?.is_none() {
-            let reason = "the store that was there is gone".to_owned();
-            return Err(Error::NotAStore { path: options.root.clone(), reason });
+    /// Opens the far store, or makes it in a directory that is there. Where a store was before, none is made.
+    fn open_far(&self) -> Result<Store, NotOpened> {
+        let link = &self.link;
+        let root = &link.options.root;
+        let was_open = {
+            let mut state = lock(&link.state);
+            state.given_up.retain(|core| core.strong_count() > 0);
+            if state.given_up.len() >= MOST_STUCK || self.stuck_threads().is_some() {
+                return Err(NotOpened::Stuck);
+            }
+            state.was_open
+        };
+        before_call(root);
+        match fs::metadata(root) {
+            Ok(metadata) if identity(&self.core.root) == Some(identity_of(&metadata)) => {
+                let reason = "the far tier is another store than the near one".into();
+                let value = root.display().to_string();
+                return Err(Error::InvalidOption { option: "far", value, reason }.into());
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(NotOpened::NoDirectory),
+            Err(source) => {
+                let path = root.clone();
+                return Err(Error::Io { operation: "looking for", path, source }.into());
+            }
         }
-        Store::open(options.clone())
+        if (was_open || !self.stores()) && layout::existing(&link.options)?.is_none() {
+            return Err(NotOpened::NoStore);
+        }
+        // What was there a moment ago may be unmounted by now.
+        let creation = if was_open { Creation::Nothing } else { Creation::Store };
+        Ok(Store::open(StoreOptions { creation, ..link.options.clone() })?)
     }
 
     fn connect(&self) {
         let link = &self.link;
-        match self.open_far() {
+        let opened = self.open_far();
+        let mut state = lock(&link.state);
+        match opened {
             Ok(store) => {
-                let mut state = lock(&link.state);
                 if state.is_closed {
                     drop(state);
                     let _ = close_aside(store, Duration::ZERO);
                     return;
                 }
-                let is_again = state.outages > 0;
-                (state.store, state.failure, state.error) = (Some(store.clone()), None, None);
+                let is_again = state.failure.take().is_some();
+                (state.store, state.error) = (Some(store.clone()), None);
                 (state.broken, state.failures, state.was_open) = (None, 0, true);
                 drop(state);
-                self.open_namespaces(&store);
+                self.open_namespaces(&store, Namespaces::All);
+                let state = lock(&link.state);
+                if state.is_closed {
+                    return;
+                }
+                // Under the lock: no waiter looks between this and the notification.
                 link.is_up.store(true, Ordering::Release);
                 link.changed.notify_all();
+                drop(state);
                 if is_again {
                     self.note(EventKind::FarRecovered, "it is open again");
                 }
             }
-            Err(error) => {
-                let mut state = lock(&link.state);
-                let is_first = state.failure.is_none();
-                if is_first {
-                    state.outages += u64::from(state.outages == 0);
-                    self.event(format!("it cannot be opened: {error}"));
+            Err(reason) => {
+                if state.failure.replace(reason.to_string()).is_none() {
+                    state.outages += 1;
+                    self.event(format!("it cannot be opened: {reason}"));
                 }
-                state.failure = Some(error.to_string());
-                state.error = Some(error);
+                state.error = reason.lasting();
                 link.changed.notify_all();
                 self.pause(state);
             }
@@ -229,10 +271,12 @@ impl Tier {
         let mut round = Instant::now();
         let mut reason = None;
         loop {
-            self.open_namespaces(&store);
-            if round.elapsed() >= ROUND {
+            let is_round = round.elapsed() >= ROUND;
+            self.open_namespaces(&store, if is_round { Namespaces::All } else { Namespaces::New });
+            if is_round {
                 round = Instant::now();
-                if self::identity(store.root()) != identity {
+                let now = self::identity(store.root());
+                if now.is_none() || now != identity {
                     reason = Some("its directory is gone, or another one".to_owned());
                 }
             }
@@ -245,6 +289,7 @@ impl Tier {
                 state.outages += 1;
                 state.failure = Some(reason.clone());
                 state.store = None;
+                state.given_up.push(Arc::downgrade(store.core()));
                 let pause = state.pause;
                 drop(state);
                 self.event(format!("{reason}; it is opened again in {pause:?}"));
@@ -256,9 +301,12 @@ impl Tier {
         }
     }
 
-    fn open_namespaces(&self, store: &Store) {
-        let closed: Vec<_> =
-            lock(&self.namespaces).values().filter(|behind| behind.is_to_open()).cloned().collect();
+    fn open_namespaces(&self, store: &Store, which: Namespaces) {
+        let is_to_open = |behind: &&Arc<Behind>| match which {
+            Namespaces::New => behind.is_new(),
+            Namespaces::All => behind.is_closed(),
+        };
+        let closed: Vec<_> = lock(&self.namespaces).values().filter(is_to_open).cloned().collect();
         for behind in closed {
             if let Err(error) = behind.open(store) {
                 self.event(format!("the namespace {} cannot be opened: {error}", behind.id()));
@@ -267,7 +315,63 @@ impl Tier {
     }
 }
 
+/// Which of the namespaces that are not open are tried.
+#[derive(Clone, Copy)]
+enum Namespaces {
+    /// Those that were not tried yet.
+    New,
+    All,
+}
+
+/// Why the far store is not open.
+enum NotOpened {
+    /// Its file system is missing, or its directory has not been made.
+    NoDirectory,
+    /// There is no store in its directory, and none is made there.
+    NoStore,
+    /// The system holds on to stores that were given up.
+    Stuck,
+    Failed(Error),
+}
+
+impl NotOpened {
+    /// The error, if no later attempt can succeed.
+    fn lasting(self) -> Option<Error> {
+        match self {
+            Self::Failed(
+                error @ (Error::InvalidOption { .. }
+                | Error::NotAStore { .. }
+                | Error::UnknownFormat { .. }
+                | Error::RouteUnavailable { .. }),
+            ) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for NotOpened {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl fmt::Display for NotOpened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoDirectory => "its directory is not there: mount its file system, or make the directory",
+            Self::NoStore => "its directory has no store: mount its file system",
+            Self::Stuck => "the system has not ended reads and writes of the time before",
+            Self::Failed(error) => return error.fmt(f),
+        })
+    }
+}
+
 /// What tells a directory from another one of the same name.
 fn identity(root: &Path) -> Option<(u64, u64)> {
-    fs::metadata(root).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+    before_call(root);
+    fs::metadata(root).ok().map(|metadata| identity_of(&metadata))
+}
+
+fn identity_of(directory: &fs::Metadata) -> (u64, u64) {
+    (directory.dev(), directory.ino())
 }

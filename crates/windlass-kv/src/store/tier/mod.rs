@@ -11,7 +11,9 @@ pub(crate) use behind::Behind;
 
 use self::{link::Link, load::Loads, moves::Moves};
 use super::{Core, Namespace};
-use crate::{EventKind, FarOptions, FarReport, FarStats, NamespaceId, Result, StoreAccess, StoreOptions};
+use crate::{
+    EventKind, FarOptions, FarReport, FarStats, Key, NamespaceId, Result, Stats, StoreAccess, StoreOptions,
+};
 use crossbeam_channel::{Receiver, Sender};
 use std::{
     collections::BTreeMap,
@@ -32,6 +34,8 @@ const LOADERS: usize = 8;
 const MOVERS: usize = 2;
 /// Threads that look up blocks where the far tier has to ask its file system.
 const LOOKERS: usize = 2;
+/// Questions for the far store's statistics that may wait at once.
+const MOST_STATISTICS_ASKED: usize = 4;
 /// Bytes that a transfer may move in the time of one operation.
 const BYTES_IN_TIME: u64 = 64 << 20;
 /// Time between looks at deadlines.
@@ -47,10 +51,21 @@ pub(crate) struct Tier {
     moves: Moves,
     lookups: Sender<LookUp>,
     to_look_up: Receiver<LookUp>,
-    /// Lookups that nobody waits for any more, and that have not ended.
+    /// Lookups whose callers have stopped waiting, and that have not ended.
     late_lookups: AtomicUsize,
+    /// Questions for the far store's statistics that have no answer yet.
+    statistics_asked: Arc<AtomicUsize>,
     is_closing: AtomicBool,
     counters: Counters,
+}
+
+/// A block of the near tier that is to be written to the far one.
+pub(crate) struct Stored {
+    pub(crate) key: Key,
+    /// Bytes of its shards.
+    pub(crate) bytes: u64,
+    /// Bytes that it takes in the near tier.
+    pub(crate) pinned_bytes: u64,
 }
 
 type LookUp = Box<dyn FnOnce() + Send>;
@@ -105,6 +120,7 @@ impl Tier {
             lookups,
             to_look_up,
             late_lookups: AtomicUsize::new(0),
+            statistics_asked: Arc::default(),
             is_closing: AtomicBool::new(false),
             counters: Counters::default(),
         });
@@ -175,7 +191,7 @@ impl Tier {
         &self.options.root
     }
 
-    pub(crate) fn stats(&self) -> FarStats {
+    pub(crate) fn stats(self: &Arc<Self>) -> FarStats {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (backlog_blocks, backlog_bytes) = self.moves.backlog();
         let counters = &self.counters;
@@ -194,7 +210,7 @@ impl Tier {
             lookup_timeouts: count(&counters.lookup_timeouts),
             backlog_blocks,
             backlog_bytes,
-            store: self.link.store().and_then(|store| store.stats().ok()).map(Box::new),
+            store: self.ask_statistics().map(Box::new),
         }
     }
 
@@ -208,11 +224,31 @@ impl Tier {
         }
     }
 
-    /// Runs a lookup on a thread that may wait for the file system, and waits for it for a bounded time.
-    fn look_up<T: Send + 'static>(
-        self: &Arc<Self>,
-        ask: impl FnOnce() -> Option<T> + Send + 'static,
-    ) -> Option<T> {
+    /// Asks the far store for its statistics, which takes locks that are held while its file system is waited for; `None` if
+    /// that takes longer than an operation may, or if earlier questions have no answer yet.
+    fn ask_statistics(&self) -> Option<Stats> {
+        let store = self.link.store()?;
+        let asked = self.statistics_asked.clone();
+        if asked.fetch_add(1, Ordering::AcqRel) >= MOST_STATISTICS_ASKED {
+            asked.fetch_sub(1, Ordering::AcqRel);
+            return None;
+        }
+        let (send, receive) = crossbeam_channel::bounded(1);
+        let ends = asked.clone();
+        let started = thread_named("windlass-far-stats").spawn(move || {
+            let _ = send.send(store.stats().ok());
+            drop(store);
+            ends.fetch_sub(1, Ordering::AcqRel);
+        });
+        if started.is_err() {
+            asked.fetch_sub(1, Ordering::AcqRel);
+            return None;
+        }
+        receive.recv_timeout(self.options.timeout).ok()?
+    }
+
+    /// Asks the far store on a thread that may wait for its file system; `None` if that takes longer than a lookup may.
+    fn ask<T: Send + 'static>(self: &Arc<Self>, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let is_stalled = self.late_lookups.load(Ordering::Relaxed) > 0;
         let (send, receive) = crossbeam_channel::bounded(1);
         // The second to set it, of the lookup and of the caller that gave it up, counts it as ended.
@@ -226,13 +262,11 @@ impl Tier {
         };
         let deadline = Instant::now() + self.options.lookup_timeout;
         if is_stalled || self.lookups.send_deadline(Box::new(run), deadline).is_err() {
-            add(&self.counters.lookup_timeouts, 1);
             return None;
         }
         match receive.recv_deadline(deadline) {
-            Ok(answer) => answer,
+            Ok(answer) => Some(answer),
             Err(_) => {
-                add(&self.counters.lookup_timeouts, 1);
                 self.late_lookups.fetch_add(1, Ordering::Relaxed);
                 if is_over.swap(true, Ordering::AcqRel) {
                     self.late_lookups.fetch_sub(1, Ordering::Relaxed);
@@ -267,7 +301,17 @@ impl Tier {
             thread::sleep(TICK);
             self.end_late_loads(Instant::now());
             self.end_late_stores(Instant::now());
+            self.note_late_moves(Instant::now());
+            if let Some(what) = self.stuck_threads() {
+                self.link.note_stuck(|| format!("the system has not ended a call of any thread that {what}"));
+            }
         }
+    }
+
+    /// What the threads do that all wait for the system, and may never come back.
+    fn stuck_threads(&self) -> Option<&'static str> {
+        let is_stuck = [(self.loads.are_stuck(), "loads"), (self.moves.are_stuck(), "moves blocks")];
+        is_stuck.into_iter().find_map(|(is_stuck, what)| is_stuck.then_some(what))
     }
 
     fn is_closing(&self) -> bool {

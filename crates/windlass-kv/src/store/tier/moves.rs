@@ -3,14 +3,14 @@
 //! A block is read back from one tier and stored in the other, whatever memory it came from, with its checksums compared.
 #![forbid(unsafe_code)]
 
-use super::{Behind, MOVERS, TICK, Tier, add};
+use super::{Behind, MOVERS, Stored, TICK, Tier, add};
 use crate::{
-    Buffer, BufferItem, Completion, FarOptions, FarPolicy, Key, Lend, Namespace, NamespaceId, Piece,
+    Buffer, BufferItem, Completion, Error, FarOptions, FarPolicy, Key, Lend, Namespace, NamespaceId, Piece,
     PinGuard, Priority, Status, Transfer, TransferOptions, buffer::sealed::Piecewise,
     store::requests::StoreUnderWay, ticket::TicketState,
 };
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     mem,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
@@ -23,6 +23,9 @@ use windlass_io::parallel::lock;
 
 /// Attempts to write a block to the far tier.
 const MOST_ATTEMPTS: u32 = 4;
+
+/// Blocks that wait to be written, whatever their size.
+const MOST_BACKLOG_BLOCKS: u64 = 1 << 20;
 
 /// The tier that a block moves to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,13 +43,27 @@ struct Move {
     attempts: u32,
     /// Keeps the block in the near tier until it is written to the far one.
     _pin: Option<PinGuard>,
-    through: Option<Arc<WriteThrough>>,
+    /// What the block takes in the near tier while it is pinned there.
+    pinned_bytes: u64,
+    waiters: Arc<Waiters>,
+}
+
+/// The stores that wait for a move.
+type Waiters = Mutex<Vec<Arc<WriteThrough>>>;
+
+impl Move {
+    /// What a failed step is: a failure of the far tier where moves `to` this tier take the step there.
+    fn failure_of(&self, to: To) -> Moved {
+        if self.to == to { Moved::Failed } else { Moved::Skipped }
+    }
 }
 
 /// What became of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moved {
     Done,
+    /// The target has the block already.
+    Exists,
     /// The block is gone, or its memory is short: a later load or store may try again.
     Skipped,
     /// There is no room in the staging memory now.
@@ -72,28 +89,48 @@ pub(super) struct Moves {
 struct State {
     to_far: VecDeque<Move>,
     to_near: VecDeque<Move>,
-    /// What is queued or moves, so that nothing is queued twice.
-    known: HashSet<(To, NamespaceId, Key)>,
+    /// What is queued or moves, so that nothing is queued twice, and who waits for it.
+    known: HashMap<(To, NamespaceId, Key), Weak<Waiters>>,
     /// Of blocks that are to be written, those that are written just now among them.
     backlog_blocks: u64,
     backlog_bytes: u64,
+    /// The same blocks by namespace.
+    by_namespace: BTreeMap<NamespaceId, (Arc<Behind>, u64)>,
     promotion_bytes: u64,
     /// Batches that are moved.
     running: usize,
+    /// When the step is late that each batch takes to be read or written; `None` once it is.
+    steps: BTreeMap<u64, Option<Instant>>,
+    batches: u64,
     paused: usize,
     /// Whether the last write was refused, so that an event is noted once.
     is_refusing: bool,
     late: VecDeque<(Instant, Weak<WriteThrough>)>,
+    /// Blocks that were to be written after it was closed.
+    too_late: u64,
     is_closed: bool,
 }
 
 impl State {
+    /// Whether all threads take a step that took too long, and may never come back.
+    fn is_stuck(&self) -> bool {
+        self.steps.values().filter(|late_from| late_from.is_none()).count() >= MOVERS
+    }
+
+    /// Whether blocks are to be written that the far tier can take now.
+    fn can_write(&self) -> bool {
+        self.by_namespace.values().any(|(behind, blocks)| *blocks > 0 && behind.far().is_some())
+    }
+
     fn forget(&mut self, moved: &Move) {
         self.known.remove(&(moved.to, moved.behind.id(), moved.key.clone()));
         match moved.to {
             To::Far => {
                 self.backlog_blocks -= 1;
-                self.backlog_bytes -= moved.bytes;
+                self.backlog_bytes -= moved.pinned_bytes;
+                if let Some((_, blocks)) = self.by_namespace.get_mut(&moved.behind.id()) {
+                    *blocks -= 1;
+                }
             }
             To::Near => self.promotion_bytes -= moved.bytes,
         }
@@ -179,6 +216,10 @@ impl Moves {
         self.changed.notify_all();
     }
 
+    pub(super) fn are_stuck(&self) -> bool {
+        lock(&self.state).is_stuck()
+    }
+
     fn wait<'a>(&'a self, state: MutexGuard<'a, State>, time: Duration) -> MutexGuard<'a, State> {
         self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
     }
@@ -240,8 +281,7 @@ impl Tier {
     pub(super) fn write(
         &self,
         behind: &Arc<Behind>,
-        key: Key,
-        bytes: u64,
+        Stored { key, bytes, pinned_bytes }: Stored,
         through: Option<Arc<WriteThrough>>,
     ) {
         if let Some(through) = &through {
@@ -252,15 +292,40 @@ impl Tier {
         }
         let pin = behind.near().pin(&[key.as_bytes()]).ok();
         let mut state = lock(&self.moves.state);
-        if state.is_closed || !state.known.insert((To::Far, behind.id(), key.clone())) {
+        if state.is_closed {
+            state.too_late += 1;
+            drop(state);
             return;
         }
+        let place = (To::Far, behind.id(), key.clone());
+        if let Some(waiters) = state.known.get(&place) {
+            let waiters = waiters.upgrade();
+            if let Some((waiters, through)) = waiters.zip(through) {
+                lock(&waiters).push(through);
+            }
+            return;
+        }
+        let waiters: Arc<Waiters> = Arc::new(Mutex::new(through.into_iter().collect()));
+        state.known.insert(place, Arc::downgrade(&waiters));
         state.backlog_blocks += 1;
-        state.backlog_bytes += bytes;
+        state.backlog_bytes += pinned_bytes;
+        state.by_namespace.entry(behind.id()).or_insert_with(|| (behind.clone(), 0)).1 += 1;
         let behind = behind.clone();
-        state.to_far.push_back(Move { to: To::Far, behind, key, bytes, attempts: 0, _pin: pin, through });
+        let to = To::Far;
+        state.to_far.push_back(Move {
+            to,
+            behind,
+            key,
+            bytes,
+            attempts: 0,
+            _pin: pin,
+            pinned_bytes,
+            waiters,
+        });
         let mut dropped = Vec::new();
-        while state.backlog_bytes > self.moves.backlog_bytes
+        // The newest waits whatever its size.
+        while (state.backlog_bytes > self.moves.backlog_bytes || state.backlog_blocks > MOST_BACKLOG_BLOCKS)
+            && state.to_far.len() > 1
             && let Some(oldest) = state.to_far.pop_front()
         {
             state.forget(&oldest);
@@ -283,9 +348,12 @@ impl Tier {
         if state.is_closed || sum > self.moves.staging_bytes {
             return add(&self.counters.unpromoted_blocks, 1);
         }
-        if !state.known.insert((To::Near, behind.id(), key.clone())) {
+        let place = (To::Near, behind.id(), key.clone());
+        if state.known.contains_key(&place) {
             return;
         }
+        let waiters = Arc::default();
+        state.known.insert(place, Arc::downgrade(&waiters));
         state.promotion_bytes = sum;
         let behind = behind.clone();
         state.to_near.push_back(Move {
@@ -295,7 +363,8 @@ impl Tier {
             bytes,
             attempts: 0,
             _pin: None,
-            through: None,
+            pinned_bytes: 0,
+            waiters,
         });
         drop(state);
         self.moves.changed.notify_all();
@@ -304,41 +373,56 @@ impl Tier {
     /// Ends stores whose blocks are not written in time. The blocks are written all the same if that can be done.
     pub(super) fn end_late_stores(&self, now: Instant) {
         let mut state = lock(&self.moves.state);
-        let mut late = Vec::new();
+        let (mut late, mut first) = (Vec::new(), None);
         while let Some((deadline, through)) = state.late.front() {
             match through.upgrade() {
-                Some(_) if *deadline > now => break,
+                through @ Some(_) if *deadline > now => {
+                    // It may be the last reference, and its end takes other locks.
+                    first = through;
+                    break;
+                }
                 through => late.extend(through),
             }
             state.late.pop_front();
         }
         drop(state);
+        drop(first);
         late.iter().for_each(|through| through.end());
     }
 
-    /// Waits until nothing is to be written to the far tier, as long as that can be used. Says how many blocks are left.
-    pub(crate) fn drain(&self, timeout: Option<Duration>) -> u64 {
+    /// Waits until nothing is to be written to the far tier that it can take.
+    pub(crate) fn drain(&self, timeout: Option<Duration>) {
         let begin = Instant::now();
         let mut state = lock(&self.moves.state);
-        while state.backlog_blocks > 0 && self.link.is_up() {
-            if timeout.is_some_and(|timeout| begin.elapsed() >= timeout) {
-                break;
-            }
+        while state.can_write() && timeout.is_none_or(|timeout| begin.elapsed() < timeout) {
             state = self.moves.wait(state, TICK);
         }
-        state.backlog_blocks
+    }
+
+    /// Moves no more blocks. Says how many wait to be written, which the near tier alone has.
+    pub(crate) fn stop_moves(&self) -> u64 {
+        self.moves.close();
+        self.moves.backlog().0
+    }
+
+    /// Blocks that were acknowledged after [`Tier::stop_moves`].
+    pub(crate) fn too_late(&self) -> u64 {
+        lock(&self.moves.state).too_late
     }
 
     pub(super) fn run_moves(self: &Arc<Self>) {
-        while let Some(batch) = self.next_batch() {
-            self.move_batch(batch);
-            lock(&self.moves.state).running -= 1;
+        while let Some((number, batch)) = self.next_batch() {
+            self.move_batch(number, batch);
+            let mut state = lock(&self.moves.state);
+            state.running -= 1;
+            state.steps.remove(&number);
+            drop(state);
             self.moves.changed.notify_all();
         }
     }
 
     /// Blocks of one namespace that fit into a thread's part of the staging memory together.
-    fn next_batch(&self) -> Option<Vec<Move>> {
+    fn next_batch(&self) -> Option<(u64, Vec<Move>)> {
         let moves = &self.moves;
         let mut state = lock(&moves.state);
         while !state.is_closed {
@@ -362,41 +446,90 @@ impl Tier {
                 batch.extend(queue.pop_front());
             }
             state.running += 1;
-            return Some(batch);
+            state.batches += 1;
+            return Some((state.batches, batch));
         }
         None
     }
 
-    fn move_batch(&self, batch: Vec<Move>) {
+    /// Notes that a thread takes the next step of a batch: a read or a write of a block, with calls of the file system that
+    /// have no bound.
+    fn begin_step(&self, batch: u64, moved: &Move) {
+        // The transfer of the step ends in time by itself.
+        let late_from = Instant::now() + self.longest(moved.bytes).saturating_mul(2) + TICK * 2;
+        lock(&self.moves.state).steps.insert(batch, Some(late_from));
+    }
+
+    /// Counts steps that took too long, each once.
+    pub(super) fn note_late_moves(&self, now: Instant) {
+        let mut state = lock(&self.moves.state);
+        let mut late = 0;
+        for late_from in state.steps.values_mut() {
+            if late_from.take_if(|late_from| *late_from <= now).is_some() {
+                late += 1;
+            }
+        }
+        drop(state);
+        (0..late).for_each(|_| self.failed("moving a block", &"the system has not ended a call"));
+    }
+
+    fn move_batch(&self, number: u64, batch: Vec<Move>) {
         let Some((to, behind)) = batch.first().map(|first| (first.to, first.behind.clone())) else { return };
-        let Some(far) = behind.far() else { return self.put_back(batch) };
+        let Some(far) = behind.far() else {
+            self.put_back(batch);
+            // The namespace alone may be missing there, for long.
+            return thread::sleep(TICK * 10);
+        };
         let near = behind.near();
         let (source, target) = match to {
             To::Far => (near, &far),
             To::Near => (&far, near),
         };
-        let reads: Vec<_> = batch.iter().map(|moved| self.read(moved, source, target)).collect();
-        let writes: Vec<_> =
-            reads.into_iter().map(|read| read.and_then(|read| self.store(read, target))).collect();
+        let reads: Vec<_> = batch
+            .iter()
+            .map(|moved| {
+                self.begin_step(number, moved);
+                self.read(moved, source, target)
+            })
+            .collect();
+        let writes: Vec<_> = batch
+            .iter()
+            .zip(reads)
+            .map(|(moved, read)| {
+                self.begin_step(number, moved);
+                read.and_then(|(transfer, options)| self.store(moved, transfer, &options, target))
+            })
+            .collect();
         for (moved, write) in batch.into_iter().zip(writes) {
-            let outcome =
-                write.and_then(|transfer| self.wait(transfer, moved.bytes)).map(|(completion, _)| {
-                    match completion.items.iter().find(|status| !status.is_ok()) {
-                        None => Moved::Done,
-                        Some(Status::Io(_) | Status::TimedOut) => Moved::Failed,
-                        Some(status) => Moved::Refused(*status),
-                    }
-                });
+            self.begin_step(number, &moved);
+            let outcome = write.and_then(|transfer| {
+                let (completion, _) = self.wait(transfer, &moved, To::Far)?;
+                Ok(match completion.items.iter().find(|status| **status != Status::Ok) {
+                    None => Moved::Done,
+                    Some(Status::Exists) => Moved::Exists,
+                    // The far store was given up if it was cancelled.
+                    Some(Status::Io(_) | Status::TimedOut | Status::Cancelled) => moved.failure_of(To::Far),
+                    Some(status) => Moved::Refused(*status),
+                })
+            });
             self.moved(moved, outcome.unwrap_or_else(|outcome| outcome));
         }
     }
 
     /// Begins to read a block.
-    fn read(&self, moved: &Move, source: &Namespace, target: &Namespace) -> Result<Read, Moved> {
+    fn read(
+        &self,
+        moved: &Move,
+        source: &Namespace,
+        target: &Namespace,
+    ) -> Result<(Transfer<Staged>, TransferOptions), Moved> {
         if target.contains(&[moved.key.as_bytes()]).is_ok_and(|found| found == [true]) {
-            return Err(Moved::Done);
+            return Err(Moved::Exists);
         }
-        let failed = |_| if moved.to == To::Far { Moved::Skipped } else { Moved::Failed };
+        let failed = |error| match error {
+            Error::DamagedBlock { .. } => Moved::Skipped,
+            _ => moved.failure_of(To::Near),
+        };
         let info = source.block_within(&moved.key, self.options.timeout).map_err(failed)?;
         let info = info.ok_or(Moved::Skipped)?;
         let ttl = match info.expires {
@@ -419,31 +552,41 @@ impl Tier {
             priority: Some(Priority::Background),
         };
         let transfer = source.load_buffers(items, &options).map_err(failed)?;
-        Ok(Read { key: moved.key.clone(), to: moved.to, bytes: moved.bytes, transfer, options })
+        Ok((transfer, options))
     }
 
-    /// Begins to store a block that was read.
-    fn store(&self, read: Read, target: &Namespace) -> Result<Transfer<Staged>, Moved> {
-        let Read { key, to, bytes, transfer, options } = read;
-        let (completion, memory) = self.wait(transfer, bytes).map_err(|outcome| match to {
-            To::Far => Moved::Skipped,
-            To::Near => outcome,
-        })?;
+    /// Begins to store a block once it is read.
+    fn store(
+        &self,
+        moved: &Move,
+        read: Transfer<Staged>,
+        options: &TransferOptions,
+        target: &Namespace,
+    ) -> Result<Transfer<Staged>, Moved> {
+        let (completion, memory) = self.wait(read, moved, To::Near)?;
         match completion.items.iter().find(|status| !status.is_ok()) {
             None => {}
-            Some(Status::Io(_) | Status::TimedOut) if to == To::Near => return Err(Moved::Failed),
+            Some(Status::Io(_) | Status::TimedOut | Status::Cancelled) => {
+                return Err(moved.failure_of(To::Near));
+            }
             Some(_) => return Err(Moved::Skipped),
         }
-        let items = (0..).zip(memory).map(|(shard, memory)| BufferItem::new(key.clone(), shard, memory));
-        target.store_buffers(items.collect(), &options).map_err(|_| match to {
-            To::Far => Moved::Failed,
-            To::Near => Moved::Skipped,
-        })
+        let items = (0..)
+            .zip(memory)
+            .map(|(shard, memory)| BufferItem::new(moved.key.clone(), shard, memory))
+            .collect();
+        target.store_buffers(items, options).map_err(|_| moved.failure_of(To::Far))
     }
 
-    fn wait(&self, transfer: Transfer<Staged>, bytes: u64) -> Result<(Completion, Vec<Staged>), Moved> {
-        // The request ends in time by itself.
-        transfer.wait(Some(self.longest(bytes) + TICK)).map_err(|_| Moved::Failed)
+    /// Waits for a read or write, which ends in time by itself. `to`: which moves have the far tier at its other end.
+    fn wait(
+        &self,
+        transfer: Transfer<Staged>,
+        moved: &Move,
+        to: To,
+    ) -> Result<(Completion, Vec<Staged>), Moved> {
+        let longest = self.longest(moved.bytes) + TICK;
+        transfer.wait(Some(longest)).map_err(|_| moved.failure_of(to))
     }
 
     /// Notes what became of a move; one to the far tier that failed may be tried again.
@@ -455,7 +598,7 @@ impl Tier {
                 add(&counters.written_bytes, moved.bytes);
             }
             (To::Near, Moved::Done) => add(&counters.promoted_blocks, 1),
-            (To::Far, _) => {}
+            (To::Far, _) | (To::Near, Moved::Exists) => {}
             (To::Near, _) => add(&counters.unpromoted_blocks, 1),
         }
         if outcome == Moved::Failed {
@@ -477,7 +620,7 @@ impl Tier {
         state.forget(&moved);
         if moved.to == To::Far {
             match outcome {
-                Moved::Done => state.is_refusing = false,
+                Moved::Done | Moved::Exists => state.is_refusing = false,
                 Moved::Refused(_) | Moved::TooLarge if !mem::replace(&mut state.is_refusing, true) => {
                     refusal = Some(match outcome {
                         Moved::Refused(status) => status.to_string(),
@@ -491,9 +634,9 @@ impl Tier {
         if let Some(why) = refusal {
             self.event(format!("it does not take blocks: {why}"));
         }
-        if outcome == Moved::Done {
+        if matches!(outcome, Moved::Done | Moved::Exists) {
             self.link.note_success();
-            if let Some(through) = &moved.through {
+            for through in &*lock(&moved.waiters) {
                 through.left.fetch_sub(1, Ordering::Relaxed);
             }
         } else if moved.to == To::Far {
@@ -506,7 +649,7 @@ impl Tier {
         let mut dropped = Vec::new();
         let mut state = lock(&self.moves.state);
         for moved in batch {
-            let waits = moved.to == To::Far && moved.through.is_none();
+            let waits = moved.to == To::Far && lock(&moved.waiters).is_empty();
             if waits && !state.is_closed {
                 state.to_far.push_back(moved);
             } else {
@@ -519,13 +662,4 @@ impl Tier {
         add(&self.counters.unwritten_blocks, unwritten);
         add(&self.counters.unpromoted_blocks, dropped.len() as u64 - unwritten);
     }
-}
-
-/// A block that is being read.
-struct Read {
-    key: Key,
-    to: To,
-    bytes: u64,
-    transfer: Transfer<Staged>,
-    options: TransferOptions,
 }

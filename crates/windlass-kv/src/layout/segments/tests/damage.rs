@@ -154,7 +154,7 @@ fn a_truncated_segment_loses_what_was_cut_off() {
 }
 
 #[test]
-fn a_segment_that_somebody_removed_is_a_miss() {
+fn blocks_of_a_removed_segment_are_misses() {
     let bench = Bench::new();
     let store = bench.open();
     bench.put_all(&store, &["a"]);

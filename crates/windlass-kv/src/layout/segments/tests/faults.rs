@@ -43,7 +43,7 @@ fn a_record_that_was_cut_short_is_followed_by_no_other() {
 
 #[test]
 fn a_log_that_could_not_be_synced_is_replaced_before_it_is_trusted() {
-    // The disk may have the record of `b`, or not; whoever stored it was told that it is not there.
+    // The disk may have the record of `b`, or not; the store of `b` ended with an error.
     for seed in 0..20 {
         let mut bench = Bench::new();
         bench.disk = SimulatedDisk::new(seed, 64 << 20);
@@ -93,9 +93,9 @@ fn a_checkpoint_that_fails_is_tried_again_before_the_next_log_is_long() {
         number += 1;
     }
     bench.fail(Operation::Rename, "CKPT", 1, Errno::IO);
-    assert!(writer.checkpoint_if_long().is_err());
+    assert!(writer.checkpoint_if_due().is_err());
     assert!(bench.files("CKPT").is_empty());
-    writer.checkpoint_if_long().unwrap();
+    writer.checkpoint_if_due().unwrap();
     assert_eq!(bench.files("CKPT").len(), 1);
 }
 
@@ -212,7 +212,7 @@ fn what_is_deleted_while_its_segment_goes_does_not_come_back() {
     let writer = store.writer.as_ref().unwrap();
     lock(&writer.slots).drain(segment);
     writer.finish_draining().unwrap();
-    assert_eq!(bench.files("seg-").len(), 1, "somebody reads it");
+    assert_eq!(bench.files("seg-").len(), 1, "the segment has a reader");
     let blocks = [(b"gone".as_slice(), fingerprint("gone"))];
     assert_eq!(store.delete(NAMESPACE, &blocks).unwrap(), 0);
     drop((found, store));

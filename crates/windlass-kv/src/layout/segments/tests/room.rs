@@ -23,7 +23,7 @@ fn a_disk_that_is_fuller_than_it_should_be_evicts_as_well() {
     for number in 0..100 {
         assert_eq!(bench.put(&store, &format!("key {number}")).unwrap(), Put::Done);
     }
-    // Somebody else fills it up.
+    // Files of other programs fill the disk.
     bench.disk.set_capacity(100 << 10);
     for number in 100..200 {
         let put = bench.put(&store, &format!("key {number}"));
@@ -109,7 +109,7 @@ fn the_dead_neither_want_nor_share() {
         rich.maintain().unwrap();
     }
     let gone = before - rich.usage().blocks;
-    assert!(gone * 4 < before, "{gone} of {before} went for somebody who is not there");
+    assert!(gone * 4 < before, "{gone} of {before} blocks were evicted for a writer that has ended");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn many_sizes_find_room_in_a_store_that_several_share() {
 }
 
 #[test]
-fn a_directory_that_nobody_can_use_keeps_nobody_from_writing() {
+fn a_directory_that_cannot_be_taken_over_does_not_stop_writers() {
     let bench = Bench::new();
     let (first, second) = (bench.open(), bench.open());
     for number in 0..40 {
@@ -280,7 +280,7 @@ fn a_directory_that_cannot_be_listed_takes_what_it_took() {
     put_many(&third);
     assert!(bench.disk.most_used() <= capacity, "{}", bench.disk.most_used());
     bench.disk.end_faults();
-    // What is not for us to look into is in nobody's way.
+    // A directory that this process may not list does not stop it.
     bench.fail(Operation::List, name, u32::MAX, Errno::ACCESS);
     let fourth = bench.open();
     assert_eq!(bench.put(&fourth, "a").unwrap(), Put::Done);
