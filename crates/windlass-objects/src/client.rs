@@ -3,11 +3,12 @@
 use crate::{
     Problem, StoreOptions,
     credentials::Identity,
-    http::{Answer, Connection, Origin, Waiting, send},
-    location::{Location, Target},
+    http::{Answer, Connection, IdlePool, Origin, Waiting, send},
+    location::{Kind, Location, Target},
     pace::{Fault, Pace},
     per_process::PerProcess,
     pin::{header, printable},
+    redirect,
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request,
@@ -21,52 +22,62 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a connection is kept that is not used.
+/// How long a connection is kept that is not used, and then closed.
 const IDLE: Duration = Duration::from_secs(60);
 /// Connections of a server that are kept.
 const MAX_IDLE: usize = 256;
 /// Clients that are kept.
 const MAX_CLIENTS: usize = 64;
+/// The version of Azure's interface that requests have.
+const AZURE_VERSION: &str = "2021-08-06";
 /// Longest text of an error.
 const MAX_ERROR_BYTES: usize = 64 << 10;
-/// How long a connection may take to be made.
+/// How long a connection may take to be made, over all addresses of the server.
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// A server, and who asks it.
 #[derive(Debug)]
 pub(crate) struct Client {
+    kind: Kind,
     origin: Origin,
     options: StoreOptions,
-    /// Whether requests are signed for S3.
-    is_signed: bool,
     own: PerProcess<Own>,
 }
 
 /// What each process has of its own.
 #[derive(Debug)]
 struct Own {
-    idle: Mutex<Vec<(Connection, Instant)>>,
+    idle: IdlePool,
     pace: Pace,
-    identity: Option<Identity>,
+    identity: Result<Option<Identity>, String>,
 }
 
-type Clients = Mutex<HashMap<(Origin, bool, StoreOptions), Arc<Client>>>;
+type Clients = Mutex<HashMap<(Origin, Kind, StoreOptions), Arc<Client>>>;
 
 impl Client {
     /// The client for a location. `options` are resolved.
     pub(crate) fn of(location: &Location, options: &StoreOptions) -> Arc<Self> {
+        let account = location.account.clone().or_else(|| options.account.clone());
+        Self::at(location.origin.clone(), location.kind, StoreOptions { account, ..options.clone() })
+    }
+
+    /// The client for a web server that another one redirects to. It has no credentials.
+    pub(crate) fn of_redirect(origin: Origin) -> Arc<Self> {
+        Self::at(origin, Kind::Web, StoreOptions::default())
+    }
+
+    fn at(origin: Origin, kind: Kind, options: StoreOptions) -> Arc<Self> {
         static CLIENTS: PerProcess<Clients> = PerProcess::new();
         let mut clients = lock(CLIENTS.get(Mutex::default));
-        let is_signed = location.s3.is_some() && !options.anonymous;
-        let key = (location.origin.clone(), is_signed, options.clone());
+        let key = (origin, kind, options);
         if let Some(client) = clients.get(&key) {
             return client.clone();
         }
         if clients.len() >= MAX_CLIENTS {
             clients.clear();
         }
-        let (origin, _, options) = key.clone();
-        let client = Arc::new(Self { origin, options, is_signed, own: PerProcess::new() });
+        let (origin, kind, options) = key.clone();
+        let client = Arc::new(Self { kind, origin, options, own: PerProcess::new() });
         clients.insert(key, client.clone());
         client
     }
@@ -77,9 +88,9 @@ impl Client {
 
     fn own(&self) -> &Own {
         self.own.get(|| Own {
-            idle: Mutex::default(),
+            idle: IdlePool::new(MAX_IDLE, IDLE),
             pace: Pace::new(),
-            identity: self.is_signed.then(|| Identity::new(&self.options)),
+            identity: Identity::new(self.kind, &self.options).map_err(|problem| problem.to_string()),
         })
     }
 
@@ -87,31 +98,40 @@ impl Client {
         &self.own().pace
     }
 
-    /// Sends a GET, and hands over its answer if it is a success. A connection that the server has closed meanwhile is
-    /// replaced.
+    /// Sends a GET, and hands over its answer if it is a success.
     pub(crate) fn get(
         &self,
         target: &Target,
         headers: &[(HeaderName, String)],
         waiting: &Waiting<'_>,
     ) -> Result<Answer, Fault> {
-        let request = self.request(target, headers)?;
-        let answer = loop {
-            let connection = self.connection()?;
+        let answer = self.ask(target, headers, waiting)?;
+        match answer.status {
+            200..=299 => Ok(answer),
+            _ => Err(self.refusal(answer, waiting)),
+        }
+    }
+
+    /// Sends a GET, and hands over its answer. A connection that the server has closed meanwhile is replaced.
+    pub(crate) fn ask(
+        &self,
+        target: &Target,
+        headers: &[(HeaderName, String)],
+        waiting: &Waiting<'_>,
+    ) -> Result<Answer, Fault> {
+        let request = self.request(target, headers, waiting)?;
+        loop {
+            let connection = self.connection(waiting)?;
             let is_reused = connection.is_reused;
             let sent = Instant::now();
             match send(connection, &request, &[], waiting) {
                 Ok(answer) => {
                     self.pace().note_first_byte(sent.elapsed());
-                    break answer;
+                    return Ok(answer);
                 }
                 Err(error) if is_reused && is_closed(&error) => {}
                 Err(error) => return Err(self.fault(error, false, waiting)),
             }
-        };
-        match answer.status {
-            200..=299 => Ok(answer),
-            _ => Err(self.refusal(answer, waiting)),
         }
     }
 
@@ -125,10 +145,8 @@ impl Client {
 
     /// Keeps a connection for the next request.
     pub(crate) fn keep(&self, connection: Option<Connection>) {
-        let Some(connection) = connection else { return };
-        let mut idle = lock(&self.own().idle);
-        if idle.len() < MAX_IDLE {
-            idle.push((connection, Instant::now()));
+        if let Some(connection) = connection {
+            self.own().idle.keep(connection);
         }
     }
 
@@ -147,7 +165,12 @@ impl Client {
         Fault::Again { why, progressed, busy: None }
     }
 
-    fn request(&self, target: &Target, headers: &[(HeaderName, String)]) -> Result<Parts, Problem> {
+    fn request(
+        &self,
+        target: &Target,
+        headers: &[(HeaderName, String)],
+        waiting: &Waiting<'_>,
+    ) -> Result<Parts, Problem> {
         let invalid = |_| Problem::Invalid("the URL or the answer before has what no request can".into());
         let uri = format!("{}{}", self.origin.url(), target.0);
         let request = Request::builder().method(Method::GET).uri(uri).body(()).map_err(invalid)?;
@@ -156,8 +179,13 @@ impl Client {
             let value = HeaderValue::from_str(value).map_err(|error| invalid(error.into()))?;
             parts.headers.insert(name, value);
         }
-        if let Some(identity) = &self.own().identity {
-            identity.sign(&mut parts)?;
+        if self.kind == Kind::Azure {
+            parts.headers.insert("x-ms-version", HeaderValue::from_static(AZURE_VERSION));
+        }
+        match &self.own().identity {
+            Ok(Some(identity)) => identity.sign(&mut parts, waiting.stop)?,
+            Ok(None) => {}
+            Err(reason) => return Err(Problem::Invalid(reason.clone())),
         }
         // They need no signature.
         parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -166,14 +194,12 @@ impl Client {
         Ok(parts)
     }
 
-    fn connection(&self) -> Result<Connection, Fault> {
-        let mut idle = lock(&self.own().idle);
-        idle.retain(|(_, since)| since.elapsed() < IDLE);
-        if let Some((connection, _)) = idle.pop() {
+    fn connection(&self, waiting: &Waiting<'_>) -> Result<Connection, Fault> {
+        if let Some(connection) = self.own().idle.take() {
             return Ok(connection);
         }
-        drop(idle);
-        Connection::open(&self.origin, CONNECT).map_err(|error| match error.kind() {
+        Connection::open(&self.origin, CONNECT, waiting.stop).map_err(|error| match error.kind() {
+            _ if waiting.is_stopped() => Fault::Final(Problem::Stopped),
             io::ErrorKind::InvalidData => Fault::Final(Problem::Tls(error.to_string())),
             _ => {
                 let why = format!("{} cannot be reached: {error}", self.origin.url());
@@ -183,7 +209,7 @@ impl Client {
     }
 
     /// What an answer means that is no success.
-    fn refusal(&self, answer: Answer, waiting: &Waiting<'_>) -> Fault {
+    pub(crate) fn refusal(&self, answer: Answer, waiting: &Waiting<'_>) -> Fault {
         let (status, headers) = (answer.status, answer.headers.clone());
         let code = match answer.into_body(MAX_ERROR_BYTES, waiting) {
             Ok((body, connection)) => {
@@ -193,11 +219,13 @@ impl Client {
             Err(_) => None,
         };
         let mut said = format!("status {status}");
+        // The hub has its codes there.
+        let code = code.or_else(|| header(&headers, "x-error-code").map(printable));
         if let Some(code) = &code {
             said = format!("{said}, {code}");
         }
         if let Some(to) = header(&headers, LOCATION.as_str()).filter(|_| matches!(status, 300..=399)) {
-            said = format!("{said}, to {}", printable(&crate::shown(to)));
+            said = format!("{said}, to {}", printable(&redirect::redirect_target(to)));
         }
         if let Some(region) = header(&headers, "x-amz-bucket-region").filter(|_| status != 404) {
             said = format!("{said}; the bucket is in region {}", printable(region));
@@ -221,12 +249,12 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// The code of an error of S3. Its message may hold what was signed.
+/// The code of an error of S3, Google and Azure. Its message may hold what was signed.
 fn error_code(body: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(body).ok()?;
     let (_, rest) = text.split_once("<Code>")?;
     let (code, _) = rest.split_once("</Code>")?;
-    let is_code = code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let is_code = (1..=64).contains(&code.len()) && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
     is_code.then(|| code.to_owned())
 }
 

@@ -1,104 +1,429 @@
-//! Who asks: credentials of S3, and signatures.
+//! Who asks: credentials of S3, Google, Azure and the hub, and the signatures that they make.
 
 use crate::{
     Problem, StoreOptions,
-    http::{Connection, Origin, Waiting, send},
-    location::region,
+    http::TICK,
+    location::{Kind, region},
+    services::{Files, Services, block_on},
 };
-use bytes::Bytes;
-use http::{Request, Response, request::Parts};
-use reqsign_aws_v4::{
-    AssumeRoleWithWebIdentityCredentialProvider, Credential, ECSCredentialProvider, IMDSv2CredentialProvider,
-    ProfileCredentialProvider, RequestSigner, SSOCredentialProvider, StaticCredentialProvider,
+use http::{HeaderValue, header::AUTHORIZATION, request::Parts};
+use reqsign_aws_v4 as aws;
+use reqsign_azure_storage as azure;
+use reqsign_core::{Context, OsEnv, ProvideCredential, ProvideCredentialChain, Signer, SigningCredential};
+use reqsign_google as google;
+use std::{
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
-use reqsign_core::{Context, FileRead, HttpSend, OsEnv, ProvideCredentialChain, Signer};
-use std::{sync::atomic::AtomicBool, time::Duration};
 
-/// Longest answer of a service that gives credentials.
-const MAX_ANSWER_BYTES: usize = 1 << 20;
-/// How long such a service is waited for; and one of the machine itself, which is there or not.
-const PATIENCE: Duration = Duration::from_secs(10);
-const METADATA_PATIENCE: Duration = Duration::from_secs(1);
-const METADATA_HOST: &str = "169.254.169.254";
+/// How long services are not asked again after no credentials were found: the requests of a load that wait for them would
+/// each ask anew, one after the other.
+const FAILED_FOR: Duration = Duration::from_secs(5);
+/// What a token of Google's may do.
+const GOOGLE_SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_only";
 
-/// Signs requests to S3.
+/// Signs requests.
 #[derive(Debug)]
-pub(crate) struct Identity(Signer<Credential>);
+pub(crate) struct Identity {
+    scheme: Scheme,
+    /// What to say where there are no credentials.
+    missing: String,
+    turns: Mutex<Turns>,
+    next_turn: Condvar,
+}
+
+/// Requests are signed one after the other: one of them asks a service, and the others find what it got.
+#[derive(Debug, Default)]
+struct Turns {
+    is_taken: bool,
+    /// When no credentials were found.
+    failed: Option<Instant>,
+}
+
+/// One request's turn, until it is dropped.
+struct Turn<'a>(&'a Identity);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.lock().is_taken = false;
+        self.0.next_turn.notify_one();
+    }
+}
+
+#[derive(Debug)]
+enum Scheme {
+    S3(Signer<aws::Credential>),
+    Google(Signer<google::Credential>),
+    Azure(Signer<azure::Credential>),
+    Token(HeaderValue),
+}
 
 impl Identity {
-    /// Who the options say; `options` are resolved.
-    pub(crate) fn new(options: &StoreOptions) -> Self {
-        let mut chain = ProvideCredentialChain::new();
-        if let Some(key) = &options.access_key {
-            let own = StaticCredentialProvider::new(&key.id, &key.secret);
-            chain = chain.push(match &key.token {
-                Some(token) => own.with_session_token(token),
-                None => own,
-            });
-        } else {
-            let (profile, sso) = (ProfileCredentialProvider::new(), SSOCredentialProvider::new());
-            chain = match &options.profile {
-                Some(name) => chain.push(profile.with_profile(name)).push(sso.with_profile(name)),
-                None => chain.push(profile).push(sso),
-            };
-            chain = chain
-                .push(AssumeRoleWithWebIdentityCredentialProvider::new())
-                .push(ECSCredentialProvider::new());
-            if options.endpoint.is_none() {
-                chain = chain.push(IMDSv2CredentialProvider::new());
+    /// Who the options say, which are resolved. `None` if requests need no signature.
+    ///
+    /// # Errors
+    /// [`Problem::Invalid`] if an option is missing.
+    pub(crate) fn new(kind: Kind, options: &StoreOptions) -> Result<Option<Self>, Problem> {
+        let context = Context::new().with_env(OsEnv).with_file_read(Files).with_http_send(Services);
+        Self::within(context, kind, options)
+    }
+
+    /// The same, of another environment.
+    fn within(context: Context, kind: Kind, options: &StoreOptions) -> Result<Option<Self>, Problem> {
+        if options.anonymous {
+            return Ok(None);
+        }
+        let (scheme, missing) = match kind {
+            Kind::Web => return Ok(None),
+            Kind::S3 => s3(context, options),
+            Kind::Google => google(context, options),
+            Kind::Azure => azure(context, options)?,
+            Kind::Hub => {
+                let Some(token) = &options.token else { return Ok(None) };
+                let invalid = |_| Problem::Invalid("the hub's token has characters that no token has".into());
+                let mut value = HeaderValue::try_from(format!("Bearer {}", token.text())).map_err(invalid)?;
+                value.set_sensitive(true);
+                (Scheme::Token(value), String::new())
+            }
+        };
+        Ok(Some(Self { scheme, missing, turns: Mutex::default(), next_turn: Condvar::new() }))
+    }
+
+    /// Signs a request. May ask a service for credentials, and waits for it. Ends soon after `stop` is set.
+    pub(crate) fn sign(&self, request: &mut Parts, stop: &AtomicBool) -> Result<(), Problem> {
+        match &self.scheme {
+            Scheme::S3(signer) => self.sign_by(signer, request, stop),
+            Scheme::Google(signer) => self.sign_by(signer, request, stop),
+            Scheme::Azure(signer) => self.sign_by(signer, request, stop),
+            Scheme::Token(value) => {
+                request.headers.insert(AUTHORIZATION, value.clone());
+                Ok(())
             }
         }
-        let context = Context::new().with_env(OsEnv).with_file_read(Files).with_http_send(Services);
-        Self(Signer::new(context, chain, RequestSigner::new("s3", region(options))))
     }
 
-    /// Signs a request. May ask a service for credentials, and waits for it.
-    pub(crate) fn sign(&self, request: &mut Parts) -> Result<(), Problem> {
-        // The error's text may hold answers of services.
-        pollster::block_on(self.0.sign(request, None)).map_err(|_| {
-            Problem::Credentials(
-                "no valid credentials for S3 were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, \
-                 or the store option anonymous=true for a public bucket"
-                    .into(),
-            )
-        })
-    }
-}
-
-/// Reads the shared files of AWS.
-#[derive(Debug)]
-struct Files;
-
-impl FileRead for Files {
-    async fn file_read(&self, path: &str) -> reqsign_core::Result<Vec<u8>> {
-        std::fs::read(path).map_err(failed)
-    }
-}
-
-/// Asks services that give credentials.
-#[derive(Debug)]
-struct Services;
-
-impl HttpSend for Services {
-    async fn http_send(&self, request: Request<Bytes>) -> reqsign_core::Result<Response<Bytes>> {
-        let (parts, body) = request.into_parts();
-        let host = parts.uri.host().unwrap_or_default().to_owned();
-        let is_tls = parts.uri.scheme_str() == Some("https");
-        let patience = if host == METADATA_HOST { METADATA_PATIENCE } else { PATIENCE };
-        let origin =
-            Origin { is_tls, host, port: parts.uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 }) };
-        let waiting = Waiting { stop: &AtomicBool::new(false), patience };
-        let connection = Connection::open(&origin, patience).map_err(failed)?;
-        let answer = send(connection, &parts, &body, &waiting).map_err(failed)?;
-        let mut response = Response::builder().status(answer.status);
-        for (name, value) in &answer.headers {
-            response = response.header(name, value);
+    fn sign_by<C: SigningCredential>(
+        &self,
+        signer: &Signer<C>,
+        request: &mut Parts,
+        stop: &AtomicBool,
+    ) -> Result<(), Problem> {
+        let missing = || Problem::Credentials(self.missing.clone());
+        let _turn = self.turn(stop)?;
+        if self.lock().failed.is_some_and(|since| since.elapsed() < FAILED_FOR) {
+            return Err(missing());
         }
-        let (body, _) = answer.into_body(MAX_ANSWER_BYTES, &waiting).map_err(failed)?;
-        response.body(body.into()).map_err(|error| reqsign_core::Error::unexpected(error.to_string()))
+        let signed = block_on(signer.sign(request, None), stop).ok_or(Problem::Stopped)?;
+        self.lock().failed = signed.is_err().then(Instant::now);
+        // The error's text may hold answers of services.
+        signed.map_err(|_| missing())
+    }
+
+    /// Waits for the turn of a request.
+    fn turn(&self, stop: &AtomicBool) -> Result<Turn<'_>, Problem> {
+        let mut turns = self.lock();
+        while turns.is_taken {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Problem::Stopped);
+            }
+            turns = self.next_turn.wait_timeout(turns, TICK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        turns.is_taken = true;
+        Ok(Turn(self))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn failed(error: std::io::Error) -> reqsign_core::Error {
-    reqsign_core::Error::unexpected(error.to_string())
+fn s3(context: Context, options: &StoreOptions) -> (Scheme, String) {
+    let mut chain = ProvideCredentialChain::new();
+    let mut missing =
+        "no valid credentials for S3 were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or \
+                       AWS_PROFILE, or the store option anonymous=true for a public bucket"
+            .to_owned();
+    let (profile, sso) = (aws::ProfileCredentialProvider::new(), aws::SSOCredentialProvider::new());
+    chain = match (&options.access_key, &options.profile) {
+        (Some(key), _) => {
+            let own = aws::StaticCredentialProvider::new(&key.id, &key.secret);
+            chain.push(match &key.token {
+                Some(token) => own.with_session_token(token),
+                None => own,
+            })
+        }
+        // The role of a pod or a machine would be another caller than the one that is named.
+        (None, Some(name)) => {
+            missing = format!(
+                "profile '{name}' of the shared AWS files has no valid key and no valid SSO session: sign in again, or name \
+                 another by the store option profile or AWS_PROFILE"
+            );
+            chain.push(profile.with_profile(name)).push(sso.with_profile(name))
+        }
+        (None, None) => {
+            let chain = chain
+                .push(profile)
+                .push(sso)
+                .push(aws::AssumeRoleWithWebIdentityCredentialProvider::new())
+                .push(aws::ECSCredentialProvider::new());
+            match options.endpoint {
+                Some(_) => chain,
+                None => chain.push(aws::IMDSv2CredentialProvider::new()),
+            }
+        }
+    };
+    (Scheme::S3(Signer::new(context, chain, aws::RequestSigner::new("s3", region(options)))), missing)
+}
+
+fn google(context: Context, options: &StoreOptions) -> (Scheme, String) {
+    let (chain, missing) = match &options.credentials_file {
+        Some(path) => {
+            let file = google::FileCredentialProvider::new(path).with_scope(GOOGLE_SCOPE);
+            let missing = format!(
+                "no valid credentials for Google are in {path}, which the store option credentials_file or \
+                 GOOGLE_APPLICATION_CREDENTIALS names"
+            );
+            (google::DefaultCredentialProvider::with_chain(ProvideCredentialChain::new().push(file)), missing)
+        }
+        None => {
+            let machine = google::VmMetadataCredentialProvider::new().with_scope(GOOGLE_SCOPE);
+            let chain = google::DefaultCredentialProvider::builder().no_env();
+            let chain = match options.endpoint {
+                Some(_) => chain.no_vm_metadata(),
+                None => chain.vm_metadata(machine),
+            };
+            let missing = "no valid credentials for Google were found: set GOOGLE_APPLICATION_CREDENTIALS, or sign in by \
+                           `gcloud auth application-default login`, or set the store option anonymous=true for a public \
+                           bucket";
+            (chain.build(), missing.into())
+        }
+    };
+    let signer = google::RequestSigner::new("storage").with_scope(GOOGLE_SCOPE);
+    (Scheme::Google(Signer::new(context, Tokens(chain), signer)), missing)
+}
+
+/// Exchanges the key of a service account for a token that many requests have. The signer itself would ask for one for each
+/// request.
+#[derive(Debug)]
+struct Tokens(google::DefaultCredentialProvider);
+
+impl ProvideCredential for Tokens {
+    type Credential = google::Credential;
+
+    async fn provide_credential(&self, context: &Context) -> reqsign_core::Result<Option<Self::Credential>> {
+        match self.0.provide_credential(context).await? {
+            Some(google::Credential { service_account: Some(account), token: None, .. }) => {
+                let exchange = google::ServiceAccountTokenCredentialProvider::new(account);
+                exchange.with_scope(GOOGLE_SCOPE).provide_credential(context).await
+            }
+            found => Ok(found),
+        }
+    }
+}
+
+fn azure(context: Context, options: &StoreOptions) -> Result<(Scheme, String), Problem> {
+    let mut chain = ProvideCredentialChain::new();
+    chain = match (&options.account_key, &options.sas_token) {
+        (Some(key), _) => {
+            let Some(account) = &options.account else {
+                let reason =
+                    "a key needs its account: set AZURE_STORAGE_ACCOUNT_NAME or the store option account";
+                return Err(Problem::Invalid(reason.into()));
+            };
+            chain.push(azure::StaticCredentialProvider::new_shared_key(account, key.text()))
+        }
+        (None, Some(token)) => chain.push(azure::StaticCredentialProvider::new_sas_token(token.text())),
+        (None, None) => {
+            let chain = chain
+                .push(azure::ClientSecretCredentialProvider::new())
+                .push(azure::WorkloadIdentityCredentialProvider::new());
+            match options.endpoint {
+                Some(_) => chain,
+                None => chain.push(azure::ImdsCredentialProvider::new()),
+            }
+        }
+    };
+    let missing = "no valid credentials for Azure were found: set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, or \
+                   AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, or the store option anonymous=true for a \
+                   public container";
+    Ok((Scheme::Azure(Signer::new(context, chain, azure::RequestSigner::new())), missing.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use http::{Request, Response};
+    use reqsign_core::{HttpSend, StaticEnv};
+    use rsa::{
+        RsaPrivateKey,
+        pkcs8::{EncodePrivateKey, LineEnding},
+        rand_core::OsRng,
+    };
+    use std::{
+        collections::HashMap,
+        net::TcpListener,
+        sync::{Arc, atomic::AtomicUsize},
+        thread,
+    };
+
+    /// A service that gives the same answer to each request, and counts them.
+    #[derive(Clone, Debug, Default)]
+    struct Service(Arc<AtomicUsize>, u16, &'static str);
+
+    impl HttpSend for Service {
+        async fn http_send(&self, _: Request<Bytes>) -> reqsign_core::Result<Response<Bytes>> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            let answer = Response::builder().status(self.1).body(Bytes::from_static(self.2.as_bytes()));
+            answer.map_err(|error| reqsign_core::Error::unexpected(error.to_string()))
+        }
+    }
+
+    /// What comes of signing five requests, the last one's headers, and how often the service was asked.
+    fn signed(
+        kind: Kind,
+        options: &StoreOptions,
+        envs: &[(&str, &str)],
+        service: (u16, &'static str),
+    ) -> (Result<Parts, Problem>, usize) {
+        let service = Service(Arc::default(), service.0, service.1);
+        let envs: HashMap<String, String> =
+            envs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let context = Context::new()
+            .with_env(StaticEnv { home_dir: None, envs })
+            .with_file_read(Files)
+            .with_http_send(service.clone());
+        let identity = Identity::within(context, kind, options).unwrap().unwrap();
+        let sign = || {
+            let request = Request::get("http://127.0.0.1/bucket/key").body(()).unwrap();
+            let mut parts = request.into_parts().0;
+            identity.sign(&mut parts, &AtomicBool::new(false)).map(|()| parts)
+        };
+        let mut last = sign();
+        (1..5).for_each(|_| last = sign());
+        (last, service.0.load(Ordering::Relaxed))
+    }
+
+    fn elsewhere(change: impl FnOnce(&mut StoreOptions)) -> StoreOptions {
+        let mut options =
+            StoreOptions { endpoint: Some("http://127.0.0.1".into()), ..StoreOptions::default() };
+        change(&mut options);
+        options
+    }
+
+    fn authorization(parts: &Parts) -> &str {
+        parts.headers[AUTHORIZATION].to_str().unwrap()
+    }
+
+    const ROLE: &[(&str, &str)] = &[("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1/role")];
+
+    #[test]
+    fn a_service_without_credentials_is_not_asked_by_each_request() {
+        let (problem, asked) = signed(Kind::S3, &elsewhere(|_| ()), ROLE, (403, "canary"));
+        let problem = problem.unwrap_err();
+        assert!(matches!(&problem, Problem::Credentials(text) if !text.contains("canary")), "{problem:?}");
+        assert_eq!(asked, 1);
+    }
+
+    #[test]
+    fn requests_that_wait_for_a_service_end_when_the_caller_stops_them() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let role = format!("http://{}/role", listener.local_addr().unwrap());
+        let envs = [("AWS_CONTAINER_CREDENTIALS_FULL_URI".to_owned(), role)].into();
+        let context = Context::new()
+            .with_env(StaticEnv { home_dir: None, envs })
+            .with_file_read(Files)
+            .with_http_send(Services);
+        let identity = Identity::within(context, Kind::S3, &elsewhere(|_| ())).unwrap().unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let sign = || {
+                let mut parts = Request::get("http://127.0.0.1/a").body(()).unwrap().into_parts().0;
+                identity.sign(&mut parts, &stop)
+            };
+            let signing = [scope.spawn(sign), scope.spawn(sign)];
+            let _socket = listener.accept().unwrap().0;
+            thread::sleep(Duration::from_millis(200));
+            let begun = Instant::now();
+            stop.store(true, Ordering::Relaxed);
+            for own in signing {
+                assert!(matches!(own.join().unwrap(), Err(Problem::Stopped)));
+            }
+            assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        });
+    }
+
+    #[test]
+    fn a_profile_that_is_named_is_not_replaced_by_the_role_of_the_machine() {
+        let options = elsewhere(|own| own.profile = Some("mine".into()));
+        let (problem, asked) = signed(Kind::S3, &options, ROLE, (403, ""));
+        let problem = problem.unwrap_err();
+        assert!(
+            matches!(&problem, Problem::Credentials(text) if text.contains("profile 'mine'")),
+            "{problem:?}"
+        );
+        assert_eq!(asked, 0);
+    }
+
+    #[test]
+    fn the_key_of_a_service_account_is_exchanged_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("account.json");
+        let key = RsaPrivateKey::new(&mut OsRng, 1024).unwrap().to_pkcs8_pem(LineEnding::LF).unwrap();
+        let account = serde_json::json!({
+            "type": "service_account", "client_email": "me@project.iam.gserviceaccount.com", "private_key": key.as_str(),
+            "private_key_id": "1", "token_uri": "https://oauth2.googleapis.com/token",
+        });
+        std::fs::write(&path, account.to_string()).unwrap();
+        let options = elsewhere(|own| own.credentials_file = path.to_str().map(str::to_owned));
+        let token = r#"{"access_token": "of-the-account", "expires_in": 3600, "token_type": "Bearer"}"#;
+        let (parts, asked) = signed(Kind::Google, &options, &[], (200, token));
+        assert_eq!((authorization(&parts.unwrap()), asked), ("Bearer of-the-account", 1));
+        // A file that is named and has no credentials is not replaced by those of the machine.
+        let options = elsewhere(|own| own.credentials_file = Some("/nowhere/account.json".into()));
+        let (problem, asked) = signed(Kind::Google, &options, &[], (200, token));
+        let problem = problem.unwrap_err();
+        assert!(problem.to_string().contains("/nowhere/account.json"), "{problem}");
+        assert_eq!(asked, 0);
+    }
+
+    #[test]
+    fn a_machine_of_google_gives_its_token() {
+        let token = r#"{"access_token": "of-the-machine", "expires_in": 3600, "token_type": "Bearer"}"#;
+        let (parts, asked) = signed(Kind::Google, &StoreOptions::default(), &[], (200, token));
+        assert_eq!((authorization(&parts.unwrap()), asked), ("Bearer of-the-machine", 1));
+        // The service of the machine is not asked where the server is another one.
+        let (problem, asked) = signed(Kind::Google, &elsewhere(|_| ()), &[], (200, token));
+        assert!(matches!(problem, Err(Problem::Credentials(_))), "{problem:?}");
+        assert_eq!(asked, 0);
+    }
+
+    #[test]
+    fn azure_is_signed_by_key_by_signature_or_by_token() {
+        let key = elsewhere(|own| {
+            own.account = Some("mine".into());
+            own.account_key = Some("Y2FuYXJ5".to_owned().into());
+        });
+        let (parts, _) = signed(Kind::Azure, &key, &[], (500, ""));
+        assert!(authorization(&parts.unwrap()).starts_with("SharedKey mine:"));
+        let sas = elsewhere(|own| own.sas_token = Some("sv=1&sig=a%2Bb".to_owned().into()));
+        let (parts, _) = signed(Kind::Azure, &sas, &[], (500, ""));
+        assert_eq!(parts.unwrap().uri.query(), Some("sv=1&sig=a%2Bb"));
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
+        std::fs::write(&path, "of-the-pod").unwrap();
+        let pod = [
+            ("AZURE_TENANT_ID", "tenant"),
+            ("AZURE_CLIENT_ID", "client"),
+            ("AZURE_FEDERATED_TOKEN_FILE", path.to_str().unwrap()),
+        ];
+        let token = r#"{"access_token": "of-the-workload", "expires_in": 3600, "token_type": "Bearer"}"#;
+        let (parts, asked) = signed(Kind::Azure, &elsewhere(|_| ()), &pod, (200, token));
+        assert_eq!((authorization(&parts.unwrap()), asked), ("Bearer of-the-workload", 1));
+        let without = elsewhere(|own| own.account_key = Some("Y2FuYXJ5".to_owned().into()));
+        assert!(matches!(Identity::new(Kind::Azure, &without), Err(Problem::Invalid(_))));
+    }
 }

@@ -1,5 +1,5 @@
-//! **windlass-objects** reads ranges of objects over HTTP and S3 straight into memory of the caller's, and never mixes two
-//! versions of an object.
+//! **windlass-objects** reads ranges of objects of S3, Google, Azure, the hub of Hugging Face and web servers straight into
+//! memory of the caller's, and never mixes two versions of an object.
 //!
 //! ```no_run
 //! use std::sync::atomic::AtomicBool;
@@ -18,7 +18,10 @@
 mod client;
 mod credentials;
 mod error;
+#[cfg(any(test, fuzzing))]
+mod fuzz;
 mod http;
+mod hub;
 mod list;
 mod location;
 mod object;
@@ -26,9 +29,22 @@ mod options;
 mod pace;
 mod per_process;
 mod pin;
+mod redirect;
+mod services;
+
+/// What the fuzz target reaches. No part of the interface.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing {
+    /// Parses bytes as everything that users write and servers say.
+    pub fn parse_everything(bytes: &[u8]) {
+        crate::fuzz::parse_everything(bytes);
+    }
+}
 
 pub use error::{Error, Problem, Result};
+pub use hub::{HubCommits, HubFile, is_folder};
 pub use list::list;
 pub use location::shown;
 pub use object::{HEAD_BYTES, Object};
-pub use options::{AccessKey, StoreOptions};
+pub use options::{AccessKey, Secret, StoreOptions};

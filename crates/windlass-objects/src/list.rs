@@ -1,17 +1,32 @@
-//! What a folder of a bucket holds.
+//! What a folder holds: of a bucket, or of a model on the hub.
 
-use crate::{Problem, Result, StoreOptions, client::Client, location::Location, object::variable};
+use crate::{
+    Problem, Result, StoreOptions,
+    client::Client,
+    hub,
+    location::{Kind, Location},
+    object::variable,
+};
 use serde::Deserialize;
 use std::sync::atomic::AtomicBool;
 
 /// Longest page of a listing.
 const MAX_PAGE_BYTES: usize = 16 << 20;
-/// Most pages: a folder of a checkpoint has one.
+/// Most pages, and most bytes of names: a folder of a checkpoint has one page.
 const MAX_PAGES: usize = 100;
+const MAX_NAME_BYTES: usize = 16 << 20;
 
+/// Keys, and where the next page begins if there is one.
+pub(crate) struct Page {
+    keys: Vec<String>,
+    is_last: bool,
+    next: Option<String>,
+}
+
+/// A page of S3 and of Google.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Page {
+struct BucketPage {
     #[serde(default)]
     is_truncated: bool,
     next_continuation_token: Option<String>,
@@ -25,52 +40,100 @@ struct Entry {
     key: String,
 }
 
-/// Returns the names of the objects in a folder, such as `s3://bucket/llama/`, without those in folders below it.
+/// A page of Azure.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ContainerPage {
+    next_marker: Option<String>,
+    blobs: Blobs,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Blobs {
+    #[serde(default)]
+    blob: Vec<Blob>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Blob {
+    name: String,
+}
+
+/// Returns the URLs of the objects in a folder, such as `s3://bucket/llama/` or `hf://org/model`, without those in folders
+/// below it. Those of a model on the hub have its commit in place of the revision. Ends soon after `stop` is set.
 ///
 /// # Errors
-/// [`Problem::Invalid`] if the URL is no folder in S3; and those of [`Object::open`](crate::Object::open).
-pub fn list(url: &str, options: &StoreOptions) -> Result<Vec<String>> {
-    let options = options.resolved(variable);
+/// [`Problem::Invalid`] if the URL is no folder, or that of a web server, which has no listing; and those of
+/// [`Object::open`](crate::Object::open).
+pub fn list(url: &str, options: &StoreOptions, stop: &AtomicBool) -> Result<Vec<String>> {
     let failed = |problem: Problem| problem.of(&crate::shown(url), None);
+    let kind = Kind::of(url).map_err(failed)?;
+    if kind == Kind::Hub {
+        return hub::list(url, options, stop).map_err(failed);
+    }
+    let options = options.resolved(kind, variable).map_err(failed)?;
     let location = Location::parse(url, &options).map_err(failed)?;
-    let Some(s3) = location.s3.as_ref().filter(|s3| s3.key.is_empty() || s3.key.ends_with('/')) else {
+    let Some(bucket) = location.bucket.as_ref().filter(|own| own.key.is_empty() || own.key.ends_with('/'))
+    else {
         return Err(failed(Problem::Invalid(
-            "only folders in S3 are listed, and their URL ends with '/'".into(),
+            "only folders of stores are listed, and their URL ends with '/'".into(),
         )));
     };
     let client = Client::of(&location, &options);
-    let (mut names, mut token) = (Vec::new(), None);
+    let (mut urls, mut name_bytes, mut next) = (Vec::new(), 0, None);
     for _ in 0..MAX_PAGES {
-        let target = s3.listing(token.as_deref());
-        let stop = AtomicBool::new(false);
-        let body = client.pace().persist(&stop, |waiting| {
+        let target = bucket.listing(kind, next.as_deref());
+        let body = client.pace().persist(stop, |waiting| {
             let answer = client.get(&target, &[], waiting)?;
             client.body(answer, MAX_PAGE_BYTES, waiting)
         });
-        let page = page(&body.map_err(failed)?).map_err(failed)?;
-        let own = page.contents.into_iter().filter_map(|entry| {
-            let name = entry.key.strip_prefix(&s3.key)?;
-            (!name.is_empty()).then(|| name.to_owned())
+        let page = page(kind, &body.map_err(failed)?).map_err(failed)?;
+        let names = page.keys.iter().filter_map(|key| {
+            let name = key.strip_prefix(&bucket.key)?;
+            // Some servers know no delimiter, and list what lies in folders below as well.
+            (!name.is_empty() && !name.contains('/')).then_some(name)
         });
-        names.extend(own);
-        token = page.next_continuation_token;
-        match (page.is_truncated, &token) {
-            (false, _) => return Ok(names),
-            (true, Some(_)) => {}
-            (true, None) => break,
+        for name in names {
+            name_bytes += name.len();
+            if name_bytes > MAX_NAME_BYTES {
+                let reason = format!("the listing of {} is too long", bucket.name);
+                return Err(failed(Problem::WrongAnswer(reason)));
+            }
+            let folder = location.shown.strip_suffix('/').unwrap_or(&location.shown);
+            urls.push(format!("{folder}/{name}"));
+        }
+        next = page.next;
+        match (page.is_last, &next) {
+            (true, _) => return Ok(urls),
+            (false, Some(_)) => {}
+            (false, None) => break,
         }
     }
-    let reason = format!("the listing of bucket {} does not end", s3.bucket);
+    let reason = format!("the listing of {} does not end", bucket.name);
     Err(failed(Problem::WrongAnswer(reason)))
 }
 
-fn page(body: &[u8]) -> Result<Page, Problem> {
-    let wrong = || Problem::WrongAnswer("it is no listing of S3".into());
-    let text = std::str::from_utf8(body).map_err(|_| wrong())?;
+pub(crate) fn page(kind: Kind, body: &[u8]) -> Result<Page, Problem> {
+    let wrong = || Problem::WrongAnswer("it is no listing of a store".into());
+    // Azure begins with a byte order mark.
+    let text = std::str::from_utf8(body).map_err(|_| wrong())?.trim_start_matches('\u{feff}');
+    if kind == Kind::Azure {
+        if !text.contains("<EnumerationResults") {
+            return Err(wrong());
+        }
+        let page: ContainerPage = quick_xml::de::from_str(text).map_err(|_| wrong())?;
+        let keys = page.blobs.blob.into_iter().map(|own| own.name).collect();
+        let next = page.next_marker.filter(|marker| !marker.is_empty());
+        return Ok(Page { keys, is_last: next.is_none(), next });
+    }
     if !text.contains("<ListBucketResult") {
         return Err(wrong());
     }
-    quick_xml::de::from_str(text).map_err(|_| wrong())
+    let page: BucketPage = quick_xml::de::from_str(text).map_err(|_| wrong())?;
+    let keys = page.contents.into_iter().map(|own| own.key).collect();
+    Ok(Page { keys, is_last: !page.is_truncated, next: page.next_continuation_token })
 }
 
 #[cfg(test)]
@@ -82,11 +145,20 @@ mod tests {
         let text = "<?xml version=\"1.0\"?><ListBucketResult xmlns=\"x\"><Name>b</Name><IsTruncated>true</IsTruncated>\
                     <NextContinuationToken>next</NextContinuationToken><Contents><Key>a/b &amp; c</Key><Size>5</Size></Contents>\
                     <CommonPrefixes><Prefix>a/d/</Prefix></CommonPrefixes><Contents><Key>a/e</Key></Contents></ListBucketResult>";
-        let page = page(text.as_bytes()).unwrap();
-        let keys: Vec<_> = page.contents.iter().map(|entry| entry.key.as_str()).collect();
-        assert_eq!((keys, page.is_truncated), (vec!["a/b & c", "a/e"], true));
-        for text in ["", "<html></html>", "<ListBucketResult><Contents>"] {
-            assert!(super::page(text.as_bytes()).is_err(), "{text}");
+        let bucket = page(Kind::S3, text.as_bytes()).unwrap();
+        assert_eq!((bucket.keys, bucket.is_last), (vec!["a/b & c".to_owned(), "a/e".into()], false));
+        let text = "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><EnumerationResults ServiceEndpoint=\"http://x/\" \
+                    ContainerName=\"c\"><Prefix>a/</Prefix><Delimiter>/</Delimiter><Blobs><Blob><Name>a/b &amp; c</Name>\
+                    <Properties><Etag>0x5</Etag></Properties></Blob><BlobPrefix><Name>a/d/</Name></BlobPrefix>\
+                    <Blob><Name>a/e</Name></Blob></Blobs><NextMarker>next</NextMarker></EnumerationResults>";
+        let container = page(Kind::Azure, text.as_bytes()).unwrap();
+        assert_eq!((container.keys, container.is_last), (vec!["a/b & c".to_owned(), "a/e".into()], false));
+        let last = text.replace("<NextMarker>next</NextMarker>", "<NextMarker />");
+        assert!(page(Kind::Azure, last.as_bytes()).unwrap().is_last);
+        for text in ["", "<html></html>", "<ListBucketResult><Contents>", "<EnumerationResults><Blobs>"] {
+            for kind in [Kind::S3, Kind::Google, Kind::Azure] {
+                assert!(page(kind, text.as_bytes()).is_err(), "{text}");
+            }
         }
     }
 }

@@ -4,18 +4,30 @@ use crate::{
     Problem, Result, StoreOptions,
     client::Client,
     http::{Answer, Waiting},
-    location::Location,
+    location::{Kind, Location},
     pace::Fault,
     pin::{Part, Pin, Tag},
+    redirect::{self, Followed, Linked, Place},
 };
-use http::header::{IF_MATCH, RANGE};
+use http::{
+    HeaderName,
+    header::{IF_MATCH, RANGE},
+};
 use std::{
     ops::Range,
-    sync::{Arc, OnceLock, atomic::AtomicBool},
+    sync::{Arc, OnceLock, RwLock, atomic::AtomicBool},
 };
+
+/// The header by which requests to Google name a generation.
+const IF_GENERATION_MATCH: HeaderName = HeaderName::from_static("x-goog-if-generation-match");
 
 /// Bytes that the first request asks for: the header of most checkpoints is among them.
 pub const HEAD_BYTES: usize = 1 << 20;
+
+/// Bytes of an attempt that are progress, or the part of those that are left that is. Less would let a server keep a read
+/// waiting for ever.
+const PROGRESS_BYTES: usize = 64 << 10;
+const PROGRESS_PART: usize = 4;
 
 /// An object that was opened. Bytes are read of the version that it had then, or not at all.
 #[derive(Debug)]
@@ -23,28 +35,32 @@ pub struct Object {
     location: Location,
     client: Arc<Client>,
     pin: Pin,
+    /// What the hub said of the file, and where it led to.
+    linked: Option<(Linked, RwLock<Arc<Place>>)>,
     changed: OnceLock<String>,
 }
 
 impl Object {
-    /// Opens an object by its URL, and returns it with its first [`HEAD_BYTES`].
+    /// Opens an object by its URL, and returns it with its first [`HEAD_BYTES`]. Ends soon after `stop` is set.
     ///
     /// # Errors
     /// [`Problem::Invalid`], [`Problem::NotFound`], [`Problem::Denied`], [`Problem::Credentials`], [`Problem::NoETag`],
     /// [`Problem::WrongAnswer`] if the server sends no ranges, and others.
-    pub fn open_with_head(url: &str, options: &StoreOptions) -> Result<(Self, Vec<u8>)> {
-        let options = options.resolved(variable);
+    pub fn open_with_head(url: &str, options: &StoreOptions, stop: &AtomicBool) -> Result<(Self, Vec<u8>)> {
         let failed = |problem: Problem| problem.of(&crate::shown(url), None);
+        let kind = Kind::of(url).map_err(failed)?;
+        let options = options.resolved(kind, variable).map_err(failed)?;
         let location = Location::parse(url, &options).map_err(failed)?;
         let client = Client::of(&location, &options);
-        let stop = AtomicBool::new(false);
-        let first = client.pace().persist(&stop, |waiting| first(&client, &location, waiting));
-        let (pin, head) = first.map_err(failed)?;
-        if let (Tag::Date(date), false) = (&pin.tag, options.unpinned) {
+        let First { pin, head, linked } =
+            client.pace().persist(stop, |waiting| first(&client, &location, waiting)).map_err(failed)?;
+        let linked = linked.map(|(linked, place)| (linked, RwLock::new(Arc::new(place))));
+        let object = Self { location, client, pin, linked, changed: OnceLock::new() };
+        if let (Tag::Date(date), false) = (&object.pin.tag, object.is_pinned() || options.unpinned) {
             let said = date.as_ref().map_or("and no date", |_| "but a date");
             return Err(failed(Problem::NoETag { said: said.into() }));
         }
-        Ok((Self { location, client, pin, changed: OnceLock::new() }, head))
+        Ok((object, head))
     }
 
     /// Opens an object by its URL.
@@ -52,7 +68,7 @@ impl Object {
     /// # Errors
     /// Those of [`Object::open_with_head`].
     pub fn open(url: &str, options: &StoreOptions) -> Result<Self> {
-        Self::open_with_head(url, options).map(|(object, _)| object)
+        Self::open_with_head(url, options, &AtomicBool::new(false)).map(|(object, _)| object)
     }
 
     /// Returns the URL without its query.
@@ -71,9 +87,24 @@ impl Object {
         self.client.origin().url()
     }
 
-    /// Returns whether an ETag tells its version, rather than length and date.
-    pub fn has_etag(&self) -> bool {
+    /// Returns whether an ETag, a generation or a commit tells its version, rather than length and date.
+    pub fn is_pinned(&self) -> bool {
         matches!(self.pin.tag, Tag::Strong(_))
+            || self.pin.generation().is_some()
+            || self.location.commit.is_some()
+    }
+
+    /// Returns what names this version of the object and no other: its server, its path there, and its ETag, generation or
+    /// commit. It holds no signature. `None` if only length and date tell the version.
+    pub fn identity(&self) -> Option<String> {
+        let version = match (&self.location.commit, self.pin.generation(), &self.pin.tag) {
+            (Some(commit), ..) => commit,
+            (None, Some(generation), _) => generation,
+            (None, None, Tag::Strong(etag)) => etag,
+            (None, None, Tag::Date(_)) => return None,
+        };
+        let (server, path, len) = (self.server(), self.location.target.unsigned(), self.len());
+        Some(format!("{server}\n{path}\n{version}\n{len}"))
     }
 
     /// Returns what is different, once an answer has shown that the object changed.
@@ -96,11 +127,14 @@ impl Object {
         }
         let read = self.client.pace().persist(stop, |waiting| {
             let before = filled;
+            let enough = PROGRESS_BYTES.min((len - before).div_ceil(PROGRESS_PART));
             let start = offset + before as u64;
             let range = start..offset + target.len() as u64;
             let result = self.attempt(range, &mut target[before..], &mut filled, waiting);
             result.map_err(|fault| match fault {
-                Fault::Again { why, busy, .. } => Fault::Again { why, busy, progressed: filled > before },
+                Fault::Again { why, busy, .. } => {
+                    Fault::Again { why, busy, progressed: filled - before >= enough }
+                }
                 fault => fault,
             })
         });
@@ -125,7 +159,25 @@ impl Object {
         if let Tag::Strong(etag) = &self.pin.tag {
             headers.push((IF_MATCH, etag.clone()));
         }
-        let answer = self.client.get(&self.location.target, &headers, waiting).map_err(as_change)?;
+        if let Some(generation) = self.pin.generation() {
+            headers.push((IF_GENERATION_MATCH, generation.to_owned()));
+        }
+        let (client, answer) = match &self.linked {
+            None => {
+                let answer = self.client.get(&self.location.target, &headers, waiting).map_err(as_change)?;
+                (self.client.clone(), answer)
+            }
+            Some((linked, place)) => self.linked_answer(linked, place, &headers, waiting)?,
+        };
+        if let Some(len) = whole_len(self.location.kind, &answer) {
+            self.pin.check(&Part::whole(&answer.headers, len)?.pin)?;
+            let mut whole = vec![0; len as usize];
+            body(&client, answer, &mut whole, &mut 0, waiting)?;
+            // The range lies in the object, whose length was compared.
+            target.copy_from_slice(&whole[range.start as usize..range.end as usize]);
+            *filled += target.len();
+            return Ok(());
+        }
         let part = part_of(&answer)?;
         self.pin.check(&part.pin)?;
         if part.range != range {
@@ -133,20 +185,71 @@ impl Object {
             let what = format!("206 with bytes {start}..{end} for bytes {}..{}", range.start, range.end);
             return Err(Problem::WrongAnswer(what).into());
         }
-        body(&self.client, answer, target, filled, waiting)
+        body(&client, answer, target, filled, waiting)
+    }
+
+    /// The answer from where the hub led to. If that is not valid any more, the hub is asked again, for the same version.
+    fn linked_answer(
+        &self,
+        linked: &Linked,
+        place: &RwLock<Arc<Place>>,
+        headers: &[(HeaderName, String)],
+        waiting: &Waiting<'_>,
+    ) -> Result<(Arc<Client>, Answer), Fault> {
+        // A child of `fork` waits for no thread of its parent that may hold it.
+        let known = place.try_read().ok().map(|own| own.clone());
+        if let Some(own) = &known {
+            match own.client.get(&own.target, headers, waiting) {
+                Ok(answer) => return Ok((own.client.clone(), answer)),
+                Err(Fault::Final(problem)) if own.was_redirected && is_expired(&problem) => {}
+                Err(fault) => return Err(as_change(fault)),
+            }
+        }
+        // The hub's own ETag is another.
+        let plain: Vec<_> = headers.iter().filter(|(name, _)| *name != IF_MATCH).cloned().collect();
+        let followed = redirect::follow(&self.client, &self.location.target, &plain, waiting);
+        let Followed { answer, place: found, linked: now } = followed.map_err(as_change)?;
+        linked.check(&now)?;
+        let client = found.client.clone();
+        if let Ok(mut own) = place.try_write() {
+            *own = Arc::new(found);
+        }
+        Ok((client, answer))
     }
 }
 
+/// What the first request for an object brings.
+struct First {
+    pin: Pin,
+    head: Vec<u8>,
+    linked: Option<(Linked, Place)>,
+}
+
 /// The version of an object, and its first bytes.
-fn first(client: &Client, location: &Location, waiting: &Waiting<'_>) -> Result<(Pin, Vec<u8>), Fault> {
+fn first(client: &Arc<Client>, location: &Location, waiting: &Waiting<'_>) -> Result<First, Fault> {
     let headers = [(RANGE, format!("bytes=0-{}", HEAD_BYTES - 1))];
-    let answer = client.get(&location.target, &headers, waiting).map_err(|fault| match fault {
+    let empty = |fault| match fault {
         Fault::Final(Problem::Refused { status: 416, .. }) => {
             Problem::Invalid("the object is empty".into()).into()
         }
         fault => fault,
-    })?;
-    let part = part_of(&answer)?;
+    };
+    let (client, answer, linked) = match location.kind {
+        Kind::Hub => {
+            let followed = redirect::follow(client, &location.target, &headers, waiting).map_err(empty)?;
+            let Followed { answer, place, linked } = followed;
+            (place.client.clone(), answer, Some((linked, place)))
+        }
+        _ => (client.clone(), client.get(&location.target, &headers, waiting).map_err(empty)?, None),
+    };
+    let part = match whole_len(location.kind, &answer) {
+        Some(len) => Part::whole(&answer.headers, len)?,
+        None => part_of(&answer)?,
+    };
+    if let Some((linked, _)) = &linked {
+        linked.check_commit(location.commit.as_deref())?;
+        linked.check_len(part.pin.len)?;
+    }
     let expected = part.pin.len.min(HEAD_BYTES as u64);
     if part.range != (0..expected) {
         let Range { start, end } = part.range;
@@ -155,8 +258,14 @@ fn first(client: &Client, location: &Location, waiting: &Waiting<'_>) -> Result<
         );
     }
     let mut head = vec![0; expected as usize];
-    body(client, answer, &mut head, &mut 0, waiting)?;
-    Ok((part.pin, head))
+    body(&client, answer, &mut head, &mut 0, waiting)?;
+    Ok(First { pin: part.pin, head, linked })
+}
+
+/// The length of a file that an answer has whole, though a range of it was asked for: the hub sends short files so.
+fn whole_len(kind: Kind, answer: &Answer) -> Option<u64> {
+    let len = answer.len().filter(|len| (1..=HEAD_BYTES as u64).contains(len))?;
+    (kind == Kind::Hub && answer.status == 200).then_some(len)
 }
 
 /// What an answer to a request for a range says of its body.
@@ -187,6 +296,11 @@ fn body(
     *filled += came;
     client.keep(result.map_err(|error| client.fault(error, came > 0, waiting))?);
     Ok(())
+}
+
+/// Whether a refusal may mean that a signed URL has expired: servers have different statuses for that.
+fn is_expired(problem: &Problem) -> bool {
+    matches!(problem, Problem::Denied { .. } | Problem::Refused { status: 400 | 410, .. })
 }
 
 /// What a refusal means for an object that was there.

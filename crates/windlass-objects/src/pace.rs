@@ -31,7 +31,7 @@ const MOST_PATIENCE: Duration = Duration::from_secs(10);
 const LAST_PATIENCE: Duration = Duration::from_secs(30);
 /// Failed attempts in a row without a byte.
 const MOST_ATTEMPTS: u32 = 10;
-/// Time without a byte.
+/// Time without a byte: no pause goes on after it, and no attempt begins.
 const STALL: Duration = Duration::from_secs(60);
 /// Pauses between attempts: a random part of a span that doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -130,7 +130,11 @@ impl Pace {
                 return Err(Problem::Unreliable { attempts, last });
             }
             let span = FIRST_PAUSE.saturating_mul(1 << attempts.min(10)).min(LONGEST_PAUSE);
-            let pause = span.mul_f64(fastrand::f64()).max(busy.flatten().unwrap_or_default().min(STALL));
+            let pause = span.mul_f64(fastrand::f64()).max(busy.flatten().unwrap_or_default());
+            if pause >= STALL.saturating_sub(since.elapsed()) {
+                let last = format!("{why}; the next attempt would begin after too long without a byte");
+                return Err(Problem::Unreliable { attempts, last });
+            }
             sleep(pause, stop)?;
         }
     }
@@ -229,6 +233,18 @@ mod tests {
         assert!(matches!(pace.enter(&stop), Err(Problem::Stopped)));
         drop(permits);
         assert!(pace.enter(&stop).is_ok());
+    }
+
+    #[test]
+    fn a_server_that_wants_to_be_left_alone_for_long_is_not_waited_for() {
+        let (pace, begun, mut attempts) = (Pace::new(), Instant::now(), 0);
+        let failed: Result<(), _> = pace.persist(&AtomicBool::new(false), |_| {
+            attempts += 1;
+            let busy = Some(Some(Duration::from_secs(3600)));
+            Err(Fault::Again { why: "the server said status 503".into(), progressed: true, busy })
+        });
+        assert!(matches!(failed, Err(Problem::Unreliable { attempts: 1, .. })), "{failed:?}");
+        assert!(attempts == 1 && begun.elapsed() < Duration::from_secs(1));
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::ops::Range;
 pub(crate) struct Pin {
     pub(crate) len: u64,
     pub(crate) tag: Tag,
-    /// The store's own name of the version.
-    version: Option<String>,
+    /// The header with the store's own name of the version, and that name.
+    version: Option<(&'static str, String)>,
 }
 
 /// What tells a version.
@@ -41,18 +41,41 @@ impl Part {
         let Some(text) = text else { return Err(wrong("206 without Content-Range".into())) };
         let (range, len) = content_range(text)
             .ok_or_else(|| wrong(format!("206 with Content-Range '{}'", printable(text))))?;
+        Ok(Self { range, pin: Pin::of(headers, len)? })
+    }
+
+    /// Reads the head of a `200` that has all `len` bytes.
+    ///
+    /// # Errors
+    /// [`Problem::WrongAnswer`] if they are encoded.
+    pub(crate) fn whole(headers: &HeaderMap, len: u64) -> Result<Self, Problem> {
+        Ok(Self { range: 0..len, pin: Pin::of(headers, len)? })
+    }
+}
+
+/// The generation of an object of Google: it alone tells a version.
+const GENERATION: &str = "x-goog-generation";
+/// Headers with a store's own name of a version.
+const VERSIONS: &[&str] = &["x-amz-version-id", GENERATION, "x-ms-version-id"];
+
+impl Pin {
+    fn of(headers: &HeaderMap, len: u64) -> Result<Self, Problem> {
         if let Some(encoding) = header(headers, CONTENT_ENCODING.as_str()).filter(|own| *own != "identity") {
-            return Err(wrong(format!("206 with Content-Encoding '{}'", printable(encoding))));
+            let what = format!("an answer with Content-Encoding '{}'", printable(encoding));
+            return Err(Problem::WrongAnswer(what));
         }
         let etag = header(headers, ETAG.as_str()).filter(|etag| etag.starts_with('"'));
         let date = || header(headers, LAST_MODIFIED.as_str()).map(str::to_owned);
         let tag = etag.map_or_else(|| Tag::Date(date()), |etag| Tag::Strong(etag.to_owned()));
-        let version = header(headers, "x-amz-version-id").map(str::to_owned);
-        Ok(Self { range, pin: Pin { len, tag, version } })
+        let version = VERSIONS.iter().find_map(|name| Some((*name, header(headers, name)?.to_owned())));
+        Ok(Self { len, tag, version })
     }
-}
 
-impl Pin {
+    /// The generation of an object of Google.
+    pub(crate) fn generation(&self) -> Option<&str> {
+        self.version.as_ref().filter(|(name, _)| *name == GENERATION).map(|(_, value)| value.as_str())
+    }
+
     /// Fails if an answer is of another version.
     pub(crate) fn check(&self, found: &Self) -> Result<(), Problem> {
         let changed = |what: String| Err(Problem::Changed(what));
@@ -62,8 +85,8 @@ impl Pin {
         if self.tag != found.tag {
             return changed(format!("its {} is now {}", self.tag, found.tag));
         }
-        if self.version.is_some() && self.version != found.version {
-            return changed("its x-amz-version-id is another".into());
+        if let Some((name, _)) = self.version.as_ref().filter(|_| self.version != found.version) {
+            return changed(format!("its {name} is another"));
         }
         Ok(())
     }

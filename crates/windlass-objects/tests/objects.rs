@@ -51,6 +51,10 @@ fn read(object: &Object, offset: u64, len: usize) -> Result<Vec<u8>, Error> {
     Ok(target)
 }
 
+fn listed(url: &str, server: &Server) -> Result<Vec<String>, Error> {
+    list(url, &options(server), &AtomicBool::new(false))
+}
+
 /// Nothing that an error or an object shows is secret.
 fn assert_shows_no_secret(shown: &str) {
     assert!(!shown.contains(CANARY), "{shown}");
@@ -60,8 +64,9 @@ fn assert_shows_no_secret(shown: &str) {
 fn any_range_is_read_and_each_request_names_the_version() {
     let (server, bytes) = served();
     for url in urls(&server) {
-        let (object, head) = Object::open_with_head(&url, &options(&server)).unwrap();
-        assert_eq!((object.len(), object.has_etag(), &*head), (LEN as u64, true, &bytes[..HEAD_BYTES]));
+        let (object, head) =
+            Object::open_with_head(&url, &options(&server), &AtomicBool::new(false)).unwrap();
+        assert_eq!((object.len(), object.is_pinned(), &*head), (LEN as u64, true, &bytes[..HEAD_BYTES]));
         let requests = server.take_requests();
         assert_eq!(requests.len(), 1, "{requests:?}");
         assert_eq!(requests[0].range, Some((0, HEAD_BYTES - 1)));
@@ -161,19 +166,22 @@ fn refusals_say_what_the_server_said() {
         matches!(&denied.problem, Problem::Denied { said } if said == "status 403, AccessDenied"),
         "{denied:?}"
     );
+    server.fail(Faults::always(Fault::RedirectWithin));
+    let within = read(&object, 50, 1000).unwrap_err();
+    assert!(within.to_string().contains("status 302, Found, to /elsewhere/a)"), "{within}");
     server.fail(Faults::always(Fault::Redirect));
     let redirected = read(&object, 50, 1000).unwrap_err();
     let is_told = matches!(&redirected.problem, Problem::Redirected { said, .. } if said.ends_with("to https://elsewhere.example/a"));
     assert!(is_told, "{redirected:?}");
     let missing = Object::open("s3://models/none", &options(&server)).unwrap_err();
     assert!(matches!(missing.problem, Problem::NotFound { .. }), "{missing:?}");
-    for error in [denied, redirected, missing] {
+    for error in [denied, within, redirected, missing] {
         assert_shows_no_secret(&format!("{error} {error:?}"));
     }
 }
 
 #[test]
-fn an_object_that_changed_is_an_error_whoever_notices() {
+fn an_object_that_changed_is_an_error_wherever_it_is_noticed() {
     for ignores_preconditions in [false, true] {
         let (server, bytes) = served();
         for change in ["swapped", "longer", "gone", "other ETag"] {
@@ -205,7 +213,7 @@ fn an_object_without_a_strong_etag_is_refused_unless_that_is_asked_for() {
         let mut options = options(&server);
         options.set("unpinned", "true").unwrap();
         let object = Object::open(&urls(&server)[0], &options).unwrap();
-        assert!(!object.has_etag());
+        assert!(!object.is_pinned());
         assert!(read(&object, 50, 1000).unwrap() == bytes[50..1050]);
         server.put("models/llama/a b.gguf", &bytes[..LEN - 1]);
         assert!(matches!(read(&object, 50, 1000).unwrap_err().problem, Problem::Changed(_)));
@@ -228,17 +236,19 @@ fn a_server_that_never_answers_is_an_error_in_bounded_time() {
 fn a_read_that_is_stopped_ends_soon_and_leaves_no_connection() {
     let (server, _) = served();
     let object = Object::open(&urls(&server)[0], &options(&server)).unwrap();
-    server.fail(Faults::always(Fault::StallInside(Duration::from_secs(60))));
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let reading = scope.spawn(|| object.read(50, &mut [0; 1000], &stop).unwrap_err());
-        thread::sleep(Duration::from_millis(300));
-        stop.store(true, Ordering::Relaxed);
-        let begun = Instant::now();
-        let error = reading.join().unwrap();
-        assert!(matches!(error.problem, Problem::Stopped), "{error:?}");
-        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
-    });
+    for fault in [Fault::StallInside(Duration::from_secs(60)), Fault::Trickle] {
+        server.fail(Faults::always(fault));
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let reading = scope.spawn(|| object.read(50, &mut [0; 1000], &stop).unwrap_err());
+            thread::sleep(Duration::from_millis(300));
+            stop.store(true, Ordering::Relaxed);
+            let begun = Instant::now();
+            let error = reading.join().unwrap();
+            assert!(matches!(error.problem, Problem::Stopped), "{fault:?}: {error:?}");
+            assert!(begun.elapsed() < Duration::from_secs(1), "{fault:?}: {:?}", begun.elapsed());
+        });
+    }
 }
 
 #[test]
@@ -247,11 +257,14 @@ fn a_folder_is_listed_page_by_page() {
     for name in ["b.gguf", "c & d.gguf", "e.gguf", "folder/f.gguf"] {
         server.put(&format!("models/llama/{name}"), b"x");
     }
-    let names = list("s3://models/llama/", &options(&server)).unwrap();
-    assert_eq!(names, ["a b.gguf", "b.gguf", "c & d.gguf", "e.gguf"]);
-    assert_eq!(list("s3://models/none/", &options(&server)).unwrap(), [""; 0]);
+    let names = listed("s3://models/llama/", &server).unwrap();
+    assert_eq!(
+        names,
+        ["a b.gguf", "b.gguf", "c & d.gguf", "e.gguf"].map(|name| format!("s3://models/llama/{name}"))
+    );
+    assert_eq!(listed("s3://models/none/", &server).unwrap(), [""; 0]);
     server.fail(Faults { endless_listing: true, ..Faults::default() });
-    let error = list("s3://models/llama/", &options(&server)).unwrap_err();
+    let error = listed("s3://models/llama/", &server).unwrap_err();
     assert!(matches!(error.problem, Problem::WrongAnswer(_)), "{error:?}");
-    assert!(matches!(list("s3://models/llama", &options(&server)).unwrap_err().problem, Problem::Invalid(_)));
+    assert!(matches!(listed("s3://models/llama", &server).unwrap_err().problem, Problem::Invalid(_)));
 }

@@ -9,6 +9,8 @@ pub enum Fault {
     Status(u16),
     /// A redirect to elsewhere, whose URL holds a secret.
     Redirect,
+    /// A redirect to another path of the server, whose query holds a secret.
+    RedirectWithin,
     /// The connection ends in the middle of the body.
     Truncate,
     /// The connection is reset in the middle of the body.
@@ -43,6 +45,8 @@ pub enum Fault {
     Stall(Duration),
     /// Nothing for this long in the middle of the body.
     StallInside(Duration),
+    /// A byte at a time, with pauses that are shorter than any patience.
+    Trickle,
     /// From now on another object of the same length under the same name.
     Swap,
 }
@@ -60,6 +64,12 @@ pub struct Faults {
     pub latency: Duration,
     /// Whether `If-Match` is ignored.
     pub ignores_preconditions: bool,
+    /// Whether a hub gives another length than the file has that it leads to.
+    pub wrong_linked_size: bool,
+    /// Whether a hub says that its files are of another commit than was asked for.
+    pub wrong_commit: bool,
+    /// The status of an answer to a URL that has expired, if it is not 403.
+    pub expired_status: Option<u16>,
     /// Whether listings have a next page and do not say where.
     pub endless_listing: bool,
 }

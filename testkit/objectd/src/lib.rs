@@ -1,8 +1,10 @@
-//! An object store in memory, for tests: ranges, ETags, preconditions and listings as S3 has them, by path style. It fails on
-//! demand. Signatures are recorded, not checked.
+//! An object store in memory, for tests: ranges, ETags, preconditions and listings as S3, Google or Azure have them, by path
+//! style, and models as the hub of Hugging Face has them. It fails on demand. Signatures are recorded, not checked.
 #![forbid(unsafe_code)]
 
 mod faults;
+mod hub;
+mod listing;
 mod request;
 mod stream;
 
@@ -43,12 +45,35 @@ struct State {
     most_in_flight: AtomicUsize,
     in_flight: AtomicUsize,
     is_over: AtomicBool,
+    dialect: Mutex<Dialect>,
+    generations: AtomicUsize,
+    models: Mutex<BTreeMap<String, hub::Model>>,
+    /// Where the hub leads to, and the token that it demands.
+    leads_to: Mutex<Option<(String, Arc<State>)>>,
+    token: Mutex<Option<String>>,
+    /// How many signatures have expired of those by which a hub leads here.
+    expired: AtomicUsize,
+}
+
+/// Whose headers and listings a server has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dialect {
+    /// Those of S3.
+    #[default]
+    S3,
+    /// Those of Google Cloud Storage: objects have generations.
+    Google,
+    /// Those of Azure: the first part of a path is the account.
+    Azure,
 }
 
 #[derive(Debug)]
 struct Object {
     bytes: Vec<u8>,
     etag: String,
+    generation: usize,
+    /// The commit of a file of a hub.
+    commit: Option<String>,
 }
 
 impl Server {
@@ -84,7 +109,8 @@ impl Server {
                 }
                 let (Ok(socket), own, tls) = (socket, own.clone(), tls.clone()) else { continue };
                 own.opened.fetch_add(1, Ordering::Relaxed);
-                thread::spawn(move || own.serve(socket, tls.as_ref()));
+                // Without a thread the connection is closed; those that are open go on.
+                let _ = thread::Builder::new().spawn(move || own.serve(socket, tls.as_ref()));
             }
         });
         Ok(Self { state, scheme, port })
@@ -95,11 +121,15 @@ impl Server {
         format!("{}://127.0.0.1:{}", self.scheme, self.port)
     }
 
+    /// Has it speak so from now on.
+    pub fn speak(&self, dialect: Dialect) {
+        *lock(&self.state.dialect) = dialect;
+    }
+
     /// Puts an object at a path, such as `bucket/key`, in place of what was there.
     pub fn put(&self, path: &str, bytes: &[u8]) {
         let etag = format!("\"{}\"", &blake3::hash(bytes).to_hex()[..32]);
-        let object = Arc::new(Object { bytes: bytes.to_vec(), etag });
-        lock(&self.state.objects).insert(path.to_owned(), object);
+        self.state.put(path, bytes.to_vec(), etag);
     }
 
     /// Removes an object.
@@ -165,6 +195,12 @@ impl State {
         lock(&self.connections).retain(|own| own.peer_addr().is_ok_and(|own| own != peer));
     }
 
+    fn put(&self, path: &str, bytes: Vec<u8>, etag: String) {
+        let generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
+        lock(&self.objects)
+            .insert(path.to_owned(), Arc::new(Object { bytes, etag, generation, commit: None }));
+    }
+
     /// Answers a request. An error closes the connection.
     fn answer(&self, socket: &mut Stream, request: &Request) -> io::Result<()> {
         lock(&self.requests).push(request.clone());
@@ -172,8 +208,17 @@ impl State {
         let path = decoded(path.trim_start_matches('/'));
         let (faults, _) = *lock(&self.faults);
         thread::sleep(faults.latency);
-        if query.contains("list-type=2") {
+        if query.contains("list-type=2") || query.contains("comp=list") {
             return self.list(socket, path.trim_end_matches('/'), query);
+        }
+        if self.is_hub() {
+            return self.answer_as_hub(socket, request, &path);
+        }
+        if !self.accepts(query) {
+            return match faults.expired_status {
+                Some(400) => refuse(socket, "400 Bad Request", "ExpiredToken", ""),
+                _ => refuse(socket, "403 Forbidden", "AccessDenied", ""),
+            };
         }
         let fault = faults.next(request.range, &mut lock(&self.faults).1);
         if let Some(Fault::Swap) = fault {
@@ -182,15 +227,15 @@ impl State {
             if let Some(bytes) = swapped {
                 let bytes: Vec<u8> = bytes;
                 let etag = format!("\"swapped-{}\"", bytes.len());
-                lock(&self.objects).insert(path.clone(), Arc::new(Object { bytes, etag }));
+                self.put(&path, bytes, etag);
             }
         }
         let Some(object) = lock(&self.objects).get(&path).cloned() else {
             return refuse(socket, "404 Not Found", "NoSuchKey", "");
         };
-        if !faults.ignores_preconditions
-            && request.if_match.as_ref().is_some_and(|wanted| *wanted != object.etag)
-        {
+        let is_other = request.if_match.as_ref().is_some_and(|wanted| *wanted != object.etag)
+            || request.if_generation_match.as_ref().is_some_and(|own| *own != object.generation.to_string());
+        if is_other && !faults.ignores_preconditions {
             return refuse(socket, "412 Precondition Failed", "PreconditionFailed", "");
         }
         self.send(socket, request, &object, fault)
@@ -228,6 +273,10 @@ impl State {
                 let to = "Location: https://elsewhere.example/a?X-Amz-Signature=canary\r\n";
                 return refuse(socket, "307 Temporary Redirect", "TemporaryRedirect", to);
             }
+            Some(Fault::RedirectWithin) => {
+                let to = "Location: /elsewhere/a?X-Amz-Signature=canary\r\n";
+                return refuse(socket, "302 Found", "Found", to);
+            }
             Some(Fault::Short) => end = start + (end - start).div_ceil(2),
             Some(Fault::Shift) if start > 0 => (start, end) = (start - 1, end - 1),
             Some(Fault::Shift) => end -= 1,
@@ -246,6 +295,13 @@ impl State {
             Some(Fault::LongHead) => extra = format!("X-Long: {}\r\n", "a".repeat(200_000)),
             Some(Fault::Stall(time)) => self.wait(time),
             _ => {}
+        }
+        if *lock(&self.dialect) == Dialect::Google {
+            extra += &format!("x-goog-generation: {}\r\n", object.generation);
+        }
+        if let Some(commit) = &object.commit {
+            let is_wrong = lock(&self.faults).0.wrong_commit;
+            extra += &format!("X-Repo-Commit: {}\r\n", if is_wrong { hub::OTHER_COMMIT } else { commit });
         }
         let length = length.unwrap_or(end - start);
         let mut head = format!(
@@ -269,6 +325,10 @@ impl State {
                 socket.shutdown()?;
                 Err(io::ErrorKind::ConnectionReset.into())
             }
+            Some(Fault::Trickle) => object.bytes[start..end].iter().try_for_each(|byte| {
+                self.wait(Duration::from_millis(20));
+                socket.write_all(&[*byte])
+            }),
             Some(Fault::StallInside(time)) => {
                 socket.write_all(&object.bytes[start..middle])?;
                 self.wait(time);
@@ -287,41 +347,6 @@ impl State {
             }
             thread::sleep(tick);
         }
-    }
-
-    /// Two keys a page.
-    fn list(&self, socket: &mut Stream, bucket: &str, query: &str) -> io::Result<()> {
-        let value = |name: &str| {
-            let found = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
-            found.map(decoded).unwrap_or_default()
-        };
-        let (prefix, after) = (value("prefix"), value("continuation-token"));
-        let folder = format!("{bucket}/{prefix}");
-        let keys: Vec<String> = lock(&self.objects)
-            .keys()
-            .filter_map(|path| path.strip_prefix(&folder).filter(|name| !name.contains('/')))
-            .map(|name| format!("{prefix}{name}"))
-            .filter(|key| *key > after)
-            .collect();
-        let mut text = String::from("<?xml version=\"1.0\"?><ListBucketResult>");
-        for key in keys.iter().take(2) {
-            let key = key.replace('&', "&amp;").replace('<', "&lt;");
-            text += &format!("<Contents><Key>{key}</Key><Size>1</Size></Contents>");
-        }
-        let is_truncated = keys.len() > 2;
-        text += &format!("<IsTruncated>{is_truncated}</IsTruncated>");
-        if is_truncated && !lock(&self.faults).0.endless_listing {
-            text += &format!("<NextContinuationToken>{}</NextContinuationToken>", keys[1]);
-        }
-        text += "</ListBucketResult>";
-        // As AWS does.
-        write!(socket, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
-        for part in text.as_bytes().chunks(50) {
-            write!(socket, "{:x}\r\n", part.len())?;
-            socket.write_all(part)?;
-            socket.write_all(b"\r\n")?;
-        }
-        socket.write_all(b"0\r\n\r\n")
     }
 }
 

@@ -1,9 +1,14 @@
-//! Serves the files of a directory as objects: `objectd DIRECTORY [PREFIX] [LATENCY_MS]`. Their names begin with the
-//! prefix, `bucket/folder/` for instance. Prints its URL, and ends with its input.
+//! Serves the files of a directory as objects: `objectd DIRECTORY [PREFIX] [LATENCY_MS] [DIALECT]`. Their names begin with the
+//! prefix, `bucket/folder/` for instance. The dialect is `s3`, `google`, `azure`, or `hub`: then they are the files of the
+//! model `org/model`, and safetensors lie on a second server. Prints its URL, and ends with its input.
 #![allow(clippy::print_stdout)]
 
-use objectd::{Faults, Server};
+use objectd::{Dialect, Faults, Server};
 use std::{env, fs, io, path::Path, time::Duration};
+
+/// The model of a hub, and its commit.
+const MODEL: &str = "org/model";
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 fn main() -> io::Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -13,17 +18,36 @@ fn main() -> io::Result<()> {
         arguments.get(2).and_then(|text| text.parse().ok()).map_or(Duration::ZERO, Duration::from_millis);
     let server = Server::start()?;
     server.fail(Faults { latency, ..Faults::default() });
-    put_all(&server, Path::new(root), prefix)?;
+    let elsewhere = Server::start()?;
+    let is_hub = match arguments.get(3).map(String::as_str) {
+        Some("google") => {
+            server.speak(Dialect::Google);
+            false
+        }
+        Some("azure") => {
+            server.speak(Dialect::Azure);
+            false
+        }
+        dialect => dialect == Some("hub"),
+    };
+    if is_hub {
+        server.lead_to(&elsewhere);
+        server.put_model(MODEL, COMMIT);
+    }
+    put_all(&server, Path::new(root), prefix, is_hub)?;
     println!("{}", server.url());
     io::copy(&mut io::stdin(), &mut io::sink()).map(drop)
 }
 
-fn put_all(server: &Server, directory: &Path, prefix: &str) -> io::Result<()> {
+fn put_all(server: &Server, directory: &Path, prefix: &str, is_hub: bool) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
-            put_all(server, &path, &format!("{prefix}{name}/"))?;
+            put_all(server, &path, &format!("{prefix}{name}/"), is_hub)?;
+        } else if is_hub {
+            let linked = name.ends_with(".safetensors");
+            server.put_file(MODEL, &format!("{prefix}{name}"), &fs::read(&path)?, linked);
         } else {
             server.put(&format!("{prefix}{name}"), &fs::read(&path)?);
         }

@@ -13,6 +13,8 @@ pub struct Request {
     pub range: Option<(usize, usize)>,
     /// The ETag that the object must have.
     pub if_match: Option<String>,
+    /// The generation that the object must have.
+    pub if_generation_match: Option<String>,
     /// Who asks.
     pub authorization: Option<String>,
 }
@@ -51,6 +53,7 @@ impl Request {
             target: request.path.unwrap_or_default().to_owned(),
             range,
             if_match: find("if-match"),
+            if_generation_match: find("x-goog-if-generation-match"),
             authorization: find("authorization"),
         }
     }

@@ -2,6 +2,10 @@
 
 mod answer;
 mod connection;
+mod idle;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use answer::head;
 pub(crate) use answer::{Answer, send};
 pub(crate) use connection::{Connection, Origin, TICK, Waiting};
+pub(crate) use idle::IdlePool;

@@ -1,0 +1,254 @@
+//! Where the hub leads to for the bytes of a file, and what it says of them.
+
+use crate::{
+    Problem,
+    client::Client,
+    http::{Answer, Origin, Waiting},
+    location::{Target, web},
+    pace::Fault,
+    pin::{header, printable},
+};
+use http::{HeaderMap, HeaderName, header::LOCATION};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+};
+
+/// Redirects that are followed.
+const MOST: usize = 5;
+/// Longest body of a redirect that is read, so that its connection can serve again.
+const MAX_REDIRECT_BYTES: usize = 64 << 10;
+
+/// Where the bytes of a file are.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) client: Arc<Client>,
+    pub(crate) target: Target,
+    /// Whether another server than the hub has them, by a URL that is signed and expires.
+    pub(crate) was_redirected: bool,
+}
+
+/// What the hub says of a file that it leads on from. Headers: `X-Repo-Commit`, `X-Linked-ETag`, `X-Linked-Size`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Linked {
+    commit: Option<String>,
+    etag: Option<String>,
+    len: Option<u64>,
+}
+
+/// The answer at the end of redirects.
+pub(crate) struct Followed {
+    pub(crate) answer: Answer,
+    pub(crate) place: Place,
+    pub(crate) linked: Linked,
+}
+
+impl Linked {
+    fn of(headers: &HeaderMap) -> Self {
+        let text = |name| header(headers, name).map(str::to_owned);
+        let len = text("x-linked-size").and_then(|len| len.parse().ok());
+        Self { commit: text("x-repo-commit"), etag: text("x-linked-etag"), len }
+    }
+
+    /// Takes what a later answer of the hub says beyond this.
+    fn or(self, later: Self) -> Self {
+        Self {
+            commit: self.commit.or(later.commit),
+            etag: self.etag.or(later.etag),
+            len: self.len.or(later.len),
+        }
+    }
+
+    /// Fails if the hub's answer is of another commit than the URL.
+    pub(crate) fn check_commit(&self, commit: Option<&str>) -> Result<(), Problem> {
+        match (&self.commit, commit) {
+            (Some(own), Some(commit)) if own != commit => Err(Problem::WrongAnswer(format!(
+                "the hub answers with commit {} where {commit} was asked for",
+                printable(own)
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails if the hub leads to a file of another length than it says.
+    pub(crate) fn check_len(&self, len: u64) -> Result<(), Problem> {
+        match self.len {
+            Some(own) if own != len => Err(Problem::WrongAnswer(format!(
+                "the hub says that the file has {own} bytes, and leads to one of {len}"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails if the hub now says something else.
+    pub(crate) fn check(&self, now: &Self) -> Result<(), Problem> {
+        let changed = |what: &str| Err(Problem::Changed(format!("the hub gives another {what}")));
+        match now {
+            _ if self.commit != now.commit => changed("commit"),
+            _ if self.etag != now.etag => changed("hash of the file"),
+            _ if self.len != now.len => changed("length"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Sends a GET to the hub, and to where it leads. Its token is sent to no other server.
+pub(crate) fn follow(
+    hub: &Arc<Client>,
+    target: &Target,
+    headers: &[(HeaderName, String)],
+    waiting: &Waiting<'_>,
+) -> Result<Followed, Fault> {
+    let mut place = Place { client: hub.clone(), target: target.clone(), was_redirected: false };
+    let mut linked = Linked::default();
+    for _ in 0..=MOST {
+        let answer = place.client.ask(&place.target, headers, waiting)?;
+        if !place.was_redirected {
+            linked = linked.or(Linked::of(&answer.headers));
+        }
+        match answer.status {
+            200..=299 => return Ok(Followed { answer, place, linked }),
+            301 | 302 | 303 | 307 | 308 => {}
+            _ => return Err(place.client.refusal(answer, waiting)),
+        }
+        let Some(location) = header(&answer.headers, LOCATION.as_str()) else {
+            return Err(place.client.refusal(answer, waiting));
+        };
+        let (asked, next) = (place.client.clone(), next(place, location)?);
+        place = next;
+        // What the body says is of no interest, and its connection serves the next request.
+        let _ = asked.body(answer, MAX_REDIRECT_BYTES, waiting);
+    }
+    Err(Problem::WrongAnswer(format!("the hub redirects more than {MOST} times")).into())
+}
+
+/// Where a redirect leads.
+fn next(place: Place, location: &str) -> Result<Place, Problem> {
+    let refused = |why: &str| {
+        let to = printable(&redirect_target(location));
+        Err(Problem::Redirected { said: format!("to {to}, {why}") })
+    };
+    if location.starts_with('/') && !location.starts_with("//") {
+        return Ok(Place { target: Target(location.to_owned()), ..place });
+    }
+    let Ok((origin, target)) = web(location) else { return refused("which is no URL of a web server") };
+    let target = Target(target);
+    let from = place.client.origin();
+    if *from == origin {
+        return Ok(Place { target, ..place });
+    }
+    if from.is_tls && !origin.is_tls {
+        return refused("without encryption");
+    }
+    if is_of_this_network(&origin) && !is_of_this_network(from) {
+        return refused("a machine of this network");
+    }
+    Ok(Place { client: Client::of_redirect(origin), target, was_redirected: true })
+}
+
+/// Where a redirect leads, without what may be secret: it is a URL, or the path of one on the same server.
+pub(crate) fn redirect_target(location: &str) -> String {
+    let end = location.find(['?', '#']).unwrap_or(location.len());
+    match location[..end].strip_prefix("//") {
+        Some(rest) => crate::shown(&format!("https://{rest}")),
+        None => crate::shown(&location[..end]),
+    }
+}
+
+/// Whether a server is this machine or one beside it, which no server elsewhere has a reason to lead to.
+fn is_of_this_network(origin: &Origin) -> bool {
+    let host = origin.host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
+    let host = host.to_ascii_lowercase();
+    let is_own =
+        |own: Ipv4Addr| own.is_loopback() || own.is_private() || own.is_link_local() || own.octets()[0] == 0;
+    match host.parse::<IpAddr>().map(|own| own.to_canonical()) {
+        Ok(IpAddr::V4(own)) => is_own(own),
+        Ok(IpAddr::V6(own)) => {
+            own.is_loopback() || own.is_unique_local() || own.is_unicast_link_local() || own.is_unspecified()
+        }
+        // The system takes short and hexadecimal numbers for addresses too: no name ends with a number.
+        Err(_) => {
+            let last = host.rsplit('.').next().unwrap_or_default();
+            last == "localhost" || last.starts_with("0x") || last.bytes().all(|own| own.is_ascii_digit())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(url: &str) -> Place {
+        let (origin, target) = web(url).unwrap();
+        Place { client: Client::of_redirect(origin), target: Target(target), was_redirected: false }
+    }
+
+    #[test]
+    fn redirects_lead_to_safe_places_only() {
+        let hub = "https://hub.example/a";
+        for (location, expected, was_redirected) in [
+            ("/api/b?c=d", "https://hub.example /api/b?c=d", false),
+            ("https://hub.example/b", "https://hub.example /b", false),
+            ("https://cdn.example/b?sig=canary", "https://cdn.example /b?sig=canary", true),
+        ] {
+            let place = next(from(hub), location).unwrap();
+            let found = format!("{} {}", place.client.origin().url(), place.target.0);
+            assert_eq!((found.as_str(), place.was_redirected), (expected, was_redirected));
+        }
+        for location in [
+            "http://cdn.example/b?sig=canary",
+            "https://127.0.0.1/b?sig=canary",
+            "https://localhost/b",
+            "https://169.254.169.254/latest?sig=canary",
+            "https://[::1]/b",
+            "https://[::ffff:127.0.0.1]/b",
+            "https://127.1/b",
+            "https://2130706433/b",
+            "https://0x7f000001/b",
+            "https://localhost./b",
+            "https://127.0.0.1./b",
+            "https://10.0.0.1/b",
+            "https://me:canary@cdn.example/b",
+            "//cdn.example/b?sig=canary",
+            "ftp://cdn.example/b?sig=canary",
+        ] {
+            let problem = next(from(hub), location).unwrap_err();
+            assert!(
+                matches!(&problem, Problem::Redirected { said } if !said.contains("canary")),
+                "{problem:?}"
+            );
+        }
+        assert!(next(from("http://127.0.0.1:80/a"), "http://127.0.0.1:81/b").is_ok());
+    }
+
+    #[test]
+    fn another_commit_hash_or_length_is_a_change() {
+        let linked = Linked { commit: Some("a".into()), etag: Some("\"b\"".into()), len: Some(5) };
+        linked.check(&linked.clone()).unwrap();
+        for other in [
+            Linked { commit: Some("c".into()), ..linked.clone() },
+            Linked { etag: None, ..linked.clone() },
+            Linked { len: Some(6), ..linked.clone() },
+        ] {
+            assert!(matches!(linked.check(&other), Err(Problem::Changed(_))), "{other:?}");
+        }
+        linked.check_commit(None).unwrap();
+        linked.check_commit(Some("a")).unwrap();
+        Linked::default().check_commit(Some("a")).unwrap();
+        assert!(linked.check_commit(Some("c")).is_err());
+        linked.check_len(5).unwrap();
+        assert!(linked.check_len(6).is_err());
+    }
+
+    #[test]
+    fn a_redirect_shows_no_secret_however_it_is_written() {
+        for (location, shown) in [
+            ("https://me:canary@host/a?s=canary", "https://host/a"),
+            ("//me:canary@host/a?s=canary", "https://host/a"),
+            ("/a?s=canary#canary", "/a"),
+            ("s3://bucket/a?s=canary", "s3://bucket/a"),
+        ] {
+            assert_eq!(redirect_target(location), shown);
+        }
+    }
+}

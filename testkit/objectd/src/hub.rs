@@ -1,0 +1,120 @@
+//! Models as the hub of Hugging Face has them: a commit, its files, and another server that has the large ones.
+
+use super::{Object, Request, Server, State, lock, refuse, stream::Stream};
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    sync::{Arc, atomic::Ordering},
+};
+
+/// What a hub answers with that says the wrong commit.
+pub(crate) const OTHER_COMMIT: &str = "76543210fedcba9876543210fedcba9876543210";
+
+/// A model.
+#[derive(Debug, Default)]
+pub(crate) struct Model {
+    commit: String,
+    /// Files by name, and whether another server has them.
+    files: BTreeMap<String, (Arc<Object>, bool)>,
+}
+
+impl Server {
+    /// Puts a commit of a model such as `org/model`, in place of what `main` was. It is a hub from then on.
+    pub fn put_model(&self, name: &str, commit: &str) {
+        let model = Model { commit: commit.to_owned(), ..Model::default() };
+        lock(&self.state.models).insert(name.to_owned(), model);
+    }
+
+    /// Puts a file of a model. One that is `linked` lies on the server that [`Server::lead_to`] names.
+    pub fn put_file(&self, model: &str, file: &str, bytes: &[u8], linked: bool) {
+        let etag = format!("\"{}\"", blake3::hash(bytes).to_hex());
+        let mut models = lock(&self.state.models);
+        let Some(own) = models.get_mut(model) else { return };
+        if let (true, Some((_, elsewhere))) = (linked, &*lock(&self.state.leads_to)) {
+            elsewhere.put(
+                &format!("blobs/{}/{file}", own.commit),
+                bytes.to_vec(),
+                "\"of-the-other-server\"".into(),
+            );
+        }
+        let commit = Some(own.commit.clone());
+        let object = Object { bytes: bytes.to_vec(), etag, generation: 0, commit };
+        own.files.insert(file.to_owned(), (Arc::new(object), linked));
+    }
+
+    /// Has the hub lead to this server for files that are linked.
+    pub fn lead_to(&self, elsewhere: &Server) {
+        *lock(&self.state.leads_to) = Some((elsewhere.url(), elsewhere.state.clone()));
+    }
+
+    /// Has the URLs expire by which a hub has led here so far.
+    pub fn expire(&self) {
+        self.state.expired.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Has the hub answer those alone who have a token.
+    pub fn require_token(&self, token: &str) {
+        *lock(&self.state.token) = Some(token.to_owned());
+    }
+}
+
+impl State {
+    pub(crate) fn is_hub(&self) -> bool {
+        !lock(&self.models).is_empty()
+    }
+
+    /// Whether a request has no signature of a hub's, or one that is still valid.
+    pub(crate) fn accepts(&self, query: &str) -> bool {
+        let number = query.split('&').find_map(|pair| pair.strip_prefix("number="));
+        number.is_none_or(|own| own == self.expired.load(Ordering::Relaxed).to_string())
+    }
+
+    pub(crate) fn answer_as_hub(&self, socket: &mut Stream, request: &Request, path: &str) -> io::Result<()> {
+        if lock(&self.token)
+            .as_ref()
+            .is_some_and(|own| request.authorization != Some(format!("Bearer {own}")))
+        {
+            return refuse(socket, "401 Unauthorized", "", "X-Error-Code: RepoNotFound\r\n");
+        }
+        let missing = |socket: &mut Stream, code: &str| {
+            refuse(socket, "404 Not Found", "", &format!("X-Error-Code: {code}\r\n"))
+        };
+        let models = lock(&self.models);
+        let parts: Vec<&str> = path.trim_start_matches("api/models/").splitn(5, '/').collect();
+        let [org, model, verb, revision, ref file @ ..] = parts[..] else {
+            return missing(socket, "RepoNotFound");
+        };
+        let Some(own) = models.get(&format!("{org}/{model}")) else { return missing(socket, "RepoNotFound") };
+        if revision != "main" && revision != own.commit {
+            return missing(socket, "RevisionNotFound");
+        }
+        if verb == "revision" {
+            let names: Vec<_> =
+                own.files.keys().map(|name| format!("{{\"rfilename\":\"{name}\"}}")).collect();
+            let text = format!("{{\"sha\":\"{}\",\"siblings\":[{}]}}", own.commit, names.join(","));
+            return write!(socket, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len());
+        }
+        let name = file.first().copied().unwrap_or_default();
+        let Some((object, linked)) = own.files.get(name) else { return missing(socket, "EntryNotFound") };
+        let commit = own.commit.clone();
+        let (object, linked) = (object.clone(), *linked);
+        drop(models);
+        let elsewhere = lock(&self.leads_to).clone().filter(|_| linked);
+        let Some((url, state)) = elsewhere else {
+            let (faults, _) = *lock(&self.faults);
+            let fault = faults.next(request.range, &mut lock(&self.faults).1);
+            return self.send(socket, request, &object, fault);
+        };
+        let (faults, _) = *lock(&self.faults);
+        let wrong = usize::from(faults.wrong_linked_size);
+        let shown = if faults.wrong_commit { OTHER_COMMIT } else { &*commit };
+        let head = format!(
+            "X-Repo-Commit: {shown}\r\nX-Linked-ETag: {}\r\nX-Linked-Size: {}\r\nLocation: \
+             {url}/blobs/{commit}/{name}?sig=canary&number={}\r\n",
+            object.etag,
+            object.bytes.len() + wrong,
+            state.expired.load(Ordering::Relaxed),
+        );
+        refuse(socket, "302 Found", "", &head)
+    }
+}
