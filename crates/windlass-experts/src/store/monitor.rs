@@ -1,0 +1,301 @@
+//! The store's lock, and how threads wait: carries out what the ledger says, and tells it which reads have ended.
+//!
+//! Reads end on threads of the reader. These take no lock but that of the [`Signal`], so that a caller may submit, cancel
+//! and wait for reads while it has the store's. Whichever caller looks next settles what has ended.
+#![forbid(unsafe_code)]
+
+use super::{
+    ledger::{Command, Ended, Ledger, RequestId, Status},
+    sync::{Condvar, Mutex, MutexGuard},
+};
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError},
+    time::Instant,
+};
+
+/// What reads units, and gives them memory.
+pub(super) trait Io: Send + Sync {
+    /// Why a read failed.
+    type Failure: Clone;
+    /// Reads of one unit. Dropping it waits for what is under way.
+    type Load;
+    /// The memory of one unit.
+    type Room: Clone;
+
+    /// Takes room for a unit. Gives back memory that no unit has first, if more than `keep_bytes` were held otherwise.
+    fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<Self::Room, Self::Failure>;
+
+    /// Starts to read a unit into its room. `notice` is told once, when all of its reads have ended; it may be told at once.
+    fn start(
+        &self,
+        unit: usize,
+        room: &Self::Room,
+        is_demand: bool,
+        begin_by: Option<Instant>,
+        notice: Notice,
+    ) -> Result<Self::Load, Self::Failure>;
+
+    /// How reads ended, of which the notice was told.
+    fn outcome(&self, load: Self::Load) -> Ended<Self::Failure>;
+
+    /// Ends reads that have not begun.
+    fn cancel(&self, load: &Self::Load);
+
+    /// Makes reads demand.
+    fn promote(&self, load: &Self::Load);
+
+    /// Takes room back. `false` if it is lost.
+    fn release(&self, unit: usize, room: &Self::Room, in_doubt: bool, keep_bytes: u64) -> bool;
+}
+
+/// What is told when the reads of a unit have ended.
+#[derive(Debug)]
+pub(super) struct Notice {
+    signal: Arc<Signal>,
+    unit: usize,
+    load: u64,
+}
+
+impl Notice {
+    pub(super) fn tell(self) {
+        let mut state = lock(&self.signal.state);
+        state.ended.push((self.unit, self.load));
+        state.epoch += 1;
+        drop(state);
+        self.signal.changed.notify_all();
+    }
+}
+
+/// What threads wait for.
+#[derive(Debug, Default)]
+struct Signal {
+    state: Mutex<SignalState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct SignalState {
+    /// Counts changes.
+    epoch: u64,
+    /// Units whose reads have ended, and the number of the load.
+    ended: Vec<(usize, u64)>,
+}
+
+impl Signal {
+    fn epoch(&self) -> u64 {
+        lock(&self.state).epoch
+    }
+
+    fn change(&self) {
+        lock(&self.state).epoch += 1;
+        self.changed.notify_all();
+    }
+
+    fn take_ended(&self) -> Vec<(usize, u64)> {
+        std::mem::take(&mut lock(&self.state).ended)
+    }
+
+    /// Waits until something has changed since `epoch`. Returns `false` at the deadline.
+    fn wait(&self, epoch: u64, deadline: Option<Instant>) -> bool {
+        let mut state = lock(&self.state);
+        while state.epoch == epoch {
+            state = match deadline {
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return false;
+                    }
+                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        true
+    }
+}
+
+/// A store without its door.
+pub(super) struct Monitor<I: Io> {
+    // Before what reads: loads wait for their reads as they are dropped.
+    state: Mutex<StoreState<I>>,
+    signal: Arc<Signal>,
+    io: I,
+}
+
+/// What the store's lock guards.
+pub(super) struct StoreState<I: Io> {
+    pub(super) ledger: Ledger<I::Failure>,
+    loads: HashMap<usize, (u64, I::Load)>,
+    rooms: HashMap<usize, I::Room>,
+    next_load: u64,
+}
+
+/// Why a request is not ready.
+#[derive(Clone, Debug)]
+pub(super) enum NotReady<F> {
+    /// Leases hold the room that it needs.
+    NoRoom,
+    /// It waits for room, and the policy that makes it has panicked.
+    Closed,
+    /// This unit is still being read.
+    Loading(usize),
+    /// A unit could not be read.
+    Failed(usize, F),
+}
+
+impl<I: Io> Monitor<I> {
+    pub(super) fn new(ledger: Ledger<I::Failure>, io: I) -> Self {
+        let (loads, rooms) = (HashMap::new(), HashMap::new());
+        let state = Mutex::new(StoreState { ledger, loads, rooms, next_load: 0 });
+        Self { state, signal: Arc::default(), io }
+    }
+
+    pub(super) fn io(&self) -> &I {
+        &self.io
+    }
+
+    /// Changes the ledger, and carries out what it says.
+    pub(super) fn change<T>(
+        &self,
+        change: impl FnOnce(&mut Ledger<I::Failure>, &mut Vec<Command>) -> T,
+    ) -> T {
+        let mut state = lock(&self.state);
+        let mut commands = Vec::new();
+        let result = change(&mut state.ledger, &mut commands);
+        self.carry_out(&mut state, commands);
+        result
+    }
+
+    /// Settles what has ended, and looks at the ledger.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&mut Ledger<I::Failure>) -> T) -> T {
+        self.change(|_, _| ());
+        look(&mut lock(&self.state).ledger)
+    }
+
+    /// Waits until all units of a request are resident.
+    pub(super) fn wait(&self, id: RequestId, deadline: Option<Instant>) -> Result<(), NotReady<I::Failure>> {
+        self.wait_until(deadline, |ledger| match ledger.status(id) {
+            Status::Ready => Ok(()),
+            Status::Queued => Err(NotReady::NoRoom),
+            Status::Closed => Err(NotReady::Closed),
+            Status::Loading(unit) => Err(NotReady::Loading(unit)),
+            Status::Failed(unit, failure) => Err(NotReady::Failed(unit, failure)),
+        })
+    }
+
+    /// Waits until one unit of a request is resident.
+    pub(super) fn wait_for(
+        &self,
+        id: RequestId,
+        unit: usize,
+        deadline: Option<Instant>,
+    ) -> Result<(), NotReady<I::Failure>> {
+        self.wait_until(deadline, |ledger| {
+            if ledger.is_leased(id, unit) {
+                return Ok(());
+            }
+            match ledger.status(id) {
+                Status::Failed(unit, failure) => Err(NotReady::Failed(unit, failure)),
+                Status::Queued => Err(NotReady::NoRoom),
+                Status::Closed => Err(NotReady::Closed),
+                Status::Ready | Status::Loading(_) => Err(NotReady::Loading(unit)),
+            }
+        })
+    }
+
+    /// The room of a unit, which a request pins.
+    pub(super) fn room(&self, unit: usize) -> Option<I::Room> {
+        lock(&self.state).rooms.get(&unit).cloned()
+    }
+
+    fn wait_until(
+        &self,
+        deadline: Option<Instant>,
+        ready: impl Fn(&Ledger<I::Failure>) -> Result<(), NotReady<I::Failure>>,
+    ) -> Result<(), NotReady<I::Failure>> {
+        loop {
+            // Before the look: what changes after it ends the wait.
+            let epoch = self.signal.epoch();
+            match self.look(|ledger| ready(ledger)) {
+                Err(NotReady::NoRoom | NotReady::Loading(_)) if self.signal.wait(epoch, deadline) => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Carries out commands, and settles loads that have ended, until nothing is left to do.
+    fn carry_out(&self, state: &mut MutexGuard<'_, StoreState<I>>, mut commands: Vec<Command>) {
+        let mut has_changed = false;
+        loop {
+            let mut failed = Vec::new();
+            for command in std::mem::take(&mut commands) {
+                has_changed = true;
+                if let Err((unit, failure)) = self.execute(state, &command) {
+                    failed.push((unit, failure));
+                }
+            }
+            for (unit, failure) in failed {
+                let ended = Ended::Failed { failure, in_doubt: false };
+                state.ledger.ended(unit, ended, &mut commands);
+            }
+            for (unit, number) in self.signal.take_ended() {
+                has_changed = true;
+                if state.loads.get(&unit).is_some_and(|(current, _)| *current == number)
+                    && let Some((_, load)) = state.loads.remove(&unit)
+                {
+                    state.ledger.ended(unit, self.io.outcome(load), &mut commands);
+                }
+            }
+            if commands.is_empty() {
+                break;
+            }
+        }
+        if state.ledger.take_wake() || has_changed {
+            self.signal.change();
+        }
+    }
+
+    fn execute(&self, state: &mut StoreState<I>, command: &Command) -> Result<(), (usize, I::Failure)> {
+        let keep_bytes = state.ledger.budget();
+        match *command {
+            Command::Start { unit, is_demand, begin_by } => {
+                let room = match state.rooms.get(&unit) {
+                    Some(room) => room.clone(),
+                    None => {
+                        let room = self.io.reserve(unit, keep_bytes).map_err(|failure| (unit, failure))?;
+                        state.rooms.insert(unit, room.clone());
+                        room
+                    }
+                };
+                let number = state.next_load;
+                state.next_load += 1;
+                let notice = Notice { signal: self.signal.clone(), unit, load: number };
+                let load = self.io.start(unit, &room, is_demand, begin_by, notice);
+                state.loads.insert(unit, (number, load.map_err(|failure| (unit, failure))?));
+            }
+            Command::Cancel { unit } => {
+                if let Some((_, load)) = state.loads.get(&unit) {
+                    self.io.cancel(load);
+                }
+            }
+            Command::Promote { unit } => {
+                if let Some((_, load)) = state.loads.get(&unit) {
+                    self.io.promote(load);
+                }
+            }
+            Command::Release { unit, in_doubt } => {
+                if let Some(room) = state.rooms.remove(&unit)
+                    && !self.io.release(unit, &room, in_doubt, keep_bytes)
+                {
+                    state.ledger.lose(unit);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
