@@ -2,5 +2,5 @@
 
 pub(crate) use windlass_device::{CopyStream, DeviceMemory, Scratch};
 pub use windlass_device::{
-    Device, DeviceId, DeviceInfo, DriverError, Error, device_of, devices, search_cufile_in,
+    Device, DeviceId, DeviceInfo, DriverError, Error, device_of, devices, search_libraries_in,
 };

@@ -231,7 +231,7 @@ pub enum Error {
         /// What the function said.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The caller cancelled the load, the read or the save.
+    /// The caller cancelled the load, the read or the save, or the read did not begin by its deadline.
     #[error("the load, read or save was cancelled")]
     Cancelled,
     /// A load or reader was started before this process was forked off; its threads live in the parent.
@@ -318,7 +318,7 @@ impl From<windlass_io::Error> for Error {
 impl From<Reason> for Error {
     fn from(reason: Reason) -> Self {
         match reason {
-            Reason::Cancelled | Reason::Closed => Self::Cancelled,
+            Reason::Cancelled | Reason::TimedOut | Reason::Closed => Self::Cancelled,
             Reason::Forked => Self::Forked,
             reason => Self::Internal(reason.to_string()),
         }

@@ -19,6 +19,8 @@
 //! * A [`Tensor`] stays valid as long as someone holds it.
 #![deny(missing_docs, unsafe_code)]
 
+#[cfg(feature = "objects")]
+pub mod cache;
 pub mod catalog;
 pub mod device;
 pub mod doctor;

@@ -7,14 +7,15 @@ mod common;
 use common::{
     on_device::{Devices, Fault, Played},
     reading::{Kind, LONG, Place, TestFile, assert_all_hold, range, submit},
-    stand_in::STAND_IN,
+    stand_in::{STAND_IN, Vendor},
     tensor, write_model,
 };
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use windlass::{
-    Dtype, Error,
+    Dtype, Error, LoadOptions, Route,
     read::{Priority, Reader, ReaderOptions},
 };
+use windlass_device::Device;
 
 #[test]
 fn memory_that_may_still_be_copied_is_not_freed() {
@@ -24,13 +25,18 @@ fn memory_that_may_still_be_copied_is_not_freed() {
     write_model(&path, &[tensor("t", Dtype::U8, &[24 << 20])], 0, 3);
     for played in devices.each() {
         // The context may live, and so may the copy: a busy device, a stream that is being captured, an unknown error.
-        let codes = if played == Played::Cuda { &[46, 900, 999][..] } else { &[1] };
+        let codes = match played {
+            Played::Cuda => &[46, 900, 999][..],
+            // 709 is what HIP says of a stream that it does not know.
+            Played::Rocm => &[1, 709, 900, 999],
+            Played::Toy => &[1],
+        };
         for &code in codes {
             let before = played.pinned_bytes();
             played.delay(Duration::from_millis(2));
-            match played {
-                Played::Cuda => STAND_IN.set(&format!("FAULTS=cuEventSynchronize:*={code}")),
-                Played::Toy => played.fail(Fault::Doubt, None),
+            match played.vendor() {
+                Some(vendor) => STAND_IN.set(&vendor.faults(&format!("cuEventSynchronize:*={code}"))),
+                None => played.fail(Fault::Doubt, None),
             }
             let error = windlass::load(&[&path], &played.staged()).unwrap_err();
             assert!(matches!(&error, Error::Device { source, .. } if source.code == code), "{error:?}");
@@ -39,11 +45,15 @@ fn memory_that_may_still_be_copied_is_not_freed() {
         }
     }
 
-    let loaded = windlass::load(&[&path], &Played::Cuda.staged()).unwrap();
-    let with_tensors = STAND_IN.count("device_bytes");
-    STAND_IN.set("FAULTS=cuMemFree_v2:*=900");
-    drop(loaded);
-    assert_eq!(STAND_IN.count("device_bytes"), with_tensors, "kernels may still read it");
+    for vendor in Vendor::ALL {
+        let options = LoadOptions::default().device(vendor.device(0)).route(Route::Staged);
+        let loaded = windlass::load(&[&path], &options).unwrap();
+        let with_tensors = STAND_IN.count("device_bytes");
+        STAND_IN.set(&vendor.faults("cuMemFree_v2:*=900"));
+        drop(loaded);
+        assert_eq!(STAND_IN.count("device_bytes"), with_tensors, "kernels may still read it");
+        STAND_IN.reset();
+    }
 }
 
 /// A reader stays: it does without the slots that are in doubt, and when none is left says so rather than wait for one.
@@ -87,5 +97,42 @@ fn memory_that_may_still_be_copied_is_not_freed_by_a_reader_which_goes_on_withou
         let batch = submit(&reader, &open, &mut place, Priority::Demand);
         batch.wait().unwrap_or_else(|error| panic!("{error}"));
         assert_all_hold(&file, &place, &batch);
+    }
+}
+
+/// A stream of HIP's that is destroyed forgets its work, so it is waited for first; not without limit where that is in vain.
+#[test]
+fn a_stream_whose_work_may_be_in_flight_stays_and_is_not_waited_for() {
+    let devices = Devices::take();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("m.safetensors");
+    write_model(&path, &[tensor("t", Dtype::U8, &[1 << 20])], 0, 3);
+    let streams = || STAND_IN.count("streams");
+    for played in devices.each().filter(|played| *played == Played::Rocm) {
+        // Waits that fail: of an event of a long copy; and of the stream itself, where the copies have ended.
+        const LATENCY: Duration = Duration::from_secs(5);
+        let (before, begin) = (streams(), Instant::now());
+        STAND_IN.set(&format!("COPY_LATENCY_US={}", LATENCY.as_micros()));
+        STAND_IN.set("FAULTS=hipEventSynchronize:*=900");
+        assert!(windlass::load(&[&path], &played.staged()).is_err());
+        assert!(begin.elapsed() < LATENCY, "it took {:?}", begin.elapsed());
+        assert!(streams() > before);
+        STAND_IN.reset();
+        assert!(Device::open(played.device(0)).unwrap().wait_for_all());
+
+        for (fault, stays) in [
+            ("hipStreamSynchronize:*=900", true),
+            ("hipStreamSynchronize:*=719", false),
+            ("hipStreamDestroy:*=1", true),
+            ("", false),
+        ] {
+            let before = streams();
+            STAND_IN.set(&format!("FAULTS={fault}"));
+            drop(
+                windlass::load(&[&path], &played.staged()).unwrap_or_else(|error| panic!("{fault}: {error}")),
+            );
+            assert_eq!(streams() > before, stays, "{fault}");
+            STAND_IN.reset();
+        }
     }
 }

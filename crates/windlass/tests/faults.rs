@@ -5,7 +5,8 @@ mod common;
 
 use common::{
     Footprint, assert_is_file, assert_nothing_left, can_read, devices, make_cold, make_warm, mixed_model,
-    on_device::TOY, tensor, write_model,
+    on_device::{ROCM, TOY},
+    tensor, write_model,
 };
 use std::{
     fs,
@@ -71,7 +72,7 @@ fn lanes() -> Vec<(LoadOptions, bool)> {
                 lanes.push((options.clone().device(device), warm));
                 // It has no direct path.
                 if route != Route::Gds {
-                    lanes.push((options.clone().device(TOY), warm));
+                    lanes.extend([ROCM, TOY].map(|device| (options.clone().device(device), warm)));
                 }
             }
             if !only_device {

@@ -18,7 +18,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use windlass::{
     ByteRange, DeviceId, DirectIo, Error, Route,
@@ -198,6 +198,31 @@ fn what_has_not_begun_is_cancelled_and_what_is_under_way_ends() {
         let batch = submit(&reader, &file.open(), &mut others, Priority::Demand);
         batch.wait().unwrap();
         assert_all_hold(&file, &others, &batch);
+    }
+}
+
+#[test]
+fn a_read_that_has_not_begun_by_its_deadline_is_cancelled() {
+    let (file, gate) = (TestFile::new(1 << 20), Gate::default());
+    let (reader, order) = slow_reader(1, &gate);
+    let (open, mut places) = (file.open(), blocks(0..4));
+    let (soon, late) = (Instant::now() + Duration::from_millis(300), Instant::now() + LONG);
+    let deadlines = [Some(soon), Some(soon), Some(late), None];
+    let requests = places.iter_mut().zip(deadlines).map(|(place, deadline)| {
+        let request = place.request(&open);
+        match deadline {
+            Some(deadline) => request.begin_by(deadline),
+            None => request,
+        }
+    });
+    let batch = reader.submit(requests, Priority::Demand).unwrap();
+    until("the first read begins", || !order.lock().unwrap().is_empty());
+    thread::sleep(Duration::from_millis(350));
+    gate.open();
+    assert!(matches!(batch.wait(), Err(Error::Cancelled)));
+    assert_eq!(block_numbers(&order), [0, 2, 3], "the first had begun");
+    for (read, is_read) in [true, false, true, true].into_iter().enumerate() {
+        assert_eq!(batch.status(read).error().is_none(), is_read);
     }
 }
 

@@ -125,7 +125,7 @@ fn a_device_that_does_not_exist_fails_its_read_alone() {
 #[derive(Debug)]
 enum Harm {
     Any(Fault, Option<u64>),
-    /// A function of CUDA's driver.
+    /// A function of a driver, by CUDA's name.
     Driver(&'static str),
 }
 
@@ -154,20 +154,21 @@ fn faults_of_the_device_fail_reads_to_it_alone_and_leave_nothing() {
         (Fault::Copy, None),
     ]
     .map(|(fault, nth)| Harm::Any(fault, nth));
-    let of_cuda =
-        ["cuEventCreate:3=2", "cuMemcpyHtoDAsync_v2:3=719", UNCERTAIN, "copy:*=714"].map(Harm::Driver);
+    let of_drivers =
+        ["cuEventCreate:3=2", "cuMemcpyHtoDAsync_v2:3=719", UNCERTAIN, "copy:*=710"].map(Harm::Driver);
     let before = Footprint::now();
     for played in devices.each() {
-        let own = if played == Played::Cuda { &of_cuda[..] } else { &[] };
+        let own = if played.vendor().is_some() { &of_drivers[..] } else { &[] };
         for harm in faults.iter().chain(own) {
             for warm in [false, true] {
                 let _warm = prepare(&file, warm);
                 let mut places = on_device(played);
                 places.push(Place::new(Kind::Memory, range(3, 500_000)));
                 played.delay(Duration::from_micros(200));
-                match harm {
-                    Harm::Any(fault, nth) => played.fail(*fault, *nth),
-                    Harm::Driver(fault) => STAND_IN.set(&format!("FAULTS={fault}")),
+                match (harm, played.vendor()) {
+                    (Harm::Driver(fault), Some(vendor)) => STAND_IN.set(&vendor.faults(fault)),
+                    (Harm::Driver(fault), None) => panic!("{fault} is a driver's"),
+                    (Harm::Any(fault, nth), _) => played.fail(*fault, *nth),
                 }
                 let reader = reader(Route::Staged, DirectIo::Auto, no_faults());
                 let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);

@@ -201,12 +201,13 @@ fn a_source_that_was_replaced_is_noticed() {
 #[test]
 fn a_scheme_that_no_source_has_is_refused_with_those_there_are() {
     for text in
-        ["gs://bucket/model.gguf", "gs://bucket/*.safetensors", "gs://bucket/model.safetensors.index.json"]
+        ["ftp://bucket/model.gguf", "ftp://bucket/*.safetensors", "ftp://bucket/model.safetensors.index.json"]
     {
         match Checkpoint::open(&[text]).unwrap_err() {
             Error::InvalidOption { option: "path", value, reason } => {
-                assert_eq!(value, text);
-                assert!(reason.contains("'gs'") && reason.contains("toy://"), "{reason}");
+                // The rest may hold a secret at a place that only the scheme knows.
+                assert_eq!(value, "ftp://...");
+                assert!(reason.contains("'ftp'") && reason.contains("toy://"), "{reason}");
             }
             other => panic!("{other:?}"),
         }

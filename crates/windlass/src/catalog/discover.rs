@@ -13,6 +13,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// The index that is meant where there are several.
+const STANDARD_INDEX: &str = "model.safetensors.index.json";
+
 /// Files that belong together, and the index that says so, if there is one.
 #[derive(Debug)]
 pub(super) struct FileSet {
@@ -22,7 +25,11 @@ pub(super) struct FileSet {
 
 /// What one path given by the user stands for.
 pub(super) fn resolve(path: &Path, options: &OpenOptions) -> Result<FileSet> {
-    let is_url = matches!(SourceName::from(path), SourceName::Url(_));
+    let name = SourceName::from(path);
+    if name.has_query() {
+        return Ok(FileSet { files: vec![path.to_owned()], index: None });
+    }
+    let is_url = matches!(name, SourceName::Url(_));
     if !is_url && path.is_dir() {
         return resolve_directory(path, list(path)?, options);
     }
@@ -61,7 +68,6 @@ fn resolve_directory(directory: &Path, entries: Vec<PathBuf>, options: &OpenOpti
             ggufs.push(path);
         }
     }
-    let standard = directory.join("model.safetensors.index.json");
     match indexes.as_slice() {
         [] if files.is_empty() => only_model(directory, ggufs),
         [] => {
@@ -74,11 +80,15 @@ fn resolve_directory(directory: &Path, entries: Vec<PathBuf>, options: &OpenOpti
             Ok(FileSet { files, index: None })
         }
         [only] => resolve_index(only, options),
-        several if several.contains(&standard) => resolve_index(&standard, options),
-        several => Err(Error::NotFound {
-            path: directory.to_owned(),
-            reason: format!("the directory holds {} indexes; name the one to load", several.len()),
-        }),
+        several => {
+            match several.iter().find(|path| path.file_name().is_some_and(|name| name == STANDARD_INDEX)) {
+                Some(standard) => resolve_index(standard, options),
+                None => Err(Error::NotFound {
+                    path: directory.to_owned(),
+                    reason: format!("the directory holds {} indexes; name the one to load", several.len()),
+                }),
+            }
+        }
     }
 }
 

@@ -18,11 +18,14 @@ pub use crate::source::SourceName;
 pub use format::{FileFormat, FileHeader, FormatError};
 pub(crate) use open::gguf_error;
 pub use open::header_texts;
-pub use options::OpenOptions;
+pub use options::{OpenOptions, Stop};
 pub use windlass_io::file::FileIdentity;
 pub(crate) use windlass_io::file::OpenFile;
 
-use crate::{ByteRange, Dtype, Error, Result, source::Source};
+use crate::{
+    ByteRange, Dtype, Error, Result,
+    source::{Source, registry},
+};
 use build::Builder;
 use discover::FileSet;
 use safetensors::Metadata;
@@ -148,8 +151,9 @@ impl Catalog {
         let mut builder = Builder::default();
         let mut sources = Vec::new();
         let mut split_models = HashSet::new();
-        for path in paths {
-            let FileSet { files, index } = discover::resolve(path.as_ref(), options)?;
+        let names: Vec<_> = paths.iter().map(AsRef::as_ref).collect();
+        for path in registry::pinned(&names, options)? {
+            let FileSet { files, index } = discover::resolve(&path, options)?;
             let first_file = builder.file_count();
             let found = open::read_headers(&files, options)?;
             for (source, header) in open::with_siblings(found, &mut split_models, options)? {

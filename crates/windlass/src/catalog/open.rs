@@ -28,6 +28,7 @@ pub(super) fn read_headers(paths: &[PathBuf], options: &OpenOptions) -> Result<V
     let open = |path: &PathBuf| {
         let source = registry::open(path, options)?;
         let header = header_of(&*source, options)?;
+        source.header_was_read();
         Ok((source, header))
     };
     parallel::map(paths, PARALLEL_HEADERS, open).into_iter().collect()
@@ -45,7 +46,7 @@ pub fn header_texts(paths: &[PathBuf], threads: usize) -> Result<Vec<(String, u6
         let text = unchanged(&*source, safetensors_text(&*source));
         let text = String::from_utf8(text?).map_err(|error| {
             let offset = LENGTH_PREFIX_BYTES + error.utf8_error().valid_up_to() as u64;
-            invalid(path, HeaderError::NotUtf8 { offset })
+            invalid(source.path(), HeaderError::NotUtf8 { offset })
         })?;
         Ok((text, source.len()))
     };

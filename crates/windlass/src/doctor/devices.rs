@@ -32,7 +32,6 @@ fn check_of(found: Finding) -> Check {
 
 fn device_checks(info: &DeviceInfo) -> Vec<Check> {
     let device = info.id.to_string();
-    let (major, minor) = info.compute_capability;
     let memory = match Device::open(info.id).and_then(|device| device.memory()) {
         Ok((free, total)) => format!("{} of {} free", ByteSize(free), ByteSize(total)),
         Err(error) => {
@@ -45,13 +44,14 @@ fn device_checks(info: &DeviceInfo) -> Vec<Check> {
         (Some(node), 2..) => format!(", NUMA node {node}"),
         _ => String::new(),
     };
+    let converts = if info.has_kernels { "" } else { ", copies only: no kernels are compiled for it" };
     let finding =
-        format!("{}, {memory}, compute capability {major}.{minor}, {}{node}{kind}", info.name, info.pci);
+        format!("{}, {memory}, {}, {}{node}{kind}{converts}", info.name, info.architecture, info.pci);
     let directory = Path::new("/sys/bus/pci/devices").join(&info.pci);
     vec![
         ok(&device, finding),
         link(&format!("{device} PCIe link"), &directory),
-        bar1(&format!("{device} BAR1"), &directory, info),
+        window(&format!("{device} BAR"), &directory, info),
     ]
 }
 
@@ -71,27 +71,32 @@ fn link(name: &str, directory: &Path) -> Check {
 }
 
 /// The window through which drives and cards reach the device's memory.
-fn bar1(name: &str, directory: &Path, info: &DeviceInfo) -> Check {
+fn window(name: &str, directory: &Path, info: &DeviceInfo) -> Check {
     let resources = fs::read_to_string(directory.join("resource")).unwrap_or_default();
-    match bar_bytes(&resources, 1) {
-        None => ok(name, "the system does not show it"),
-        Some(bytes) if bytes < info.memory_bytes => ok(
-            name,
-            format!(
-                "{}: less than the device's memory, enough for the direct path's buffers",
-                ByteSize(bytes)
-            ),
-        ),
-        Some(bytes) => ok(name, format!("{}: all of the device's memory", ByteSize(bytes))),
-    }
+    let Some((number, bytes)) = largest_bar(&resources) else {
+        return ok(name, "the system does not show it");
+    };
+    let share = match bytes < info.memory_bytes {
+        true => "less than the device's memory, enough for the direct path's buffers",
+        false => "all of the device's memory",
+    };
+    ok(name, format!("BAR{number}, {}: {share}", ByteSize(bytes)))
 }
 
-/// Size of a region of a PCI device, from the lines `start end flags` of its file `resource`.
-fn bar_bytes(resources: &str, number: usize) -> Option<u64> {
+/// Number and size of the largest region of a PCI device, from the lines `start end flags` of its file `resource`; the first
+/// of equals. That is its memory, whichever number a vendor gives it.
+fn largest_bar(resources: &str) -> Option<(usize, u64)> {
+    /// Lines of the regions. Those after them are of the ROM and of virtual functions.
+    const REGIONS: usize = 6;
     let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
-    let mut words = resources.lines().nth(number)?.split_whitespace();
-    let (start, end) = (hex(words.next()?)?, hex(words.next()?)?);
-    (end > start).then(|| end - start + 1)
+    let bytes = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (start, end) = (hex(words.next()?)?, hex(words.next()?)?);
+        (end > start).then(|| end - start + 1)
+    };
+    let regions = resources.lines().take(REGIONS).enumerate();
+    let sized = regions.filter_map(|(number, line)| Some((number, bytes(line)?)));
+    sized.reduce(|largest, next| if next.1 > largest.1 { next } else { largest })
 }
 
 /// For each device, whether it can be filled past the host from the file system of a file.
@@ -132,8 +137,17 @@ mod tests {
         let resources = "0x00000000d2000000 0x00000000d2ffffff 0x0000000000040200\n\
                          0x0000021000000000 0x00000217ffffffff 0x000000000014220c\n\
                          0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
-        assert_eq!(bar_bytes(resources, 1), Some(32 << 30));
-        assert_eq!(bar_bytes(resources, 2), None);
-        assert_eq!(bar_bytes("", 1), None);
+        assert_eq!(largest_bar(resources), Some((1, 32 << 30)));
+        let first = "0x0000021000000000 0x00000217ffffffff 0x000000000014220c\n\
+                     0x00000000d2000000 0x00000000d2ffffff 0x0000000000040200\n";
+        assert_eq!(largest_bar(first), Some((0, 32 << 30)));
+        // Two of one size, ROM, and the regions of virtual functions, which are larger.
+        let small = "0x00000000d2000000 0x00000000d2ffffff 0x0000000000040200\n";
+        let large = "0x0000021000000000 0x0000031fffffffff 0x000000000014220c\n";
+        let lines = [vec![small; 2], vec![first], vec![small; 2], vec![large; 7]].concat();
+        assert_eq!(lines.concat().lines().count(), 13);
+        assert_eq!(largest_bar(&lines.concat()), Some((2, 32 << 30)));
+        assert_eq!(largest_bar(&small.repeat(6)), Some((0, 16 << 20)));
+        assert_eq!(largest_bar("0x0000000000000000 0x0000000000000000 0x0000000000000000\n"), None);
     }
 }

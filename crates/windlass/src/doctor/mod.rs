@@ -2,11 +2,13 @@
 #![forbid(unsafe_code)]
 
 mod devices;
+#[cfg(feature = "objects")]
+mod objects;
 #[cfg(target_os = "linux")]
 mod threefs;
 
 use crate::{
-    catalog::OpenFile,
+    catalog::{OpenFile, SourceName},
     memory::limits,
     parallel,
     route::{Unavailable, probe_ring},
@@ -52,7 +54,8 @@ pub enum Status {
     Broken,
 }
 
-/// Looks at the machine and at the file systems of `paths`.
+/// Looks at the machine, and at the file systems of `paths` or the stores of URLs among them, which are asked for a few
+/// megabytes.
 ///
 /// ```
 /// use windlass::doctor::{Status, examine};
@@ -67,7 +70,12 @@ pub fn examine<P: AsRef<Path>>(paths: &[P]) -> Vec<Check> {
     checks.push(numa_nodes());
     checks.extend(devices::checks());
     for path in paths {
-        checks.extend(path_checks(path.as_ref()));
+        let path = path.as_ref();
+        checks.extend(match SourceName::from(path) {
+            #[cfg(feature = "objects")]
+            SourceName::Url(url) => objects::checks(&url),
+            _ => path_checks(path),
+        });
     }
     checks
 }

@@ -33,7 +33,7 @@ const PARALLEL_PROBES: usize = 16;
 ///
 /// A child of `fork` may use the checkpoints and tensors of its parent, and start loads and readers of its own. Loads,
 /// readers and batches that its parent started return [`Error::Forked`](crate::Error::Forked) there: their threads and
-/// their staging memory are the parent's alone. CUDA does not work in such a child if the parent has used it.
+/// their staging memory are the parent's alone. Devices do not work in such a child if the parent has used them.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     catalog: Arc<Catalog>,

@@ -12,9 +12,10 @@ use crate::{
     route::{
         Access, Buffer, ReadOp, Unavailable,
         attempt::{self, Read},
+        member::Member,
     },
 };
-use std::io;
+use std::{collections::HashMap, io};
 use windlass_io::{
     executor::{Charge, Flight, Handler, Next},
     file::{Residency, is_transient},
@@ -79,18 +80,18 @@ impl Handler<Reads> for Fetcher<'_> {
     }
 }
 
-/// Copies what the page cache holds, one read after the other, and hands the rest to the routes after it.
+/// Copies what a cache holds, and hands the rest to the routes after it.
 pub(super) struct Copier<'a> {
     job: &'a Job,
     number: usize,
     own: &'a LoadRoute,
-    /// How the routes after it make the read in the lane.
-    cold_access: Access,
+    /// How the routes after it make the reads in the lane, by their extents.
+    cold_access: HashMap<usize, Access>,
 }
 
 impl<'a> Copier<'a> {
     pub(super) fn new(job: &'a Job, number: usize) -> Self {
-        Self { job, number, own: &job.routes[number], cold_access: Access::Direct }
+        Self { job, number, own: &job.routes[number], cold_access: HashMap::new() }
     }
 
     /// Sends a read that the cache cannot serve to the route after it.
@@ -99,7 +100,7 @@ impl<'a> Copier<'a> {
         let name = self.own.member.route();
         if job.route == name {
             let error = match job.check_unchanged(op) {
-                Ok(()) => not_cached(job, op),
+                Ok(()) => not_cached(job, op, &*self.own.member),
                 Err(changed) => changed,
             };
             return job.fail_read(flight, error);
@@ -120,23 +121,31 @@ impl<'a> Copier<'a> {
 impl Handler<Reads> for Copier<'_> {
     fn begin(&mut self, mut flight: Flight<Reads>) -> Next<Reads> {
         let (job, op) = (self.job, &mut flight.content);
-        if op.source.residency(job.extent(op).read) == Residency::Cold {
+        if self.own.member.holds(&*op.source, job.extent(op).read) == Residency::Cold {
             return self.hand_over(flight);
         }
-        match take_slot(job, op, self.own, true) {
+        match take_slot(job, op, self.own, self.cold_access.is_empty()) {
             Ok(true) => {}
             Ok(false) => return Next::PutBack(flight),
             Err(error) => return job.fail_read(flight, error),
         }
-        self.cold_access = std::mem::replace(&mut op.access, Access::Buffered);
+        let cold_access = std::mem::replace(&mut op.access, Access::Buffered);
         match aim(job, op, self.own) {
-            Ok(()) => Next::Carry(flight),
+            Ok(()) => {
+                self.cold_access.insert(op.extent, cold_access);
+                Next::Carry(flight)
+            }
             Err(error) => job.fail_read(flight, error),
         }
     }
 
     fn settle(&mut self, mut flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
         let (mut job, op) = (self.job, &mut flight.content);
+        let cold_access = self.cold_access.remove(&op.extent).unwrap_or(Access::Direct);
+        op.access = self.own.member.cache_access();
+        if job.is_stopped() {
+            return job.drop_read(flight);
+        }
         let whole = job.extent(op).read.len();
         let name = self.own.member.route();
         let count = match result {
@@ -162,7 +171,7 @@ impl Handler<Reads> for Copier<'_> {
             job.account(op, name, count, 0);
         }
         op.buffer.give_slot_back();
-        op.access = self.cold_access;
+        op.access = cold_access;
         self.hand_over(flight)
     }
 }
@@ -207,11 +216,11 @@ fn aim(job: &Job, op: &mut ReadOp, route: &LoadRoute) -> Result<()> {
     Ok(())
 }
 
-/// The error of a load that must read what the page cache holds, of a read that it does not hold.
-fn not_cached(job: &Job, op: &ReadOp) -> Error {
+/// The error of a load that must read what a cache holds, of a read that it does not hold.
+fn not_cached(job: &Job, op: &ReadOp, member: &dyn Member) -> Error {
     let offset = job.extent(op).read.start() + op.progress.filled;
     let tensor = job.name_at(op, offset).map(|tensor| format!(" (tensor '{tensor}')")).unwrap_or_default();
-    let reason = format!("the page cache does not hold byte {offset}{tensor}");
-    let why = Unavailable::new(reason, "run 'windlass warm' first, or choose route auto");
+    let (cache, fix) = member.not_held();
+    let why = Unavailable::new(format!("{cache} does not hold byte {offset}{tensor}"), fix);
     Error::RouteUnavailable { route: job.route, path: Some(op.source.path().to_owned()), why }
 }

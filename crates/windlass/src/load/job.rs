@@ -298,8 +298,9 @@ impl Job {
 
     /// The load is over. The first reason given is the one that its owner sees.
     pub(super) fn fail(&self, error: Error) {
-        tracing::debug!(%error, "load failed");
         let mut state = lock(&self.state);
+        let is_first = state.error.is_none() && !self.is_stopped();
+        let text = (is_first && !matches!(error, Error::Cancelled)).then(|| error.to_string());
         // The caller that cancels a load wants no more of it.
         let unwanted = if matches!(error, Error::Cancelled) {
             std::mem::take(&mut state.ready)
@@ -310,6 +311,9 @@ impl Job {
         drop(state);
         drop(unwanted);
         self.is_stopped.store(true, Ordering::Release);
+        if let Some(error) = text {
+            tracing::debug!(error, "load failed");
+        }
         // Before slots: what finds none returns to its queue, and ends there.
         self.scheduler.close(Reason::Closed);
         self.slots.close();

@@ -100,6 +100,7 @@ pub(super) fn add_progress(report: &mut Report, job: &Job) {
     report.read_bytes = carriers.iter().map(|carrier| carrier.read_bytes).sum();
     (report.carriers, report.refused) = (carriers, refused);
     (report.retries, report.staged_bytes) = (retries, staged_bytes);
+    report.notes.extend(job.routes.iter().flat_map(|route| route.member.last_notes()));
     let (Some(device), Some(delivery)) = (&mut report.device, job.delivery()) else { return };
     let slots = || job.routes.iter().filter_map(LoadRoute::slots);
     device.scratch_bytes = delivery.scratch_bytes() + slots().map(Slots::device_bytes).sum::<u64>();

@@ -207,7 +207,7 @@ impl<'a> Opening<'a> {
         };
         let mut files = vec![false; self.sources.len()].into_boxed_slice();
         for file in self.files_for(&*member, read, plan) {
-            let access = match member.serves_alone() {
+            let access = match member.own_access() {
                 Some(access) => access,
                 None => self.access(file)?,
             };

@@ -105,7 +105,7 @@ pub(super) struct ReadState {
     pub(super) group: OnceLock<GroupId>,
     /// Whether its file was unchanged when the first piece had come.
     was_unchanged: OnceLock<bool>,
-    error: OnceLock<Error>,
+    error: OnceLock<Arc<Error>>,
     block: Mutex<Option<Block>>,
     on_end: Mutex<Option<OnEnd>>,
 }
@@ -156,9 +156,20 @@ impl Batch {
         }
         let has_ended = self.state.progress().has_ended.get(read).copied().unwrap_or(false);
         match self.state.reads.get(read) {
-            Some(state) if has_ended => state.error.get().map_or(ReadStatus::Delivered, ReadStatus::Failed),
+            Some(state) if has_ended => {
+                state.error.get().map_or(ReadStatus::Delivered, |error| ReadStatus::Failed(error))
+            }
             _ => ReadStatus::Pending,
         }
+    }
+
+    /// Why a read failed, to be kept longer than the batch and its memory. `None` if it has not failed, or not yet.
+    pub fn error(&self, read: usize) -> Option<Arc<Error>> {
+        if self.is_foreign() {
+            return Some(Arc::new(Error::Forked));
+        }
+        self.status(read).error()?;
+        self.state.reads.get(read)?.error.get().cloned()
     }
 
     /// Waits for all reads, which makes their priority [`Demand`](Priority::Demand).
@@ -177,7 +188,10 @@ impl Batch {
         }
         self.promote_if(|progress| progress.ended < self.len(), None);
         let ended = self.wait_until(timeout, |progress| (progress.ended == self.len()).then_some(()));
-        ended.map(|()| self.state.reads.iter().find_map(|read| read.error.get()).map_or(Ok(()), Err))
+        ended.map(|()| {
+            let mut errors = self.state.reads.iter().filter_map(|read| read.error.get());
+            errors.next().map_or(Ok(()), |error| Err(&**error))
+        })
     }
 
     /// Waits for one read no longer than `timeout`, which makes its priority [`Demand`](Priority::Demand).
@@ -406,7 +420,7 @@ impl BatchState {
         let state = &self.reads[read];
         // Not for each piece: the daemon of a network's file system is asked, and takes its time.
         if let Err(error) = result.and_then(|()| self.check_ended(state)) {
-            let _ = state.error.set(error);
+            let _ = state.error.set(Arc::new(error));
         }
         self.end_read(read);
     }
@@ -439,7 +453,7 @@ impl BatchState {
 
     /// A read ends before it began.
     pub(super) fn fail(&self, read: usize, error: Error) {
-        let _ = self.reads[read].error.set(error);
+        let _ = self.reads[read].error.set(Arc::new(error));
         self.end_read(read);
     }
 
@@ -457,7 +471,7 @@ impl BatchState {
             *lock(&state.block) = None;
         }
         if let Some(OnEnd(on_end)) = lock(&state.on_end).take() {
-            let outcome = state.error.get().map_or(Ok(()), Err);
+            let outcome = state.error.get().map_or(Ok(()), |error| Err(&**error));
             // The panic hook has told; the lane has others to serve.
             let _ = panic::catch_unwind(AssertUnwindSafe(|| on_end(outcome)));
         }

@@ -11,7 +11,7 @@ use crate::{
     Alignment, ByteRange, Error, Result,
     memory::{self, Fill, MemoryRequest, WriteRegion},
 };
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 /// One read's worth of a request.
 #[derive(Debug)]
@@ -46,6 +46,8 @@ pub(super) enum Destination {
 pub(super) struct Cut {
     pub(super) state: ReadState,
     pub(super) pieces: Vec<(ByteRange, Destination)>,
+    /// Pieces that have not begun by then do not begin.
+    pub(super) begin_by: Option<Instant>,
 }
 
 impl Piece {
@@ -90,7 +92,7 @@ pub(super) fn cut(
     usable: Result<()>,
     line: impl FnOnce(crate::DeviceId) -> Result<(Arc<DeviceLine>, bool)>,
 ) -> std::result::Result<Cut, Box<(ReadState, Error)>> {
-    let ReadRequest { file, range, target, name, on_end, counted, packed } = request;
+    let ReadRequest { file, range, target, name, on_end, begin_by, counted, packed } = request;
     let (file_len, path) = (file.len(), file.path().to_owned());
     let is_owned = matches!(target.0, request::TargetKind::Memory);
     let placed = match target.0 {
@@ -146,7 +148,7 @@ pub(super) fn cut(
             let mut state = ReadState::new(file, range, name, on_end, fill, is_owned);
             (state.counted, state.packed) = (counted, packed);
             state.is_promised = pieces.iter().any(|(_, place)| place.is_direct());
-            Ok(Cut { state, pieces })
+            Ok(Cut { state, pieces, begin_by })
         }
         Err(error) => Err(Box::new((ReadState::new(file, range, name, on_end, None, is_owned), error))),
     }

@@ -3,7 +3,7 @@
 
 use super::{batch::BatchState, pieces::Piece, worker::InLane};
 use crate::{Error, Result, report::Carrier};
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, sync::Arc, time::Instant};
 use windlass_io::executor::{
     Bound, Charge, Customer, Flight, Limits, Next, Operation, Priority, QueueId, QueueOptions, Scheduler,
     Submission, Ticket,
@@ -53,7 +53,12 @@ impl Reads {
         Scheduler::new(Self, Limits { accepted: Bound::NONE, in_flight }, &[QueueOptions::default()])
     }
 
-    pub(super) fn submission(of: ReadOf, pieces: Vec<Piece>, priority: Priority) -> Submission<Self> {
+    pub(super) fn submission(
+        of: ReadOf,
+        pieces: Vec<Piece>,
+        priority: Priority,
+        begin_by: Option<Instant>,
+    ) -> Submission<Self> {
         let tag = of.batch.number;
         let operations = pieces.into_iter().map(|piece| Operation {
             queue: PIECES,
@@ -61,7 +66,7 @@ impl Reads {
             order: 0,
             content: Work { piece, in_lane: None },
         });
-        Submission { tag, priority, ..Submission::new(of, operations.collect()) }
+        Submission { tag, priority, deadline: begin_by, ..Submission::new(of, operations.collect()) }
     }
 }
 

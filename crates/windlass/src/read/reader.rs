@@ -126,9 +126,9 @@ impl Reader {
             let usable = self.make_usable(&source, !is_on_device);
             let line = |device| self.way_to(device, &source, &mut direct, &mut refused);
             match pieces::cut(request, shared.options.chunk_bytes, usable, line) {
-                Ok(Cut { state, pieces }) => {
+                Ok(Cut { state, pieces, begin_by }) => {
                     reads.push(state);
-                    cuts.push((number, pieces));
+                    cuts.push((number, pieces, begin_by));
                 }
                 Err(failed) => {
                     let (state, error) = *failed;
@@ -150,14 +150,15 @@ impl Reader {
         for (read, error) in broken {
             state.fail(read, error);
         }
-        for (read, pieces) in cuts {
+        for (read, pieces, begin_by) in cuts {
             if pieces.is_empty() {
                 state.end_empty(read);
                 continue;
             }
             let pieces = pieces.into_iter().map(|(wanted, place)| Piece::new(&state, read, wanted, place));
             let of = ReadOf { batch: state.clone(), read };
-            match shared.scheduler.submit(Reads::submission(of, pieces.collect(), priority)) {
+            let submission = Reads::submission(of, pieces.collect(), priority, begin_by);
+            match shared.scheduler.submit(submission) {
                 Ok(group) => _ = state.read(read).group.set(group),
                 Err(refused) => {
                     let reason = refused.reason.clone();

@@ -8,7 +8,7 @@ use crate::{
     source::{Source, registry},
     sys::files,
 };
-use std::{fmt, fs::File, path::Path, ptr::NonNull, sync::Arc};
+use std::{fmt, fs::File, path::Path, ptr::NonNull, sync::Arc, time::Instant};
 
 /// What a sink says if it does not take the bytes.
 pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
@@ -80,6 +80,7 @@ pub struct ReadRequest {
     pub(super) target: Target,
     pub(super) name: Option<Arc<str>>,
     pub(super) on_end: Option<OnEnd>,
+    pub(super) begin_by: Option<Instant>,
     pub(super) counted: Option<Counted>,
     pub(super) packed: Option<Runs>,
 }
@@ -87,7 +88,8 @@ pub struct ReadRequest {
 impl ReadRequest {
     /// The bytes `range` of `file` to `target`: all of them, or an error.
     pub fn new(file: &ReadFile, range: ByteRange, target: Target) -> Self {
-        Self { file: file.clone(), range, target, name: None, on_end: None, counted: None, packed: None }
+        let (name, on_end, begin_by, counted, packed) = (None, None, None, None, None);
+        Self { file: file.clone(), range, target, name, on_end, begin_by, counted, packed }
     }
 
     /// Gives it a name for messages, such as that of the tensor.
@@ -103,6 +105,15 @@ impl ReadRequest {
     #[must_use]
     pub fn on_end(mut self, on_end: impl FnOnce(std::result::Result<(), &Error>) + Send + 'static) -> Self {
         self.on_end = Some(OnEnd(Box::new(on_end)));
+        self
+    }
+
+    /// Ends it with [`Error::Cancelled`](crate::Error::Cancelled) if `deadline` passes before it begins. What of it has
+    /// begun by then ends as it may. The deadline is looked at when a lane asks for work, so while all lanes are busy the
+    /// read ends later than that.
+    #[must_use]
+    pub fn begin_by(mut self, deadline: Instant) -> Self {
+        self.begin_by = Some(deadline);
         self
     }
 }
@@ -201,7 +212,7 @@ impl Target {
         Self(TargetKind::Host(HostAddress(start)))
     }
 
-    /// Memory of a device, such as a CUDA pointer, which belongs to the caller.
+    /// Memory of a device, such as a pointer of its driver, which belongs to the caller.
     ///
     /// # Safety
     /// As many bytes from `address` on as the request reads must be memory of that device, in its primary context, and

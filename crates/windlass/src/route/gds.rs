@@ -1,5 +1,5 @@
-//! `gds`: from the drive to a device past the host's memory (GPUDirect Storage), by cuFile. Without a proof that reads take
-//! that path, they are `gds-compat`.
+//! `gds`: from the drive to a device past the host's memory (GPUDirect Storage), by the device's library for that. Without
+//! a proof that reads take that path, they are `gds-compat`.
 #![forbid(unsafe_code)]
 
 use super::{BlockingRead, Buffer, ReadOp, Unavailable};
@@ -12,11 +12,11 @@ use windlass_device::RegisteredFile;
 use windlass_io::direct_path;
 pub(crate) use windlass_io::direct_path::{counters_stopped, reads_through_host};
 
-/// A source as cuFile knows it, once that was asked for.
+/// A source as the library knows it, once that was asked for.
 #[derive(Debug, Default)]
 struct Registered(OnceLock<Result<RegisteredFile, Unavailable>>);
 
-/// The source as cuFile knows it, which the first call registers, or why cuFile does not take it.
+/// The source as the library knows it, which the first call registers, or why the library does not take it.
 pub(super) fn registered(source: &dyn Source) -> Result<&RegisteredFile, Unavailable> {
     let register = || RegisteredFile::register(source.local()?.opened_for_direct().map_err(Clone::clone)?);
     let kept = source.extensions().get::<Registered>();
@@ -31,11 +31,11 @@ pub(crate) fn prove(device: &Arc<Device>, source: &dyn Source) -> Result<String,
     direct_path::prove(device, source.local()?, || registered(source))
 }
 
-/// `cuFileRead` into slots on a device.
+/// Direct reads into slots on a device.
 #[derive(Debug)]
-pub(crate) struct CuFileRead;
+pub(crate) struct DirectRead;
 
-impl BlockingRead<ReadOp> for CuFileRead {
+impl BlockingRead<ReadOp> for DirectRead {
     fn read(&self, op: &mut ReadOp) -> io::Result<usize> {
         let file = registered(&*op.source).map_err(|why| io::Error::other(why.to_string()))?;
         let no_room = || io::Error::other("a read does not fit its slot");

@@ -2,8 +2,9 @@
 #![forbid(unsafe_code)]
 
 use super::{Access, DirectIo, ReadLane, ReadOp, Route, Unavailable, UsrbioClient};
-use crate::{Error, device::Device, memory::Slots, report::Refusal, source::Source};
+use crate::{ByteRange, Error, device::Device, memory::Slots, report::Refusal, source::Source};
 use std::{fmt, io, path::PathBuf, sync::Arc};
+use windlass_io::file::Residency;
 
 /// What a load or a reader asks of routes.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +99,26 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
         false
     }
 
+    /// What a cache seems to hold of a range.
+    fn holds(&self, source: &dyn Source, range: ByteRange) -> Residency {
+        source.residency(range)
+    }
+
+    /// How a cache reads what it holds.
+    fn cache_access(&self) -> Access {
+        Access::Buffered
+    }
+
+    /// What a message calls the place that a cache holds bytes in, and what to do about bytes that it lacks.
+    fn not_held(&self) -> (&'static str, &'static str) {
+        ("the page cache", "run 'windlass warm' first, or choose route auto")
+    }
+
+    /// How the files are read that it takes, if it knows that without asking them.
+    fn own_access(&self) -> Option<Access> {
+        self.serves_alone()
+    }
+
     /// How it reads its files, if no other route is needed for them, and none may look at them. One whose slots are
     /// [shared](Landing::Shared) has such a way.
     fn serves_alone(&self) -> Option<Access> {
@@ -174,6 +195,11 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
     /// What a report says of it.
     fn note(&self) -> Option<String> {
         None
+    }
+
+    /// What a report says of it once reads have been made.
+    fn last_notes(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// Better ways to do what it does that are not used.

@@ -2,7 +2,7 @@
 //!
 //! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. `attempt` decides
 //! what a read asks for next, and `name_check` finds out whether a route has done what its name says. Their lanes are those of
-//! `windlass-io`, and two of their own: `usrbio`, and the reads of cuFile in `gds`, which also proves their path. `threefs` is
+//! `windlass-io`, and two of their own: `usrbio`, and direct reads into a device in `gds`, which also proves their path. `threefs` is
 //! the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands for what a system that is not Linux
 //! lacks.
 
@@ -10,13 +10,13 @@
 mod absent;
 pub(crate) mod attempt;
 pub(crate) mod gds;
-#[cfg(feature = "objects")]
-mod http;
 pub(crate) mod member;
 mod members;
 #[cfg(target_os = "linux")]
 mod mounts;
 mod name_check;
+#[cfg(feature = "objects")]
+mod object_lane;
 pub(crate) mod registry;
 #[cfg(target_os = "linux")]
 mod shared;
@@ -30,7 +30,7 @@ mod usrbio;
 use absent as threefs;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use absent::{errno, probe_ring};
-pub(crate) use gds::CuFileRead;
+pub(crate) use gds::DirectRead;
 #[cfg(target_os = "linux")]
 pub(crate) use members::io_uring::probe_ring;
 pub(crate) use name_check::NameCheck;
@@ -67,7 +67,8 @@ use windlass_io::lane::{FileRead, Pread, ReadsFile};
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Route {
-    /// The best one for each extent: `usrbio` for files on a 3FS; `http` for objects; of others `cached` for what the page cache holds; for
+    /// The best one for each extent: `usrbio` for files on a 3FS; for objects
+    /// `node-cache` for what the node's cache holds, and `http`; of others `cached` for what the page cache holds; for
     /// the rest `gds` if the target is a device and that is proven, else `io_uring`, or `threads` where that is refused.
     /// Never `mapped`.
     #[default]
@@ -88,9 +89,13 @@ pub enum Route {
     Unified,
     /// From the drive to a device past the host's memory (GPUDirect Storage). Fails where that cannot be proven.
     Gds,
-    /// Through cuFile, by whichever path it takes: also one that goes through host memory.
+    /// By the device's library for direct reads, by whichever path it takes: also one that goes through host memory.
     #[serde(rename = "gds-compat")]
     GdsCompat,
+    /// Copies of what the node's cache holds of objects, from a drive of this machine. Fails where it does not hold the data.
+    #[cfg(feature = "objects")]
+    #[serde(rename = "node-cache")]
+    NodeCache,
     /// Requests for ranges, on several connections, from an object store or a web server. Fails for files of this machine.
     #[cfg(feature = "objects")]
     Http,
@@ -113,6 +118,8 @@ impl Route {
         Self::Gds,
         Self::GdsCompat,
         #[cfg(feature = "objects")]
+        Self::NodeCache,
+        #[cfg(feature = "objects")]
         Self::Http,
     ];
 
@@ -129,6 +136,8 @@ impl Route {
             Self::Unified => "unified",
             Self::Gds => "gds",
             Self::GdsCompat => "gds-compat",
+            #[cfg(feature = "objects")]
+            Self::NodeCache => "node-cache",
             #[cfg(feature = "objects")]
             Self::Http => "http",
             #[cfg(feature = "fault-injection")]

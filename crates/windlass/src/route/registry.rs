@@ -4,7 +4,7 @@
 #[cfg(not(target_os = "linux"))]
 use super::absent::{io_uring, usrbio};
 #[cfg(feature = "objects")]
-use super::members::http;
+use super::members::{http, node_cache};
 #[cfg(target_os = "linux")]
 use super::members::{io_uring, usrbio};
 use super::{
@@ -70,6 +70,13 @@ pub(super) fn maps(route: Route) -> bool {
 
 static ROUTES: &[Way] = &[
     Way::Reads(Entry { route: Route::Usrbio, landing: Landing::Shared, is_first: true, open: usrbio::open }),
+    #[cfg(feature = "objects")]
+    Way::Reads(Entry {
+        route: Route::NodeCache,
+        landing: Landing::Any,
+        is_first: true,
+        open: node_cache::open,
+    }),
     #[cfg(feature = "objects")]
     Way::Reads(Entry { route: Route::Http, landing: Landing::Any, is_first: true, open: http::open }),
     Way::Reads(Entry { route: Route::Cached, landing: Landing::Any, is_first: false, open: cached::open }),

@@ -6,6 +6,8 @@ mod bytes;
 #[cfg(test)]
 mod conformance;
 mod extensions;
+#[cfg(feature = "objects")]
+mod hub;
 mod local;
 mod name;
 #[cfg(feature = "objects")]
@@ -44,6 +46,9 @@ pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
     /// # Errors
     /// The system's.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Frees what was kept for the readers of its header, who are done.
+    fn header_was_read(&self) {}
 
     /// Fails if its bytes may be others than when it was opened. `needed` are the bytes at stake.
     ///

@@ -31,6 +31,15 @@ impl SourceName {
         }
     }
 
+    /// Whether it is the URL of a web server with a query. Such a URL, which may be signed, names one file: no index of
+    /// others, and no folder.
+    pub(crate) fn has_query(&self) -> bool {
+        match self {
+            Self::Path(_) => false,
+            Self::Url(url) => matches!(scheme_of(url), Some("http" | "https")) && url.contains('?'),
+        }
+    }
+
     /// The name of `file` in the same folder.
     pub(crate) fn beside(&self, file: &str) -> PathBuf {
         match self {
@@ -82,6 +91,19 @@ mod tests {
         ] {
             assert_eq!(scheme_of(text), scheme, "{text}");
             assert_eq!(matches!(SourceName::from(Path::new(text)), SourceName::Url(_)), scheme.is_some());
+        }
+    }
+
+    #[test]
+    fn a_query_is_one_of_a_web_server() {
+        for (text, expected) in [
+            ("https://host/a?list=/", true),
+            ("http://host/a?b=.json", true),
+            ("https://host/a/", false),
+            ("s3://bucket/what?/", false),
+            ("models/a?", false),
+        ] {
+            assert_eq!(SourceName::from(Path::new(text)).has_query(), expected, "{text}");
         }
     }
 

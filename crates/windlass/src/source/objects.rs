@@ -2,7 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::{Extensions, Latency, Source, SourceName};
-use crate::{ByteRange, Error, Result, catalog::OpenOptions};
+use crate::{
+    ByteRange, Error, Result,
+    cache::{Entry, NodeCache},
+    catalog::{OpenOptions, Stop},
+};
 use std::{
     any::Any,
     io,
@@ -22,6 +26,10 @@ const MAX_AHEAD_BYTES: usize = 8 << 20;
 pub(crate) struct ObjectSource {
     object: Object,
     ahead: Mutex<Ahead>,
+    /// Ends the reads of its header.
+    stop: Stop,
+    /// The node's cache and the object's entry in it, or why it has none although there is a cache.
+    kept: Option<Result<(NodeCache, Arc<Entry>), String>>,
     extensions: Extensions,
 }
 
@@ -40,29 +48,38 @@ impl std::fmt::Debug for Ahead {
 
 /// Opens an object by its URL.
 pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> {
-    let (object, head) =
-        Object::open_with_head(url, &options.store.clone().unwrap_or_default()).map_err(failed("open"))?;
+    let stop = options.stop.clone().unwrap_or_default();
+    let opened = Object::open_with_head(url, &options.store.clone().unwrap_or_default(), stop.flag());
+    let (object, head) = opened.map_err(failed("open"))?;
+    let kept = options.cache.as_ref().map(|cache| Ok((cache.clone(), cache.entry(&object)?)));
+    if let Some(Ok((cache, entry))) = &kept {
+        cache.keep(entry, 0, &head);
+    }
     let ahead = Mutex::new(Ahead { start: 0, bytes: head });
-    Ok(Arc::new(ObjectSource { object, ahead, extensions: Extensions::default() }))
+    Ok(Arc::new(ObjectSource { object, ahead, stop, kept, extensions: Extensions::default() }))
 }
 
-/// The files in a folder. Of a web server's, its index or its only file.
+/// The files in a folder of a store.
 pub(super) fn list(url: &str, options: &OpenOptions) -> Result<Vec<PathBuf>> {
-    let folder = SourceName::Url(url.to_owned());
-    let names = if url.starts_with("s3:") {
-        let listed = windlass_objects::list(url, &options.store.clone().unwrap_or_default());
-        listed.map_err(failed("list"))?
-    } else {
-        match open(&format!("{url}{INDEX}"), options) {
-            Ok(_) => vec![INDEX.to_owned()],
-            Err(Error::NotFound { .. }) => vec![WHOLE.to_owned()],
-            Err(error) => return Err(error),
-        }
-    };
-    Ok(names.iter().map(|name| folder.beside(name)).collect())
+    let listed = windlass_objects::list(
+        url,
+        &options.store.clone().unwrap_or_default(),
+        options.stop.clone().unwrap_or_default().flag(),
+    );
+    Ok(listed.map_err(failed("list"))?.into_iter().map(PathBuf::from).collect())
 }
 
-fn failed(operation: &'static str) -> impl Fn(windlass_objects::Error) -> Error {
+/// The files in a folder of a web server's: its index or its only file.
+pub(super) fn list_web(url: &str, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+    let folder = SourceName::Url(url.to_owned());
+    match open(&format!("{url}{INDEX}"), options) {
+        Ok(_) => Ok(vec![folder.beside(INDEX)]),
+        Err(Error::NotFound { .. }) => Ok(vec![folder.beside(WHOLE)]),
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn failed(operation: &'static str) -> impl Fn(windlass_objects::Error) -> Error {
     move |error| {
         let windlass_objects::Error { url, problem, .. } = error;
         match problem {
@@ -90,18 +107,58 @@ impl ObjectSource {
         &self.object
     }
 
-    /// Frees what was read of the header.
-    pub(crate) fn forget_head(&self) {
-        if let Ok(mut ahead) = self.ahead.try_lock() {
-            *ahead = Ahead::default();
-        }
+    /// Its entry in the node's cache.
+    pub(crate) fn entry(&self) -> Option<&Arc<Entry>> {
+        self.kept.as_ref()?.as_ref().ok().map(|(_, entry)| entry)
     }
 
-    /// Reads from the store, until `stop` is set. Returns how many bytes came: fewer at the end alone.
+    /// Why it is not kept in the node's cache, if there is one.
+    pub(crate) fn uncached(&self) -> Option<&str> {
+        self.kept.as_ref()?.as_ref().err().map(String::as_str)
+    }
+
+    /// Reads what the node's cache holds, until `stop` is set. Returns how many bytes that are.
+    pub(crate) fn read_kept(&self, buffer: &mut [u8], offset: u64, stop: &AtomicBool) -> io::Result<usize> {
+        Ok(self.entry().map_or(0, |entry| entry.read_or_claim(offset, buffer, stop)))
+    }
+
+    /// Reads from the store, until `stop` is set. Returns how many bytes came: fewer at the end alone. Where the range begins
+    /// or ends inside of a block that the node's cache lacks, the whole block is read.
     pub(crate) fn read(&self, buffer: &mut [u8], offset: u64, stop: &AtomicBool) -> io::Result<usize> {
+        let Some(entry) = self.entry() else { return self.ask(buffer, offset, stop) };
+        let end = self.object.len().min(offset.saturating_add(buffer.len() as u64));
+        let (mut at, whole_end) = (offset, entry.whole_end(end));
+        while at < end {
+            let block = entry.block_at(at);
+            let place = &mut buffer[(at - offset) as usize..(end - offset) as usize];
+            if at == block.start && block.end <= end {
+                let len = (whole_end - at) as usize;
+                self.ask(&mut place[..len], at, stop)?;
+                at = whole_end;
+                continue;
+            }
+            let len = (block.end.min(end) - at) as usize;
+            if entry.lacks(at) {
+                let mut whole = vec![0; (block.end - block.start) as usize];
+                self.ask(&mut whole, block.start, stop)?;
+                place[..len].copy_from_slice(&whole[(at - block.start) as usize..][..len]);
+            } else {
+                self.ask(&mut place[..len], at, stop)?;
+            }
+            at += len as u64;
+        }
+        Ok(end.saturating_sub(offset) as usize)
+    }
+
+    /// Makes one read of the store, and keeps what came.
+    fn ask(&self, buffer: &mut [u8], offset: u64, stop: &AtomicBool) -> io::Result<usize> {
         // The error of the load has the URL and the range.
         let read = self.object.read(offset, buffer, stop);
-        read.map_err(|error| io::Error::new(error.problem.kind(), error.problem))
+        let count = read.map_err(|error| io::Error::new(error.problem.kind(), error.problem))?;
+        if let Some(Ok((cache, entry))) = &self.kept {
+            cache.keep(entry, offset, &buffer[..count]);
+        }
+        Ok(count)
     }
 }
 
@@ -134,7 +191,6 @@ impl Source for ObjectSource {
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        let never = AtomicBool::new(false);
         // A reader that finds another at it asks the store: no child of `fork` waits for a thread of its parent.
         if let Ok(mut ahead) = self.ahead.try_lock() {
             let count = ahead.copy(buffer, offset);
@@ -147,13 +203,23 @@ impl Source for ObjectSource {
                 // What reads on where the last bytes ended is a header.
                 let len = (ahead.bytes.len() * 2).clamp(buffer.len(), MAX_AHEAD_BYTES);
                 let mut bytes = vec![0; len];
-                let count = self.read(&mut bytes, offset, &never)?;
+                let kept = self.entry().map_or(0, |entry| entry.read(offset, &mut bytes));
+                let count = match kept {
+                    0 => self.ask(&mut bytes, offset, self.stop.flag())?,
+                    kept => kept,
+                };
                 bytes.truncate(count);
                 *ahead = Ahead { start: offset, bytes };
                 return Ok(ahead.copy(buffer, offset));
             }
         }
-        self.read(buffer, offset, &never)
+        self.ask(buffer, offset, self.stop.flag())
+    }
+
+    fn header_was_read(&self) {
+        if let Ok(mut ahead) = self.ahead.try_lock() {
+            *ahead = Ahead::default();
+        }
     }
 
     fn check_identity(&self, needed: ByteRange) -> windlass_io::Result<()> {
@@ -169,5 +235,29 @@ impl Source for ObjectSource {
 
     fn extensions(&self) -> &Extensions {
         &self.extensions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_bytes_are_kept_for_the_header_alone() {
+        let server = objectd::Server::start().unwrap();
+        let bytes: Vec<u8> = (0..3_000_000).map(|at| (at % 251) as u8).collect();
+        server.put("models/a", &bytes);
+        let source = open(&format!("{}/models/a", server.url()), &OpenOptions::default()).unwrap();
+        let kept = || {
+            let any: &dyn Any = &*source;
+            any.downcast_ref::<ObjectSource>().unwrap().ahead.lock().unwrap().bytes.len()
+        };
+        let mut found = vec![0; 2_000_000];
+        source.read_exactly(&mut found, 0, None).unwrap();
+        assert!(found == bytes[..found.len()] && kept() > 0);
+        source.header_was_read();
+        assert_eq!(kept(), 0);
+        source.read_exactly(&mut found, 5, None).unwrap();
+        assert!(found == bytes[5..][..found.len()]);
     }
 }

@@ -18,6 +18,7 @@ type Take = fn(&Arc<OpenFile>, FileSystem) -> Option<Arc<dyn Source>>;
 struct Scheme {
     name: &'static str,
     open: fn(&str, &OpenOptions) -> Result<Arc<dyn Source>>,
+    is_folder: fn(&str) -> bool,
     /// The files in a folder.
     list: fn(&str, &OpenOptions) -> Result<Vec<PathBuf>>,
 }
@@ -31,14 +32,40 @@ static FILES: &[Take] = &[
 /// The schemes of URLs.
 static SCHEMES: &[Scheme] = &[
     #[cfg(feature = "objects")]
-    Scheme { name: "s3", open: super::objects::open, list: super::objects::list },
+    objects("s3"),
     #[cfg(feature = "objects")]
-    Scheme { name: "https", open: super::objects::open, list: super::objects::list },
+    objects("gs"),
     #[cfg(feature = "objects")]
-    Scheme { name: "http", open: super::objects::open, list: super::objects::list },
+    objects("az"),
+    #[cfg(feature = "objects")]
+    objects("abfs"),
+    #[cfg(feature = "objects")]
+    objects("abfss"),
+    #[cfg(feature = "objects")]
+    Scheme { open: super::hub::open, is_folder: windlass_objects::is_folder, ..objects("hf") },
+    #[cfg(feature = "objects")]
+    Scheme { list: super::objects::list_web, ..objects("https") },
+    #[cfg(feature = "objects")]
+    Scheme { list: super::objects::list_web, ..objects("http") },
     #[cfg(feature = "fault-injection")]
-    Scheme { name: "toy", open: |url, _| crate::toy::open_source(url), list: |_, _| Ok(Vec::new()) },
+    Scheme {
+        name: "toy",
+        open: |url, _| crate::toy::open_source(url),
+        is_folder: ends_with_slash,
+        list: |_, _| Ok(Vec::new()),
+    },
 ];
+
+/// The objects of a store.
+#[cfg(feature = "objects")]
+const fn objects(name: &'static str) -> Scheme {
+    Scheme { name, open: super::objects::open, is_folder: ends_with_slash, list: super::objects::list }
+}
+
+#[cfg(any(feature = "objects", feature = "fault-injection"))]
+fn ends_with_slash(url: &str) -> bool {
+    url.ends_with('/')
+}
 
 /// Opens the source of this name: a path, or a URL.
 ///
@@ -52,14 +79,31 @@ pub(crate) fn open(name: &Path, options: &OpenOptions) -> Result<Arc<dyn Source>
     }
 }
 
+/// The names of one opening, with what may change meanwhile replaced by what it is now: revisions of models on the hub by
+/// their commits, so that all files are of one commit. One name alone is resolved when it is opened.
+///
+/// # Errors
+/// Those of [`open`].
+pub(crate) fn pinned(names: &[&Path], options: &OpenOptions) -> Result<Vec<PathBuf>> {
+    #[cfg(feature = "objects")]
+    if names.len() > 1 {
+        return super::hub::pinned(names, options);
+    }
+    let _ = options;
+    Ok(names.iter().map(|name| (*name).to_owned()).collect())
+}
+
 /// The files in the folder of this name. `None` if the name is a path of this machine, or the URL of a file.
 ///
 /// # Errors
 /// Those of [`open`].
 pub(crate) fn list(name: &Path, options: &OpenOptions) -> Result<Option<Vec<PathBuf>>> {
     match SourceName::from(name) {
-        SourceName::Url(url) if url.ends_with('/') => (scheme(&url)?.list)(&url, options).map(Some),
-        _ => Ok(None),
+        SourceName::Path(_) => Ok(None),
+        SourceName::Url(url) => {
+            let scheme = scheme(&url)?;
+            (scheme.is_folder)(&url).then(|| (scheme.list)(&url, options)).transpose()
+        }
     }
 }
 
@@ -69,9 +113,8 @@ fn scheme(url: &str) -> Result<&'static Scheme> {
         let known: String =
             SCHEMES.iter().map(|own| format!(", or a URL that begins with {}://", own.name)).collect();
         let reason = format!("no source has the scheme '{name}'; give a path of this machine{known}");
-        // What follows may be secret.
-        let value = url.split('?').next().unwrap_or_default().to_owned();
-        Error::InvalidOption { option: "path", value, reason }
+        // What follows may be secret: a password, or a signature in the query.
+        Error::InvalidOption { option: "path", value: format!("{name}://..."), reason }
     })
 }
 

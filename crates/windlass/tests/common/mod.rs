@@ -204,9 +204,9 @@ pub fn devices() -> [DeviceId; 2] {
     [DeviceId::Cpu, DeviceId::Cuda(0)]
 }
 
-/// As [`devices`], with a device that only copies.
+/// As [`devices`], with another vendor's device, and one that only copies.
 pub fn all_devices() -> impl Iterator<Item = DeviceId> {
-    devices().into_iter().chain([DeviceId::Toy(0)])
+    devices().into_iter().chain([on_device::ROCM, on_device::TOY])
 }
 
 /// Fails unless this process comes to have no more than it had `before`. A thread that was joined may still be listed for a

@@ -2,7 +2,7 @@
 
 use super::{
     TestTensor,
-    stand_in::{STAND_IN, Turn},
+    stand_in::{STAND_IN, Turn, Vendor},
     tensor, write_model,
 };
 use std::{
@@ -14,6 +14,7 @@ use windlass_device::toy;
 pub use windlass_device::toy::Fault;
 
 pub const CUDA: DeviceId = DeviceId::Cuda(0);
+pub const ROCM: DeviceId = DeviceId::Rocm(0);
 pub const TOY: DeviceId = DeviceId::Toy(0);
 
 /// The kinds of devices that every test of devices runs on, each played by a stand-in.
@@ -21,18 +22,26 @@ pub const TOY: DeviceId = DeviceId::Toy(0);
 pub enum Played {
     /// By a driver in host memory. It has all that CUDA has.
     Cuda,
+    /// By the same driver under HIP's names. It has all but a direct path.
+    Rocm,
     /// By a device that copies and does nothing else.
     Toy,
 }
 
 impl Played {
-    pub const ALL: [Self; 2] = [Self::Cuda, Self::Toy];
+    pub const ALL: [Self; 3] = [Self::Cuda, Self::Rocm, Self::Toy];
 
     /// The device of this number.
     pub fn device(self, ordinal: u32) -> DeviceId {
+        self.vendor().map_or(DeviceId::Toy(ordinal), |vendor| vendor.device(ordinal))
+    }
+
+    /// Whose driver it is, if it is one.
+    pub fn vendor(self) -> Option<Vendor> {
         match self {
-            Self::Cuda => DeviceId::Cuda(ordinal),
-            Self::Toy => DeviceId::Toy(ordinal),
+            Self::Cuda => Some(Vendor::Cuda),
+            Self::Rocm => Some(Vendor::Rocm),
+            Self::Toy => None,
         }
     }
 
@@ -47,9 +56,7 @@ impl Played {
 
     /// Makes the devices fail: the `nth` time from now on, counted from 1, or each time.
     pub fn fail(self, fault: Fault, nth: Option<u64>) {
-        if self == Self::Toy {
-            return toy::fail(fault, nth);
-        }
+        let Some(vendor) = self.vendor() else { return toy::fail(fault, nth) };
         let (function, code) = match fault {
             Fault::AskMemory => ("cuMemGetInfo_v2", 999),
             Fault::Allocate => ("cuMemAlloc_v2", 999),
@@ -62,16 +69,16 @@ impl Played {
             Fault::Copy => ("copy", 719),
             Fault::Lose => ("cuEventSynchronize", 719),
             Fault::Doubt => ("cuEventSynchronize", 900),
-            other => panic!("CUDA has no {other:?}"),
+            other => panic!("drivers have no {other:?}"),
         };
         let nth = nth.map_or("*".into(), |nth| nth.to_string());
-        STAND_IN.set(&format!("FAULTS={function}:{nth}={code}"));
+        STAND_IN.set(&vendor.faults(&format!("{function}:{nth}={code}")));
     }
 
-    /// Makes copies take so long at least; on CUDA none as long as the other.
+    /// Makes copies take so long at least; on a driver none as long as the other.
     pub fn delay(self, delay: Duration) {
         match self {
-            Self::Cuda => ["COPY_LATENCY_US", "JITTER_US"]
+            Self::Cuda | Self::Rocm => ["COPY_LATENCY_US", "JITTER_US"]
                 .map(|setting| STAND_IN.set(&format!("{setting}={}", delay.as_micros())))
                 .into_iter()
                 .collect(),
@@ -81,7 +88,7 @@ impl Played {
 
     pub fn set_memory_mib(self, mib: u64) {
         match self {
-            Self::Cuda => STAND_IN.set(&format!("MEMORY_MIB={mib}")),
+            Self::Cuda | Self::Rocm => STAND_IN.set(&format!("MEMORY_MIB={mib}")),
             Self::Toy => toy::set_memory_bytes(mib << 20),
         }
     }
@@ -89,25 +96,19 @@ impl Played {
     /// Takes back what was set.
     pub fn reset(self) {
         match self {
-            Self::Cuda => STAND_IN.reset(),
+            Self::Cuda | Self::Rocm => STAND_IN.reset(),
             Self::Toy => toy::reset(),
         }
     }
 
     /// Bytes that are allocated on the devices.
     pub fn device_bytes(self) -> u64 {
-        match self {
-            Self::Cuda => STAND_IN.count("device_bytes"),
-            Self::Toy => toy::in_use().0,
-        }
+        self.vendor().map_or_else(|| toy::in_use().0, |vendor| vendor.count("device_bytes"))
     }
 
     /// Bytes of host memory that are pinned.
     pub fn pinned_bytes(self) -> u64 {
-        match self {
-            Self::Cuda => STAND_IN.count("pinned_bytes"),
-            Self::Toy => toy::in_use().1,
-        }
+        self.vendor().map_or_else(|| toy::in_use().1, |vendor| vendor.count("pinned_bytes"))
     }
 }
 

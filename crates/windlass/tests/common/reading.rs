@@ -1,7 +1,7 @@
 //! What tests of readers share: files, every kind of memory to read into, and scripts of faults.
 
 use super::{
-    on_device::{CUDA, TOY},
+    on_device::{CUDA, ROCM, TOY},
     stand_in::STAND_IN,
 };
 use requirements::{Requirement, skip};
@@ -110,8 +110,15 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 6] =
-        [Self::Memory, Self::Host(0), Self::Host(1), Self::Sink, Self::Device(CUDA, 3), Self::Device(TOY, 3)];
+    pub const ALL: [Self; 7] = [
+        Self::Memory,
+        Self::Host(0),
+        Self::Host(1),
+        Self::Sink,
+        Self::Device(CUDA, 3),
+        Self::Device(ROCM, 3),
+        Self::Device(TOY, 3),
+    ];
 }
 
 /// Memory of one kind for one range, and how to look at it.

@@ -1,4 +1,4 @@
-//! The stand-in driver, and its controls. See `testkit/fake-cuda`.
+//! The stand-in driver, its controls, and the vendors whose drivers it plays. See `testkit/fake-cuda`.
 
 use libloading::Library;
 use std::{
@@ -7,6 +7,7 @@ use std::{
     path::PathBuf,
     sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
+use windlass_device::DeviceId;
 
 /// The stand-in of this process: loaded once, and found by the engine from then on.
 pub static STAND_IN: LazyLock<StandIn> = LazyLock::new(StandIn::load);
@@ -21,7 +22,7 @@ impl StandIn {
         // SAFETY: tests call this before the engine looks for a driver; other threads read the environment through
         // the standard library, which takes turns with this.
         unsafe {
-            for variable in ["WINDLASS_CUDA_DRIVER", "WINDLASS_CUFILE"] {
+            for variable in ["WINDLASS_CUDA_DRIVER", "WINDLASS_CUFILE", "WINDLASS_HIP_DRIVER"] {
                 std::env::set_var(variable, &path);
             }
             std::env::set_var("FAKE_CUDA_CUFILE_MODE", "nvfs");
@@ -79,6 +80,79 @@ impl StandIn {
         let name = CString::new(name).unwrap();
         // SAFETY: the caller names the function's type.
         unsafe { *self.library.get::<T>(name.as_bytes_with_nul()).unwrap() }
+    }
+}
+
+/// A vendor whose driver the stand-in plays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vendor {
+    Cuda,
+    Rocm,
+}
+
+impl Vendor {
+    pub const ALL: [Self; 2] = [Self::Cuda, Self::Rocm];
+
+    /// The device of this number.
+    pub fn device(self, ordinal: u32) -> DeviceId {
+        match self {
+            Self::Cuda => DeviceId::Cuda(ordinal),
+            Self::Rocm => DeviceId::Rocm(ordinal),
+        }
+    }
+
+    /// The vendor's name of a function of CUDA's; other names are those of both.
+    pub fn symbol(self, of_cuda: &str) -> &str {
+        if self == Self::Cuda {
+            return of_cuda;
+        }
+        match of_cuda {
+            "cuCtxPushCurrent_v2" => "hipGetDevice",
+            "cuCtxSynchronize" => "hipDeviceSynchronize",
+            "cuDevicePrimaryCtxRetain" => "hipGetDevicePropertiesR0600",
+            "cuEventCreate" => "hipEventCreateWithFlags",
+            "cuEventDestroy_v2" => "hipEventDestroy",
+            "cuEventQuery" => "hipEventQuery",
+            "cuEventRecord" => "hipEventRecord",
+            "cuEventSynchronize" => "hipEventSynchronize",
+            "cuInit" => "hipInit",
+            "cuLaunchKernel" => "hipModuleLaunchKernel",
+            "cuMemAlloc_v2" => "hipMalloc",
+            "cuMemAllocAsync" => "hipMallocAsync",
+            "cuMemFree_v2" => "hipFree",
+            "cuMemGetInfo_v2" => "hipMemGetInfo",
+            "cuMemHostRegister_v2" => "hipHostRegister",
+            "cuMemcpy2DAsync_v2" => "hipMemcpyParam2DAsync",
+            "cuMemcpyDtoHAsync_v2" => "hipMemcpyDtoHAsync",
+            "cuMemcpyHtoDAsync_v2" => "hipMemcpyHtoDAsync",
+            "cuModuleGetFunction" => "hipModuleGetFunction",
+            "cuModuleLoadData" => "hipModuleLoadData",
+            "cuStreamCreate" => "hipStreamCreateWithFlags",
+            "cuStreamSynchronize" => "hipStreamSynchronize",
+            "cuStreamDestroy_v2" => "hipStreamDestroy",
+            other => {
+                assert!(!other.starts_with("cu"), "{other} has no name of HIP's");
+                other
+            }
+        }
+    }
+
+    /// Counts what exists on the vendor's devices alone: `device_bytes` or `pinned_bytes`.
+    pub fn count(self, name: &str) -> u64 {
+        let suffix = match self {
+            Self::Cuda => "cuda",
+            Self::Rocm => "hip",
+        };
+        STAND_IN.count(&format!("{name}.{suffix}"))
+    }
+
+    /// Faults as the stand-in takes them, from those of CUDA's functions.
+    pub fn faults(self, of_cuda: &str) -> String {
+        let each = of_cuda.split(',').map(|fault| {
+            let (function, when) = fault.split_once(':').unwrap();
+            format!("{}:{when}", self.symbol(function))
+        });
+        format!("FAULTS={}", each.collect::<Vec<_>>().join(","))
     }
 }
 

@@ -14,6 +14,9 @@ const STRICT: OpenOptions = OpenOptions {
     offset: 0,
     #[cfg(feature = "objects")]
     store: None,
+    #[cfg(feature = "objects")]
+    cache: None,
+    stop: None,
 };
 const LENIENT: OpenOptions = OpenOptions { lenient: true, ..STRICT };
 const F32: u32 = 0;

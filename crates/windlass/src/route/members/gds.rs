@@ -1,4 +1,4 @@
-//! `gds` and `gds-compat`: take whole blocks of files that cuFile reads into a device, with a proof or without.
+//! `gds` and `gds-compat`: take whole blocks of files that a library reads into a device, with a proof or without.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     memory::{SlotKind, Slots},
     parallel::lock,
     route::{
-        Access, BlockingLane, CuFileRead, DirectIo, ReadLane, ReadOp, Route, Unavailable, gds,
+        Access, BlockingLane, DirectIo, DirectRead, ReadLane, ReadOp, Route, Unavailable, gds,
         member::{ALONE, Demand, Landing, Member, Share, Wanted},
         registry::NotOpened,
     },
@@ -25,7 +25,7 @@ use windlass_io::file::is_transient;
 const LANDING_BYTES: u64 = 128 << 20;
 
 #[derive(Debug)]
-struct CuFile {
+struct Gds {
     /// [`Route::Gds`] if the path is to be proven, else [`Route::GdsCompat`].
     route: Route,
     is_named: bool,
@@ -73,10 +73,10 @@ pub(in crate::route) fn open(
             _ => device.check_direct_library(),
         }?;
     }
-    Ok(Some(Arc::new(CuFile { route, is_named, device: device.clone(), state: Mutex::default() })))
+    Ok(Some(Arc::new(Gds { route, is_named, device: device.clone(), state: Mutex::default() })))
 }
 
-impl CuFile {
+impl Gds {
     /// Whether a file can take the path, and what proves it.
     fn check(&self, source: &dyn Source) -> Result<Option<String>, Unavailable> {
         if let Some(why) = source.direct_refusal() {
@@ -91,7 +91,7 @@ impl CuFile {
     }
 }
 
-impl Member for CuFile {
+impl Member for Gds {
     fn route(&self) -> Route {
         self.route
     }
@@ -105,7 +105,7 @@ impl Member for CuFile {
             return found.clone().map(|()| true);
         }
         state.files.retain(|_, (file, _)| file.strong_count() > 0);
-        // cuFile is not opened for files that it cannot take.
+        // The library is not opened for files that it cannot take.
         let is_counted = self.route == Route::Gds && source.direct_refusal().is_none();
         let count = || if is_counted { gds::reads_through_host(&self.device) } else { None };
         let before = count();
@@ -125,7 +125,7 @@ impl Member for CuFile {
     }
 
     fn lane(&self, _: usize) -> Result<Box<ReadLane>, Unavailable> {
-        Ok(Box::new(BlockingLane::new(CuFileRead)))
+        Ok(Box::new(BlockingLane::new(DirectRead)))
     }
 
     fn share(&self, demand: &Demand<'_>) -> Share {
@@ -145,7 +145,7 @@ impl Member for CuFile {
     }
 
     fn needs_whole_blocks(&self) -> bool {
-        // cuFile would read the rest through the host, without saying so.
+        // The library would read the rest through the host, without saying so.
         true
     }
 
@@ -199,7 +199,8 @@ impl Member for CuFile {
             (Some(before), Some(now)) if now == before => Ok(()),
             (Some(before), Some(now)) if now > before => Err(Unavailable::new(
                 format!(
-                    "cuFile made {} reads through host memory meanwhile, of this load or of others in this process",
+                    "{} made {} reads through host memory meanwhile, of this load or of others in this process",
+                    self.device.direct_library().map_or("its library", |library| library.name),
                     now - before
                 ),
                 "choose route gds-compat to allow that, or staged, which is faster then",

@@ -2,15 +2,17 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    cache::Entry,
     route::{
         Access, ReadLane, Route, Unavailable,
-        http::HttpLane,
         member::{Demand, Member, Share, Wanted},
+        object_lane::ObjectLane,
         registry::NotOpened,
     },
     source::{Source, objects::ObjectSource},
 };
-use std::sync::Arc;
+use bytesize::ByteSize;
+use std::{collections::BTreeSet, sync::Arc};
 
 /// Bytes of a request: longer ones lose less to the wait for the first byte.
 const REQUEST_BYTES: u64 = 8 << 20;
@@ -24,6 +26,8 @@ struct Http {
     is_named: bool,
     has_device: bool,
     notes: Vec<String>,
+    /// The entries of its objects in the node's cache.
+    entries: Vec<Arc<Entry>>,
 }
 
 /// Opens it for the objects among the files, if it is named or the route chooses.
@@ -40,16 +44,19 @@ pub(in crate::route) fn open(
     if !is_named && objects.is_empty() {
         return Ok(None);
     }
-    let mut notes = Vec::new();
+    let servers: BTreeSet<_> = objects.iter().map(|own| own.object().server()).collect();
+    let mut notes: Vec<_> = servers.iter().map(|server| format!("objects came from {server}")).collect();
+    let entries = objects.iter().filter_map(|own| own.entry().cloned()).collect();
     for object in objects {
-        let (url, server) = (object.object().url(), object.object().server());
-        notes.push(format!("objects came from {server}"));
-        if !object.object().has_etag() {
+        if let Some(why) = object.uncached() {
+            notes.push(format!("{} is not kept in the node's cache: {why}", object.object().url()));
+        }
+        let url = object.object().url();
+        if !object.object().is_pinned() {
             notes.push(format!("{url} has no strong ETag: its length and date were compared instead"));
         }
     }
-    notes.dedup();
-    Ok(Some(Arc::new(Http { is_named, has_device: wanted.device.is_some(), notes })))
+    Ok(Some(Arc::new(Http { is_named, has_device: wanted.device.is_some(), notes, entries })))
 }
 
 impl Member for Http {
@@ -59,8 +66,8 @@ impl Member for Http {
 
     fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
         match ObjectSource::of(source) {
-            Some(object) => {
-                object.forget_head();
+            Some(_) => {
+                source.header_was_read();
                 Ok(true)
             }
             None if self.is_named => {
@@ -72,7 +79,7 @@ impl Member for Http {
     }
 
     fn lane(&self, depth: usize) -> Result<Box<ReadLane>, Unavailable> {
-        Ok(Box::new(HttpLane::new(depth)))
+        Ok(Box::new(ObjectLane::new(self.thread_name(), depth, ObjectSource::read)))
     }
 
     fn share(&self, demand: &Demand<'_>) -> Share {
@@ -109,5 +116,32 @@ impl Member for Http {
 
     fn note(&self) -> Option<String> {
         (!self.notes.is_empty()).then(|| self.notes.join("; "))
+    }
+
+    fn last_notes(&self) -> Vec<String> {
+        let (mut damaged, mut kept, mut left_out, mut notes) = (0, 0, 0, Vec::new());
+        for entry in &self.entries {
+            let counts = entry.counts();
+            (damaged, kept, left_out) = (damaged + counts.0, kept + counts.1, left_out + counts.2);
+            if let Some(why) = entry.refusal() {
+                let note = format!("the node's cache is not written to: {why}");
+                if !notes.contains(&note) {
+                    notes.push(note);
+                }
+            }
+        }
+        if damaged > 0 {
+            notes.push(format!("{damaged} blocks in the node's cache were damaged, and came from the store"));
+        }
+        if kept > 0 {
+            notes.push(format!("{} were written to the node's cache so far", ByteSize(kept)));
+        }
+        if left_out > 0 {
+            let bytes = ByteSize(left_out);
+            notes.push(format!(
+                "{bytes} are not kept in the node's cache: its drive is slower than the store"
+            ));
+        }
+        notes
     }
 }

@@ -6,6 +6,8 @@ pub(super) mod gds;
 pub(super) mod http;
 #[cfg(target_os = "linux")]
 pub(super) mod io_uring;
+#[cfg(feature = "objects")]
+pub(super) mod node_cache;
 pub(super) mod threads;
 #[cfg(target_os = "linux")]
 pub(super) mod usrbio;

@@ -1,4 +1,4 @@
-//! Reads of objects: as many requests at a time as the lane has reads, each on a connection and a thread of its own.
+//! Reads of objects, from their store or the node's cache: as many at a time as the lane has, each on a thread of its own.
 #![forbid(unsafe_code)]
 
 use super::{Done, Lane, ReadOp};
@@ -6,6 +6,7 @@ use crate::{parallel::thread_named, source::objects::ObjectSource};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use std::{
     io,
+    panic::{self, AssertUnwindSafe},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -17,9 +18,15 @@ use std::{
 /// How often a lane that waits for its reads lets its owner look whether the load is over.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Requests for the reads of one thread. Those that are not needed any more end when the lane is dropped: it stops them and
+/// Fills memory with the bytes of an object from an offset on, until the flag is set. Returns how many came.
+pub(super) type ReadObject = fn(&ObjectSource, &mut [u8], u64, &AtomicBool) -> io::Result<usize>;
+
+/// The reads of one thread. Those that are not needed any more end when the lane is dropped: it stops them and
 /// waits for that.
-pub(super) struct HttpLane {
+pub(super) struct ObjectLane {
+    read: ReadObject,
+    /// The name of its threads.
+    name: &'static str,
     capacity: usize,
     in_flight: usize,
     threads: Vec<JoinHandle<()>>,
@@ -31,20 +38,21 @@ pub(super) struct HttpLane {
     stop: Arc<AtomicBool>,
 }
 
-impl HttpLane {
-    pub(super) fn new(capacity: usize) -> Self {
+impl ObjectLane {
+    pub(super) fn new(name: &'static str, capacity: usize, read: ReadObject) -> Self {
         let (reads, waiting) = unbounded();
         let (ends, ended) = unbounded();
         let (threads, stop) = (Vec::new(), Arc::default());
-        Self { capacity, in_flight: 0, threads, reads: Some(reads), waiting, ends, ended, stop }
+        Self { read, name, capacity, in_flight: 0, threads, reads: Some(reads), waiting, ends, ended, stop }
     }
 
     /// Starts a thread that makes one read after the other.
     fn start(&mut self) -> io::Result<()> {
         let (waiting, ends, stop) = (self.waiting.clone(), self.ends.clone(), self.stop.clone());
-        let thread = thread_named("windlass-http").spawn(move || {
+        let read = self.read;
+        let thread = thread_named(self.name).spawn(move || {
             for mut op in waiting {
-                let result = read(&mut op, &stop);
+                let result = caught(|| carry_out(read, &mut op, &stop));
                 if ends.send(Done { op, result }).is_err() {
                     return;
                 }
@@ -55,16 +63,22 @@ impl HttpLane {
     }
 }
 
-fn read(op: &mut ReadOp, stop: &AtomicBool) -> io::Result<usize> {
+/// What a read gives. A panic of it is an error: the owner of the lane waits for each read.
+fn caught(read: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
+    let result = panic::catch_unwind(AssertUnwindSafe(read));
+    result.unwrap_or_else(|_| Err(io::Error::other("the read panicked: this is a bug in windlass")))
+}
+
+fn carry_out(read: ReadObject, op: &mut ReadOp, stop: &AtomicBool) -> io::Result<usize> {
     if stop.load(Ordering::Relaxed) {
         return Err(io::Error::other("the load has ended"));
     }
     let source = op.source.clone();
     let object = ObjectSource::of(&source).ok_or_else(|| io::Error::other("it is no object"))?;
-    object.read(op.buffer.target(op.progress)?, op.progress.offset, stop)
+    read(object, op.buffer.target(op.progress)?, op.progress.offset, stop)
 }
 
-impl Lane<ReadOp> for HttpLane {
+impl Lane<ReadOp> for ObjectLane {
     fn capacity(&self) -> usize {
         self.capacity
     }
@@ -89,7 +103,7 @@ impl Lane<ReadOp> for HttpLane {
         if self.threads.is_empty()
             && let Ok(mut op) = self.waiting.try_recv()
         {
-            let result = read(&mut op, &self.stop);
+            let result = carry_out(self.read, &mut op, &self.stop);
             self.in_flight -= 1;
             done.push(Done { op, result });
             return Ok(());
@@ -109,13 +123,24 @@ impl Lane<ReadOp> for HttpLane {
     }
 }
 
-impl Drop for HttpLane {
+impl Drop for ObjectLane {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         self.reads = None;
         for thread in self.threads.drain(..) {
-            // A panic was told by the read that is missing.
+            // No panic of a read ends it.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_that_panics_is_an_error_of_that_read() {
+        assert!(caught(|| panic!("for the test")).is_err());
+        assert_eq!(caught(|| Ok(5)).ok(), Some(5));
     }
 }
