@@ -2,6 +2,8 @@
 # Builds the C library and installs it: headers, libwindlass.so with versioned symbols, libwindlass.a, windlass.pc.
 # Usage: [DESTDIR=STAGE] install.sh PREFIX [LIBDIR]
 # LIBDIR is relative to PREFIX: lib, unless told otherwise. What is put under STAGE says that it lies under PREFIX.
+# BUILT names a directory with libwindlass_capi.a, for another target perhaps, that is installed instead of a new build. CC
+# links; LDFLAGS are added.
 set -eu
 
 mkdir -p "${DESTDIR:-}$1"
@@ -11,12 +13,14 @@ libdir=$prefix/${2:-lib}
 here=$(cd "$(dirname "$0")" && pwd)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$here/../../Cargo.toml" | head -n 1)
 abi=$(sed -n 's/^#define WINDLASS_ABI_VERSION \([0-9]*\)/\1/p' "$here/include/windlass.h")
-built=${CARGO_TARGET_DIR:-"$here/../../target"}/release
+built=${BUILT:-${CARGO_TARGET_DIR:-"$here/../../target"}/release}
 libraries="-lgcc_s -lpthread -lm -ldl -lc"
 to_include=${DESTDIR:-}$prefix/include
 to_lib=${DESTDIR:-}$libdir
 
-cargo build --quiet --release --manifest-path "$here/Cargo.toml"
+if [ -z "${BUILT:-}" ]; then
+    cargo build --quiet --release --manifest-path "$here/Cargo.toml"
+fi
 mkdir -p "$to_include" "$to_lib/pkgconfig"
 cp "$here/include/windlass.h" "$here/include/windlass.hpp" "$to_include/"
 cp "$built/libwindlass_capi.a" "$to_lib/libwindlass.a"
@@ -25,9 +29,9 @@ cp "$built/libwindlass_capi.a" "$to_lib/libwindlass.a"
 script=$(mktemp)
 trap 'rm -f "$script"' EXIT
 printf 'WINDLASS_%s {\n  global: windlass_*;\n  local: *;\n};\n' "$abi" > "$script"
-cc -shared -o "$to_lib/libwindlass.so.$version" -Wl,-soname,"libwindlass.so.$abi" \
+${CC:-cc} -shared -o "$to_lib/libwindlass.so.$version" -Wl,-soname,"libwindlass.so.$abi" \
     -Wl,--version-script,"$script" -Wl,--whole-archive "$built/libwindlass_capi.a" -Wl,--no-whole-archive \
-    -Wl,--gc-sections -Wl,--strip-debug -Wl,-z,relro,-z,now $libraries
+    -Wl,--gc-sections -Wl,--strip-debug -Wl,-z,relro,-z,now ${LDFLAGS:-} $libraries
 ln -sf "libwindlass.so.$version" "$to_lib/libwindlass.so.$abi"
 ln -sf "libwindlass.so.$abi" "$to_lib/libwindlass.so"
 

@@ -40,6 +40,11 @@ class Build:
         return self.folder / "load-from-user"
 
     @property
+    def stream_experts(self) -> Path:
+        """Evaluates a model whose experts are read as its routers choose them."""
+        return self.folder / "stream-experts/stream-experts"
+
+    @property
     def stand_in(self) -> Path:
         """A library with windlass's functions and plain reads, for what windlass itself does not do."""
         return self.folder / "libstand-in.so"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -32,8 +32,25 @@ MIDDLE = Shape(layers=8, width=1024, experts=64, experts_used=4, expert_width=51
 """873 MB."""
 
 
+def of_size(megabytes: int) -> Shape:
+    """`MIDDLE` with as many layers as make about so many megabytes."""
+    return replace(MIDDLE, layers=max(2, round((megabytes - 18) / 107)))
+
+
+def expert_bytes(shape: Shape) -> int:
+    """Bytes of one expert, quantized to Q8_0."""
+    return 3 * shape.width * shape.expert_width * 34 // 32
+
+
 def make(
-    path: Path, shape: Shape, *, split_bytes: int = 0, tied: bool = False, quantization: str = "Q8_0"
+    path: Path,
+    shape: Shape,
+    *,
+    split_bytes: int = 0,
+    tied: bool = False,
+    quantization: str = "Q8_0",
+    router: str = "float32",
+    without: str = "",
 ) -> Path:
     """Makes a model unless it is there; its path, or that of its first file.
 
@@ -43,6 +60,8 @@ def make(
         split_bytes: Begins a new file after so many bytes; zero for one file.
         tied: Whether the token embedding is the output too.
         quantization: What ggml calls the type of the large weights.
+        router: What numpy calls the type of the routers.
+        without: Norms whose names have this in them are left out.
     """
     if path.exists():
         return path
@@ -52,7 +71,8 @@ def make(
     with TemporaryDirectory(dir=path.parent) as folder:
         writer = gguf.GGUFWriter(Path(folder) / path.name, "qwen3moe", split_max_size=split_bytes)
         describe(writer, shape)
-        add_tensors(writer, shape, tied, gguf.GGMLQuantizationType[quantization])
+        kind = gguf.GGMLQuantizationType[quantization]
+        add_tensors(writer, shape, tied=tied, kind=kind, router_type=router, without=without)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -82,7 +102,15 @@ def describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_vocab_size(shape.vocabulary)
 
 
-def add_tensors(writer: gguf.GGUFWriter, shape: Shape, tied: bool, kind: gguf.GGMLQuantizationType) -> None:
+def add_tensors(
+    writer: gguf.GGUFWriter,
+    shape: Shape,
+    *,
+    tied: bool,
+    kind: gguf.GGMLQuantizationType,
+    router_type: str,
+    without: str,
+) -> None:
     """Adds all weights, the large ones quantized."""
     random = np.random.default_rng(7)
 
@@ -91,6 +119,8 @@ def add_tensors(writer: gguf.GGUFWriter, shape: Shape, tied: bool, kind: gguf.GG
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
     def ones(name: str, extent: int) -> None:
+        if without and without in name:
+            return
         writer.add_tensor(name, np.ones(extent, np.float32))
 
     width = shape.width
@@ -109,7 +139,7 @@ def add_tensors(writer: gguf.GGUFWriter, shape: Shape, tied: bool, kind: gguf.GG
         ones(f"{prefix}attn_k_norm.weight", HEAD_SIZE)
         ones(f"{prefix}attn_q_norm.weight", HEAD_SIZE)
         router = random.standard_normal((shape.experts, width), dtype=np.float32) / np.float32(np.sqrt(width))
-        writer.add_tensor(f"{prefix}ffn_gate_inp.weight", router)
+        writer.add_tensor(f"{prefix}ffn_gate_inp.weight", router.astype(router_type))
         quantized(f"{prefix}ffn_gate_exps.weight", shape.experts, shape.expert_width, width)
         quantized(f"{prefix}ffn_down_exps.weight", shape.experts, width, shape.expert_width)
         quantized(f"{prefix}ffn_up_exps.weight", shape.experts, shape.expert_width, width)

@@ -195,6 +195,7 @@ static void check_wrong_arguments(void) {
     REFUSED((bad.catalog = NULL, bad.path = "/does/not/exist"), WINDLASS_NOT_FOUND);
     REFUSED(bad.target = WINDLASS_TARGET_CALLBACK, WINDLASS_INVALID_ARGUMENT);
     REFUSED((bad.target = WINDLASS_TARGET_CUDA, bad.device = -1), WINDLASS_INVALID_ARGUMENT);
+    REFUSED((bad.target = WINDLASS_TARGET_ROCM, bad.device = -1), WINDLASS_INVALID_ARGUMENT);
     CHECK(windlass_batch_submit(reader, &good, 1, 99, &batch) == WINDLASS_INVALID_ARGUMENT);
     CHECK(windlass_batch_submit(NULL, &good, 1, WINDLASS_DEMAND, &batch) == WINDLASS_INVALID_ARGUMENT);
     CHECK(windlass_batch_wait(NULL, 0, NULL, NULL) == WINDLASS_INVALID_ARGUMENT);
@@ -307,6 +308,28 @@ static void check_cancel(void) {
     windlass_reader_free(four);
 }
 
+/* A model without experts has tensors that are leased by name. */
+static void check_dense_tensors(void) {
+    windlass_experts *store = NULL;
+    CHECK(windlass_experts_open(catalog, NULL, &store) == WINDLASS_OK);
+    windlass_experts_model model = {.size = sizeof model};
+    CHECK(windlass_experts_describe(store, &model) == WINDLASS_OK && model.experts == 0 && model.layers == 0);
+    CHECK(model.dense_tensors == windlass_catalog_tensor_count(catalog) && model.token_cycle_bytes == 0);
+    windlass_tensor tensor = tensor_at(0);
+    windlass_lease *lease = NULL;
+    CHECK(windlass_experts_ensure_tensors(store, &tensor.name, 1, &lease) == WINDLASS_OK);
+    windlass_part part = {.size = sizeof part};
+    CHECK(windlass_lease_part(lease, 0, 0, &part) == WINDLASS_OK && part.bytes == tensor.bytes);
+    unsigned char *expected = bytes_of(&tensor);
+    CHECK(memcmp(part.address, expected, part.bytes) == 0);
+    free(expected);
+    uint32_t expert = 0;
+    windlass_lease *none = NULL;
+    CHECK(windlass_experts_ensure(store, 0, &expert, 1, &none) == WINDLASS_NOT_FOUND && !none);
+    windlass_lease_free(lease);
+    windlass_experts_free(store);
+}
+
 static void *from_a_thread(void *unused) {
     for (int round = 0; round < 5; round++) {
         check_host_reads();
@@ -320,6 +343,7 @@ int main(int count, char **arguments) {
     CHECK(windlass_abi_version() == WINDLASS_ABI_VERSION);
     CHECK(strlen(windlass_version()) >= 5);
     check_catalog(arguments[1]);
+    check_dense_tensors();
     const char *routes[] = {NULL, "threads", "auto"};
     for (int round = 0; round < 3; round++) {
         windlass_reader_options options = {.size = sizeof options, .route = routes[round], .in_flight = 4};

@@ -1,5 +1,5 @@
-/* Reads into memory of a CUDA device, allocated by the driver that WINDLASS_CUDA_DRIVER names.
- * Usage: device FILE: a checkpoint of at least three tensors. */
+/* Reads into memory of a CUDA device and of a ROCm device, allocated by the drivers that WINDLASS_CUDA_DRIVER and
+ * WINDLASS_HIP_DRIVER name. Usage: device FILE: a checkpoint of at least three tensors. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -8,22 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-int main(int count, char **arguments) {
-    CHECK(count == 2);
-    void *driver = dlopen(getenv("WINDLASS_CUDA_DRIVER"), RTLD_NOW);
-    CHECK(driver);
-    int (*init)(unsigned) = (int (*)(unsigned))dlsym(driver, "cuInit");
-    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(driver, "cuDevicePrimaryCtxRetain");
-    int (*set_current)(void *) = (int (*)(void *))dlsym(driver, "cuCtxSetCurrent");
-    int (*allocate)(uint64_t *, size_t) = (int (*)(uint64_t *, size_t))dlsym(driver, "cuMemAlloc_v2");
-    int (*to_host)(void *, uint64_t, size_t) = (int (*)(void *, uint64_t, size_t))dlsym(driver, "cuMemcpyDtoH_v2");
-    CHECK(init && retain && set_current && allocate && to_host);
-    void *context = NULL;
-    CHECK(init(0) == 0 && retain(&context, 0) == 0 && set_current(context) == 0);
+typedef int (*allocate_function)(uint64_t *, size_t);
+typedef int (*to_host_function)(void *, uint64_t, size_t);
 
+static int (*hip_to_host_async)(void *, uint64_t, size_t, void *);
+
+/* Memory that is not pinned has been written when the call returns. */
+static int hip_to_host(void *host, uint64_t device, size_t bytes) {
+    return hip_to_host_async(host, device, bytes, NULL);
+}
+
+static void reads_arrive(const char *path, int target, allocate_function allocate, to_host_function to_host) {
     windlass_catalog *catalog = NULL;
     windlass_reader *reader = NULL;
-    const char *path = arguments[1];
     CHECK(windlass_catalog_open(&path, 1, NULL, &catalog) == WINDLASS_OK);
     CHECK(windlass_reader_create(NULL, &reader) == WINDLASS_OK);
     windlass_tensor tensor = {.size = sizeof tensor};
@@ -42,11 +39,11 @@ int main(int count, char **arguments) {
         reads[index].length = tensor.bytes;
         reads[index].name = tensor.name;
     }
-    reads[0].target = WINDLASS_TARGET_CUDA;
+    reads[0].target = target;
     reads[0].destination = (void *)(uintptr_t)(address + 1);
     reads[1].destination = expected;
     /* A device that is not there fails its own read. */
-    reads[2].target = WINDLASS_TARGET_CUDA;
+    reads[2].target = target;
     reads[2].device = 99;
     reads[2].destination = (void *)(uintptr_t)address;
     windlass_batch *batch = NULL;
@@ -63,6 +60,29 @@ int main(int count, char **arguments) {
     windlass_catalog_free(catalog);
     free(expected);
     free(found);
+}
+
+int main(int count, char **arguments) {
+    CHECK(count == 2);
+    void *driver = dlopen(getenv("WINDLASS_CUDA_DRIVER"), RTLD_NOW);
+    CHECK(driver);
+    int (*init)(unsigned) = (int (*)(unsigned))dlsym(driver, "cuInit");
+    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(driver, "cuDevicePrimaryCtxRetain");
+    int (*set_current)(void *) = (int (*)(void *))dlsym(driver, "cuCtxSetCurrent");
+    allocate_function allocate = (allocate_function)dlsym(driver, "cuMemAlloc_v2");
+    to_host_function to_host = (to_host_function)dlsym(driver, "cuMemcpyDtoH_v2");
+    CHECK(init && retain && set_current && allocate && to_host);
+    void *context = NULL;
+    CHECK(init(0) == 0 && retain(&context, 0) == 0 && set_current(context) == 0);
+    reads_arrive(arguments[1], WINDLASS_TARGET_CUDA, allocate, to_host);
+
+    driver = dlopen(getenv("WINDLASS_HIP_DRIVER"), RTLD_NOW);
+    CHECK(driver);
+    init = (int (*)(unsigned))dlsym(driver, "hipInit");
+    allocate = (allocate_function)dlsym(driver, "hipMalloc");
+    hip_to_host_async = (int (*)(void *, uint64_t, size_t, void *))dlsym(driver, "hipMemcpyDtoHAsync");
+    CHECK(init && allocate && hip_to_host_async && init(0) == 0);
+    reads_arrive(arguments[1], WINDLASS_TARGET_ROCM, allocate, hip_to_host);
     puts("ok");
     return 0;
 }

@@ -8,7 +8,9 @@
 #include <ftw.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -180,6 +182,15 @@ static void check_completions(void) {
         } while (count > 0);
     }
     CHECK(windlass_kv_drain(store, ended, 4, &count) == WINDLASS_OK && count == 0);
+    /* A caller without room takes nothing, and the descriptor tells of it still. */
+    windlass_kv_ticket *late = begin(true, 0, 1, &request);
+    struct pollfd watched = {.fd = windlass_kv_event_fd(store), .events = POLLIN};
+    CHECK(poll(&watched, 1, 60000) == 1);
+    CHECK(windlass_kv_drain(store, NULL, 0, &count) == WINDLASS_OK && count == 0);
+    CHECK(poll(&watched, 1, 0) == 1);
+    CHECK(windlass_kv_drain(store, ended, 4, &count) == WINDLASS_OK && count == 1);
+    CHECK(ended[0] == windlass_kv_ticket_id(late));
+    windlass_kv_ticket_free(late);
     for (int index = 0; index < 3; index++) {
         windlass_kv_ticket_free(tickets[index]);
     }
@@ -389,6 +400,98 @@ static void check_device(void) {
     windlass_kv_region_free(region);
 }
 
+/* Joins two parts of a path. */
+static char *path_of(const char *root, const char *name) {
+    char *path = malloc(strlen(root) + strlen(name) + 2);
+    CHECK(path);
+    sprintf(path, "%s/%s", root, name);
+    return path;
+}
+
+/* A far tier has what a near one lacks. Its directory is not made, and its absence fails nothing. */
+static void check_far(const char *root) {
+    windlass_kv *store_before = store;
+    windlass_kv_namespace *blocks_before = blocks;
+    char *near = path_of(root, "near"), *other = path_of(root, "other"), *far_root = path_of(root, "far");
+    windlass_kv_far_options far = {.size = sizeof far, .root = far_root, .layout = "files", .policy = "write_back"};
+    far.capacity_bytes = 64 << 20;
+    far.min_free_bytes = 1;
+    far.timeout_ms = 60000;
+    far.lookup_timeout_ms = 60000;
+    far.backlog_bytes = 8 << 20;
+    far.staging_bytes = 8 << 20;
+    windlass_kv_options options = {.size = sizeof options, .root = near, .capacity_bytes = 64 << 20};
+    options.min_free_bytes = 1;
+    options.far_tier = &far;
+
+    CHECK(windlass_kv_open(&options, &store) == WINDLASS_OK);
+    blocks = open_namespace(store);
+    windlass_kv_ticket *ticket = begin(false, 0, 1, NULL);
+    CHECK(windlass_kv_ticket_wait(ticket, UINT64_MAX) == WINDLASS_OK);
+    windlass_kv_ticket_free(ticket);
+    load_and_compare(0, 1);
+    char *words = NULL;
+    CHECK(windlass_kv_report(store, &words) == WINDLASS_OK && strstr(words, "mount its file system"));
+    windlass_string_free(words);
+    CHECK(windlass_kv_metrics(store, &words) == WINDLASS_OK && strstr(words, "windlass_kv_far_up 0\n"));
+    windlass_string_free(words);
+    uint64_t removed = 0;
+    CHECK(windlass_kv_delete(blocks, keys, 1, &removed) == WINDLASS_IO);
+    CHECK(strstr(windlass_last_error(), "far tier"));
+    ticket = begin(false, 0, 1, NULL);
+    CHECK(windlass_kv_ticket_wait(ticket, UINT64_MAX) == WINDLASS_OK);
+    windlass_kv_ticket_free(ticket);
+    CHECK(windlass_kv_close(store, 0) == WINDLASS_IO && strstr(windlass_last_error(), "1 blocks were not written"));
+    windlass_kv_namespace_free(blocks);
+    windlass_kv_free(store);
+
+    CHECK(mkdir(far_root, 0700) == 0);
+    CHECK(windlass_kv_open(&options, &store) == WINDLASS_OK);
+    blocks = open_namespace(store);
+    ticket = begin(false, 0, 2, NULL);
+    CHECK(windlass_kv_ticket_wait(ticket, UINT64_MAX) == WINDLASS_OK);
+    windlass_kv_ticket_free(ticket);
+    CHECK(windlass_kv_close(store, 60000) == WINDLASS_OK); /* The backlog is written. */
+    windlass_kv_namespace_free(blocks);
+    windlass_kv_free(store);
+
+    options.root = other;
+    far.flags = WINDLASS_KV_NO_PROMOTE;
+    CHECK(windlass_kv_open(&options, &store) == WINDLASS_OK);
+    blocks = open_namespace(store);
+    load_and_compare(0, 2);
+    ticket = begin(true, 1, 1, NULL);
+    CHECK(windlass_kv_ticket_wait(ticket, UINT64_MAX) == WINDLASS_OK);
+    CHECK(windlass_kv_ticket_report(ticket, &words) == WINDLASS_OK && strstr(words, "\"far_bytes\":200000"));
+    windlass_string_free(words);
+    windlass_kv_ticket_free(ticket);
+    windlass_kv_namespace_free(blocks);
+    windlass_kv_free(store);
+
+    windlass_kv *none = (windlass_kv *)1;
+    far.policy = "perhaps";
+    CHECK(windlass_kv_open(&options, &none) == WINDLASS_INVALID_ARGUMENT && none == NULL);
+    CHECK(strstr(windlass_last_error(), "write_through"));
+    far.policy = NULL;
+    far.flags = 1ull << 40;
+    CHECK(windlass_kv_open(&options, &none) == WINDLASS_INVALID_ARGUMENT);
+    far.flags = 0;
+    far.root = NULL;
+    CHECK(windlass_kv_open(&options, &none) == WINDLASS_INVALID_ARGUMENT);
+    far.root = far_root;
+    far.size = 8;
+    CHECK(windlass_kv_open(&options, &none) == WINDLASS_INVALID_ARGUMENT);
+    /* Programs of the first version have no far tier. */
+    options.size = offsetof(windlass_kv_options, far_tier);
+    CHECK(windlass_kv_open(&options, &none) == WINDLASS_OK);
+    windlass_kv_free(none);
+    free(near);
+    free(other);
+    free(far_root);
+    store = store_before;
+    blocks = blocks_before;
+}
+
 static int flip_in(const char *path, const struct stat *found, int kind, struct FTW *walk) {
     (void)walk;
     if (kind != FTW_F || found->st_size < BLOCK) {
@@ -469,6 +572,10 @@ int main(int count, char **arguments) {
     if (getenv("WINDLASS_CUDA_DRIVER")) {
         check_device();
     }
+    char *of_far = path_of(arguments[1], "../tiers");
+    CHECK(mkdir(of_far, 0700) == 0);
+    check_far(of_far);
+    free(of_far);
     check_corrupt(arguments[1]);
     check_close(arguments[1]);
     for (int index = 0; index < BLOCKS; index++) {

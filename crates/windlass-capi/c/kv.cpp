@@ -71,6 +71,9 @@ int main(int, char** arguments) {
     }
     store.close();
     check(thrown([&] { blocks.lookup(keys); }) == WINDLASS_CLOSED, "a store that was closed says so");
+    kv::FarOptions far(nullptr);
+    options.far_tier = &far;
+    check(thrown([&] { kv::Store none(options); }) == WINDLASS_INVALID_ARGUMENT, "a far tier has a root");
     check(thrown([] { kv::Store none(kv::Options(nullptr)); }) == WINDLASS_INVALID_ARGUMENT, "misuse throws");
     std::puts("ok");
 }

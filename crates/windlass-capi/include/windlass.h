@@ -17,6 +17,9 @@
 // `windlass_kv_options.flags`: do not compare the checksums of blocks that a sync covers.
 #define WINDLASS_KV_NO_VERIFY 1
 
+// `windlass_kv_far_options.flags`: do not store blocks in the near tier that are loaded from the far one.
+#define WINDLASS_KV_NO_PROMOTE 1
+
 // `windlass_kv_request.flags`: tell of the end by `windlass_kv_event_fd` and `windlass_kv_drain`, too.
 #define WINDLASS_KV_NOTIFY 1
 
@@ -28,6 +31,9 @@
 
 // `windlass_read.target`: the function `sink`.
 #define WINDLASS_TARGET_CALLBACK 2
+
+// `windlass_read.target`: a pointer of HIP, to memory of a ROCm device.
+#define WINDLASS_TARGET_ROCM 3
 
 // `windlass_reader_options.flags`: do not advise huge pages for destinations of 2 MiB and more.
 #define WINDLASS_SMALL_PAGES 1
@@ -53,7 +59,7 @@ enum windlass_status
   WINDLASS_PENDING = 1,
   // An argument or an option makes no sense.
   WINDLASS_INVALID_ARGUMENT = 2,
-  // There is no such file, or no such tensor.
+  // There is no such file, tensor, expert, layer or row.
   WINDLASS_NOT_FOUND = 3,
   // A file is not what its format allows.
   WINDLASS_INVALID_FILE = 4,
@@ -75,11 +81,11 @@ enum windlass_status
   WINDLASS_INTERNAL = 12,
   // A block of a KV store is not what was stored. It is a miss from now on.
   WINDLASS_CORRUPT = 13,
-  // A KV store has no room for it, or too much is under way.
+  // A store has no room for it, or too much is under way.
   WINDLASS_REFUSED = 14,
   // It did not end within the time that it was given.
   WINDLASS_TIMED_OUT = 15,
-  // A KV store was closed, or opened by the parent of this process.
+  // A store was closed, or opened by the parent of this process.
   WINDLASS_CLOSED = 16,
   // A KV store was opened for reading only.
   WINDLASS_READ_ONLY = 17,
@@ -143,6 +149,9 @@ typedef struct windlass_batch windlass_batch;
 // What a checkpoint holds: its files and tensors. Its files stay open.
 typedef struct windlass_catalog windlass_catalog;
 
+// A store of a model's experts and dense tensors, which are read as they are used and evicted when a budget says so.
+typedef struct windlass_experts windlass_experts;
+
 // An open KV store. Linux only, as is all that has to do with it.
 typedef struct windlass_kv windlass_kv;
 
@@ -155,8 +164,20 @@ typedef struct windlass_kv_region windlass_kv_region;
 // A request under way.
 typedef struct windlass_kv_ticket windlass_kv_ticket;
 
+// A layer whose bytes are in memory until it is freed.
+typedef struct windlass_layer windlass_layer;
+
+// Layers of a model, one after the other, again and again.
+typedef struct windlass_layers windlass_layers;
+
+// Experts or dense tensors that are resident, and stay where they are until it is freed.
+typedef struct windlass_lease windlass_lease;
+
 // Threads and staging memory for reads, kept between batches.
 typedef struct windlass_reader windlass_reader;
+
+// A table in a file, of rows of equal length, such as an embedding.
+typedef struct windlass_rows windlass_rows;
 
 // How to open a checkpoint.
 typedef struct {
@@ -193,6 +214,189 @@ typedef struct {
   // How many these are.
   uint64_t bytes;
 } windlass_tensor;
+
+// How to open a store of experts. Strings that are NULL, and numbers that are 0, are defaults.
+typedef struct {
+  // `sizeof(windlass_experts_options)`.
+  uint64_t size;
+  // "host_slots", "host_sparse" or "device_slots"; NULL is "host_slots".
+  const char *backing;
+  // "ewma2", "lru", "slru", "lfu" or "arc"; NULL is "ewma2".
+  const char *policy;
+  // "auto", "io_uring", "threads", "cached" or "usrbio"; NULL is "auto".
+  const char *route;
+  // Most bytes that resident and arriving experts and tensors take. One request may exceed it by its own demand.
+  // 0 for 4 GiB.
+  uint64_t budget_bytes;
+  // With "device_slots", bytes beside the budget for the demand of one request; 0 for that of one token in one layer.
+  uint64_t batch_bytes;
+  // With "device_slots", bytes of the budget for dense tensors; 0 for an eighth at most.
+  uint64_t dense_bytes;
+  // Milliseconds that a request waits for room and for reads; 0 for 60,000, `UINT64_MAX` for as long as it takes.
+  uint64_t timeout_ms;
+  // Changes of residency that are kept for `windlass_experts_events`.
+  uint64_t events;
+  // Most bytes of staging memory of its reader; 0 for the default.
+  uint64_t memory_budget_bytes;
+  // Reads at once; 0 for the default.
+  uint64_t in_flight;
+  // Experts that a token uses in each layer; 0 for what the headers or `config.json` say.
+  uint32_t experts_per_token;
+  // With "device_slots", `WINDLASS_TARGET_CUDA` or `WINDLASS_TARGET_ROCM`; else 0.
+  int32_t target;
+  // Number of the device.
+  int32_t device;
+  // 0.
+  uint32_t reserved;
+} windlass_experts_options;
+
+// A model as a store streams it.
+typedef struct {
+  // `sizeof(windlass_experts_model)`, set by the caller; then, as far as members were filled in.
+  uint64_t size;
+  // Layers that have experts.
+  uint64_t layers;
+  // Experts of all layers.
+  uint64_t experts;
+  // Bytes of all experts.
+  uint64_t expert_bytes;
+  // Tensors that hold no expert.
+  uint64_t dense_tensors;
+  // Bytes of these.
+  uint64_t dense_bytes;
+  // Bytes of the experts that one token uses in all layers; 0 if it is not known how many these are. With a smaller
+  // budget, a policy that evicts what was used least recently finds nothing resident.
+  uint64_t token_cycle_bytes;
+  // Experts that a token uses in each layer; 0 if that is not known.
+  uint32_t experts_per_token;
+  // 0.
+  uint32_t reserved;
+} windlass_experts_model;
+
+// A layer that has experts.
+typedef struct {
+  // `sizeof(windlass_experts_layer_info)`, set by the caller; then, as far as members were filled in.
+  uint64_t size;
+  // Its number, counted from 0 as the checkpoint does.
+  uint32_t layer;
+  // Number of its experts.
+  uint32_t experts;
+  // Bytes of its largest expert.
+  uint64_t expert_bytes;
+  // Bytes of the experts that one token uses; 0 if it is not known how many these are.
+  uint64_t demand_bytes;
+} windlass_experts_layer_info;
+
+// A part of an expert, or a dense tensor. What it points to lives as long as the store and its leases.
+typedef struct {
+  // `sizeof(windlass_part)`, set by the caller; then, as far as members were filled in.
+  uint64_t size;
+  // The tensor that holds it.
+  const char *tensor;
+  // "gate", "up", "gate_up", "down", or "dense".
+  const char *role;
+  // What it holds of its role: "weight", "blocks", "scales", or whatever else the tensor's name ends with.
+  const char *component;
+  // Type of its elements, such as "BF16" or "Q4_K".
+  const char *dtype;
+  // Elements along each dimension, slowest first, without the dimension that counts experts.
+  const uint64_t *shape;
+  // Length of `shape`.
+  uint32_t dimensions;
+  // The type's number in ggml; -1 if ggml has none.
+  int32_t ggml_type;
+  // Number of the file that holds it, in the catalog.
+  uint64_t file;
+  // Where its bytes begin in the file.
+  uint64_t offset;
+  // How many these are.
+  uint64_t bytes;
+  // Where its bytes are, if it is leased; else NULL.
+  void *address;
+  // Whose memory that is, a `WINDLASS_TARGET_…`.
+  int32_t target;
+  // Number of the device.
+  int32_t device;
+  // The slot of its expert, if it is leased and the backing has slots; else -1.
+  int64_t slot;
+} windlass_part;
+
+// A layer, as the caller names it. This structure never grows.
+typedef struct {
+  // What reports and messages call it.
+  const char *name;
+  // Names of its tensors.
+  const char *const *tensors;
+  // How many these are.
+  uint64_t tensor_count;
+} windlass_layer_spec;
+
+// How to stream layers. Numbers that are 0 are defaults.
+typedef struct {
+  // `sizeof(windlass_layers_options)`.
+  uint64_t size;
+  // Most bytes of all layers in memory: those that stay, those that the caller holds, those that are read. 0 for 4 GiB.
+  uint64_t budget_bytes;
+  // Layers that are read ahead of the one that computes; 0 for 1. Fewer if the budget does not hold as many.
+  uint64_t ahead;
+  // Milliseconds that a layer waits for room that the caller holds; 0 for 60,000, `UINT64_MAX` for as long as it takes.
+  uint64_t timeout_ms;
+  // The layers in the order of use. NULL for those that names of tensors count (`blk.N.`, `layers.N.`, `h.N.`,
+  // `blocks.N.`).
+  const windlass_layer_spec *layers;
+  // How many these are.
+  uint64_t layer_count;
+} windlass_layers_options;
+
+// A tensor of a layer. What it points to lives as long as the layer.
+typedef struct {
+  // `sizeof(windlass_layer_part)`, set by the caller; then, as far as members were filled in.
+  uint64_t size;
+  // Its name in the checkpoint.
+  const char *name;
+  // Type of its elements, such as "BF16" or "Q4_K".
+  const char *dtype;
+  // Elements along each dimension, slowest first.
+  const uint64_t *shape;
+  // Length of `shape`.
+  uint32_t dimensions;
+  // The type's number in ggml; -1 if ggml has none.
+  int32_t ggml_type;
+  // Its bytes.
+  const void *address;
+  // How many these are.
+  uint64_t bytes;
+} windlass_layer_part;
+
+// A second store behind the near one, such as one on a shared file system. Lookups answer for both, and a load reads from it
+// what the near one lacks. Its directory must be there, or nothing moves to it until it is. Strings that are NULL, and numbers
+// that are 0, are defaults; docs/kv/tiers.md says what each means.
+typedef struct {
+  // `sizeof(windlass_kv_far_options)`.
+  uint64_t size;
+  // Its directory.
+  const char *root;
+  // "segments" or "files"; NULL is what is there, else "segments".
+  const char *layout;
+  // "none", "batched" or "sync"; NULL is "batched".
+  const char *durability;
+  // "write_through" or "write_back"; NULL is "write_through".
+  const char *policy;
+  // Most bytes that all files below `root` take, of all processes. Needed for writing.
+  uint64_t capacity_bytes;
+  // Bytes that are left free on the file system; 0 for 1 GiB, 1 for none.
+  uint64_t min_free_bytes;
+  // Milliseconds that one operation may take; 0 for five seconds.
+  uint64_t timeout_ms;
+  // Milliseconds that a lookup waits for a far tier with layout "files"; 0 for 50.
+  uint64_t lookup_timeout_ms;
+  // Most bytes of blocks that wait to be written; 0 for 1 GiB.
+  uint64_t backlog_bytes;
+  // Bytes of host memory for blocks that move between the tiers; 0 for 256 MiB.
+  uint64_t staging_bytes;
+  // `WINDLASS_KV_NO_PROMOTE` or 0.
+  uint64_t flags;
+} windlass_kv_far_options;
 
 // How to open a KV store. Strings that are NULL, and numbers that are 0, are defaults; docs/kv says what each means.
 typedef struct {
@@ -232,17 +436,19 @@ typedef struct {
   uint64_t scrub_bytes_per_second;
   // `WINDLASS_KV_NO_VERIFY` or 0.
   uint64_t flags;
+  // A second store behind this one, or NULL.
+  const windlass_kv_far_options *far_tier;
 } windlass_kv_options;
 
 // A piece of the caller's memory. It never gets more members.
 typedef struct {
-  // Memory of the host, or a CUDA pointer.
+  // Memory of the host, or a pointer to that of a device.
   void *address;
   // Its length in bytes.
   uint64_t length;
-  // `WINDLASS_TARGET_HOST` or `WINDLASS_TARGET_CUDA`.
+  // `WINDLASS_TARGET_HOST`, `WINDLASS_TARGET_CUDA` or `WINDLASS_TARGET_ROCM`.
   int32_t target;
-  // Number of the CUDA device.
+  // Number of the device.
   int32_t device;
 } windlass_kv_piece;
 
@@ -320,8 +526,9 @@ typedef struct {
   uint64_t size;
   // Milliseconds that it may take; 0 for what the store says.
   uint64_t timeout_ms;
-  // A CUDA event that work on the device must have reached before the memory is read or written, or 0. It must live, and
-  // not be recorded anew, until the ticket is released.
+  // An event of the device, such as a `CUevent` or `hipEvent_t`, or 0. Work on the device must have reached it before the
+  // memory is read or written. It must live, and not be recorded anew, until the ticket is released. If items have memory
+  // of several vendors, or of none while drivers of several are loaded, the request fails.
   uint64_t wait_event;
   // `WINDLASS_KV_NOTIFY` or 0.
   uint64_t flags;
@@ -376,7 +583,7 @@ typedef struct {
   int32_t fd;
   // A `WINDLASS_TARGET_…`.
   int32_t target;
-  // Number of the CUDA device.
+  // Number of the device.
   int32_t device;
   // 0.
   uint32_t reserved;
@@ -384,7 +591,7 @@ typedef struct {
   uint64_t offset;
   // How many are read: all of them, or the read fails.
   uint64_t length;
-  // Memory of the host, or a CUDA pointer. Nothing else may use it until the read has ended.
+  // Memory of the host, or a pointer to that of a device. Nothing else may use it until the read has ended.
   void *destination;
   // For `WINDLASS_TARGET_CALLBACK`.
   windlass_sink sink;
@@ -446,6 +653,305 @@ windlass_status windlass_catalog_find(const windlass_catalog *catalog,
                                       const char *name,
                                       windlass_tensor *tensor);
 
+// Opens a store of what a catalog describes, and reads nothing yet. A model without experts has dense tensors alone. The
+// catalog may be freed. `options` may be NULL.
+//
+// `WINDLASS_MEMORY` if the budget does not hold the largest expert; `WINDLASS_INVALID_FILE` if a tensor is named like an
+// expert's and is none. In a child of `fork`, requests fail: open a store there.
+//
+// What the caller promises:
+// `catalog` must be live, `options` NULL or as its size says, `store` writable.
+windlass_status windlass_experts_open(const windlass_catalog *catalog,
+                                      const windlass_experts_options *options,
+                                      windlass_experts **store);
+
+// Frees a store. Its leases stay, and keep what they hold. NULL is fine.
+//
+// What the caller promises:
+// `store` must come from `windlass_experts_open`, and not be in use nor have been freed.
+void windlass_experts_free(windlass_experts *store);
+
+// Tells the policy what the router of a layer chose: `count` experts, with their weights. `weights` may be NULL, for equal
+// ones. Call it at each visit of the layer, before `windlass_experts_ensure`. Experts of several tokens follow one another, the
+// last token's last; an expert then comes as often as it was chosen.
+//
+// From the first call on, requests for this layer tell the policy nothing. For a layer that was never observed, each
+// request is a visit.
+//
+// What the caller promises:
+// `store` must be live, `experts` and `weights` be `count` numbers, or `weights` NULL.
+windlass_status windlass_experts_observe(const windlass_experts *store,
+                                         uint32_t layer,
+                                         const uint32_t *experts,
+                                         const float *weights,
+                                         uint64_t count);
+
+// Starts to read experts that will probably be requested. A hint: its reads begin only while no request waits for one, and
+// take a quarter of the budget at most. What has not begun is dropped if a request has to read, or `deadline_ms` milliseconds
+// have passed as its turn comes; `UINT64_MAX` is no deadline.
+//
+// What the caller promises:
+// `store` must be live, `experts` be `count` numbers.
+windlass_status windlass_experts_prefetch(const windlass_experts *store,
+                                          uint32_t layer,
+                                          const uint32_t *experts,
+                                          uint64_t count,
+                                          uint64_t deadline_ms);
+
+// Drops prefetches of layers before `layer` that have not begun. These include prefetches of the next token's first layers:
+// make those after the call.
+//
+// What the caller promises:
+// `store` must be live.
+windlass_status windlass_experts_cancel_before(const windlass_experts *store,
+                                               uint32_t layer);
+
+// Sets the budget, and evicts what exceeds it and is not leased. `WINDLASS_MEMORY` if it does not hold the largest expert.
+//
+// What the caller promises:
+// `store` must be live.
+windlass_status windlass_experts_set_budget(const windlass_experts *store,
+                                            uint64_t budget_bytes);
+
+// Tells whether an expert is resident.
+//
+// What the caller promises:
+// `store` must be live, `resident` writable.
+windlass_status windlass_experts_is_resident(const windlass_experts *store,
+                                             uint32_t layer,
+                                             uint32_t expert,
+                                             bool *resident);
+
+// Tells whether a dense tensor is resident.
+//
+// What the caller promises:
+// `store` must be live, `name` a string, `resident` writable.
+windlass_status windlass_experts_is_tensor_resident(const windlass_experts *store,
+                                                    const char *name,
+                                                    bool *resident);
+
+// Evicts experts of a layer that are resident and not leased. Sets `evicted` to how many, unless it is NULL.
+//
+// What the caller promises:
+// `store` must be live, `experts` be `count` numbers, `evicted` NULL or writable.
+windlass_status windlass_experts_evict(const windlass_experts *store,
+                                       uint32_t layer,
+                                       const uint32_t *experts,
+                                       uint64_t count,
+                                       uint64_t *evicted);
+
+// Evicts dense tensors that are resident and not leased. Sets `evicted` to how many, unless it is NULL.
+//
+// What the caller promises:
+// `store` must be live, `names` be `count` strings, `evicted` NULL or writable.
+windlass_status windlass_experts_evict_tensors(const windlass_experts *store,
+                                               const char *const *names,
+                                               uint64_t count,
+                                               uint64_t *evicted);
+
+// Tells where a tensor lies in address space, with the backing "host_sparse": expert `e` of a stacked tensor lies `e` slices
+// further. Only what is leased may be read there. The space is the store's, and lives as long as it and its leases.
+// `WINDLASS_NOT_FOUND` for other backings, for a tensor without bytes, and if there is no such tensor.
+//
+// What the caller promises:
+// `store` must be live, `name` a string, `address` writable.
+windlass_status windlass_experts_tensor_address(const windlass_experts *store,
+                                                const char *name,
+                                                void **address);
+
+// Gives what a store has done and what it holds, as JSON. Free it with `windlass_string_free`.
+//
+// What the caller promises:
+// `store` must be live, `json` writable.
+windlass_status windlass_experts_stats(const windlass_experts *store, char **json);
+
+// Gives the changes of residency since the last call, as JSON: `events`, the oldest first, and the number of older ones that
+// were `lost` because there were more than the option `events`. Free it with `windlass_string_free`.
+//
+// What the caller promises:
+// `store` must be live, `json` writable.
+windlass_status windlass_experts_events(const windlass_experts *store,
+                                        char **json);
+
+// Describes the model of a store.
+//
+// What the caller promises:
+// `store` must be live, `model` writable as far as its `size` says.
+windlass_status windlass_experts_describe(const windlass_experts *store, windlass_experts_model *model);
+
+// Describes the layer at a position among those that have experts. `WINDLASS_NOT_FOUND` past the last.
+//
+// What the caller promises:
+// `store` must be live, `layer` writable as far as its `size` says.
+windlass_status windlass_experts_layer(const windlass_experts *store,
+                                       uint64_t index,
+                                       windlass_experts_layer_info *layer);
+
+// Describes the part at a position of an expert. `WINDLASS_NOT_FOUND` past the last, and if there is no such expert.
+//
+// What the caller promises:
+// `store` must be live, `part` writable as far as its `size` says.
+windlass_status windlass_experts_part(const windlass_experts *store,
+                                      uint32_t layer,
+                                      uint32_t expert,
+                                      uint64_t index,
+                                      windlass_part *part);
+
+// Streams layers of a checkpoint, and reads nothing yet. As many as the budget holds stay in memory, spread over the pass. The
+// catalog may be freed; the reader ends once its streams are freed too. `options` may be NULL.
+//
+// `WINDLASS_MEMORY` if the budget does not hold the largest layer; `WINDLASS_INVALID_ARGUMENT` if there is no layer.
+//
+// What the caller promises:
+// `reader` and `catalog` must be live, `options` NULL or as its size says, `layers` writable.
+windlass_status windlass_layers_open(const windlass_reader *reader,
+                                     const windlass_catalog *catalog,
+                                     const windlass_layers_options *options,
+                                     windlass_layers **layers);
+
+// Ends a stream of layers. Layers that the caller holds stay. NULL is fine.
+//
+// What the caller promises:
+// `layers` must come from `windlass_layers_open`, and not be in use nor have been freed.
+void windlass_layers_free(windlass_layers *layers);
+
+// Waits for the next layer, behind the last of which the first comes again, and starts to read those after it. Free a layer
+// before its room is needed: `WINDLASS_REFUSED` if the caller held it for as long as `timeout_ms` says. After a failure the
+// layer is next again.
+//
+// What the caller promises:
+// `layers` must be live, `layer` writable.
+windlass_status windlass_layers_next(const windlass_layers *layers,
+                                     windlass_layer **layer);
+
+// Gives what a stream of layers has done, as JSON. Free it with `windlass_string_free`.
+//
+// What the caller promises:
+// `layers` must be live, `json` writable.
+windlass_status windlass_layers_stats(const windlass_layers *layers, char **json);
+
+// Name of a layer; empty if `layer` is NULL. It lives as long as the layer.
+//
+// What the caller promises:
+// `layer` must be NULL or live.
+const char *windlass_layer_name(const windlass_layer *layer);
+
+// Number of a layer's tensors; 0 if `layer` is NULL.
+//
+// What the caller promises:
+// `layer` must be NULL or live.
+uint64_t windlass_layer_tensor_count(const windlass_layer *layer);
+
+// The tensor at a position of a layer. `WINDLASS_NOT_FOUND` past the last.
+//
+// What the caller promises:
+// `layer` must be live, `tensor` writable as far as its `size` says.
+windlass_status windlass_layer_tensor(const windlass_layer *layer,
+                                      uint64_t index,
+                                      windlass_layer_part *tensor);
+
+// Frees a layer: its memory may be used for others. NULL is fine.
+//
+// What the caller promises:
+// `layer` must come from `windlass_layers_next`, and not be in use nor have been freed. None of its bytes may be used
+// afterwards.
+void windlass_layer_free(windlass_layer *layer);
+
+// Makes experts of a layer resident, waits for them, and leases them. What is missing is read at once, all experts side by
+// side. An expert that is named twice is in the lease twice, and read once.
+//
+// On failure nothing is leased: `WINDLASS_NOT_FOUND` if there is no such layer or expert; `WINDLASS_REFUSED` if leases held
+// the room for as long as the option `timeout_ms` says; `WINDLASS_TIMED_OUT` if reads took longer; `WINDLASS_MEMORY` if
+// the request needs more than all slots of a device; `WINDLASS_TRUNCATED`, `WINDLASS_CHANGED` or `WINDLASS_IO` if a part
+// could not be read.
+//
+// What the caller promises:
+// `store` must be live, `experts` be `count` numbers, `lease` writable.
+windlass_status windlass_experts_ensure(const windlass_experts *store,
+                                        uint32_t layer,
+                                        const uint32_t *experts,
+                                        uint64_t count,
+                                        windlass_lease **lease);
+
+// Makes dense tensors resident, waits for them, and leases them. Fails as `windlass_experts_ensure` does. They are evicted by
+// `windlass_experts_evict_tensors`, or when no expert is left to evict.
+//
+// What the caller promises:
+// `store` must be live, `names` be `count` strings, `lease` writable.
+windlass_status windlass_experts_ensure_tensors(const windlass_experts *store,
+                                                const char *const *names,
+                                                uint64_t count,
+                                                windlass_lease **lease);
+
+// Releases what a lease holds: it may be evicted from then on. NULL is fine.
+//
+// What the caller promises:
+// `lease` must come from `windlass_experts_ensure` or `windlass_experts_ensure_tensors`, and not be in use nor have been
+// freed. Nothing that it holds may be used afterwards.
+void windlass_lease_free(windlass_lease *lease);
+
+// How many experts or dense tensors a lease holds; 0 if `lease` is NULL.
+//
+// What the caller promises:
+// `lease` must be NULL or live.
+uint64_t windlass_lease_count(const windlass_lease *lease);
+
+// How many parts the expert at a position of the request has; 0 if there is none. A dense tensor is one part.
+//
+// What the caller promises:
+// `lease` must be NULL or live.
+uint64_t windlass_lease_part_count(const windlass_lease *lease, uint64_t position);
+
+// Tells where a part lies: of the expert at `position` of the request, the part at `index`. Parts have the order of
+// `windlass_experts_part`.
+//
+// What the caller promises:
+// `lease` must be live, `part` writable as far as its `size` says.
+windlass_status windlass_lease_part(const windlass_lease *lease,
+                                    uint64_t position,
+                                    uint64_t index,
+                                    windlass_part *part);
+
+// Opens a tensor as a table: its rows are what lies under each index of its slowest dimension. Rows are small, so give it a
+// reader with many reads at once, such as 64. The catalog may be freed; the reader ends once its tables are freed too.
+//
+// What the caller promises:
+// `reader` and `catalog` must be live, `tensor` a string, `rows` writable.
+windlass_status windlass_rows_open(const windlass_reader *reader,
+                                   const windlass_catalog *catalog,
+                                   const char *tensor,
+                                   windlass_rows **rows);
+
+// Frees a table. NULL is fine.
+//
+// What the caller promises:
+// `rows` must come from `windlass_rows_open`, and not be in use nor have been freed.
+void windlass_rows_free(windlass_rows *rows);
+
+// Number of rows; 0 if `rows` is NULL.
+//
+// What the caller promises:
+// `rows` must be NULL or live.
+uint64_t windlass_rows_count(const windlass_rows *rows);
+
+// Bytes of a row; 0 if `rows` is NULL.
+//
+// What the caller promises:
+// `rows` must be NULL or live.
+uint64_t windlass_rows_row_bytes(const windlass_rows *rows);
+
+// Reads rows to memory of the host, in the order in which they are named, one after the other. Each is read once however
+// often it is named, and rows that follow one another are read together. `bytes` must be what the rows take. If the call
+// fails, the memory is as it was.
+//
+// What the caller promises:
+// `rows` must be live, `numbers` be `count` numbers, `destination` writable for `bytes` bytes.
+windlass_status windlass_rows_gather(const windlass_rows *rows,
+                                     const uint64_t *numbers,
+                                     uint64_t count,
+                                     void *destination,
+                                     uint64_t bytes);
+
 // Opens a KV store, and makes it if it is not there. In a child of `fork` it is closed: open it anew there.
 //
 // What the caller promises:
@@ -454,7 +960,8 @@ windlass_status windlass_kv_open(const windlass_kv_options *options, windlass_kv
 
 // Ends a store: nothing is accepted any more, stores under way get `timeout_ms` milliseconds to end (`UINT64_MAX`: as long
 // as they take), other requests are cancelled. Then the system gets some seconds to end what it has.
-// `WINDLASS_TIMED_OUT` if something did not end in time: its tickets tell which memory is still in use.
+// `WINDLASS_TIMED_OUT` if something did not end in time: its tickets tell which memory is still in use. `WINDLASS_IO` if the
+// index cannot be written, or if blocks were not written to the far tier: the message says how many.
 //
 // What the caller promises:
 // `store` must be live.

@@ -8,6 +8,11 @@
 //     windlass::Batch batch = reader.submit(reads);
 //     batch.wait();
 //
+//     windlass::experts::Store experts(catalog, windlass::experts::Options(8ull << 30));
+//     windlass::experts::Lease lease = experts.ensure(layer, {3, 17});
+//     for (const windlass_part& part : lease.parts(0))
+//         compute_with(part.address, part.bytes);
+//
 //     windlass::kv::Store store(windlass::kv::Options("/mnt/nvme/kv", 100ull << 30));
 //     windlass::kv::Namespace blocks = store.open(windlass::kv::Description("llama@1"));
 //     windlass::kv::Items items;
@@ -54,6 +59,11 @@ struct Deleter {
     void operator()(windlass_catalog* catalog) const noexcept { windlass_catalog_free(catalog); }
     void operator()(windlass_reader* reader) const noexcept { windlass_reader_free(reader); }
     void operator()(windlass_batch* batch) const noexcept { windlass_batch_free(batch); }
+    void operator()(windlass_experts* store) const noexcept { windlass_experts_free(store); }
+    void operator()(windlass_lease* lease) const noexcept { windlass_lease_free(lease); }
+    void operator()(windlass_rows* rows) const noexcept { windlass_rows_free(rows); }
+    void operator()(windlass_layers* layers) const noexcept { windlass_layers_free(layers); }
+    void operator()(windlass_layer* layer) const noexcept { windlass_layer_free(layer); }
     void operator()(windlass_kv* store) const noexcept { windlass_kv_free(store); }
     void operator()(windlass_kv_namespace* blocks) const noexcept { windlass_kv_namespace_free(blocks); }
     void operator()(windlass_kv_ticket* ticket) const noexcept { windlass_kv_ticket_free(ticket); }
@@ -171,8 +181,17 @@ class Catalog {
         return read;
     }
 
+    // The same to memory of a ROCm device.
+    Read to_rocm(const windlass_tensor& tensor, int device, void* destination) const {
+        Read read = to_host(tensor, destination);
+        read.target = WINDLASS_TARGET_ROCM;
+        read.device = device;
+        return read;
+    }
+
     Iterator begin() const { return Iterator(this, 0); }
     Iterator end() const { return Iterator(this, size()); }
+    const windlass_catalog* get() const noexcept { return handle_.get(); }
 
   private:
     std::unique_ptr<windlass_catalog, detail::Deleter> handle_;
@@ -263,10 +282,257 @@ class Reader {
         check(windlass_batch_submit(handle_.get(), reads.data(), reads.size(), priority, &batch));
         return Batch(batch);
     }
+    const windlass_reader* get() const noexcept { return handle_.get(); }
 
   private:
     std::unique_ptr<windlass_reader, detail::Deleter> handle_;
 };
+
+// Models larger than memory.
+namespace experts {
+
+// How to open a store. Strings must live until it is open.
+struct Options : windlass_experts_options {
+    explicit Options(std::uint64_t budget = 0) : windlass_experts_options() {
+        size = sizeof(windlass_experts_options);
+        budget_bytes = budget;
+    }
+};
+
+// Experts or dense tensors that stay where they are until it goes.
+class Lease {
+  public:
+    Lease() = default;
+    explicit Lease(windlass_lease* lease) : handle_(lease) {}
+
+    std::uint64_t size() const noexcept { return windlass_lease_count(handle_.get()); }
+
+    // Where a part lies: of the expert at a position of the request.
+    windlass_part part(std::uint64_t position, std::uint64_t index) const {
+        windlass_part part = {};
+        part.size = sizeof part;
+        check(windlass_lease_part(handle_.get(), position, index, &part));
+        return part;
+    }
+
+    // All parts of the expert at a position of the request.
+    std::vector<windlass_part> parts(std::uint64_t position) const {
+        std::vector<windlass_part> parts(windlass_lease_part_count(handle_.get(), position));
+        for (std::size_t index = 0; index < parts.size(); ++index) {
+            parts[index] = part(position, index);
+        }
+        return parts;
+    }
+
+    // Releases what it holds.
+    void reset() noexcept { handle_.reset(); }
+
+  private:
+    std::unique_ptr<windlass_lease, detail::Deleter> handle_;
+};
+
+// A store of experts and dense tensors.
+class Store {
+  public:
+    explicit Store(const Catalog& catalog, const Options& options = Options()) {
+        windlass_experts* store = nullptr;
+        check(windlass_experts_open(catalog.get(), &options, &store));
+        handle_.reset(store);
+    }
+
+    windlass_experts_model describe() const {
+        windlass_experts_model model = {};
+        model.size = sizeof model;
+        check(windlass_experts_describe(handle_.get(), &model));
+        return model;
+    }
+
+    // The layers that have experts.
+    std::vector<windlass_experts_layer_info> layers() const {
+        std::vector<windlass_experts_layer_info> layers(describe().layers);
+        for (std::size_t index = 0; index < layers.size(); ++index) {
+            layers[index].size = sizeof layers[index];
+            check(windlass_experts_layer(handle_.get(), index, &layers[index]));
+        }
+        return layers;
+    }
+
+    // The parts of an expert, without addresses.
+    std::vector<windlass_part> parts(std::uint32_t layer, std::uint32_t expert) const {
+        std::vector<windlass_part> parts;
+        windlass_part part = {};
+        part.size = sizeof part;
+        for (std::uint64_t index = 0;; ++index) {
+            windlass_status status = windlass_experts_part(handle_.get(), layer, expert, index, &part);
+            if (status == WINDLASS_NOT_FOUND && index > 0) {
+                return parts;
+            }
+            check(status);
+            parts.push_back(part);
+        }
+    }
+
+    // See windlass_experts_ensure.
+    Lease ensure(std::uint32_t layer, const std::vector<std::uint32_t>& experts) const {
+        windlass_lease* lease = nullptr;
+        check(windlass_experts_ensure(handle_.get(), layer, experts.data(), experts.size(), &lease));
+        return Lease(lease);
+    }
+
+    Lease ensure_tensors(const std::vector<std::string>& names) const {
+        windlass_lease* lease = nullptr;
+        const std::vector<const char*> strings = strings_of(names);
+        check(windlass_experts_ensure_tensors(handle_.get(), strings.data(), strings.size(), &lease));
+        return Lease(lease);
+    }
+
+    // Tells the policy what a router chose: weights are as many as experts, or none.
+    void observe(std::uint32_t layer, const std::vector<std::uint32_t>& experts,
+                 const std::vector<float>& weights = {}) const {
+        const float* given = weights.size() == experts.size() ? weights.data() : nullptr;
+        if (!given && !weights.empty()) {
+            throw Error(WINDLASS_INVALID_ARGUMENT, "there are not as many weights as experts");
+        }
+        check(windlass_experts_observe(handle_.get(), layer, experts.data(), given, experts.size()));
+    }
+
+    void prefetch(std::uint32_t layer, const std::vector<std::uint32_t>& experts,
+                  std::uint64_t deadline_ms = UINT64_MAX) const {
+        check(windlass_experts_prefetch(handle_.get(), layer, experts.data(), experts.size(), deadline_ms));
+    }
+    void cancel_before(std::uint32_t layer) const { check(windlass_experts_cancel_before(handle_.get(), layer)); }
+    void set_budget(std::uint64_t bytes) const { check(windlass_experts_set_budget(handle_.get(), bytes)); }
+
+    bool is_resident(std::uint32_t layer, std::uint32_t expert) const {
+        bool resident = false;
+        check(windlass_experts_is_resident(handle_.get(), layer, expert, &resident));
+        return resident;
+    }
+    bool is_resident(const std::string& name) const {
+        bool resident = false;
+        check(windlass_experts_is_tensor_resident(handle_.get(), name.c_str(), &resident));
+        return resident;
+    }
+
+    // Evicts what is not leased. How many.
+    std::uint64_t evict(std::uint32_t layer, const std::vector<std::uint32_t>& experts) const {
+        std::uint64_t evicted = 0;
+        check(windlass_experts_evict(handle_.get(), layer, experts.data(), experts.size(), &evicted));
+        return evicted;
+    }
+    std::uint64_t evict(const std::vector<std::string>& names) const {
+        std::uint64_t evicted = 0;
+        const std::vector<const char*> strings = strings_of(names);
+        check(windlass_experts_evict_tensors(handle_.get(), strings.data(), strings.size(), &evicted));
+        return evicted;
+    }
+
+    // Where a tensor lies, with the backing "host_sparse"; nullptr if it has no place.
+    void* tensor_address(const std::string& name) const {
+        void* address = nullptr;
+        windlass_status status = windlass_experts_tensor_address(handle_.get(), name.c_str(), &address);
+        if (status != WINDLASS_NOT_FOUND) {
+            check(status);
+        }
+        return address;
+    }
+
+    std::string stats() const {
+        return detail::text([&](char** json) { return windlass_experts_stats(handle_.get(), json); });
+    }
+    std::string events() const {
+        return detail::text([&](char** json) { return windlass_experts_events(handle_.get(), json); });
+    }
+
+  private:
+    static std::vector<const char*> strings_of(const std::vector<std::string>& names) {
+        std::vector<const char*> strings;
+        for (const std::string& name : names) {
+            strings.push_back(name.c_str());
+        }
+        return strings;
+    }
+
+    std::unique_ptr<windlass_experts, detail::Deleter> handle_;
+};
+
+// A table of which rows are read.
+class Rows {
+  public:
+    Rows(const Reader& reader, const Catalog& catalog, const std::string& tensor) {
+        windlass_rows* rows = nullptr;
+        check(windlass_rows_open(reader.get(), catalog.get(), tensor.c_str(), &rows));
+        handle_.reset(rows);
+    }
+
+    std::uint64_t size() const noexcept { return windlass_rows_count(handle_.get()); }
+    std::uint64_t row_bytes() const noexcept { return windlass_rows_row_bytes(handle_.get()); }
+
+    // Rows, one after the other.
+    std::vector<unsigned char> gather(const std::vector<std::uint64_t>& rows) const {
+        std::vector<unsigned char> bytes(rows.size() * row_bytes());
+        check(windlass_rows_gather(handle_.get(), rows.data(), rows.size(), bytes.data(), bytes.size()));
+        return bytes;
+    }
+
+  private:
+    std::unique_ptr<windlass_rows, detail::Deleter> handle_;
+};
+
+// How to stream layers. What it points to must live until the stream is open.
+struct LayersOptions : windlass_layers_options {
+    explicit LayersOptions(std::uint64_t budget = 0) : windlass_layers_options() {
+        size = sizeof(windlass_layers_options);
+        budget_bytes = budget;
+    }
+};
+
+// A layer whose bytes are in memory until it goes.
+class Layer {
+  public:
+    explicit Layer(windlass_layer* layer) : handle_(layer) {}
+
+    std::string name() const { return windlass_layer_name(handle_.get()); }
+
+    // What they point to lives as long as the layer.
+    std::vector<windlass_layer_part> tensors() const {
+        std::vector<windlass_layer_part> tensors(windlass_layer_tensor_count(handle_.get()));
+        for (std::size_t index = 0; index < tensors.size(); ++index) {
+            tensors[index].size = sizeof tensors[index];
+            check(windlass_layer_tensor(handle_.get(), index, &tensors[index]));
+        }
+        return tensors;
+    }
+
+  private:
+    std::unique_ptr<windlass_layer, detail::Deleter> handle_;
+};
+
+// Layers of a model, one after the other, again and again.
+class Layers {
+  public:
+    Layers(const Reader& reader, const Catalog& catalog, const LayersOptions& options = LayersOptions()) {
+        windlass_layers* layers = nullptr;
+        check(windlass_layers_open(reader.get(), catalog.get(), &options, &layers));
+        handle_.reset(layers);
+    }
+
+    // Waits for the next layer, behind the last of which the first comes again.
+    Layer next() const {
+        windlass_layer* layer = nullptr;
+        check(windlass_layers_next(handle_.get(), &layer));
+        return Layer(layer);
+    }
+
+    std::string stats() const {
+        return detail::text([&](char** json) { return windlass_layers_stats(handle_.get(), json); });
+    }
+
+  private:
+    std::unique_ptr<windlass_layers, detail::Deleter> handle_;
+};
+
+} // namespace experts
 
 // The KV store; Linux only.
 namespace kv {
@@ -275,6 +541,15 @@ namespace kv {
 struct Options : windlass_kv_options {
     explicit Options(const char* directory, std::uint64_t capacity = 0) : windlass_kv_options() {
         size = sizeof(windlass_kv_options);
+        root = directory;
+        capacity_bytes = capacity;
+    }
+};
+
+// A second store behind the near one: `Options::far_tier` points to it. Strings must live until the store is open.
+struct FarOptions : windlass_kv_far_options {
+    explicit FarOptions(const char* directory, std::uint64_t capacity = 0) : windlass_kv_far_options() {
+        size = sizeof(windlass_kv_far_options);
         root = directory;
         capacity_bytes = capacity;
     }
@@ -301,6 +576,11 @@ inline windlass_kv_piece host(void* address, std::uint64_t length) {
 // Memory of a CUDA device.
 inline windlass_kv_piece cuda(int device, void* address, std::uint64_t length) {
     return {address, length, WINDLASS_TARGET_CUDA, device};
+}
+
+// Memory of a ROCm device.
+inline windlass_kv_piece rocm(int device, void* address, std::uint64_t length) {
+    return {address, length, WINDLASS_TARGET_ROCM, device};
 }
 
 inline windlass_kv_key key(std::string_view name) { return {name.data(), name.size()}; }

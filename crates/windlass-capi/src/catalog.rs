@@ -169,6 +169,10 @@ impl windlass_catalog {
         Self { checkpoint, names, dtypes, paths }
     }
 
+    pub(crate) fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
     fn catalog(&self) -> &Catalog {
         self.checkpoint.catalog()
     }

@@ -1,4 +1,5 @@
-//! The C ABI of windlass: what a checkpoint holds, batches of reads into memory that the caller owns, and the KV store.
+//! The C ABI of windlass: what a checkpoint holds, batches of reads into memory that the caller owns, models larger than
+//! memory, and the KV store.
 //!
 //! `include/windlass.h` is made of this crate by cbindgen, and says for C what is said here. All names begin with
 //! `windlass_`, all sizes and offsets have 64 bits, structures begin with their size so that they can grow, and no panic
@@ -7,6 +8,7 @@
 #![allow(non_camel_case_types)]
 
 mod catalog;
+mod experts;
 mod handle;
 #[cfg(target_os = "linux")]
 mod kv;
@@ -17,6 +19,7 @@ mod text;
 mod versioned;
 
 pub use catalog::*;
+pub use experts::*;
 #[cfg(target_os = "linux")]
 pub use kv::*;
 pub use read::*;

@@ -13,7 +13,10 @@ use std::{
     ffi::{c_char, c_void},
     path::{Path, PathBuf},
     ptr::NonNull,
-    sync::atomic::{AtomicI32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicI32, Ordering},
+    },
     time::{Duration, Instant},
 };
 use windlass::{
@@ -27,6 +30,18 @@ pub const WINDLASS_TARGET_HOST: i32 = 0;
 pub const WINDLASS_TARGET_CUDA: i32 = 1;
 /// `windlass_read.target`: the function `sink`.
 pub const WINDLASS_TARGET_CALLBACK: i32 = 2;
+/// `windlass_read.target`: a pointer of HIP, to memory of a ROCm device.
+pub const WINDLASS_TARGET_ROCM: i32 = 3;
+
+/// The device of a target and a number; `None` if that is negative, or the target is no device's.
+pub(crate) fn device_of(target: i32, ordinal: i32) -> Option<DeviceId> {
+    let ordinal = u32::try_from(ordinal).ok()?;
+    match target {
+        WINDLASS_TARGET_CUDA => Some(DeviceId::Cuda(ordinal)),
+        WINDLASS_TARGET_ROCM => Some(DeviceId::Rocm(ordinal)),
+        _ => None,
+    }
+}
 
 /// `windlass_reader_options.flags`: do not advise huge pages for destinations of 2 MiB and more.
 pub const WINDLASS_SMALL_PAGES: u64 = 1;
@@ -43,7 +58,14 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Threads and staging memory for reads, kept between batches.
 pub struct windlass_reader {
-    reader: Reader,
+    reader: Arc<Reader>,
+}
+
+impl windlass_reader {
+    /// The reader, for what keeps it longer than the caller does.
+    pub(crate) fn shared(&self) -> &Arc<Reader> {
+        &self.reader
+    }
 }
 
 /// Reads on their way.
@@ -101,7 +123,7 @@ pub struct windlass_read {
     pub fd: i32,
     /// A `WINDLASS_TARGET_…`.
     pub target: i32,
-    /// Number of the CUDA device.
+    /// Number of the device.
     pub device: i32,
     /// 0.
     pub reserved: u32,
@@ -109,7 +131,7 @@ pub struct windlass_read {
     pub offset: u64,
     /// How many are read: all of them, or the read fails.
     pub length: u64,
-    /// Memory of the host, or a CUDA pointer. Nothing else may use it until the read has ended.
+    /// Memory of the host, or a pointer to that of a device. Nothing else may use it until the read has ended.
     pub destination: *mut c_void,
     /// For `WINDLASS_TARGET_CALLBACK`.
     pub sink: windlass_sink,
@@ -139,7 +161,9 @@ pub unsafe extern "C" fn windlass_reader_create(
 ) -> windlass_status {
     // SAFETY: as the caller says.
     unsafe {
-        handle::make(reader, || Ok(windlass_reader { reader: Reader::new(&reader_options(options)?)? }))
+        handle::make(reader, || {
+            Ok(windlass_reader { reader: Arc::new(Reader::new(&reader_options(options)?)?) })
+        })
     }
 }
 
@@ -382,7 +406,7 @@ pub(crate) fn priority_of(priority: i32) -> Result<Priority, Failure> {
     }
 }
 
-fn timeout(milliseconds: u64) -> Duration {
+pub(crate) fn timeout(milliseconds: u64) -> Duration {
     if milliseconds == u64::MAX { Duration::MAX } else { Duration::from_millis(milliseconds) }
 }
 
@@ -456,14 +480,18 @@ unsafe fn request(read: &windlass_read, index: usize, files: &mut Files) -> Resu
     };
     let target = match (read.target, NonNull::new(read.destination.cast::<u8>())) {
         // No byte is written there.
-        (WINDLASS_TARGET_HOST | WINDLASS_TARGET_CUDA, _) if range.is_empty() => Target::memory(),
-        (WINDLASS_TARGET_HOST | WINDLASS_TARGET_CUDA, None) => return Err(wrong("its destination is NULL")),
+        (WINDLASS_TARGET_HOST | WINDLASS_TARGET_CUDA | WINDLASS_TARGET_ROCM, _) if range.is_empty() => {
+            Target::memory()
+        }
+        (WINDLASS_TARGET_HOST | WINDLASS_TARGET_CUDA | WINDLASS_TARGET_ROCM, None) => {
+            return Err(wrong("its destination is NULL"));
+        }
         // SAFETY: the caller's promise.
         (WINDLASS_TARGET_HOST, Some(start)) => unsafe { Target::host(start) },
-        (WINDLASS_TARGET_CUDA, Some(start)) => {
-            let ordinal = u32::try_from(read.device).map_err(|_| wrong("its device is negative"))?;
+        (target @ (WINDLASS_TARGET_CUDA | WINDLASS_TARGET_ROCM), Some(start)) => {
+            let device = device_of(target, read.device).ok_or_else(|| wrong("its device is negative"))?;
             // SAFETY: the caller's promise.
-            unsafe { Target::device(DeviceId::Cuda(ordinal), start.addr().get() as u64) }
+            unsafe { Target::device(device, start.addr().get() as u64) }
         }
         (WINDLASS_TARGET_CALLBACK, _) => {
             let sink = Callback {

@@ -19,7 +19,7 @@ pub enum windlass_status {
     WINDLASS_PENDING = 1,
     /// An argument or an option makes no sense.
     WINDLASS_INVALID_ARGUMENT = 2,
-    /// There is no such file, or no such tensor.
+    /// There is no such file, tensor, expert, layer or row.
     WINDLASS_NOT_FOUND = 3,
     /// A file is not what its format allows.
     WINDLASS_INVALID_FILE = 4,
@@ -41,11 +41,11 @@ pub enum windlass_status {
     WINDLASS_INTERNAL = 12,
     /// A block of a KV store is not what was stored. It is a miss from now on.
     WINDLASS_CORRUPT = 13,
-    /// A KV store has no room for it, or too much is under way.
+    /// A store has no room for it, or too much is under way.
     WINDLASS_REFUSED = 14,
     /// It did not end within the time that it was given.
     WINDLASS_TIMED_OUT = 15,
-    /// A KV store was closed, or opened by the parent of this process.
+    /// A store was closed, or opened by the parent of this process.
     WINDLASS_CLOSED = 16,
     /// A KV store was opened for reading only.
     WINDLASS_READ_ONLY = 17,

@@ -1,7 +1,7 @@
 //! Text across the border: NUL-terminated UTF-8, and paths as the system has them.
 #![allow(unsafe_code)]
 
-use crate::{status::Failure, system};
+use crate::{handle, status::Failure, system};
 use std::{
     borrow::Cow,
     ffi::{CStr, CString, c_char},
@@ -60,6 +60,30 @@ pub(crate) unsafe fn borrow<'a>(text: *const c_char, what: &str) -> Result<Optio
     // SAFETY: a string, as the caller says.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map(Some).map_err(|_| Failure::argument(format!("{what} is not UTF-8")))
+}
+
+/// A string of the caller, which must not be NULL.
+///
+/// # Safety
+/// `text` must be NULL or a NUL-terminated string that outlives the result.
+pub(crate) unsafe fn required<'a>(text: *const c_char, what: &str) -> Result<&'a str, Failure> {
+    // SAFETY: as the caller says.
+    let text = unsafe { borrow(text, &format!("the {what}"))? };
+    text.ok_or_else(|| Failure::argument(format!("there is no {what}: the pointer is NULL")))
+}
+
+/// Names that the caller lists.
+///
+/// # Safety
+/// `names` must be `count` NUL-terminated strings that outlive the result.
+pub(crate) unsafe fn borrow_all<'a>(
+    names: *const *const c_char,
+    count: u64,
+) -> Result<Vec<&'a str>, Failure> {
+    // SAFETY: as many, as the caller says.
+    let names = unsafe { handle::list(names, count, "names")? };
+    // SAFETY: strings, as the caller says.
+    names.iter().map(|name| unsafe { required(*name, "name of a tensor") }).collect()
 }
 
 /// A string of the caller, with replacements for what is not UTF-8; `None` for NULL.

@@ -3,9 +3,11 @@
 use crate::bench::Bench;
 #[cfg(target_os = "linux")]
 use crate::kv::Kv;
+use crate::moe::Moe;
+use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
-use windlass::{Checkpoint, catalog::OpenOptions, objects::StoreOptions};
+use windlass::{Checkpoint, cache::NodeCache, catalog::OpenOptions, objects::StoreOptions};
 
 /// Moves tensors between storage and memory at the speed of the hardware, and reports how.
 #[derive(Debug, Parser)]
@@ -41,6 +43,12 @@ pub(crate) enum Command {
     Verify(Verify),
     /// Bring a checkpoint into the page cache, for programs that map it
     Warm(Warm),
+    /// Look after the node's cache of what comes from stores
+    Cache {
+        /// What to do
+        #[command(subcommand)]
+        what: Cache,
+    },
     /// Examine this machine: what loads can use, what is missing, how to fix it
     Doctor(Doctor),
     /// Measure this machine's storage as windlass reads it
@@ -55,6 +63,12 @@ pub(crate) enum Command {
         /// What to do
         #[command(subcommand)]
         what: Kv,
+    },
+    /// Plan for models whose experts do not fit into memory
+    Moe {
+        /// What to do
+        #[command(subcommand)]
+        what: Moe,
     },
     /// Print a completion script for a shell
     Completions {
@@ -73,7 +87,8 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct Paths {
     /// Safetensors or GGUF files, *.safetensors.index.json files, directories that hold these, glob patterns, or URLs that
-    /// begin with s3://, https:// or http:// and end with '/' for a folder. One file of a split GGUF model stands for all
+    /// begin with s3://, gs://, az://, abfs://, hf://, https:// or http:// and end with '/' for a folder. One file of a split
+    /// GGUF model stands for all
     #[arg(required = true, value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
     /// Take files that break the specification where no harm comes of it: safetensors with padding after the last
@@ -89,22 +104,36 @@ pub(crate) struct Paths {
     /// Byte at which the GGUF begins in each file, where it is embedded in another
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub(crate) offset: u64,
-    /// Where the store of a URL is, and who asks: endpoint=URL, region=NAME, path_style=BOOL, profile=NAME, anonymous=BOOL,
-    /// unpinned=BOOL. Keys come from the environment or a profile
+    /// Where the store of a URL is, and who asks: endpoint=URL, region=NAME, path_style=BOOL, profile=NAME,
+    /// credentials_file=PATH, account=NAME, anonymous=BOOL, unpinned=BOOL. Keys and tokens come from the environment or files
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) store: Vec<String>,
+    /// Keep what comes from stores in this directory of a drive of this machine, and read it from there the next time
+    /// [default: WINDLASS_CACHE]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
+    /// Most bytes of the drive that the cache may take [default: WINDLASS_CACHE_BYTES, or what leaves a tenth of the drive free]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) cache_bytes: Option<u64>,
 }
 
 impl Paths {
     /// Opens the checkpoint: flags win over the environment.
     pub(crate) fn open(&self) -> windlass::Result<Checkpoint> {
+        Checkpoint::open_with(&self.paths, &self.options()?)
+    }
+
+    /// How the checkpoint is opened.
+    pub(crate) fn options(&self) -> windlass::Result<OpenOptions> {
         let lenient = match self.lenient {
             Some(lenient) => lenient,
-            None => OpenOptions::from_env()?.lenient,
+            None => OpenOptions::lenient_from_env()?,
         };
-        let options =
+        let cache = NodeCache::chosen(self.cache.as_deref(), self.cache_bytes)?;
+        let mut options =
             OpenOptions::default().lenient(lenient).offset(self.offset).store(self.store_options()?);
-        Checkpoint::open_with(&self.paths, &options)
+        options.cache = cache;
+        Ok(options)
     }
 
     fn store_options(&self) -> windlass::Result<StoreOptions> {
@@ -117,7 +146,7 @@ impl Paths {
                 value: name.to_owned(),
                 reason,
             };
-            if ["access_key_id", "secret_access_key", "session_token"].contains(&name) {
+            if StoreOptions::SECRETS.contains(&name) {
                 let reason =
                     "other users can see the command line: give keys by the environment or a profile";
                 return Err(invalid(reason.into()));
@@ -143,12 +172,12 @@ pub(crate) struct Inspect {
 pub(crate) struct Load {
     #[command(flatten)]
     pub(crate) paths: Paths,
-    /// Where tensors go: cpu (the default), cuda, or cuda:N for the CUDA device of that number
+    /// Where tensors go: cpu (the default), cuda or rocm, or cuda:N or rocm:N for the device of that number
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
     /// Which way the bytes take: auto (each extent the best way, the default), io_uring, threads (pread), cached
     /// (copies from the page cache), mapped (nothing is read until it is touched), usrbio (from a 3FS, past the
-    /// kernel) or http (from URLs); to devices also staged (never
+    /// kernel), node-cache (what --cache holds) or http (from URLs); to devices also staged (never
     /// gds), unified (integrated devices use host memory as it is), gds (past the host's memory, proven) or gds-compat (cuFile, however it does it)
     #[arg(long, value_name = "ROUTE")]
     pub(crate) route: Option<String>,
@@ -246,12 +275,54 @@ pub(crate) struct Warm {
     pub(crate) json: bool,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum Cache {
+    /// Show how much it holds, and how much it may
+    Stat(CacheChoice),
+    /// List what it holds, the entry that was used last first
+    Ls(CacheChoice),
+    /// Compare every block with its checksum, and remove those that are damaged
+    Verify(CacheChoice),
+    /// Evict what was used longest ago, until it takes no more than it may, or than --cache-bytes
+    Gc(CacheChoice),
+    /// Bring a checkpoint into it
+    Warm(CacheWarm),
+}
+
+/// The cache that a command is about.
+#[derive(Debug, Args)]
+pub(crate) struct CacheChoice {
+    /// Directory of the cache [default: WINDLASS_CACHE]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
+    /// Most bytes of the drive that it may take [default: WINDLASS_CACHE_BYTES, or what leaves a tenth of the drive free]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) cache_bytes: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CacheWarm {
+    #[command(flatten)]
+    pub(crate) paths: Paths,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// Files or directories whose file systems to examine
+    /// Files or directories whose file systems to examine, or URLs whose stores
     #[arg(value_name = "PATH", default_value = ".")]
     pub(crate) paths: Vec<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Bytes from text such as `64MiB`.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    text.parse::<ByteSize>().map(|size| size.as_u64())
 }

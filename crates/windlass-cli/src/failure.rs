@@ -2,10 +2,7 @@
 
 use crate::output;
 use serde::{Deserialize, Serialize};
-use std::{
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::io::{self, Write};
 use windlass::{Error, plan::PlanError};
 
 /// Why a command did not do what it was asked.
@@ -58,11 +55,11 @@ impl Failure {
         Self::Output(error.into())
     }
 
-    /// Says what happened and what to return.
-    pub(crate) fn report(self) -> ExitCode {
+    /// Prints what happened, and returns the exit code.
+    pub(crate) fn report(self) -> u8 {
         let (lines, code) = match self {
             // The reader of our output has seen enough: no error, as for other filters.
-            Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+            Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return 0,
             Self::Output(error) => (vec![format!("cannot write the output: {error}")], 5),
             Self::Different(lines) => (lines, 4),
             Self::Broken => (vec!["loads cannot work here; see above".into()], 1),
@@ -76,7 +73,7 @@ impl Failure {
             // If nothing listens, the exit code has to do.
             let _ = writeln!(io::stderr(), "windlass: {}", output::printable(&line));
         }
-        ExitCode::from(code)
+        code
     }
 }
 

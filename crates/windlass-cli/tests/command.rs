@@ -67,18 +67,26 @@ fn windlass(arguments: &[&str], path: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_windlass")).args(arguments).arg(path).output().unwrap()
 }
 
-/// The same on a machine with CUDA devices: those of the stand-in driver, with these settings.
+/// What names the libraries of devices' vendors.
+const DRIVERS: [&str; 3] = ["WINDLASS_CUDA_DRIVER", "WINDLASS_CUFILE", "WINDLASS_HIP_DRIVER"];
+
+/// The same on a machine with devices of CUDA and of ROCm: those of the stand-in driver, with these settings.
 fn windlass_with_devices(arguments: &[&str], path: &Path, settings: &[(&str, &str)]) -> Output {
-    let program = std::env::current_exe().unwrap();
-    let stand_in = program.parent().unwrap().join("libfake_cuda.so");
-    assert!(stand_in.exists(), "{} was not built", stand_in.display());
+    let stand_in = stand_in();
     Command::new(env!("CARGO_BIN_EXE_windlass"))
-        .envs(["WINDLASS_CUDA_DRIVER", "WINDLASS_CUFILE"].map(|variable| (variable, &stand_in)))
+        .envs(DRIVERS.map(|variable| (variable, &stand_in)))
         .envs(settings.iter().copied())
         .args(arguments)
         .arg(path)
         .output()
         .unwrap()
+}
+
+/// The stand-in driver: Cargo puts it beside the test programs.
+fn stand_in() -> PathBuf {
+    let stand_in = std::env::current_exe().unwrap().parent().unwrap().join("libfake_cuda.so");
+    assert!(stand_in.exists(), "{} was not built", stand_in.display());
+    stand_in
 }
 
 /// Standard output of a command that succeeds and says nothing else.
@@ -329,15 +337,17 @@ fn doctor_examines_the_machine_and_a_path() {
 #[test]
 fn a_model_is_loaded_to_a_device_and_the_report_names_the_route_of_every_byte() {
     let model = Model::new();
-    let load = ["load", "--device", "cuda:1", "--json", "--verify"];
-    let output = windlass_with_devices(&load, &model.path, &[]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(report["device"]["device"], "cuda:1");
-    let carriers = report["carriers"].as_array().unwrap();
-    let moved: u64 = carriers.iter().map(|own| own["tensor_bytes"].as_u64().unwrap()).sum();
-    assert_eq!(moved, report["tensor_bytes"].as_u64().unwrap());
-    assert!(carriers.iter().all(|own| own["via"] == "staged"), "{report}");
+    for (device, name) in [("cuda:1", "cuda:1"), ("rocm:1", "rocm:1"), ("hip", "rocm:0")] {
+        let load = ["load", "--device", device, "--json", "--verify"];
+        let output = windlass_with_devices(&load, &model.path, &[]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["device"]["device"], name);
+        let carriers = report["carriers"].as_array().unwrap();
+        let moved: u64 = carriers.iter().map(|own| own["tensor_bytes"].as_u64().unwrap()).sum();
+        assert_eq!(moved, report["tensor_bytes"].as_u64().unwrap());
+        assert!(carriers.iter().all(|own| own["via"] == "staged"), "{report}");
+    }
 
     let load = ["load", "--device", "cuda", "--dtype", "float32", "--report", "--exclude", "evil*"];
     let text = windlass_with_devices(&load, &model.path, &[]);
@@ -356,6 +366,11 @@ fn devices_that_cannot_be_used_have_their_own_exit_code_and_a_fix() {
     let no_cufile = [("WINDLASS_CUFILE", "/nonexistent/libcufile.so.0")];
     let full = [("FAKE_CUDA_MEMORY_MIB", "1")];
     let lost = [("FAKE_CUDA_FAULTS", "copy:1=719")];
+    let no_hip = [("WINDLASS_HIP_DRIVER", "/nonexistent/libamdhip64.so")];
+    let other_library = [("WINDLASS_HIP_DRIVER", "libc.so.6")];
+    let only_unfit = [("WINDLASS_HIP_DRIVER", "libc.so.6:/nonexistent/libamdhip64.so")];
+    let old_hip = [("FAKE_CUDA_HIP_VERSION", "50731921")];
+    let no_kernels = [("FAKE_CUDA_HIP_ARCHITECTURE", "gfx803")];
     for (arguments, settings, code, words) in [
         (&["load", "--device", "cuda"][..], &none[..], 6, "install NVIDIA's driver"),
         (&["load", "--device", "cuda"], &no_devices, 6, "nvidia-smi"),
@@ -368,12 +383,35 @@ fn devices_that_cannot_be_used_have_their_own_exit_code_and_a_fix() {
         (&["load", "--route", "gds"], &[], 2, "the target is cpu"),
         (&["load", "--device", "cuda"], &full, 7, "the memory of cuda:0"),
         (&["load", "--device", "cuda"], &lost, 5, "cuda:0"),
+        (&["load", "--device", "rocm"], &no_hip, 6, "install ROCm 6.0 or later"),
+        (&["load", "--device", "rocm"], &other_library, 6, "has no function hipInit"),
+        (&["load", "--device", "rocm"], &only_unfit, 6, "libc.so.6 has no function hipInit"),
+        (&["load", "--device", "rocm"], &only_unfit, 6, "too old, or a stub; /nonexistent/libamdhip64.so"),
+        (&["load", "--device", "rocm"], &old_hip, 6, "serves HIP 5.7"),
+        (&["load", "--device", "rocm"], &no_devices, 6, "rocminfo"),
+        (&["load", "--device", "hip:7"], &[], 6, "rocm:0 to rocm:1"),
+        (&["load", "--device", "rocm", "--dtype", "float32"], &no_kernels, 6, "converts no elements"),
+        (&["load", "--device", "rocm", "--route", "gds"], &[], 6, "hipFile"),
+        (&["load", "--device", "rocm"], &full, 7, "the memory of rocm:0"),
+        (&["load", "--device", "rocm"], &lost, 5, "rocm:0"),
     ] {
         let output = windlass_with_devices(arguments, &model.path, settings);
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(code), "{arguments:?} {settings:?}: {said}");
         assert!(said.contains(words) && said.lines().count() == 1, "{arguments:?} {settings:?}: {said}");
     }
+}
+
+#[test]
+fn a_library_that_does_not_serve_is_passed_over_for_the_next() {
+    let model = Model::new();
+    let libraries =
+        std::env::join_paths(["/nonexistent/libamdhip64.so".into(), "libc.so.6".into(), stand_in()]);
+    let libraries = libraries.unwrap().into_string().unwrap();
+    let settings = [("WINDLASS_HIP_DRIVER", libraries.as_str())];
+    let load = ["load", "--device", "rocm", "--exclude", "evil*"];
+    let output = windlass_with_devices(&load, &model.path, &settings);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
@@ -392,16 +430,24 @@ fn doctor_examines_devices_and_their_direct_path() {
     };
     assert!(finding("CUDA driver").contains("12.8"));
     assert!(finding("cuda:0").contains("compute capability 9.0"));
-    for name in ["cuda:1 PCIe link", "cuda:1 BAR1", "nvidia-fs", "P2PDMA", "cuFile", "NUMA"] {
+    for name in ["cuda:1 PCIe link", "cuda:1 BAR", "nvidia-fs", "P2PDMA", "cuFile", "NUMA"] {
         finding(name);
     }
+    assert!(finding("ROCm driver").contains("HIP 6.3"));
+    assert!(finding("rocm:0").contains("gfx942"));
+    assert!(finding("gds to rocm:1").contains("hipFile"));
     if !finding("direct reads").contains("not") {
         assert!(finding("gds to cuda:1").contains("P2PDMA"));
     }
     let compat = examine(&[("FAKE_CUDA_CUFILE_MODE", "compat")]);
     assert!(compat.iter().all(|(name, finding)| !name.contains("gds to") || finding.contains("staged")));
+    let copying = examine(&[("FAKE_CUDA_HIP_ARCHITECTURE", "gfx803")]);
+    assert!(copying.iter().any(|(name, finding)| name == "rocm:1" && finding.contains("copies only")));
     let none = examine(&[("WINDLASS_CUDA_DRIVER", "/nonexistent")]);
-    assert!(none.iter().any(|(name, finding)| name == "CUDA driver" && finding.contains("host memory only")));
+    assert!(
+        none.iter()
+            .any(|(name, finding)| name == "CUDA driver" && finding.contains("no load goes to its devices"))
+    );
 }
 
 #[test]
@@ -565,6 +611,7 @@ fn with_store(server: &objectd::Server, arguments: &[&str]) -> Output {
             ("AWS_ACCESS_KEY_ID", "key"),
             ("AWS_SECRET_ACCESS_KEY", "canary"),
         ])
+        .env("WINDLASS_CACHE_BYTES", "1GiB")
         .env("WINDLASS_LOG", "trace")
         .args(arguments)
         .output()
@@ -576,6 +623,7 @@ fn objects_are_inspected_loaded_and_verified_and_nothing_shows_a_secret() {
     let (model, server) = (Model::new(), objectd::Server::start().unwrap());
     server.put("models/llama/model.safetensors", &fs::read(&model.path).unwrap());
     let presigned = format!("{}/models/llama/model.safetensors?X-Amz-Signature=canary", server.url());
+    let endpoint = format!("endpoint={}", server.url());
     let missing = format!("{presigned}s").replace("model.safetensors", "none.safetensors");
     for (arguments, code, told) in [
         (vec!["inspect", "s3://models/llama/"], 0, "0..2.weight"),
@@ -591,7 +639,13 @@ fn objects_are_inspected_loaded_and_verified_and_nothing_shows_a_secret() {
             "environment or a profile",
         ),
         (vec!["load", "--store", "colour=red", "s3://models/llama/"], 2, "no such option"),
-        (vec!["load", "gs://models/llama/?token=canary"], 2, "no source has the scheme"),
+        (vec!["load", "ftp://me:canary@models/llama/?token=canary"], 2, "no source has the scheme"),
+        (
+            vec!["load", "--report", "--store", &endpoint, "--store", "anonymous=true", "gs://models/llama/"],
+            0,
+            "http ",
+        ),
+        (vec!["load", "--store", "token=canary", "hf://org/model"], 2, "environment or a profile"),
     ] {
         let output = with_store(&server, &arguments);
         let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
@@ -604,4 +658,32 @@ fn objects_are_inspected_loaded_and_verified_and_nothing_shows_a_secret() {
         requests.iter().any(|own| own.authorization.is_none())
             && requests.iter().any(|own| own.authorization.is_some())
     );
+}
+
+#[test]
+fn the_cache_of_the_node_is_filled_shown_checked_and_emptied() {
+    let (model, server) = (Model::new(), objectd::Server::start().unwrap());
+    server.put("models/llama/model.safetensors", &fs::read(&model.path).unwrap());
+    let directory = model.path.with_file_name("cache");
+    let cache = directory.to_str().unwrap();
+    for (arguments, code, said) in [
+        (vec!["doctor", "s3://models/llama/"], 0, "an access key of the environment"),
+        (vec!["doctor", "s3://models/llama/"], 0, "answers after"),
+        (vec!["doctor", "s3://models/none"], 1, "no such object"),
+        (vec!["cache", "stat"], 2, "name a directory by --cache or WINDLASS_CACHE"),
+        (vec!["cache", "stat", "--cache", cache], 0, "0 objects, 0 B of"),
+        (vec!["cache", "warm", "--cache", cache, "s3://models/llama/"], 0, "are in the cache"),
+        (vec!["load", "--report", "--cache", cache, "s3://models/llama/"], 0, "node-cache"),
+        (vec!["load", "--route", "node-cache", "--cache", cache, "s3://models/llama/"], 0, "from 1 file"),
+        (vec!["cache", "ls", "--cache", cache], 0, "s3://models/llama/model.safetensors"),
+        (vec!["cache", "ls", "--json", "--cache", cache], 0, "taken_bytes"),
+        (vec!["cache", "verify", "--cache", cache], 0, "are right"),
+        (vec!["cache", "gc", "--cache", cache, "--cache-bytes", "0"], 0, "1 object evicted"),
+        (vec!["load", "--route", "node-cache", "--cache", cache, "s3://models/llama/"], 6, "does not hold"),
+    ] {
+        let output = with_store(&server, &arguments);
+        let text = [&*output.stdout, &*output.stderr].map(String::from_utf8_lossy).concat();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+        assert!(text.contains(said), "{arguments:?}: {text}");
+    }
 }

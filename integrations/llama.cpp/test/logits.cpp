@@ -5,9 +5,9 @@
 #include "ggml-backend.h"
 
 #include <chrono>
-#include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string>
 
 #include <sys/mman.h>
@@ -25,6 +25,7 @@ struct options {
     unsigned long long   touch        = 0;
     int                  tokens       = 8;
     int                  threads      = 1;
+    int                  ubatch       = 64;
 };
 
 [[noreturn]] void fail(const char * message) {
@@ -58,13 +59,15 @@ options parse(int count, char ** arguments) {
             result.tokens = std::atoi(value());
         } else if (argument == "--threads") {
             result.threads = std::atoi(value());
+        } else if (argument == "--ubatch") {
+            result.ubatch = std::atoi(value());
         } else {
             result.model = arguments[i];
         }
     }
     if (!result.model) {
         fail("usage: logits [--mode none|mmap|dio] [--repack] [--check] [--device] [--cancel-at PART] "
-             "[--touch BYTES] [--tokens COUNT] [--threads COUNT] MODEL");
+             "[--touch BYTES] [--tokens COUNT] [--threads COUNT] [--ubatch TOKENS] MODEL");
     }
     return result;
 }
@@ -101,7 +104,7 @@ double cpu_seconds() {
 
 } // namespace
 
-int main(int count, char ** arguments) {
+int main(int count, char ** arguments) try {
     const options wanted = parse(count, arguments);
     llama_log_set([](ggml_log_level, const char * text, void *) { std::fputs(text, stderr); }, nullptr);
     ggml_backend_load_all();
@@ -130,18 +133,18 @@ int main(int count, char ** arguments) {
         return 0;
     }
 
-    const evaluation result = evaluate(model, wanted.tokens, wanted.threads, start);
-    if (!result.done) {
-        fail("the model cannot be evaluated");
-    }
+    context_ptr context(llama_init_from_model(model, evaluation_parameters(wanted.threads, wanted.ubatch)));
+    const evaluation result = evaluate(context.get(), llama_decode, wanted.tokens, start);
+    context.reset();
 
     rusage usage {};
     getrusage(RUSAGE_SELF, &usage);
-    std::printf("{\"loaded\": true, \"load_seconds\": %.6f, \"load_cpu_seconds\": %.6f, \"first_token_seconds\": %.6f, "
-                "\"hash\": \"%016" PRIx64 "\", \"progress\": %.3f, \"progress_fell\": %s, \"major_faults\": %ld, "
-                "\"minor_faults\": %ld, \"peak_bytes\": %ld}\n",
-                load_seconds, load_cpu_seconds, result.first_token_seconds, result.hash, loading.latest,
+    std::printf("{\"loaded\": true, \"load_seconds\": %.6f, \"load_cpu_seconds\": %.6f, %s, \"progress\": %.3f, "
+                "\"progress_fell\": %s, \"major_faults\": %ld, \"minor_faults\": %ld, \"peak_bytes\": %ld}\n",
+                load_seconds, load_cpu_seconds, as_json(result).c_str(), loading.latest,
                 loading.fell ? "true" : "false", usage.ru_majflt, usage.ru_minflt, usage.ru_maxrss * 1024L);
     llama_model_free(model);
     return 0;
+} catch (const std::exception & error) {
+    fail(error.what());
 }

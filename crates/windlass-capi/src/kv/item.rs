@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    WINDLASS_TARGET_CUDA, WINDLASS_TARGET_HOST,
+    WINDLASS_TARGET_CUDA, WINDLASS_TARGET_HOST, WINDLASS_TARGET_ROCM,
+    read::device_of,
     status::Failure,
     versioned::{self, Versioned},
 };
@@ -24,13 +25,13 @@ pub struct windlass_kv_key {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct windlass_kv_piece {
-    /// Memory of the host, or a CUDA pointer.
+    /// Memory of the host, or a pointer to that of a device.
     pub address: *mut c_void,
     /// Its length in bytes.
     pub length: u64,
-    /// `WINDLASS_TARGET_HOST` or `WINDLASS_TARGET_CUDA`.
+    /// `WINDLASS_TARGET_HOST`, `WINDLASS_TARGET_CUDA` or `WINDLASS_TARGET_ROCM`.
     pub target: i32,
-    /// Number of the CUDA device.
+    /// Number of the device.
     pub device: i32,
 }
 
@@ -121,10 +122,8 @@ impl windlass_kv_piece {
         let address = self.address.expose_provenance() as u64;
         let device = match self.target {
             WINDLASS_TARGET_HOST => DeviceId::Cpu,
-            WINDLASS_TARGET_CUDA => {
-                let ordinal = u32::try_from(self.device);
-                DeviceId::Cuda(ordinal.map_err(|_| Failure::argument("the device of a piece is negative"))?)
-            }
+            target @ (WINDLASS_TARGET_CUDA | WINDLASS_TARGET_ROCM) => device_of(target, self.device)
+                .ok_or_else(|| Failure::argument("the device of a piece is negative"))?,
             other => return Err(Failure::argument(format!("there is no target {other} for a piece"))),
         };
         if address == 0 && self.length > 0 {

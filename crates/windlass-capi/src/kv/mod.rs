@@ -1,10 +1,12 @@
 //! The KV store.
 #![allow(unsafe_code)]
 
+mod far;
 mod item;
 mod namespace;
 mod ticket;
 
+pub use far::*;
 pub use item::*;
 pub use namespace::*;
 pub use ticket::*;
@@ -96,6 +98,8 @@ pub struct windlass_kv_options {
     pub scrub_bytes_per_second: u64,
     /// `WINDLASS_KV_NO_VERIFY` or 0.
     pub flags: u64,
+    /// A second store behind this one, or NULL.
+    pub far_tier: *const windlass_kv_far_options,
 }
 
 // SAFETY: numbers and pointers, of which the first is the size.
@@ -124,7 +128,8 @@ pub unsafe extern "C" fn windlass_kv_open(
 
 /// Ends a store: nothing is accepted any more, stores under way get `timeout_ms` milliseconds to end (`UINT64_MAX`: as long
 /// as they take), other requests are cancelled. Then the system gets some seconds to end what it has.
-/// `WINDLASS_TIMED_OUT` if something did not end in time: its tickets tell which memory is still in use.
+/// `WINDLASS_TIMED_OUT` if something did not end in time: its tickets tell which memory is still in use. `WINDLASS_IO` if the
+/// index cannot be written, or if blocks were not written to the far tier: the message says how many.
 ///
 /// # Safety
 /// `store` must be live.
@@ -190,8 +195,12 @@ pub unsafe extern "C" fn windlass_kv_drain(
             return Err(Error::Closed { path: kv.store.root().to_owned() }.into());
         }
         let mut ended = kv.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.extend(kv.store.drain_completions().iter().map(|completion| completion.ticket));
-        let given = ended.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        // The store bounds the tickets that it keeps. Those that it has given must not pile up here instead.
+        if ended.len() < room {
+            ended.extend(kv.store.drain_completions().iter().map(|completion| completion.ticket));
+        }
+        let given = ended.len().min(room);
         for (place, ticket) in ended.drain(..given).enumerate() {
             // SAFETY: there is room, as the caller says.
             unsafe { tickets.add(place).write(ticket) };
@@ -358,6 +367,8 @@ unsafe fn store_options(options: *const windlass_kv_options) -> Result<StoreOpti
     chosen.max_in_flight_bytes = set(options.max_in_flight_bytes).unwrap_or(chosen.max_in_flight_bytes);
     chosen.partial_timeout = milliseconds(options.partial_timeout_ms).unwrap_or(chosen.partial_timeout);
     chosen.verify = options.flags & WINDLASS_KV_NO_VERIFY == 0;
+    // SAFETY: NULL or as its size says, as the caller says.
+    chosen.far = unsafe { far_options(options.far_tier)? };
     match options.flags & !WINDLASS_KV_NO_VERIFY {
         0 => Ok(chosen),
         other => Err(Failure::argument(format!("there are no flags {other:#x} of a KV store"))),
@@ -390,6 +401,7 @@ impl From<Error> for Failure {
             Error::ReadOnly { .. } => WINDLASS_READ_ONLY,
             Error::TooManyCompletions { .. } => WINDLASS_REFUSED,
             Error::TimedOut { .. } => WINDLASS_TIMED_OUT,
+            Error::FarUnavailable { .. } | Error::NotWrittenBack { .. } => WINDLASS_IO,
             _ => WINDLASS_INTERNAL,
         };
         Self::new(status, error.to_string())

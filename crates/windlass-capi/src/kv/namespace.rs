@@ -87,8 +87,9 @@ pub struct windlass_kv_request {
     pub size: u64,
     /// Milliseconds that it may take; 0 for what the store says.
     pub timeout_ms: u64,
-    /// A CUDA event that work on the device must have reached before the memory is read or written, or 0. It must live, and
-    /// not be recorded anew, until the ticket is released.
+    /// An event of the device, such as a `CUevent` or `hipEvent_t`, or 0. Work on the device must have reached it before the
+    /// memory is read or written. It must live, and not be recorded anew, until the ticket is released. If items have memory
+    /// of several vendors, or of none while drivers of several are loaded, the request fails.
     pub wait_event: u64,
     /// `WINDLASS_KV_NOTIFY` or 0.
     pub flags: u64,

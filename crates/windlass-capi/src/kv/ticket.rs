@@ -298,6 +298,8 @@ pub unsafe extern "C" fn windlass_kv_ticket_report(
             "bytes": completion.bytes,
             "carried": completion.carried.iter().map(named).collect::<serde_json::Map<_, _>>(),
             "bounced_bytes": completion.bounced_bytes,
+            "far_bytes": completion.far_bytes,
+            "far_missing": completion.far_missing,
             "queued": completion.queued.as_secs_f64(),
             "moving": completion.moving.as_secs_f64(),
         });

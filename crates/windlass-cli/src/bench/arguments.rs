@@ -49,7 +49,8 @@ pub(crate) struct Read {
     /// Forget the bytes where they arrive, rather than bring them to memory of each process
     #[arg(long)]
     pub(crate) download_only: bool,
-    /// Copy the bytes on to a device: cuda, or cuda:N for the CUDA device of that number. Each process has one chunk there
+    /// Copy the bytes on to a device: cuda or rocm, or cuda:N or rocm:N for the device of that number. Each process has one
+    /// chunk there
     #[arg(long, value_name = "DEVICE", default_value = "cpu", conflicts_with = "download_only")]
     pub(crate) device: DeviceId,
     #[command(flatten)]

@@ -16,6 +16,7 @@ pub(crate) use arguments::Bench;
 use crate::{charts::Figure, failure::Failure};
 use arguments::Read;
 use std::{
+    ffi::OsString,
     io,
     path::{Path, PathBuf},
     time::Instant,
@@ -24,9 +25,9 @@ use tables::{Measurement, Summary};
 use windlass::{ByteRange, DeviceId, Error, LoadOptions, Route, read::ReadFile};
 use worker::{Job, Part, Worker};
 
-pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
+pub(crate) fn run(bench: &Bench, program: &[OsString]) -> Result<(), Failure> {
     match bench {
-        Bench::Read(arguments) => read(arguments),
+        Bench::Read(arguments) => read(arguments, program),
         Bench::Headers(arguments) => headers::run(arguments),
         Bench::Chart { output } => chart(output),
         Bench::Worker => worker::serve(),
@@ -43,7 +44,7 @@ struct Combination {
     processes: u16,
 }
 
-fn read(arguments: &Read) -> Result<(), Failure> {
+fn read(arguments: &Read, program: &[OsString]) -> Result<(), Failure> {
     let routes: Vec<LoadOptions> =
         arguments.route.iter().map(|route| options(arguments, route)).collect::<windlass::Result<_>>()?;
     let files =
@@ -58,7 +59,7 @@ fn read(arguments: &Read) -> Result<(), Failure> {
     let mut measurements = Vec::new();
     let mut failed = None;
     for (options, combination) in combinations {
-        if let Err(failure) = measure(arguments, options, &files, combination, &mut measurements) {
+        if let Err(failure) = measure(arguments, program, options, &files, combination, &mut measurements) {
             failed = Some(failure);
             break;
         }
@@ -121,6 +122,7 @@ fn combinations(arguments: &Read, route: Route) -> windlass::Result<Vec<Combinat
 /// Measures one combination as often as asked for.
 fn measure(
     arguments: &Read,
+    program: &[OsString],
     options: &LoadOptions,
     files: &[(PathBuf, u64)],
     combination: Combination,
@@ -128,7 +130,7 @@ fn measure(
 ) -> Result<(), Failure> {
     let mut workers = Vec::new();
     for parts in deal(files, combination.processes, combination.chunk_bytes) {
-        workers.push(Worker::start(&Job {
+        let job = Job {
             route: options.route,
             direct: options.direct,
             usrbio: options.usrbio,
@@ -137,7 +139,8 @@ fn measure(
             device: combination.device,
             is_kept: !arguments.download_only,
             parts,
-        })?);
+        };
+        workers.push(Worker::start(program, &job)?);
     }
     for worker in &mut workers {
         worker.expect_ready()?;

@@ -4,7 +4,7 @@ use crate::failure::{Failure, Told};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     collections::{BTreeSet, VecDeque},
-    env,
+    ffi::OsString,
     io::{self, BufRead, BufReader, Write},
     path::PathBuf,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
@@ -62,10 +62,12 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn start(job: &Job) -> Result<Self, Failure> {
-        let program = env::current_exe().map_err(Failure::output)?;
+    /// Starts `program`, which is this command, as a worker.
+    pub(super) fn start(program: &[OsString], job: &Job) -> Result<Self, Failure> {
+        let unknown = || Failure::told("the path of this program is not known, so it cannot start others", 5);
+        let (program, selecting) = program.split_first().ok_or_else(unknown)?;
         let mut command = Command::new(program);
-        command.args(["bench", "worker"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(selecting).args(["bench", "worker"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(Failure::output)?;
         let pipes = child.stdin.take().zip(child.stdout.take());
         let (mut orders, answers) = pipes.ok_or_else(|| Failure::output(io::ErrorKind::BrokenPipe))?;

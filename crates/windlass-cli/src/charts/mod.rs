@@ -22,13 +22,15 @@ use std::{fs, io, path::Path};
 const SIZES: [(u32, u32); 2] = [(800, 440), (640, 340)];
 const TITLE_HEIGHT: u32 = 44;
 /// Colours of series, again from the first after the last. White text is readable on each.
-const SERIES: [RGBColor; 6] = [
+const SERIES: [RGBColor; 8] = [
     RGBColor(0x1F, 0x6F, 0xEB),
     RGBColor(0x8C, 0x95, 0x9F),
     RGBColor(0xBC, 0x4C, 0x00),
     RGBColor(0x1A, 0x7F, 0x37),
     RGBColor(0x82, 0x50, 0xDF),
     RGBColor(0xBF, 0x39, 0x89),
+    RGBColor(0x1B, 0x7C, 0x83),
+    RGBColor(0x9A, 0x67, 0x00),
 ];
 /// Values outside of these have no scale.
 const VALUES: (f64, f64) = (1e-9, 1e18);

@@ -1,7 +1,6 @@
 //! What can be typed after `windlass kv`.
 
-use crate::bench::results::Output;
-use bytesize::ByteSize;
+use crate::{arguments::size, bench::results::Output};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use windlass::DeviceId;
@@ -131,7 +130,7 @@ pub(crate) struct Bench {
     /// How bytes move: auto, io_uring or threads
     #[arg(long, value_name = "ROUTE", default_value_t)]
     pub(super) route: Route,
-    /// Where blocks are stored from and loaded to: cpu, or cuda:N for the CUDA device of that number
+    /// Where blocks are stored from and loaded to: cpu, or cuda:N or rocm:N for the device of that number
     #[arg(long, value_name = "DEVICE", default_value_t)]
     pub(super) device: DeviceId,
     /// Whether devices are read and written past the host's memory: prefer (where that is proven to work), require or off
@@ -152,8 +151,3 @@ that of host memory, also with --device. 'routes' are the ways that bytes took, 
 table are those that would have been better, and why they were not used.
 
 The directory gets kv_raw.csv, kv_summary.csv and a chart.";
-
-/// Bytes from text such as `64MiB`.
-fn size(text: &str) -> Result<u64, String> {
-    text.parse::<ByteSize>().map(|size| size.as_u64())
-}
