@@ -5,6 +5,7 @@ use pyo3::{prelude::*, pybacked::PyBackedBytes, types::PyBytes};
 use std::{borrow::Cow, collections::HashMap, path::PathBuf};
 use windlass::{
     Error,
+    cache::NodeCache,
     catalog::{
         OpenOptions,
         safetensors::{Header, Metadata},
@@ -18,10 +19,10 @@ type ParsedTensor = (String, Cow<'static, str>, Vec<u64>, (u64, u64));
 /// The tensors of a file, in its order, as copies.
 #[pyfunction]
 pub(crate) fn load_bytes(py: Python<'_>, data: &Bound<'_, PyBytes>) -> PyResult<Vec<Tensor>> {
-    let options = OpenOptions::from_env().into_python(py)?;
+    let options = OpenOptions::default().lenient(OpenOptions::lenient_from_env().into_python(py)?);
     let bytes = PyBackedBytes::from(data.clone());
     let tensors = py.detach(|| windlass::load_bytes(bytes, &options)).into_python(py)?;
-    Ok(tensors.into_iter().map(|tensor| Tensor { tensor }).collect())
+    Ok(tensors.into_iter().map(Tensor::from).collect())
 }
 
 /// The tensors of the header of a safetensors file of `file_len` bytes, in the order of their bytes, and its metadata.
@@ -34,7 +35,7 @@ pub(crate) fn parse_header(
     path: PathBuf,
     lenient: Option<bool>,
 ) -> PyResult<(Vec<ParsedTensor>, Option<Metadata>)> {
-    let options = open_options(py, lenient, 0, None)?;
+    let options = OpenOptions::default().lenient(chosen_lenient(py, lenient)?);
     let header = Header::parse_with(text, file_len, &options)
         .map_err(|problem| Error::InvalidFile { path, problem: problem.into() })
         .into_python(py)?;
@@ -51,11 +52,10 @@ pub(crate) fn open_options(
     lenient: Option<bool>,
     offset: u64,
     store: Option<HashMap<String, String>>,
+    cache: Option<PathBuf>,
 ) -> PyResult<OpenOptions> {
-    let lenient = match lenient {
-        Some(lenient) => lenient,
-        None => OpenOptions::from_env().into_python(py)?.lenient,
-    };
+    let lenient = chosen_lenient(py, lenient)?;
+    let cache = py.detach(|| NodeCache::chosen(cache.as_deref(), None)).into_python(py)?;
     let mut options = StoreOptions::default();
     for (name, value) in store.iter().flatten() {
         // Values may be secret.
@@ -66,5 +66,12 @@ pub(crate) fn open_options(
         };
         options.set(name, value).map_err(invalid).into_python(py)?;
     }
-    Ok(OpenOptions::default().lenient(lenient).offset(offset).store(options))
+    let mut options = OpenOptions::default().lenient(lenient).offset(offset).store(options);
+    options.cache = cache;
+    Ok(options)
+}
+
+/// What the caller says, or else the environment.
+fn chosen_lenient(py: Python<'_>, lenient: Option<bool>) -> PyResult<bool> {
+    lenient.map_or_else(|| OpenOptions::lenient_from_env().into_python(py), Ok)
 }

@@ -10,6 +10,7 @@ use crate::{
     loading::Loading,
     options::{fill_options, load_options, order_of, stream_options},
     report::NativeReport,
+    stoppable,
     tensor::{Tensor, quantized_shape},
 };
 use pyo3::{
@@ -21,9 +22,11 @@ use std::{
     collections::{BTreeMap, HashMap},
     ffi::OsStr,
     path::PathBuf,
+    sync::Arc,
 };
 use windlass::{
     Route,
+    catalog::{SourceName, Stop},
     plan::{Plan, PlanOptions, PlannedTensor},
     verify::Manifest,
 };
@@ -34,24 +37,39 @@ type Planned = (String, Cow<'static, str>, Vec<u64>, Option<Vec<u64>>, u64);
 /// A checkpoint with its files open.
 #[pyclass(frozen, module = "windlass")]
 pub(crate) struct Checkpoint {
-    checkpoint: windlass::Checkpoint,
+    checkpoint: Arc<windlass::Checkpoint>,
+}
+
+impl Checkpoint {
+    /// The open files, for what reads them as long as it likes.
+    pub(crate) fn shared(&self) -> Arc<windlass::Checkpoint> {
+        self.checkpoint.clone()
+    }
 }
 
 #[pymethods]
 impl Checkpoint {
     #[new]
-    #[pyo3(signature = (paths, *, lenient=None, offset=0, store=None))]
+    #[pyo3(signature = (paths, *, lenient=None, offset=0, store=None, cache=None))]
     fn new(
         py: Python<'_>,
         paths: Vec<PathBuf>,
         lenient: Option<bool>,
         offset: u64,
         store: Option<HashMap<String, String>>,
+        cache: Option<PathBuf>,
     ) -> PyResult<Self> {
-        let options = open_options(py, lenient, offset, store)?;
+        let options = open_options(py, lenient, offset, store, cache)?;
+        let stop = Stop::default();
+        let options = options.stop(stop.clone());
         let open = || windlass::Checkpoint::open_with(&paths, &options);
-        let checkpoint = py.detach(open).into_python(py)?;
-        Ok(Self { checkpoint })
+        let is_url = |path: &PathBuf| matches!(SourceName::from(path.as_path()), SourceName::Url(_));
+        // Only a server is waited for long enough that it matters.
+        let checkpoint = match paths.iter().any(is_url) {
+            true => stoppable(py, || stop.stop(), open)?,
+            false => py.detach(open).into_python(py)?,
+        };
+        Ok(Self { checkpoint: Arc::new(checkpoint) })
     }
 
     /// Names of the tensors, in the order of the checkpoint.
@@ -163,7 +181,7 @@ impl Checkpoint {
         options.route = Route::Mapped;
         let loaded = py.detach(|| self.checkpoint.load(&options)).into_python(py)?;
         let report = NativeReport { report: loaded.report().clone() };
-        Ok((loaded.into_tensors().into_iter().map(|tensor| Tensor { tensor }).collect(), report))
+        Ok((loaded.into_tensors().into_iter().map(Tensor::from).collect(), report))
     }
 
     /// Brings the files into the page cache. Says how, as JSON.

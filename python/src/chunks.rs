@@ -81,7 +81,7 @@ impl ChunkReader {
         Ok(Self { mount: mount_point, options, state: Mutex::default() })
     }
 
-    /// Reads up to `total_length` bytes, fewer only where the file ends, to `dev_ptr`: memory of the host or of a CUDA
+    /// Reads up to `total_length` bytes, fewer only where the file ends, to `dev_ptr`: memory of the host or of a
     /// device, or 0 to forget them. No single read is longer than `chunk_size`, unless that is 0.
     fn read(
         &self,

@@ -3,17 +3,36 @@
 //! Layouts and codes are those of `dlpack.h` 1.1.
 #![allow(unsafe_code)]
 
+use crate::view::View;
 use pyo3::{ffi, prelude::*};
-use std::{ffi::CStr, ffi::c_void};
-use windlass::{DeviceId, Dtype, TensorMemory};
+use std::{any::Any, ffi::CStr, ffi::c_void};
+use windlass::{DeviceId, Dtype};
 
 /// DLPack's name of the tensor's device, such as 1 and 0 for host memory.
-pub(crate) fn device(tensor: &windlass::Tensor) -> (i32, i32) {
+pub(crate) fn device(tensor: &View) -> (i32, i32) {
     tensor.device().dlpack()
+}
+
+/// Why a consumer's stream means nothing on a device, if it does not. The numbers below 3 are no handles, and which of
+/// them mean a stream depends on the kind of the device.
+pub(crate) fn refused_stream(device: DeviceId, stream: i64) -> Option<&'static str> {
+    /// `kDLCUDA` and `kDLROCM`.
+    const CUDA: i32 = 2;
+    const ROCM: i32 = 10;
+    match (device.dlpack().0, stream) {
+        (CUDA, 0) => Some(
+            "stream 0 is ambiguous in DLPack: pass 1 for CUDA's legacy default stream, 2 for the per-thread one",
+        ),
+        (ROCM, 1 | 2) => Some("streams 1 and 2 are CUDA's alone in DLPack: pass 0 for ROCm's default stream"),
+        _ => None,
+    }
 }
 
 const VERSIONED: &CStr = c"dltensor_versioned";
 const LEGACY: &CStr = c"dltensor";
+
+/// `DLPACK_FLAG_BITMASK_READ_ONLY`.
+const READ_ONLY: u64 = 1;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -102,7 +121,7 @@ impl Exported {
 
 /// What a capsule owns: the memory, and the arrays that its descriptor points to.
 struct Owner {
-    _memory: TensorMemory,
+    _memory: Box<dyn Any + Send + Sync>,
     /// Shape, then strides.
     dimensions: Box<[i64]>,
 }
@@ -110,7 +129,7 @@ struct Owner {
 /// A capsule that shares the bytes of `tensor`. Versioned if the consumer takes that.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
-    tensor: &windlass::Tensor,
+    tensor: &View,
     exported: Exported,
     max_version: Option<(u32, u32)>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -128,9 +147,10 @@ pub(crate) fn capsule<'py>(
     }
     let ndim =
         i32::try_from(rank).map_err(|_| pyo3::exceptions::PyBufferError::new_err("too many dimensions"))?;
-    let mut owner = Box::new(Owner { _memory: tensor.memory().clone(), dimensions });
+    let mut owner = Box::new(Owner { _memory: tensor.owner(), dimensions });
     let shape = owner.dimensions.as_mut_ptr();
     let (device_type, device_id) = device(tensor);
+    let flags = if tensor.is_read_only() { READ_ONLY } else { 0 };
     let tensor = DlTensor {
         data: address(tensor),
         device_type,
@@ -148,7 +168,7 @@ pub(crate) fn capsule<'py>(
             minor: 1,
             context,
             deleter: Some(delete_versioned),
-            flags: 0,
+            flags,
             tensor,
         };
         new_capsule(py, managed, VERSIONED, drop_unused_versioned, delete_versioned)
@@ -159,7 +179,7 @@ pub(crate) fn capsule<'py>(
 }
 
 /// Where the bytes begin; nowhere, if there are none on a device.
-fn address(tensor: &windlass::Tensor) -> *mut c_void {
+fn address(tensor: &View) -> *mut c_void {
     if tensor.len_bytes() == 0 && tensor.device() != DeviceId::Cpu {
         return std::ptr::null_mut();
     }

@@ -35,10 +35,15 @@ impl<T> IntoPython<T> for serde_json::Result<T> {
 
 /// The exception that Python code catches for an error.
 pub(crate) fn exception_of(py: Python<'_>, error: &Error) -> PyErr {
-    exception(py, error).unwrap_or_else(|broken| broken)
+    exception_saying(py, error, &error.to_string())
 }
 
-fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+/// The same with another message, which says what the error kept from being done.
+pub(crate) fn exception_saying(py: Python<'_>, error: &Error, message: &str) -> PyErr {
+    exception(py, error, message).unwrap_or_else(|broken| broken)
+}
+
+fn exception(py: Python<'_>, error: &Error, message: &str) -> PyResult<PyErr> {
     let fields = PyDict::new(py);
     let set_path = |path: &PathBuf| match SourceName::from(&**path) {
         // A path of Python's would make one slash of two.
@@ -149,7 +154,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::Forked => "ForkedError",
         _ => "WindlassError",
     };
-    named(class, py, &error.to_string(), &fields)
+    named(class, py, message, &fields)
 }
 
 /// The exception for a tensor whose type a framework lacks.
@@ -162,6 +167,7 @@ pub(crate) fn unsupported_dtype(py: Python<'_>, message: &str, tensor: &str) -> 
     exception().unwrap_or_else(|broken| broken)
 }
 
+/// An exception of `windlass.errors`, by the name of its class.
 pub(crate) fn named(
     class: &str,
     py: Python<'_>,

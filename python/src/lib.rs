@@ -8,16 +8,22 @@
 mod bytes;
 mod checkpoint;
 mod chunks;
+mod command;
 mod dlpack;
 mod error;
+mod experts;
 mod filling;
 mod key_values;
 mod kv;
 mod loading;
+mod log;
 mod options;
+mod process;
+mod reader;
 mod report;
 mod save;
 mod tensor;
+mod view;
 
 use pyo3::prelude::*;
 use std::{
@@ -47,6 +53,12 @@ mod _native {
     #[pymodule_export]
     use super::chunks::{ChunkReader, mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
     #[pymodule_export]
+    use super::command::run_command;
+    #[pymodule_export]
+    use super::experts::{
+        ExpertCatalog, ExpertStore, ExpertTicket, LayerStream, Rows, numbered_layers, policies,
+    };
+    #[pymodule_export]
     use super::filling::Filling;
     #[pymodule_export]
     use super::key_values::NativeArray;
@@ -55,7 +67,11 @@ mod _native {
     #[pymodule_export]
     use super::loading::Loading;
     #[pymodule_export]
+    use super::log::{pause_log, reset_log, resume_log, start_log, stop_log, take_log};
+    #[pymodule_export]
     use super::options::{MemoryPool, check_options};
+    #[pymodule_export]
+    use super::reader::{Reader, Reading};
     #[pymodule_export]
     use super::report::NativeReport;
     #[pymodule_export]
@@ -63,7 +79,7 @@ mod _native {
     #[pymodule_export]
     use super::tensor::{Tensor, to_torch};
     #[pymodule_export]
-    use super::{doctor, is_remote, memory_limits, search_cufile_in, version};
+    use super::{doctor, is_remote, memory_limits, search_libraries_in, version};
 }
 
 use crate::error::IntoPython;
@@ -81,22 +97,31 @@ fn interruptible<T: Send>(
     let stopped = AtomicBool::new(false);
     let go_on =
         || if stopped.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    stoppable(py, || stopped.store(true, Ordering::Relaxed), || work(&go_on))
+}
+
+/// Does work on another thread while this one looks for Ctrl-C, after which `stop` is called.
+fn stoppable<T: Send>(
+    py: Python<'_>,
+    stop: impl Fn(),
+    work: impl FnOnce() -> windlass::Result<T> + Send,
+) -> PyResult<T> {
     let work = Mutex::new(Some(work));
     let take_work = || work.lock().unwrap_or_else(PoisonError::into_inner).take();
     thread::scope(|scope| {
         let (sender, receiver) = mpsc::sync_channel(1);
-        let (go_on, take_work) = (&go_on, &take_work);
+        let take_work = &take_work;
         let started = thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, move || {
             if let Some(work) = take_work() {
                 // The receiver is gone after an interrupt.
-                let _ = sender.send(work(go_on));
+                let _ = sender.send(work());
             }
         });
         if started.is_err()
             && let Some(work) = take_work()
         {
             // The system gives no thread: this one works, and looks for Ctrl-C afterwards.
-            return py.detach(move || work(go_on)).into_python(py);
+            return py.detach(work).into_python(py);
         }
         // Receivers cannot be shared, so this one is lent to the waits one by one.
         let mut receiver = receiver;
@@ -109,7 +134,7 @@ fn interruptible<T: Send>(
             match received {
                 Ok(result) => return result.into_python(py),
                 Err(RecvTimeoutError::Timeout) => py.check_signals().inspect_err(|_| {
-                    stopped.store(true, Ordering::Relaxed);
+                    stop();
                 })?,
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(windlass::Error::Internal("the work panicked".into())).into_python(py);
@@ -125,10 +150,10 @@ fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// Looks for cuFile in this directory too.
+/// Looks for the libraries of devices' vendors in this directory too.
 #[pyfunction]
-fn search_cufile_in(directory: std::path::PathBuf) {
-    windlass::device::search_cufile_in(directory);
+fn search_libraries_in(directory: std::path::PathBuf) {
+    windlass::device::search_libraries_in(directory);
 }
 
 /// The limits on the memory of this process, as JSON.

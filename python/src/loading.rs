@@ -79,7 +79,7 @@ impl Loading {
                         let others =
                             std::iter::from_fn(|| loading.next_arrived()).take(most.saturating_sub(1));
                         let tensors = std::iter::once(tensor).chain(others);
-                        return Ok(Some(tensors.map(|tensor| Tensor { tensor }).collect()));
+                        return Ok(Some(tensors.map(Tensor::from).collect()));
                     }
                     Arrival::Pending if patience.is_some() => return Ok(None),
                     Arrival::Pending => {}
@@ -107,8 +107,8 @@ impl Loading {
                 }
                 if finished {
                     // The same order in every process: code that iterates a dictionary on many ranks relies on it.
-                    tensors.sort_by_key(|tensor| tensor.tensor.id());
-                    return Ok(tensors);
+                    tensors.sort_by_key(windlass::Tensor::id);
+                    return Ok(tensors.into_iter().map(Tensor::from).collect());
                 }
             }
         })
@@ -153,12 +153,12 @@ impl Drop for Loading {
 }
 
 /// Collects tensors for up to a tick. `true` once there are no more.
-fn drain(loading: &mut windlass::Loading, tensors: &mut Vec<Tensor>) -> windlass::Result<bool> {
+fn drain(loading: &mut windlass::Loading, tensors: &mut Vec<windlass::Tensor>) -> windlass::Result<bool> {
     let started = Instant::now();
     loop {
         let left = TICK.saturating_sub(started.elapsed());
         match loading.next_within(left)? {
-            Arrival::Tensor(tensor) => tensors.push(Tensor { tensor }),
+            Arrival::Tensor(tensor) => tensors.push(tensor),
             Arrival::Pending => return Ok(false),
             Arrival::Finished => return Ok(true),
         }

@@ -2,12 +2,13 @@
 #![allow(unsafe_code)]
 
 use crate::error::IntoPython;
-use pyo3::{prelude::*, types::PyDict};
-use std::{io, ops::Range};
+use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
+use std::{io, ops::Range, time::Duration};
 use windlass::{
     DeviceAllocator, Error, LoadOptions, Order, StreamOptions,
     memory::{HugePages, LentMemory},
     plan::{Selection, TensorSlice},
+    read::ReaderOptions,
 };
 
 /// Host memory, touched once, that loads take their tensors' memory from.
@@ -104,6 +105,47 @@ fn changed(
         }
     }
     Ok(options)
+}
+
+/// The options of a reader: those given, changed by keyword arguments that are not `None`.
+pub(crate) fn reader_options(
+    mut options: ReaderOptions,
+    arguments: Option<&Bound<'_, PyDict>>,
+    py: Python<'_>,
+) -> PyResult<ReaderOptions> {
+    // Parses the options that loads have too.
+    let mut parsed = LoadOptions::default();
+    for (name, value) in arguments.into_iter().flatten() {
+        let name: String = name.extract()?;
+        if value.is_none() {
+            continue;
+        }
+        match name.as_str() {
+            "in_flight" => options.in_flight = value.extract()?,
+            "usrbio_directories" => options.usrbio_directories = value.extract()?,
+            "route" | "direct" | "usrbio" | "chunk" | "memory_budget" => {
+                parsed.set(&name, &value.str()?.to_string()).into_python(py)?;
+                match name.as_str() {
+                    "route" => options.route = parsed.route,
+                    "direct" => options.direct = parsed.direct,
+                    "usrbio" => options.usrbio = parsed.usrbio,
+                    "chunk" => options.chunk_bytes = parsed.chunk_bytes,
+                    _ => options.memory_budget_bytes = parsed.memory_budget_bytes.unwrap_or_default(),
+                }
+            }
+            _ => return Err(PyTypeError::new_err(format!("a reader has no option '{name}'"))),
+        }
+    }
+    Ok(options)
+}
+
+/// A time in seconds that is not negative.
+pub(crate) fn seconds(option: &'static str, seconds: f64) -> windlass::Result<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|error| Error::InvalidOption {
+        option,
+        value: seconds.to_string(),
+        reason: format!("it is a time in seconds: {error}"),
+    })
 }
 
 /// An order by its name.

@@ -3,6 +3,7 @@
 use crate::{
     dlpack::{self, Exported},
     error::{IntoPython, unsupported_dtype},
+    view::View,
 };
 use pyo3::{
     exceptions::{PyAttributeError, PyBufferError, PyValueError},
@@ -10,12 +11,18 @@ use pyo3::{
     types::{PyBytes, PyDict, PyList, PyTuple},
 };
 use std::borrow::Cow;
-use windlass::{DeviceId, Dtype, TensorMemory};
+use windlass::{DeviceId, Dtype};
 
 /// One tensor in memory. A view of its bytes keeps them alive.
 #[pyclass(frozen, module = "windlass")]
 pub(crate) struct Tensor {
-    pub(crate) tensor: windlass::Tensor,
+    pub(crate) tensor: View,
+}
+
+impl<T: Into<View>> From<T> for Tensor {
+    fn from(tensor: T) -> Self {
+        Self { tensor: tensor.into() }
+    }
 }
 
 #[pymethods]
@@ -52,7 +59,7 @@ impl Tensor {
         self.tensor.len_bytes()
     }
 
-    /// Where it is: `cpu` or `cuda:N`.
+    /// Where it is: `cpu`, or a device such as `cuda:0`.
     #[getter]
     fn device(&self) -> String {
         self.tensor.device().to_string()
@@ -73,18 +80,18 @@ impl Tensor {
     /// The bytes as a flat array of `uint8`, for `numpy.asarray`.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if matches!(self.tensor.memory(), TensorMemory::Device(_)) {
+        if !self.tensor.is_in_host_memory() {
             return Err(PyAttributeError::new_err("this tensor is in the memory of a device"));
         }
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("typestr", "|u1")?;
         interface.set_item("shape", (self.nbytes(),))?;
-        interface.set_item("data", (self.data_ptr(), false))?;
+        interface.set_item("data", (self.data_ptr(), self.tensor.is_read_only()))?;
         Ok(interface)
     }
 
-    /// DLPack's device type, 1 for host memory and 2 for CUDA, and the number of the device.
+    /// DLPack's device type, such as 1 for host memory, and the number of the device.
     fn __dlpack_device__(&self) -> (i32, i32) {
         dlpack::device(&self.tensor)
     }
@@ -100,12 +107,9 @@ impl Tensor {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         // A tensor is handed out when the copies to it are done, so no stream has to wait for anything.
-        if self.tensor.device() != DeviceId::Cpu
-            && stream.is_some_and(|stream| stream.extract::<i64>().is_ok_and(|stream| stream == 0))
-        {
-            return Err(PyValueError::new_err(
-                "stream 0 is ambiguous in DLPack: pass 1 for CUDA's legacy default stream, 2 for the per-thread one",
-            ));
+        let number = stream.and_then(|stream| stream.extract::<i64>().ok());
+        if let Some(why) = number.and_then(|number| dlpack::refused_stream(self.tensor.device(), number)) {
+            return Err(PyValueError::new_err(why));
         }
         if dl_device.is_some_and(|device| device != dlpack::device(&self.tensor)) {
             let message = format!("this tensor is on {}; copy it in the framework", self.tensor.device());
@@ -165,7 +169,7 @@ pub(crate) fn to_torch<'py>(
 }
 
 /// A tensor as DLPack up to `max_version` can carry it: elements, or blocks of elements as bytes.
-fn exported(tensor: &windlass::Tensor, max_version: Option<(u32, u32)>) -> Option<Exported> {
+fn exported(tensor: &View, max_version: Option<(u32, u32)>) -> Option<Exported> {
     match quantized_shape(tensor.dtype(), tensor.shape()) {
         Some(shape) => Some(Exported::bytes(shape)),
         None => Exported::as_is(tensor.dtype(), max_version),
@@ -183,7 +187,7 @@ pub(crate) fn quantized_shape(dtype: Dtype, shape: &[u64]) -> Option<Vec<u64>> {
 }
 
 /// The shape of a tensor's bytes: that of its elements, but for packed ones, whose last dimension shrinks.
-fn bytes_of(tensor: &windlass::Tensor) -> Exported {
+fn bytes_of(tensor: &View) -> Exported {
     let mut shape = tensor.shape().to_vec();
     if let Some(last) = shape.last_mut()
         && tensor.dtype() == Dtype::F4

@@ -24,7 +24,8 @@ sys.path.append(str(Path(__file__).parents[2] / "testkit" / "gguf"))
 
 STAND_IN = Path(__file__).parents[2] / "target" / "release" / "libfake_cuda.so"
 # Named before anything asks for a device. Only a package built with the feature stand-in listens.
-os.environ["WINDLASS_CUDA_DRIVER"] = os.environ["WINDLASS_CUFILE"] = str(STAND_IN)
+for variable in ("WINDLASS_CUDA_DRIVER", "WINDLASS_CUFILE", "WINDLASS_HIP_DRIVER"):
+    os.environ[variable] = str(STAND_IN)
 os.environ.setdefault("FAKE_CUDA_CUFILE_MODE", "nvfs")
 
 BITS = {
@@ -131,7 +132,7 @@ class StandIn:
 
 @pytest.fixture
 def stand_in() -> Iterator[StandIn]:
-    """Devices: ``cuda:0`` and ``cuda:1`` of the stand-in driver, which must be empty again after the test."""
+    """Devices: two of CUDA's and two of ROCm's, of the stand-in driver, which must be empty again after the test."""
     driver = StandIn()
     driver.library.fake_cuda_reset()
     yield driver

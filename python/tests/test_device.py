@@ -9,15 +9,17 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 import windlass
 from conftest import StandIn, make_cold, run, write_model
-from windlass import errors
+from windlass import _devices, errors
+from windlass.compat.safetensors._target import check_device
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
@@ -31,6 +33,9 @@ def test_devices_are_named_as_everywhere(model: Path) -> None:
         (np.int64(1), "cuda:1"),
         (torch.device("cuda", 1), "cuda:1"),
         (torch.device("cpu"), "cpu"),
+        ("rocm", "rocm:0"),
+        ("rocm:1", "rocm:1"),
+        ("hip:1", "rocm:1"),
     ]:
         tensors = windlass.load_file(model, device, framework="raw")
         assert {tensor.device for tensor in tensors.values()} == {name}
@@ -144,6 +149,128 @@ def test_errors_are_typed_and_say_what_to_do(model: Path, stand_in: StandIn) -> 
                 next(checkpoint.iter_tensors(**options))
     with pytest.raises(errors.OptionError, match="one of driver, torch"):
         windlass.load_file(model, "cuda", allocator="numpy")
+
+
+def test_devices_of_torchs_build_for_rocm_are_those_of_rocm(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.3.42134")
+    for device, name in [
+        (torch.device("cuda", 1), "rocm:1"),
+        (torch.device("cuda"), "rocm:0"),
+        (1, "rocm:1"),
+        # Text names a kind: that of its name.
+        ("cuda:1", "cuda:1"),
+        ("rocm:1", "rocm:1"),
+    ]:
+        tensors = windlass.load_file(model, device, framework="raw")
+        assert {tensor.device for tensor in tensors.values()} == {name}
+    assert _devices.to_torch(torch, "rocm:1") == "cuda:1"
+    assert _devices.to_torch(torch, "cpu") == "cpu"
+    with pytest.raises(errors.OptionError, match="built for rocm"):
+        _devices.to_torch(torch, "cuda:1")
+    # Where torch's names are meant, text is one of them.
+    assert check_device("cuda:1") == check_device(1) == "rocm:1"
+
+
+def test_torchs_memory_is_refused_for_devices_that_it_is_not_built_for(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(errors.OptionError, match="built for cuda"):
+        windlass.load_file(model, "rocm:0", allocator="torch")
+    monkeypatch.setattr(torch.version, "hip", "6.3.42134")
+    with pytest.raises(errors.OptionError, match="built for rocm"):
+        windlass.load_file(model, "cuda:0", allocator="torch")
+
+
+@pytest.mark.parametrize(("hip", "kind"), [("'6.3.42134'", "rocm"), ("None", "cuda")])
+def test_numbers_mean_the_devices_of_the_torch_that_is_installed(
+    model: Path, tmp_path: Path, hip: str, kind: str
+) -> None:
+    """Before it is imported, too: here it never is."""
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('not here')")
+    (package / "version.py").write_text(f"cuda: Optional[str] = None\nhip: Optional[str] = {hip}\n")
+    done = run(
+        """
+        import sys
+        sys.path.insert(0, sys.argv[3])
+        import windlass
+        from windlass.compat.fastsafetensors._devices import Device
+        from windlass.compat.safetensors._target import check_device
+        kind = sys.argv[2]
+        tensors = windlass.load_file(sys.argv[1], 1, framework="raw")
+        assert {tensor.device for tensor in tensors.values()} == {f"{kind}:1"}
+        assert check_device("cuda:1") == check_device(1) == Device.of("cuda:1").as_own() == f"{kind}:1"
+        assert "torch" not in sys.modules
+        """,
+        model,
+        kind,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stub_of_torch_is_no_torch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half imported, it has no devices yet; and a module that a program made has no ``__spec__``."""
+    expected = windlass.load_file(model, framework="raw")["embed"].tobytes()
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    _devices.find_libraries.cache_clear()
+    for device in ("cpu", "cuda:1", 1):
+        assert windlass.load_file(model, device, framework="raw")["embed"].tobytes() == expected
+
+
+def test_managed_memory_of_cuda_is_a_target(model: Path) -> None:
+    """DLPack has a type of its own for it."""
+    tensor = windlass.load_file(model, "cuda:1", framework="raw")["embed"]
+
+    class Managed:
+        """Memory of such a type."""
+
+        __cuda_array_interface__: ClassVar[dict[str, Any]] = {
+            "version": 3,
+            "shape": (tensor.nbytes,),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr, False),
+        }
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (13, 1)
+
+    path = write_model(model.parent / "bytes.safetensors", {"bytes": ("U8", [tensor.nbytes])})
+    expected = windlass.load_file(path, framework="raw")["bytes"].tobytes()
+    with windlass.open(path, framework="raw") as checkpoint:
+        checkpoint.copy_into({"bytes": Managed()})
+    assert tensor.tobytes() == expected
+
+
+def test_tensors_on_rocm_are_shared_as_such(model: Path, stand_in: StandIn) -> None:
+    expected = windlass.load_file(model, framework="raw")["embed"].tobytes()
+    tensor = windlass.load_file(model, "rocm:1", framework="raw")["embed"]
+    assert tensor.tobytes() == expected
+    assert tensor.__dlpack_device__() == (10, 1)
+    for stream in (None, -1, 0, 12345):
+        capsule = tensor.__dlpack__(stream=stream)
+        told = dl_tensor(capsule)
+        assert (told.device_type, told.device_id, told.data) == (10, 1, tensor.data_ptr)
+        del capsule
+    for stream in (1, 2):
+        with pytest.raises(ValueError, match="CUDA's alone"):
+            tensor.__dlpack__(stream=stream)
+    del tensor
+    assert stand_in.count("device_bytes") == 0
+
+
+def test_a_rocm_device_refuses_what_it_lacks(model: Path, stand_in: StandIn) -> None:
+    with pytest.raises(errors.DeviceUnavailableError, match="rocm:0 to rocm:1"):
+        windlass.load_file(model, "rocm:5", framework="raw")
+    with pytest.raises(errors.RouteUnavailableError, match="hipFile"):
+        windlass.load_file(model, "rocm", framework="raw", route="gds")
+    stand_in.set("HIP_ARCHITECTURE=gfx803")
+    with pytest.raises(errors.DeviceUnavailableError, match="converts no elements"):
+        windlass.load_file(model, "rocm", framework="raw", dtype="float32")
 
 
 class Lent:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import signal
 import subprocess
+import sys
+import textwrap
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +23,21 @@ OBJECTD = STAND_IN.with_name("objectd")
 TENSORS = {"a": ("F32", [1000, 1003]), "b": ("U8", [5]), "c": ("F16", [2000, 2001])}
 
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@contextmanager
+def serving(directory: Path, *arguments: str) -> Iterator[str]:
+    """The URL of a server that has the files of a directory."""
+    with subprocess.Popen(
+        [OBJECTD, directory, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.stdin.close()
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[windlass.StoreOptions]:
     """A store with a model in a folder, and a damaged file."""
@@ -23,17 +45,8 @@ def store(tmp_path: Path) -> Iterator[windlass.StoreOptions]:
     folder.mkdir(parents=True)
     write_model(folder / "model.safetensors", TENSORS)
     (tmp_path / "models" / "bad.safetensors").write_bytes(b"not a model" * 9)
-    with subprocess.Popen(
-        [OBJECTD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        yield {
-            "endpoint": server.stdout.readline().strip(),
-            "access_key_id": "key",
-            "secret_access_key": "canary",
-        }
-        server.stdin.close()
+    with serving(tmp_path) as endpoint:
+        yield {"endpoint": endpoint, "access_key_id": "key", "secret_access_key": "canary"}
 
 
 def test_objects_are_loaded_opened_and_streamed(store: windlass.StoreOptions, tmp_path: Path) -> None:
@@ -50,6 +63,29 @@ def test_objects_are_loaded_opened_and_streamed(store: windlass.StoreOptions, tm
             assert tensor.tobytes() == expected[name].tobytes()
     assert [carrier.route for carrier in loaded.report.carriers] == ["http"]
     assert "canary" not in str(loaded.report)
+
+
+def test_a_second_load_comes_from_the_cache_of_the_node(
+    store: windlass.StoreOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = windlass.load_file(tmp_path / "models" / "llama", framework="numpy")
+    cache = tmp_path / "cache"
+    # However full the drive is.
+    monkeypatch.setenv("WINDLASS_CACHE_BYTES", "1GiB")
+    windlass.load_file("s3://models/llama/", framework="numpy", store=store, cache=cache)
+    again = windlass.load_file("s3://models/llama/", framework="numpy", store=store, cache=cache)
+    monkeypatch.setenv("WINDLASS_CACHE", str(cache))
+    streamed = windlass.iter_tensors("s3://models/llama/", framework="numpy", store=store, route="node-cache")
+    for tensors in (again, dict(streamed)):
+        assert {name: tensor.tobytes() for name, tensor in tensors.items()} == {
+            name: tensor.tobytes() for name, tensor in expected.items()
+        }
+    assert [carrier.route for carrier in again.report.carriers] == ["node-cache"]
+    with pytest.raises(errors.OptionError, match="cache cannot be"):
+        windlass.load_file("s3://models/llama/", framework="numpy", store=store, cache=tmp_path / "models")
+    monkeypatch.setenv("WINDLASS_CACHE_BYTES", "many")
+    with pytest.raises(errors.OptionError, match="WINDLASS_CACHE_BYTES"):
+        windlass.load_file("s3://models/llama/", framework="numpy", store=store)
 
 
 def test_the_environment_names_the_store(
@@ -76,3 +112,94 @@ def test_errors_are_those_of_files_and_hold_no_secret(store: windlass.StoreOptio
     with pytest.raises(errors.OptionError, match="pass the URL as text"):
         windlass.load_file(Path("s3://models/llama"), framework="raw", store=store)
     assert bad.value.path == "s3://models/bad.safetensors"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "url", "credentials"),
+    [
+        ("google", "gs://models/llama/", {"anonymous": True}),
+        ("azure", "az://models/llama/", {"account": "me", "account_key": "Y2FuYXJ5"}),
+        ("azure", "abfs://models@me.dfs.core.windows.net/llama/", {"sas_token": "sig=canary"}),
+    ],
+)
+def test_other_stores_have_their_own_urls_and_credentials(
+    tmp_path: Path, dialect: str, url: str, credentials: dict[str, str]
+) -> None:
+    folder = tmp_path / "models" / "llama"
+    folder.mkdir(parents=True)
+    expected = write_model(folder / "model.safetensors", TENSORS)
+    with serving(tmp_path, "", "0", dialect) as endpoint:
+        store: windlass.StoreOptions = {"endpoint": endpoint, **credentials}  # type: ignore[typeddict-item]
+        loaded = windlass.load_file(url, framework="numpy", store=store)
+    same = windlass.load_file(expected, framework="numpy")
+    assert {name: tensor.tobytes() for name, tensor in loaded.items()} == {
+        name: tensor.tobytes() for name, tensor in same.items()
+    }
+    assert [carrier.route for carrier in loaded.report.carriers] == ["http"]
+    assert "canary" not in str(loaded.report) + repr(loaded.report)
+
+
+def test_a_model_of_the_hub_is_one_commit_and_its_cached_files_are_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, cache = tmp_path / "model", tmp_path / "cache"
+    model.mkdir()
+    first = write_model(model / "model-00001-of-00002.safetensors", {"a": TENSORS["a"]})
+    write_model(model / "model-00002-of-00002.safetensors", {"b": TENSORS["b"]})
+    weight_map = {"a": first.name, "b": "model-00002-of-00002.safetensors"}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    expected = windlass.load_file(model, framework="numpy")
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    monkeypatch.setenv("HF_TOKEN", "canary")
+    # Tests of other packages set it for the process.
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with serving(model, "", "0", "hub") as endpoint:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        for cached in ({"http"}, {"http", "threads"}):
+            with windlass.open("hf://org/model", framework="numpy", route="auto") as checkpoint:
+                assert [Path(file).name for file in checkpoint.files()] == list(weight_map.values())
+                assert all(file.startswith(f"hf://org/model@{COMMIT}/") for file in checkpoint.files())
+            loaded = windlass.load_file("hf://org/model", framework="numpy")
+            assert {name: tensor.tobytes() for name, tensor in loaded.items()} == {
+                name: tensor.tobytes() for name, tensor in expected.items()
+            }
+            routes = {carrier.route for carrier in loaded.report.carriers}
+            assert len(routes) == len(cached)
+            assert "http" in routes
+            assert "canary" not in str(loaded.report)
+            # As the hub's own client keeps files: the second time one of them is not asked for.
+            snapshot = cache / "models--org--model" / "snapshots" / COMMIT
+            snapshot.mkdir(parents=True, exist_ok=True)
+            shutil.copy(first, snapshot)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (cache / "models--org--model" / "refs").mkdir()
+    (cache / "models--org--model" / "refs" / "main").write_text(COMMIT)
+    offline = windlass.load_file(f"hf://org/model/{first.name}", framework="numpy")
+    assert offline["a"].tobytes() == expected["a"].tobytes()
+    with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE"):
+        windlass.load_file("hf://org/model/model.safetensors.index.json", framework="numpy")
+
+
+def test_ctrl_c_ends_an_opening_that_waits_for_a_server(tmp_path: Path) -> None:
+    write_model(tmp_path / "model.safetensors", TENSORS)
+    script = """
+        import os, signal, sys, windlass
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threads = len(os.listdir("/proc/self/task"))
+        print("started", flush=True)
+        try:
+            windlass.open(sys.argv[1], framework="raw")
+        except KeyboardInterrupt:
+            assert len(os.listdir("/proc/self/task")) == threads
+            print("interrupted")
+        """
+    with serving(tmp_path, "", "60000") as endpoint:
+        command = [sys.executable, "-c", textwrap.dedent(script), f"{endpoint}/model.safetensors"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "started\n"
+            time.sleep(0.5)
+            child.send_signal(signal.SIGINT)
+            output, error = child.communicate(timeout=5)
+    assert child.returncode == 0, error
+    assert output == "interrupted\n"

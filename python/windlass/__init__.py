@@ -12,14 +12,16 @@ import json
 import os
 from typing import Any
 
-from windlass import _native, errors
+from windlass import _logging, _native, errors
 from windlass._arguments import path_text
 from windlass._checkpoint import Checkpoint, LoadedTensors, TensorSlice, load_file
+from windlass._layers import Layer, LayerStream, stream_layers
 from windlass._memory import MemoryLimit, memory_limits
 from windlass._metadata import MetadataArray
 from windlass._native import MemoryPool, Tensor
 from windlass._one_shot import iter_tensors, load
-from windlass._options import LoadOptions, StoreOptions
+from windlass._options import LoadOptions, ReaderOptions, StoreOptions
+from windlass._reader import Reader, Reading
 from windlass._report import Carrier, Refusal, Report
 from windlass._save import SaveReport, save, save_file, save_sharded
 from windlass._stream import TensorStream
@@ -27,12 +29,14 @@ from windlass.errors import WindlassError
 
 __version__: str = _native.version()
 
+_logging.start()
+
 open = Checkpoint  # noqa: A001  (the name that people look for, as in gzip.open)
 
 
 def __getattr__(name: str) -> Any:
     """Subpackages, once they are asked for: some of them need torch."""
-    if name in ("compat", "distributed", "kv", "plugins"):
+    if name in ("compat", "distributed", "experts", "kv", "plugins"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -47,11 +51,16 @@ def doctor(*paths: str | os.PathLike[str]) -> list[dict[str, Any]]:
 __all__ = [
     "Carrier",
     "Checkpoint",
+    "Layer",
+    "LayerStream",
     "LoadOptions",
     "LoadedTensors",
     "MemoryLimit",
     "MemoryPool",
     "MetadataArray",
+    "Reader",
+    "ReaderOptions",
+    "Reading",
     "Refusal",
     "Report",
     "SaveReport",
@@ -71,4 +80,5 @@ __all__ = [
     "save",
     "save_file",
     "save_sharded",
+    "stream_layers",
 ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from windlass import _native
 from windlass._arguments import PathType, path_texts, tensor_name, tensor_names
+from windlass._devices import find_libraries
 from windlass._frameworks import (
     Converter,
     Framework,
@@ -85,14 +86,15 @@ def load_file(
     lenient: bool | None = None,
     offset: int | None = None,
     store: StoreOptions | None = None,
+    cache: PathType | None = None,
     **options: Unpack[LoadOptions],
 ) -> LoadedTensors:
     """Loads a checkpoint into memory.
 
     Args:
-        path: A safetensors or GGUF file, an index, a directory, a glob pattern, a URL (``s3://``, ``https://``,
-            ``http://``; of a folder with ``/`` at its end), or a list of these.
-        device: Where to put the tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a number, or a device of torch's.
+        path: A safetensors or GGUF file, an index, a directory, a glob pattern, a URL (``s3://``, ``gs://``, ``az://``,
+            ``hf://``, ``https://``; of a folder with ``/`` at its end), or a list of these.
+        device: Where to put the tensors: ``"cpu"``, ``"cuda:1"``, ``"rocm:0"``, a number, or a device of torch's.
             Default: ``WINDLASS_DEVICE``, else ``"cpu"``.
         framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``, those of
             windlass itself.
@@ -107,6 +109,8 @@ def load_file(
         offset: Byte at which the GGUF begins in each file, where it is embedded in another. Default: 0, the start of
             the file.
         store: Where the store of a URL is, and who asks: see `StoreOptions`. Default: what the environment says.
+        cache: Directory on a drive of this machine that keeps what comes from stores, for the next load of any process.
+            Default: ``WINDLASS_CACHE``, else none. ``WINDLASS_CACHE_BYTES`` bounds it.
         options: Those of ``windlass load``; see `LoadOptions`.
 
     Returns:
@@ -121,6 +125,7 @@ def load_file(
         lenient=lenient,
         offset=offset,
         store=store,
+        cache=cache,
     ) as checkpoint:
         return checkpoint.load(
             select=select, exclude=exclude, slices=slices, progress=progress, pool=pool, **options
@@ -133,10 +138,10 @@ class Checkpoint:
     Iterating it gives ``(name, tensor)`` in the order in which tensors become complete.
 
     Args:
-        paths: A safetensors or GGUF file, an index, a directory, a glob pattern, a URL (``s3://``, ``https://``,
-            ``http://``; of a folder with ``/`` at its end), or a list of these. One file of a split GGUF model
-            stands for all.
-        device: Where to put tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a number, or a device of torch's.
+        paths: A safetensors or GGUF file, an index, a directory, a glob pattern, a URL (``s3://``, ``gs://``, ``az://``,
+            ``hf://``, ``https://``; of a folder with ``/`` at its end), or a list of these. One file of a split GGUF
+            model stands for all.
+        device: Where to put tensors: ``"cpu"``, ``"cuda:1"``, ``"rocm:0"``, a number, or a device of torch's.
         framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``.
         pool: Host memory, touched before, that all loads go into unless they name another.
         allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
@@ -145,6 +150,8 @@ class Checkpoint:
         offset: Byte at which the GGUF begins in each file, where it is embedded in another. Default: 0, the start of
             the file.
         store: Where the store of a URL is, and who asks: see `StoreOptions`. Default: what the environment says.
+        cache: Directory on a drive of this machine that keeps what comes from stores, for the next load of any process.
+            Default: ``WINDLASS_CACHE``, else none. ``WINDLASS_CACHE_BYTES`` bounds it.
         options: Options of all loads; see `LoadOptions`. A load's own win.
     """
 
@@ -159,6 +166,7 @@ class Checkpoint:
         lenient: bool | None = None,
         offset: int | None = None,
         store: StoreOptions | None = None,
+        cache: PathType | None = None,
         **options: Unpack[LoadOptions],
     ) -> None:
         chosen = os.environ.get("WINDLASS_DEVICE", "cpu") if device is None else device
@@ -176,14 +184,18 @@ class Checkpoint:
         elif allocator != "driver":
             raise OptionError(f"allocator cannot be {allocator!r}: it is one of driver, torch")
         if name != "cpu":
-            _find_cufile()
-        self._options["usrbio_directories"] = _usrbio_directories()
+            find_libraries()
+        self._options["usrbio_directories"] = usrbio_directories()
         check_names(options)
         if offset is not None and not 0 <= offset < 1 << 64:
             raise OptionError(f"offset cannot be {offset}: it is a number of bytes")
         _native.check_options(**self._options)
         self._native: _native.Checkpoint | None = _native.Checkpoint(
-            path_texts(paths), lenient=lenient, offset=offset or 0, store=store_texts(store)
+            path_texts(paths),
+            lenient=lenient,
+            offset=offset or 0,
+            store=store_texts(store),
+            cache=None if cache is None else os.fspath(cache),
         )
         self._metadata: Mapping[str, Any] | None = None
         self._report: _native.Report | None = None
@@ -554,16 +566,7 @@ def _without_own_memory(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _find_cufile() -> None:
-    """Shows the engine where packages of Python keep cuFile."""
-    spec = importlib.util.find_spec("nvidia")
-    for root in (spec.submodule_search_locations or []) if spec else []:
-        for directory in ("cu13/lib", "cufile/lib"):
-            _native.search_cufile_in(os.path.join(root, directory))
-
-
-@cache
-def _usrbio_directories() -> list[str] | None:
+def usrbio_directories() -> list[str] | None:
     """Where the vendor's Python package for 3FS keeps its library, if it is installed."""
     spec = importlib.util.find_spec("hf3fs_py_usrbio")
     if spec is None:

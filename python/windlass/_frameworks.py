@@ -5,13 +5,13 @@ Frameworks are imported when first used; none of them is needed to import windla
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from windlass import _native
+from windlass._devices import of_number, of_text, to_torch, torch_kind
 from windlass.errors import OptionError, UnsupportedDtypeError
 
 if TYPE_CHECKING:
@@ -81,12 +81,18 @@ def is_torch(framework: str) -> bool:
 def device_name(device: Any, framework: str) -> str:
     """A device as windlass names it, from text, a number, or torch's own."""
     if hasattr(device, "__index__") and not isinstance(device, bool):
-        return f"cuda:{operator.index(device)}"
-    name = str(device)
-    if name == "cuda" and is_torch(framework) and (torch := sys.modules.get("torch")) is not None:
+        return of_number(device)
+    torch: Any = sys.modules.get("torch")
+    name = of_text(str(device))
+    # Half imported, or replaced by a stub, it has no devices.
+    if not all(hasattr(torch, part) for part in ("cuda", "device", "version")):
+        return name
+    # Text names a kind of devices; torch's own devices are those of its build, whatever it calls them.
+    if isinstance(device, torch.device) and device.type == "cuda":
+        name = torch_kind(torch) + name.removeprefix("cuda")
+    if is_torch(framework) and name == torch_kind(torch):
         # As everywhere in torch, the current one.
-        current = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
-        return f"cuda:{current}"
+        return f"{name}:{torch.cuda.current_device() if torch.cuda.is_initialized() else 0}"
     return name
 
 
@@ -97,9 +103,11 @@ def torch_allocator(device: str) -> Callable[[int], tuple[int, int, Any]]:
     except ImportError as error:
         raise ImportError("allocator 'torch' needs torch; install it or leave the allocator out") from error
 
+    on = to_torch(torch, device)
+
     def allocate(size: int) -> tuple[int, int, Any]:
-        memory = torch.empty(size, dtype=torch.uint8, device=device)
-        return memory.data_ptr(), torch.cuda.current_stream(device).cuda_stream, memory
+        memory = torch.empty(size, dtype=torch.uint8, device=on)
+        return memory.data_ptr(), torch.cuda.current_stream(on).cuda_stream, memory
 
     return allocate
 
@@ -209,7 +217,7 @@ def _jax() -> Converter:
 
     def place(tensor: Tensor) -> Any:
         kind, _, ordinal = tensor.device.partition(":")
-        return jax.devices("cuda")[int(ordinal)] if kind == "cuda" else host
+        return host if kind == "cpu" else jax.devices(kind)[int(ordinal)]
 
     return to_jax
 

@@ -35,6 +35,7 @@ def iter_tensors(
     lenient: bool | None = None,
     offset: int | None = None,
     store: StoreOptions | None = None,
+    cache: PathType | None = None,
     **options: Unpack[LoadOptions],
 ) -> TensorStream:
     """Opens a checkpoint and gives ``(name, tensor)``, one after the other, while the rest is still being loaded.
@@ -54,6 +55,7 @@ def iter_tensors(
         lenient: As in `load_file`.
         offset: As in `load_file`.
         store: As in `load_file`.
+        cache: As in `load_file`.
         options: As in `load_file`.
 
     Returns:
@@ -67,6 +69,7 @@ def iter_tensors(
         lenient=lenient,
         offset=offset,
         store=store,
+        cache=cache,
     ) as checkpoint:
         return checkpoint.iter_tensors(
             select=select,

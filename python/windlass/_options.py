@@ -16,6 +16,7 @@ RouteName = Literal[
     "unified",
     "gds",
     "gds-compat",
+    "node-cache",
     "http",
 ]
 
@@ -58,11 +59,32 @@ class LoadOptions(TypedDict, total=False):
     """With route ``mapped``: read everything in at once."""
 
 
+class ReaderOptions(TypedDict, total=False):
+    """What can be told to what reads on request: `Reader`, streams of layers, stores of experts and rows of tables.
+
+    Sizes are numbers of bytes or text such as ``"64MiB"``.
+    """
+
+    route: Literal["auto", "io_uring", "threads", "cached", "usrbio", "staged", "gds", "gds-compat"] | None
+    """Which way the bytes take."""
+    direct: Literal["auto", "always", "never"] | None
+    """Whether reads go past the page cache."""
+    usrbio: Literal["auto", "native", "vendor"] | None
+    """Who speaks to the daemon of a 3FS, as in `LoadOptions`."""
+    chunk: int | str | None
+    """Longest single read."""
+    in_flight: int | None
+    """Reads at once."""
+    memory_budget: int | str | None
+    """Most bytes of staging memory."""
+
+
 class StoreOptions(TypedDict, total=False):
     """Where the object store of a URL is, and who asks. What is left out comes from the environment."""
 
     endpoint: str
-    """URL of the S3 endpoint. Default: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, else AWS."""
+    """URL of the server. Default: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL`` for ``s3://``, ``HF_ENDPOINT`` for
+    ``hf://``, else the store's own."""
     region: str
     """Region of the bucket. Default: ``AWS_REGION``, ``AWS_DEFAULT_REGION``, else ``us-east-1``."""
     path_style: bool
@@ -75,6 +97,17 @@ class StoreOptions(TypedDict, total=False):
     """Its secret."""
     session_token: str
     """Token of temporary credentials."""
+    credentials_file: str
+    """File with credentials for ``gs://``. Default: ``GOOGLE_APPLICATION_CREDENTIALS``, that of ``gcloud``, or the
+    machine's service account."""
+    account: str
+    """Account of ``az://``. Default: ``AZURE_STORAGE_ACCOUNT_NAME``, ``AZURE_STORAGE_ACCOUNT``."""
+    account_key: str
+    """Its key. Default: ``AZURE_STORAGE_ACCOUNT_KEY``, ``AZURE_STORAGE_KEY``."""
+    sas_token: str
+    """Shared access signature for ``az://``. Default: ``AZURE_STORAGE_SAS_TOKEN``."""
+    token: str
+    """Token for ``hf://``. Default: ``HF_TOKEN``, else that of ``hf auth login``."""
     anonymous: bool
     """Whether requests carry no credentials."""
     unpinned: bool

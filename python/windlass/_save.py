@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from windlass import _native
 from windlass._arguments import path_text, tensor_name, text_by_text
+from windlass._frameworks import device_name
 from windlass._report import Refusal
 from windlass.errors import OptionError, UnsupportedDtypeError
 
@@ -128,7 +129,7 @@ def save_file(
     ``KeyboardInterrupt`` is raised.
 
     Args:
-        tensors: Contiguous tensors of torch (on the host or a CUDA device), numpy, jax and paddle (on the host), or
+        tensors: Contiguous tensors of torch (on the host or a device), numpy, jax and paddle (on the host), or
             windlass.
         path: The file.
         metadata: Free-form text for the file to carry.
@@ -271,7 +272,7 @@ def _describe_torch(name: str, tensor: Any) -> Described:
     address = tensor.data_ptr() if nbytes else 0
     if nbytes and not address:
         raise _refusal(name, f"a {type(tensor).__qualname__} has no memory that holds its values")
-    return Described(name, dtype, shape, address, nbytes, str(tensor.device), storage)
+    return Described(name, dtype, shape, address, nbytes, device_name(tensor.device, "torch"), storage)
 
 
 def _describe_numpy(name: str, array: Any) -> Described:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from windlass._devices import of_dlpack, of_torch
 from windlass._frameworks import ELEMENT_TYPES
 from windlass._stream import PENDING
 from windlass.errors import TargetError, UnsupportedDtypeError, WindlassError
@@ -113,7 +114,7 @@ def _memory_of_torch(torch: Any, target: Any, wanted: Wanted) -> Memory:
     _check_shape(wanted, target.shape, shape)
     if not target.is_contiguous() or target.is_conj() or target.is_neg():
         raise _refused(wanted, "is not contiguous")
-    device = "cpu" if kind == "cpu" else f"cuda:{target.device.index}"
+    device = "cpu" if kind == "cpu" else of_torch(torch, kind, target.device.index)
     # Its storage, so that the memory stays when the tensor is given other memory.
     return Memory(device, target.data_ptr(), wanted.nbytes, target.untyped_storage())
 
@@ -138,13 +139,15 @@ def _memory_on_device(target: Any, wanted: Wanted) -> Memory:
     shape = tuple(interface["shape"])
     if not hasattr(target, "__dlpack_device__"):
         raise _refused(wanted, "does not say by __dlpack_device__ on which device it is")
-    _, ordinal = target.__dlpack_device__()
+    device = of_dlpack(target.__dlpack_device__())
+    if device is None or device == "cpu":
+        raise _refused(wanted, f"is on device {target.__dlpack_device__()} of DLPack's")
     if interface.get("strides") is not None:
         raise _refused(wanted, "is not contiguous")
     if is_read_only:
         raise _refused(wanted, "is read-only")
     _check_typed_memory(wanted, interface["typestr"], shape)
-    return Memory(f"cuda:{int(ordinal)}", address or 0, wanted.nbytes, target)
+    return Memory(device, address or 0, wanted.nbytes, target)
 
 
 def _memory_of_buffer(target: Any, wanted: Wanted) -> Memory:

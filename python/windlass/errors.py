@@ -100,8 +100,12 @@ class TensorNotFoundError(WindlassError, KeyError):
     """No tensor has this name, or no name matches the pattern."""
 
 
+class ExpertNotFoundError(WindlassError, IndexError):
+    """The layer has no experts, or fewer than that."""
+
+
 class SliceError(WindlassError, IndexError):
-    """A slice does not fit its tensor."""
+    """A slice does not fit its tensor, or a table has no such row."""
 
 
 class OptionError(WindlassError, ValueError):
@@ -117,7 +121,9 @@ class UnsupportedDtypeError(WindlassError, TypeError):
 
 
 class MemoryBudgetError(WindlassError, MemoryError):
-    """The load would need more memory than it may have."""
+    """The load would need more memory than it may have. Of experts and layers: the budget is too small for what was
+    asked, or leases hold the room that it needs.
+    """
 
 
 class DigestMismatchError(WindlassError, ValueError):
@@ -141,7 +147,7 @@ class StoreNotFoundError(WindlassError, FileNotFoundError):
 
 
 class StoreClosedError(WindlassError, RuntimeError):
-    """The KV store was closed."""
+    """The KV store was closed, or the store of experts closed itself because its policy failed."""
 
 
 class StoreReadOnlyError(WindlassError, PermissionError):
@@ -155,7 +161,7 @@ class MemoryLostError(WindlassError, RuntimeError):
 
 
 class WaitTimeoutError(WindlassError, TimeoutError):
-    """What was waited for did not end in time. It goes on."""
+    """What was waited for did not end in time. It goes on; but reads of experts for a lease are cancelled."""
 
 
 class DistributedError(WindlassError, RuntimeError):

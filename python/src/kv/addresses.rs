@@ -59,7 +59,7 @@ impl KvAddresses {
         self.owner.as_ref().map(|owner| owner.clone_ref(py))
     }
 
-    /// Where the memory is: `cpu` or `cuda:N`.
+    /// Where the memory is: `cpu`, or a device such as `cuda:0`.
     #[getter]
     fn device(&self) -> String {
         self.device.to_string()

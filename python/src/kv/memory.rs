@@ -143,8 +143,7 @@ impl Finder<'_> {
         let Some(device) = object.getattr_opt("__dlpack_device__")? else {
             return Err(PyTypeError::new_err("it does not say by __dlpack_device__ on which device it is"));
         };
-        let (_, ordinal): (i64, u32) = device.call0()?.extract()?;
-        Ok(Piece::new(DeviceId::Cuda(ordinal), address, len))
+        Ok(Piece::new(dlpack_device(&device.call0()?)?, address, len))
     }
 }
 
@@ -164,12 +163,22 @@ fn torch_memory(tensor: &Bound<'_, PyAny>) -> PyResult<(Piece, Py<PyAny>)> {
     let owner = tensor.call_method0(intern!(py, "untyped_storage"))?;
     let device = match kind.as_str() {
         "cpu" => DeviceId::Cpu,
-        "cuda" => DeviceId::Cuda(device.getattr(intern!(py, "index"))?.extract()?),
+        // Builds of torch for other devices than CUDA's have the same name for theirs, and DLPack's kind of their own.
+        "cuda" => dlpack_device(&tensor.call_method0(intern!(py, "__dlpack_device__"))?)?,
         _ => return Err(PyBufferError::new_err(format!("the tensor is on device {device}"))),
     };
     let len = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
     let address = if len == 0 { 0 } else { tensor.call_method0(intern!(py, "data_ptr"))?.extract()? };
     Ok((Piece::new(device, address, len), owner.unbind()))
+}
+
+/// The device that `__dlpack_device__` says.
+fn dlpack_device(told: &Bound<'_, PyAny>) -> PyResult<DeviceId> {
+    // The kind may be an enumeration of Python's, which is a number.
+    let (kind, ordinal): (i32, i32) = told.extract()?;
+    DeviceId::from_dlpack(kind, ordinal)
+        .filter(|id| !id.is_host())
+        .ok_or_else(|| PyBufferError::new_err(format!("it is on device {kind}:{ordinal} of DLPack's")))
 }
 
 fn torch_tensor(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {

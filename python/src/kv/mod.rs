@@ -10,7 +10,6 @@ mod keys;
 mod memory;
 mod namespace;
 mod options;
-mod process;
 mod store;
 mod ticket;
 

@@ -5,11 +5,13 @@ use super::{
     exported::Access,
     keys::{KeyBytes, keys},
     memory::Memory,
-    options::seconds,
-    process::{Owned, patiently},
     ticket::KvTicket,
 };
-use crate::error::IntoPython;
+use crate::{
+    error::IntoPython,
+    options::seconds,
+    process::{Owned, patiently},
+};
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     intern,

@@ -1,9 +1,12 @@
 //! Options of a store and descriptions of namespaces, as Python hands them over.
 #![forbid(unsafe_code)]
 
-use crate::{error::IntoPython, options::bytes_of};
+use crate::{
+    error::IntoPython,
+    options::{bytes_of, seconds},
+};
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
-use std::{path::PathBuf, str::FromStr, time::Duration};
+use std::{path::PathBuf, str::FromStr};
 use windlass_kv::{
     DirectPath, Error, FarOptions, NamespaceDescription, NamespaceOptions, Rank, StoreOptions,
 };
@@ -96,15 +99,6 @@ fn direct(value: &Bound<'_, PyAny>) -> PyResult<DirectPath> {
         Ok(false) => Ok(DirectPath::Off),
         Err(_) => one_of(value),
     }
-}
-
-/// A time in seconds that is not negative.
-pub(super) fn seconds(option: &'static str, seconds: f64) -> windlass_kv::Result<Duration> {
-    Duration::try_from_secs_f64(seconds).map_err(|error| Error::InvalidOption {
-        option,
-        value: seconds.to_string(),
-        reason: format!("it is a time in seconds: {error}"),
-    })
 }
 
 /// What a namespace is, and what it may use.

@@ -5,11 +5,14 @@ use super::{
     exported::Access,
     memory::Memory,
     namespace::KvNamespace,
-    options::{namespace, seconds, store_options},
-    process::{Owned, patiently},
+    options::{namespace, store_options},
     ticket::KvCompletion,
 };
-use crate::error::IntoPython;
+use crate::{
+    error::IntoPython,
+    options::seconds,
+    process::{Owned, patiently},
+};
 use pyo3::{
     prelude::*,
     types::{PyDict, PyList},

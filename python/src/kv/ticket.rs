@@ -1,8 +1,7 @@
 //! Requests under way, and how they ended.
 #![forbid(unsafe_code)]
 
-use super::{options::seconds, process::Tied};
-use crate::{TICK, error::IntoPython};
+use crate::{TICK, error::IntoPython, options::seconds, process::Tied};
 use pyo3::prelude::*;
 use std::{collections::BTreeMap, time::Instant};
 use windlass::counted;

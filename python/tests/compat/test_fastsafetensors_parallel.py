@@ -13,7 +13,7 @@ import windlass
 import windlass.compat.fastsafetensors as fst
 from conftest import Daemon, run, same_bytes, write_model
 from windlass import errors
-from windlass.compat.fastsafetensors import _copiers, _ignored
+from windlass.compat.fastsafetensors import _copiers, _ignored, _parallel
 from windlass.compat.fastsafetensors._budget import bytes_in_flight
 
 
@@ -53,6 +53,31 @@ def test_weights_can_be_iterated_again_and_ended_early(files: list[str]) -> None
     loader.close()
     with pytest.raises(ValueError, match="closed"):
         next(loader.iterate_weights())
+
+
+class TwoRanks:
+    """A group as far as a loader asks it."""
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return 0
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_several_ranks_load_to_what_torch_means_by_cuda(
+    files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    loader = parallel(files, device="cuda:0")
+    monkeypatch.setattr(loader.loader, "pg", TwoRanks())
+    monkeypatch.setattr(_parallel.distributed, "iter_tensors", lambda *_, **options: asked.update(options))
+    for version, name in (("6.3.42134", "rocm:0"), (None, "cuda:0")):
+        monkeypatch.setattr(torch.version, "hip", version)
+        loader._started()
+        assert asked["device"] == name
+    loader.close()
 
 
 def test_memory_is_bounded_by_the_batch(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from windlass import kv
 class DeviceMemory:
     """Bytes of a device, as other libraries show them."""
 
+    dlpack_type = 2
+
     def __init__(self, library: ctypes.CDLL, device: int, size: int) -> None:
         self.library, self.device, self.size = library, device, size
         self._context = ctypes.c_void_p()
@@ -64,7 +66,45 @@ class DeviceMemory:
         return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self.address, False)}
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (2, self.device)
+        return (self.dlpack_type, self.device)
+
+
+class HipMemory(DeviceMemory):
+    """The same by the names of ROCm's runtime."""
+
+    dlpack_type = 10
+
+    def __init__(self, library: ctypes.CDLL, device: int, size: int) -> None:
+        self.library, self.device, self.size = library, device, size
+        assert library.hipInit(0) == 0
+        address = ctypes.c_uint64()
+        with self:
+            assert library.hipMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+        self.address = address.value
+
+    def __enter__(self) -> HipMemory:
+        assert self.library.hipSetDevice(self.device) == 0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.library.hipSetDevice(0) == 0
+
+    def write(self, data: bytes) -> None:
+        # Memory that is not pinned has been read, and written, when these return.
+        with self:
+            size = ctypes.c_size_t(len(data))
+            assert self.library.hipMemcpyHtoDAsync(ctypes.c_uint64(self.address), data, size, None) == 0
+            assert self.library.hipDeviceSynchronize() == 0
+
+    def read(self) -> bytes:
+        data, size = ctypes.create_string_buffer(self.size), ctypes.c_size_t(self.size)
+        with self:
+            assert self.library.hipMemcpyDtoHAsync(data, ctypes.c_uint64(self.address), size, None) == 0
+        return data.raw
+
+    def free(self) -> None:
+        with self:
+            assert self.library.hipFree(ctypes.c_uint64(self.address)) == 0
 
 
 @pytest.fixture
@@ -80,11 +120,47 @@ def allocate(stand_in: StandIn) -> Iterator[Callable[[int, int], DeviceMemory]]:
         memory.free()
 
 
+@pytest.fixture
+def allocate_hip(stand_in: StandIn) -> Iterator[Callable[[int, int], DeviceMemory]]:
+    allocated: list[DeviceMemory] = []
+
+    def allocate(device: int, size: int) -> DeviceMemory:
+        allocated.append(HipMemory(stand_in.library, device, size))
+        return allocated[-1]
+
+    yield allocate
+    for memory in allocated:
+        memory.free()
+
+
+def test_managed_memory_of_cuda_is_a_devices(
+    open_store: OpenStore, allocate: Callable[[int, int], DeviceMemory]
+) -> None:
+    """DLPack has a type of its own for it."""
+    source, target = allocate(1, 5000), allocate(1, 5000)
+    for memory in (source, target):
+        memory.dlpack_type = 13
+    data = bytes(random_bytes(5000))
+    source.write(data)
+    with open_store(direct=False) as store:
+        blocks = store.namespace(model="test")
+        assert blocks.store(["managed"], [source]).wait(30).ok
+        assert blocks.load(["managed"], [target]).wait(30).ok
+    assert target.read() == data
+
+
 @pytest.mark.parametrize("direct", [False, "prefer"])
 @pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("kind", ["cuda", "rocm"])
 def test_blocks_of_a_device(
-    open_store: OpenStore, allocate: Callable[[int, int], DeviceMemory], device: int, direct: bool | str
+    open_store: OpenStore,
+    request: pytest.FixtureRequest,
+    kind: str,
+    device: int,
+    direct: bool | str,
 ) -> None:
+    fixture = "allocate_hip" if kind == "rocm" else "allocate"
+    allocate: Callable[[int, int], DeviceMemory] = request.getfixturevalue(fixture)
     with open_store(direct=direct) as store:
         blocks = store.namespace(model="test")
         data = bytes(random_bytes(300_000))
@@ -97,7 +173,7 @@ def test_blocks_of_a_device(
         assert blocks.load(["array"], [host]).wait(30).ok
         assert host == data
         pieces = kv.Addresses(
-            [[source.address, source.address + 200_000]], [1000, 5000], device=f"cuda:{device}"
+            [[source.address, source.address + 200_000]], [1000, 5000], device=f"{kind}:{device}"
         )
         assert blocks.store(["pieces"], pieces).wait(30).ok
         host = bytearray(6000)

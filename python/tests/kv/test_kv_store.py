@@ -38,6 +38,7 @@ def test_what_was_stored_is_loaded(open_store: OpenStore, size: int, route: str)
 def test_a_far_tier_has_what_the_near_one_lacks(tmp_path: Path, policy: str, layout: str) -> None:
     far = {"root": tmp_path / "far", "capacity": "64MiB", "min_free": 0, "policy": policy, "layout": layout}
     options = {**SMALL_STORE, "far": far}
+    (tmp_path / "far").mkdir()
     with kv.Store(tmp_path / "one", **options) as store:
         (stored,) = put(store.namespace(model="test"), b"key")
         store.close(30)
@@ -48,7 +49,22 @@ def test_a_far_tier_has_what_the_near_one_lacks(tmp_path: Path, policy: str, lay
         completion = blocks.load([b"key"], [found]).wait(30)
         assert (completion.statuses, completion.far_bytes, found) == (["ok"], 1000, stored)
         assert store.stats()["far"]["hits"] == 1
+        assert "\nwindlass_kv_far_hits_total 1\n" in store.metrics()
         assert store.report()["far"]["policy"] == policy
+
+
+def test_a_store_works_until_the_directory_of_its_far_tier_is_there(tmp_path: Path) -> None:
+    far = {"root": tmp_path / "far", "capacity": "64MiB", "min_free": 0, "policy": "write_back"}
+    with kv.Store(tmp_path / "near", **SMALL_STORE, far=far) as store:
+        put(store.namespace(model="test"), b"key")
+        assert "make the directory" in store.report()["far"]["failure"]
+        assert "\nwindlass_kv_far_up 0\n" in store.metrics()
+        (tmp_path / "far").mkdir()
+        deadline = time.monotonic() + 60
+        while store.stats()["far"]["written_blocks"] == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert store.report()["far"]["failure"] is None
 
 
 def test_an_option_of_the_far_tier_that_is_not_known_is_an_error(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from windlass._arguments import PathType
 from windlass._checkpoint import Checkpoint, LoadedTensors
+from windlass._devices import to_torch
 from windlass._frameworks import device_name
 from windlass._options import LoadOptions
 from windlass.distributed._catalog import read_catalog
@@ -260,7 +261,10 @@ def _deliver(
             },
         )
 
-    return Delivery(Link(group, name, timeout if timeout > 0 else SECONDS), name, prepare)
+    import torch  # noqa: PLC0415
+
+    on = to_torch(torch, name)
+    return Delivery(Link(group, on, timeout if timeout > 0 else SECONDS), on, prepare)
 
 
 def _dtype_name(dtype: Any) -> str | None:

@@ -75,7 +75,8 @@ class Store:
             timeout: Seconds that a load or a store may take, unless it says otherwise.
             partial_timeout: Seconds after which a block is given up that does not get all its shards.
             scrub_bytes_per_second: What is read in the background to find damaged blocks.
-            far: A second store behind this one, such as one on a shared file system: ``root`` and ``capacity``, and
+            far: A second store behind this one, such as one on a shared file system: ``root`` (a directory that is made
+                by hand: until it is there, this store works alone) and ``capacity``, and
                 ``policy`` (``"write_through"`` or ``"write_back"``), ``promote``, ``timeout``, ``lookup_timeout``,
                 ``backlog``, ``staging``, ``layout``, ``durability`` and ``min_free``.
         """

@@ -18,6 +18,7 @@ from sglang.srt.runtime_context import get_model, get_parallel
 from sglang.srt.utils import BAR_FORMAT
 from torch import nn
 
+from windlass._devices import of_torch
 from windlass.errors import FormatError, OptionError
 from windlass.plugins._weights import Bar, Options, weights
 
@@ -142,7 +143,9 @@ class WindlassModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _device(self) -> str:
         """Where SGLang computes, if windlass can put tensors there."""
-        return f"cuda:{torch.cuda.current_device()}" if current_platform.is_cuda() else "cpu"
+        if not (current_platform.is_cuda() or current_platform.is_rocm()):
+            return "cpu"
+        return of_torch(torch, "cuda", torch.cuda.current_device())
 
     def _group(self, device: str) -> Any:
         """The ranks that read together; ``None`` where this one reads alone."""

@@ -27,6 +27,7 @@ from vllm.model_executor.model_loader.weight_utils import (
 from vllm.platforms import current_platform
 from vllm.transformers_utils.repo_utils import list_filtered_repo_files
 
+from windlass._devices import of_torch
 from windlass.errors import FormatError, OptionError
 from windlass.plugins._weights import Bar, Options, weights
 
@@ -149,9 +150,10 @@ class WindlassModelLoader(DefaultModelLoader):  # type: ignore[misc]
         config = get_current_vllm_config_or_none()
         offloads = bool(config and config.engram_config and config.engram_config.cpu_offload)
         # Tables that are kept on the host may be larger than the device.
-        if not current_platform.is_cuda() or self.load_config.device == "cpu" or offloads:
+        computes_there = current_platform.is_cuda() or current_platform.is_rocm()
+        if not computes_there or self.load_config.device == "cpu" or offloads:
             return "cpu"
-        return f"cuda:{torch.cuda.current_device()}"
+        return of_torch(torch, "cuda", torch.cuda.current_device())
 
     def _group(self, device: str) -> Any:
         """The ranks that read together; ``None`` where this one reads alone."""

@@ -77,7 +77,7 @@ def load_options(
         options.setdefault("allocator", "torch")
     chosen = {name: value for name, value in options.items() if value is not None}
     checked = {name: value for name, value in chosen.items() if name not in _OF_CHECKPOINTS}
-    _native.check_options(device=device.as_cuda(), **checked)
+    _native.check_options(device=device.as_own(), **checked)
     return chosen
 
 

@@ -7,6 +7,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from windlass._devices import of_number
+
 
 class DeviceType(Enum):
     """Kinds of devices."""
@@ -27,9 +29,12 @@ class Device:
         """Its name as torch has it."""
         return self.type.value if self.index is None else f"{self.type.value}:{self.index}"
 
-    def as_cuda(self) -> str:
-        """Its name as windlass has it: paddle calls CUDA devices ``gpu``."""
-        return self.as_str().replace("gpu", "cuda")
+    def as_own(self) -> str:
+        """Its name as windlass has it: paddle says ``gpu``, and builds of torch for ROCm say ``cuda``."""
+        if self.type is DeviceType.CPU:
+            return self.as_str()
+        kind = of_number(0).partition(":")[0]
+        return kind if self.index is None else f"{kind}:{self.index}"
 
     @classmethod
     def from_str(cls, s: str) -> Device:

@@ -129,7 +129,7 @@ class SafeTensorsFileLoader:
                 )
         framework: Framework = "paddle" if self.framework.get_name() == "paddle" else "torch"
         return Checkpoint(
-            paths, device=self.device.as_cuda(), framework=framework, **{**self.options, **options}
+            paths, device=self.device.as_own(), framework=framework, **{**self.options, **options}
         )
 
     def add_filenames(self, filenames: Mapping[int, Sequence[str]]) -> None:

@@ -206,7 +206,7 @@ class ParallelLoader:
         return distributed.iter_tensors(
             self.hf_weights_files,
             group=self._group,
-            device=self.loader.device.as_str(),
+            device=self.loader.device.as_own(),
             max_in_flight=self._in_flight,
             timeout=self._timeout,
             **self.loader.options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from windlass._devices import of_number, of_torchs_text
 from windlass._frameworks import Framework
 from windlass.compat.safetensors._errors import NotCarriedError, safetensor_error
 from windlass.errors import OptionError
@@ -39,7 +40,7 @@ def check_device(device: Any) -> str:
     if device is None or (isinstance(device, str) and device == "cpu"):
         return "cpu"
     if not isinstance(device, str):
-        return f"cuda:{_ordinal(device)}"
+        return of_number(_ordinal(device))
     kind, _, number = device.partition(":")
     if (kind != "cuda" and kind not in _OTHER_DEVICES) or ":" in number:
         raise safetensor_error(OptionError, f"device {device} is invalid")
@@ -47,8 +48,8 @@ def check_device(device: Any) -> str:
     if device != kind and not is_number:
         raise ValueError(f"device {device} is invalid: {number!r} is no number of a device")
     if kind in _OTHER_DEVICES:
-        raise NotCarriedError(f"windlass loads to cpu and cuda, not to device {device!r}")
-    return f"cuda:{int(number or 0)}"
+        raise NotCarriedError(f"windlass loads to cpu, cuda and rocm, not to device {device!r}")
+    return of_torchs_text(kind, int(number or 0))
 
 
 def check_backend(backend: Any) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass import _native
-from windlass._checkpoint import _usrbio_directories
+from windlass._checkpoint import usrbio_directories
 from windlass.compat.threefs._readers import MockFileReader, ThreeFSFileReader
 from windlass.errors import CheckpointNotFoundError, RouteUnavailableError, WindlassError
 
@@ -84,7 +84,7 @@ def get_hf3fs_lib_path() -> str | None:
     """Where the vendor's library is, if there is one. It is not loaded for that, and not needed."""
     named = os.environ.get("HF3FS_LIB_DIR", "")
     listed = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    for directory in [named, *listed, *(_usrbio_directories() or [])]:
+    for directory in [named, *listed, *(usrbio_directories() or [])]:
         if directory:
             exact = Path(directory, _LIBRARY)
             found = [exact] if exact.is_file() else sorted(Path(directory).glob(f"{_LIBRARY}*"))
@@ -103,7 +103,7 @@ def _forced() -> str:
 
 def _can_be_read(mount_point: str | os.PathLike[str]) -> bool:
     try:
-        _native.probe_3fs(os.fspath(mount_point), "auto", _usrbio_directories() or [])
+        _native.probe_3fs(os.fspath(mount_point), "auto", usrbio_directories() or [])
     except WindlassError as error:
         _logger.debug("the 3FS at %s cannot be read from: %s", mount_point, error)
         return False

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from windlass import _native
-from windlass._checkpoint import _usrbio_directories
+from windlass._checkpoint import usrbio_directories
 from windlass.compat.threefs._interface import FileReaderInterface
 
 DEFAULT_BUFFER_BYTES = 64 << 20
@@ -105,7 +105,7 @@ class ThreeFSFileReader(_Reader):
         client: str = "auto",
         **_options: Any,
     ) -> None:
-        directories = _usrbio_directories() or []
+        directories = usrbio_directories() or []
         point = os.fspath(mount_point)
         native = _native.ChunkReader(point, entries, buffer_size, client, directories)
         super().__init__(native, mount_point, buffer_size)

@@ -18,6 +18,7 @@ from ucm.store.pipeline.errors import StoreNotFoundError, StoreUnhealthyError
 from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 
 from windlass import _native
+from windlass._devices import dlpack_kind, of_number
 from windlass.errors import OptionError, RequestError
 from windlass.kv import Addresses, Error, MemoryLostError, Namespace, Region, Store, Ticket
 from windlass.kv._ending import abandon, settle_all, start_into, summary
@@ -348,14 +349,15 @@ class _DeviceBuffer:
 
     address: int
     size: int
-    ordinal: int
+    place: tuple[int, int]
+    """As DLPack names it."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self.address, False)}
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (2, self.ordinal)
+        return self.place
 
 
 @dataclass(frozen=True)
@@ -383,9 +385,10 @@ class _Geometry:
         # Only memory of a device is announced so.
         device, buffers, ordinal = "cpu", [], int(config.get("device_id", -1))
         if config.get("gpu_kv_buffer_addrs") and ordinal >= 0 and _has_cuda():
-            device = f"cuda:{ordinal}"
+            device = of_number(ordinal)
             ranges = zip(config["gpu_kv_buffer_addrs"], config["gpu_kv_buffer_sizes"], strict=True)
-            buffers = [_DeviceBuffer(int(address), int(size), ordinal) for address, size in ranges]
+            place = (dlpack_kind(device), ordinal)
+            buffers = [_DeviceBuffer(int(address), int(size), place) for address, size in ranges]
         return cls(
             sizes=sizes,
             shards=block // shard if shard else 1,

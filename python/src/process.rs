@@ -1,7 +1,7 @@
-//! What is tied to the process that opened a store, and may take a while to end.
+//! What is tied to the process that opened it, and may take a while to end.
 #![forbid(unsafe_code)]
 
-use crate::error::named;
+use crate::error::{IntoPython, named};
 use pyo3::{prelude::*, types::PyDict};
 use std::{
     process,
@@ -9,19 +9,19 @@ use std::{
     thread,
 };
 
-/// A part of a store, which a child of `fork` cannot use.
-pub(super) struct Tied<T> {
+/// A part of a store or reader, which a child of `fork` cannot use.
+pub(crate) struct Tied<T> {
     process: u32,
     part: T,
 }
 
 impl<T> Tied<T> {
-    pub(super) fn new(part: T) -> Self {
+    pub(crate) fn new(part: T) -> Self {
         Self { process: process::id(), part }
     }
 
     /// The part, in the process that it belongs to.
-    pub(super) fn get(&self, py: Python<'_>) -> PyResult<&T> {
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<&T> {
         if self.process == process::id() {
             Ok(&self.part)
         } else {
@@ -32,18 +32,18 @@ impl<T> Tied<T> {
 
 /// The same of a part whose end may take a while: the thread that drops the last one does not hold the interpreter meanwhile, as
 /// threads and transfers may have to end.
-pub(super) struct Owned<T: Send> {
+pub(crate) struct Owned<T: Send> {
     /// `None` in `drop` alone.
     part: Option<Tied<T>>,
 }
 
 impl<T: Send> Owned<T> {
-    pub(super) fn new(part: T) -> Self {
+    pub(crate) fn new(part: T) -> Self {
         Self { part: Some(Tied::new(part)) }
     }
 
     /// The part, in the process that it belongs to.
-    pub(super) fn get(&self, py: Python<'_>) -> PyResult<&T> {
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<&T> {
         match &self.part {
             Some(part) => part.get(py),
             None => Err(forked(py).unwrap_or_else(|broken| broken)),
@@ -59,18 +59,19 @@ impl<T: Send> Drop for Owned<T> {
 }
 
 fn forked(py: Python<'_>) -> PyResult<PyErr> {
-    let message = "the store was opened before this process was forked off: open it again in this one";
+    let message = "this was opened before the process was forked off: open it again in this one";
     named("ForkedError", py, message, &PyDict::new(py))
 }
 
 /// Waits for what cannot be broken off, on a thread of its own, and looks for Ctrl-C: after one, the work goes on.
-pub(super) fn patiently<T: Send + 'static>(
+pub(crate) fn patiently<T: Send + 'static>(
     py: Python<'_>,
-    work: impl FnOnce() -> windlass_kv::Result<T> + Send + 'static,
-) -> PyResult<windlass_kv::Result<T>> {
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
     let (sender, mut receiver) = mpsc::sync_channel(1);
     // After an interrupt no thread receives it.
-    thread::spawn(move || sender.send(work()));
+    let thread = thread::Builder::new().name("windlass-wait".into()).stack_size(crate::STACK_BYTES);
+    thread.spawn(move || sender.send(work()))?;
     loop {
         // Receivers cannot be shared, so this one is lent to the waits one by one.
         let (lent, received) = py.detach(move || {
@@ -82,7 +83,7 @@ pub(super) fn patiently<T: Send + 'static>(
             Ok(result) => return Ok(result),
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(RecvTimeoutError::Disconnected) => {
-                return Ok(Err(windlass_kv::Error::Internal("the work panicked".into())));
+                return Err(windlass::Error::Internal("the work panicked".into())).into_python(py);
             }
         }
     }

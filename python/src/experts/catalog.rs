@@ -1,0 +1,69 @@
+//! Which experts a checkpoint has.
+#![forbid(unsafe_code)]
+
+use crate::{checkpoint::Checkpoint, error::IntoPython};
+use pyo3::prelude::*;
+use serde_json::json;
+use std::sync::Arc;
+
+/// Role, component, tensor, element type, shape and size of a part.
+type Described = (String, String, String, String, Vec<u64>, u64);
+
+/// The experts of a checkpoint and its dense tensors. `windlass.experts.ExpertCatalog` shows it.
+#[pyclass(frozen, module = "windlass._native")]
+pub(crate) struct ExpertCatalog {
+    pub(super) catalog: Arc<windlass_experts::catalog::ExpertCatalog>,
+}
+
+#[pymethods]
+impl ExpertCatalog {
+    #[new]
+    #[pyo3(signature = (checkpoint, top_k=None))]
+    fn new(py: Python<'_>, checkpoint: &Checkpoint, top_k: Option<u32>) -> PyResult<Self> {
+        let checkpoint = checkpoint.shared();
+        let find = || windlass_experts::catalog::ExpertCatalog::of_checkpoint(&checkpoint, top_k);
+        Ok(Self { catalog: Arc::new(py.detach(find).into_python(py)?) })
+    }
+
+    /// Layers, sizes and names, as JSON.
+    fn facts(&self, py: Python<'_>) -> PyResult<String> {
+        let catalog = &*self.catalog;
+        let layers = catalog.layers().map(|layer| {
+            json!({
+                "layer": layer,
+                "experts": catalog.expert_count(layer),
+                "expert_bytes": catalog.expert_bytes(layer),
+                "demand_bytes": catalog.layer_demand_bytes(layer),
+            })
+        });
+        let names = |units: &mut dyn Iterator<Item = &windlass_experts::catalog::Unit>| -> Vec<String> {
+            units.flat_map(|unit| unit.parts()).map(|part| part.tensor.to_string()).collect()
+        };
+        let facts = json!({
+            "layers": layers.collect::<Vec<_>>(),
+            "top_k": catalog.top_k(),
+            "token_cycle_bytes": catalog.token_cycle_bytes(),
+            "total_expert_bytes": catalog.total_expert_bytes(),
+            "total_dense_bytes": catalog.total_dense_bytes(),
+            "dense": names(&mut catalog.dense().iter()),
+            "resident": names(&mut catalog.resident()),
+        });
+        serde_json::to_string(&facts).into_python(py)
+    }
+
+    /// The parts of an expert.
+    fn parts(&self, py: Python<'_>, layer: u32, expert: u32) -> PyResult<Vec<Described>> {
+        let unit = self.catalog.expert(windlass_experts::ExpertId { layer, expert }).into_python(py)?;
+        let described = |part: &windlass_experts::catalog::Part| {
+            (
+                part.role.to_string(),
+                part.component.to_string(),
+                part.tensor.to_string(),
+                part.dtype.name().into_owned(),
+                part.shape.to_vec(),
+                part.bytes.len(),
+            )
+        };
+        Ok(unit.parts().iter().map(described).collect())
+    }
+}

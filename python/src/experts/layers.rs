@@ -1,0 +1,121 @@
+//! Layers of dense models, one after the other.
+#![allow(unsafe_code)]
+
+use crate::{
+    checkpoint::Checkpoint,
+    error::IntoPython,
+    options::{bytes_of, reader_options, seconds},
+    process::{Owned, patiently},
+    tensor::Tensor,
+    view::{KeptTensor, Place},
+};
+use pyo3::{prelude::*, types::PyDict};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use windlass::{
+    DeviceId,
+    read::{Reader, ReaderOptions},
+};
+use windlass_experts::layers::{self, Layer, LayerOptions, LayerSpec, LayerTensor};
+
+/// Layers of a checkpoint, again and again. `windlass.LayerStream` shows it.
+#[pyclass(frozen, module = "windlass._native")]
+pub(crate) struct LayerStream {
+    stream: Owned<Arc<Shared>>,
+}
+
+/// What a stream and the threads that wait for its layers share.
+struct Shared {
+    stream: Mutex<layers::LayerStream>,
+    /// A layer whose wait was interrupted: it is the next one.
+    waited_for: Mutex<Option<windlass_experts::Result<Layer>>>,
+}
+
+#[pymethods]
+impl LayerStream {
+    #[new]
+    #[pyo3(signature = (checkpoint, layers, budget, ahead, timeout, **options))]
+    fn new(
+        py: Python<'_>,
+        checkpoint: &Checkpoint,
+        layers: Vec<(String, Vec<String>)>,
+        budget: &Bound<'_, PyAny>,
+        ahead: usize,
+        timeout: f64,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let reader = reader_options(ReaderOptions::default(), options, py)?;
+        let options = LayerOptions::default()
+            .budget_bytes(bytes_of("budget", budget).into_python(py)?)
+            .ahead(ahead)
+            .timeout(seconds("timeout", timeout).into_python(py)?);
+        let specs: Vec<LayerSpec> =
+            layers.into_iter().map(|(name, tensors)| LayerSpec { name, tensors }).collect();
+        let checkpoint = checkpoint.shared();
+        let open = || {
+            let reader = Arc::new(Reader::new(&reader)?);
+            layers::LayerStream::new(&checkpoint, &reader, &specs, &options)
+        };
+        let stream = Mutex::new(py.detach(open).into_python(py)?);
+        Ok(Self { stream: Owned::new(Arc::new(Shared { stream, waited_for: Mutex::default() })) })
+    }
+
+    /// The name and the tensors of the next layer, behind the last of which the first comes again.
+    fn next(&self, py: Python<'_>) -> PyResult<(String, Vec<Tensor>)> {
+        let shared = self.stream.get(py)?;
+        loop {
+            let own = shared.clone();
+            // Other threads may take what this one has waited for.
+            patiently(py, move || {
+                let mut stream = lock(&own.stream);
+                // The result has a lock of its own, which the interpreter's threads never wait for long.
+                let is_there = lock(&own.waited_for).is_some();
+                if !is_there {
+                    let layer = stream.next_layer();
+                    *lock(&own.waited_for) = Some(layer);
+                }
+            })?;
+            let layer = lock(&shared.waited_for).take();
+            if let Some(layer) = layer {
+                let layer = Arc::new(layer.into_python(py)?);
+                let tensors = layer.tensors().map(|tensor| kept(tensor, &layer));
+                return Ok((layer.name().to_owned(), tensors.collect()));
+            }
+        }
+    }
+
+    /// What it has done, as JSON.
+    fn stats(&self, py: Python<'_>) -> PyResult<String> {
+        let shared = self.stream.get(py)?;
+        let stats = py.detach(|| lock(&shared.stream).stats());
+        let mut values = serde_json::to_value(&stats).into_python(py)?;
+        if let Some(values) = values.as_object_mut() {
+            values.insert("stall_seconds".into(), stats.stall.as_secs_f64().into());
+            values.remove("stall");
+        }
+        serde_json::to_string(&values).into_python(py)
+    }
+}
+
+/// The layers that the names of tensors count, and the names of their tensors.
+#[pyfunction]
+pub(crate) fn numbered_layers(checkpoint: &Checkpoint) -> Vec<(String, Vec<String>)> {
+    let layers = layers::numbered_layers(checkpoint.shared().catalog());
+    layers.into_iter().map(|layer| (layer.name, layer.tensors)).collect()
+}
+
+/// A tensor that holds its layer.
+fn kept(tensor: LayerTensor<'_>, layer: &Arc<Layer>) -> Tensor {
+    let bytes = tensor.bytes();
+    let place = Place {
+        device: DeviceId::Cpu,
+        address: bytes.as_ptr().expose_provenance() as u64,
+        len_bytes: bytes.len() as u64,
+    };
+    let (name, shape) = (tensor.name().into(), tensor.shape().into());
+    // SAFETY: the layer holds its bytes, which were read before it was handed out. Later passes see the same ones.
+    unsafe { KeptTensor::new(name, tensor.dtype(), shape, place, true, layer.clone()) }.into()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

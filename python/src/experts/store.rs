@@ -1,0 +1,329 @@
+//! Experts and dense tensors that are leased.
+#![allow(unsafe_code)]
+
+use super::catalog::ExpertCatalog;
+use crate::{
+    TICK,
+    checkpoint::Checkpoint,
+    error::IntoPython,
+    options::{bytes_of, reader_options, seconds},
+    process::Owned,
+    tensor::Tensor,
+    view::{KeptTensor, Place},
+};
+use pyo3::{prelude::*, types::PyDict};
+use std::{
+    ops::Range,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use windlass::DeviceId;
+use windlass_experts::{
+    Error, ExpertId,
+    backing::Backing,
+    catalog::{ExpertCatalog as Catalog, UnitId},
+    policy::{self, CatalogShape, PolicyInput, Profile},
+    store::{Change, LeasedPart, Store, StoreOptions, Ticket},
+    trace::{Trace, TraceOptions},
+};
+
+/// What happened to a layer's expert, or to the dense tensor of a name.
+type Event = (String, Option<(u32, u32)>, Option<String>);
+
+/// The slot of an expert, and role, component and tensor of each of its parts.
+type Leased = (Option<u32>, Vec<(String, String, Tensor)>);
+
+/// A store of experts. `windlass.experts.ExpertStore` shows it.
+#[pyclass(frozen, module = "windlass._native")]
+pub(crate) struct ExpertStore {
+    store: Owned<Store>,
+    timeout: Duration,
+}
+
+#[pymethods]
+impl ExpertStore {
+    #[new]
+    #[pyo3(signature = (checkpoint, catalog, **options))]
+    fn new(
+        py: Python<'_>,
+        checkpoint: &Checkpoint,
+        catalog: &ExpertCatalog,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let (options, policy) = store_options(py, options)?;
+        let (checkpoint, catalog) = (checkpoint.shared(), catalog.catalog.clone());
+        let shape = CatalogShape::try_from(&*catalog).into_python(py)?;
+        let profile = match &policy.profile {
+            Some(path) => {
+                // Its sizes do not matter: the catalog says those.
+                let options = TraceOptions { expert_bytes: Some(1) };
+                let trace = py.detach(|| Trace::open(path, &options)).into_python(py)?;
+                Some(Profile::new(&shape, trace.visits().map(|visit| (visit.layer, visit.experts))))
+            }
+            None => None,
+        };
+        let input = PolicyInput { shape: &shape, profile: profile.as_ref(), future: None };
+        let policy = policy::by_name(&policy.name, input).into_python(py)?;
+        let timeout = options.timeout;
+        let open = || Store::open(catalog, Catalog::open_files(&checkpoint), policy, &options);
+        Ok(Self { store: Owned::new(py.detach(open).into_python(py)?), timeout })
+    }
+
+    /// Starts to make experts of a layer resident.
+    fn ensure(&self, py: Python<'_>, layer: u32, experts: Vec<u32>) -> PyResult<ExpertTicket> {
+        let store = self.store.get(py)?;
+        let ticket = py.detach(|| store.ensure_async(layer, &experts)).into_python(py)?;
+        Ok(ExpertTicket::new(ticket, self.timeout))
+    }
+
+    /// Starts to make dense tensors resident.
+    fn ensure_tensors(&self, py: Python<'_>, names: Vec<String>) -> PyResult<ExpertTicket> {
+        let store = self.store.get(py)?;
+        let ticket = py.detach(|| store.ensure_tensors_async(&names)).into_python(py)?;
+        Ok(ExpertTicket::new(ticket, self.timeout))
+    }
+
+    /// Tells the policy what the router of a layer chose.
+    fn observe(&self, py: Python<'_>, layer: u32, experts: Vec<(u32, f32)>) -> PyResult<()> {
+        let store = self.store.get(py)?;
+        py.detach(|| store.observe(layer, &experts)).into_python(py)
+    }
+
+    /// Starts to read experts that will probably be requested, unless they have not begun after so many seconds.
+    #[pyo3(signature = (layer, experts, deadline=None))]
+    fn prefetch(&self, py: Python<'_>, layer: u32, experts: Vec<u32>, deadline: Option<f64>) -> PyResult<()> {
+        let store = self.store.get(py)?;
+        let patience = deadline.map(|own| seconds("deadline", own)).transpose().into_python(py)?;
+        let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
+        py.detach(|| store.prefetch(layer, &experts, deadline)).into_python(py)
+    }
+
+    /// Drops prefetches of lower layers that have not begun.
+    fn cancel_before(&self, py: Python<'_>, layer: u32) -> PyResult<()> {
+        let store = self.store.get(py)?;
+        py.detach(|| store.cancel_before(layer));
+        Ok(())
+    }
+
+    /// Sets the budget.
+    fn set_budget(&self, py: Python<'_>, budget: &Bound<'_, PyAny>) -> PyResult<()> {
+        let store = self.store.get(py)?;
+        let budget = bytes_of("budget", budget).into_python(py)?;
+        py.detach(|| store.set_budget(budget)).into_python(py)
+    }
+
+    /// Whether an expert is resident.
+    fn is_resident(&self, py: Python<'_>, layer: u32, expert: u32) -> PyResult<bool> {
+        let store = self.store.get(py)?;
+        py.detach(|| store.is_resident(ExpertId { layer, expert })).into_python(py)
+    }
+
+    /// Whether a dense tensor is resident.
+    fn is_tensor_resident(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        let store = self.store.get(py)?;
+        py.detach(|| store.is_tensor_resident(name)).into_python(py)
+    }
+
+    /// Evicts experts that are resident and not leased. Says how many.
+    fn evict(&self, py: Python<'_>, layer: u32, experts: Vec<u32>) -> PyResult<usize> {
+        let store = self.store.get(py)?;
+        py.detach(|| store.evict(layer, &experts)).into_python(py)
+    }
+
+    /// Evicts dense tensors that are resident and not leased. Says how many.
+    fn evict_tensors(&self, py: Python<'_>, names: Vec<String>) -> PyResult<usize> {
+        let store = self.store.get(py)?;
+        py.detach(|| store.evict_tensors(&names)).into_python(py)
+    }
+
+    /// Changes of residency since the last call, and how many older ones were lost.
+    fn take_events(&self, py: Python<'_>) -> PyResult<(Vec<Event>, u64)> {
+        let store = self.store.get(py)?;
+        let (events, lost) = py.detach(|| store.take_events());
+        let dense = store.catalog().dense();
+        let described = events.into_iter().map(|event| {
+            let change = match event.change {
+                Change::Resident => "resident",
+                Change::Evicted => "evicted",
+            };
+            let (expert, tensor) = match event.unit {
+                UnitId::Expert(ExpertId { layer, expert }) => (Some((layer, expert)), None),
+                UnitId::Dense(number) => {
+                    let part = dense.get(number as usize).and_then(|unit| unit.parts().first());
+                    (None, part.map(|part| part.tensor.to_string()))
+                }
+                _ => (None, None),
+            };
+            (change.to_owned(), expert, tensor)
+        });
+        Ok((described.collect(), lost))
+    }
+
+    /// The address of the first byte of a stacked tensor, with the backing `host_sparse`.
+    fn tensor_address(&self, py: Python<'_>, name: &str) -> PyResult<Option<u64>> {
+        Ok(self.store.get(py)?.tensor_address(name))
+    }
+
+    /// What it has done and holds, as JSON.
+    fn stats(&self, py: Python<'_>) -> PyResult<String> {
+        let store = self.store.get(py)?;
+        let stats = py.detach(|| store.stats());
+        let mut values = serde_json::to_value(&stats).into_python(py)?;
+        if let Some(values) = values.as_object_mut() {
+            values.insert("hit_rate".into(), stats.hit_rate().into());
+            values.insert("faults_per_token".into(), stats.faults_per_token().into());
+            values.insert("bytes_per_token".into(), stats.bytes_per_token().into());
+            values.insert("stall_seconds".into(), stats.stall.as_secs_f64().into());
+            values.remove("stall");
+        }
+        serde_json::to_string(&values).into_python(py)
+    }
+}
+
+/// Names of policies that a store can have, the default first, and what each does.
+#[pyfunction]
+pub(crate) fn policies() -> Vec<(&'static str, &'static str)> {
+    policy::names().filter_map(|name| Some((name, policy::about(name)?))).collect()
+}
+
+/// Experts or dense tensors that are being read, or leased. What shows their bytes keeps it.
+#[pyclass(frozen, module = "windlass._native")]
+pub(crate) struct ExpertTicket {
+    ticket: Owned<Arc<Ticket>>,
+    /// How long callers wait that do not say so.
+    timeout: Duration,
+    asked: Instant,
+}
+
+impl ExpertTicket {
+    fn new(ticket: Ticket, timeout: Duration) -> Self {
+        Self { ticket: Owned::new(Arc::new(ticket)), timeout, asked: Instant::now() }
+    }
+
+    /// Waits for units of the request until the store's timeout, or for so many seconds from now.
+    fn wait_for(
+        &self,
+        py: Python<'_>,
+        ticket: &Ticket,
+        positions: Range<usize>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let timeout = timeout.map(|own| seconds("timeout", own)).transpose().into_python(py)?;
+        let (start, timeout) = match timeout {
+            Some(timeout) => (Instant::now(), timeout),
+            None => (self.asked, self.timeout),
+        };
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            let until = Instant::now() + left.min(TICK);
+            let wait = || -> windlass_experts::Result<()> {
+                for position in positions.clone() {
+                    ticket.wait_one(position, until.saturating_duration_since(Instant::now()))?;
+                }
+                Ok(())
+            };
+            match py.detach(wait) {
+                Err(Error::TimedOut { .. } | Error::NoRoom { .. }) if left > TICK => py.check_signals()?,
+                answer => return answer.into_python(py),
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl ExpertTicket {
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.ticket.get(py)?.len())
+    }
+
+    /// Whether the expert at a position of the request is resident.
+    fn is_ready(&self, py: Python<'_>, position: usize) -> PyResult<bool> {
+        let ticket = self.ticket.get(py)?;
+        Ok(py.detach(|| ticket.is_ready(position)))
+    }
+
+    /// Waits until all are resident.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let ticket = self.ticket.get(py)?;
+        self.wait_for(py, ticket, 0..ticket.len(), timeout)
+    }
+
+    /// Waits for the expert at a position of the request, and shows its parts.
+    #[pyo3(signature = (position, timeout=None))]
+    fn unit(&self, py: Python<'_>, position: usize, timeout: Option<f64>) -> PyResult<Leased> {
+        let ticket = self.ticket.get(py)?;
+        self.wait_for(py, ticket, position..position.saturating_add(1), timeout)?;
+        let ready = ticket.wait_one(position, Duration::ZERO).into_python(py)?;
+        let unit = ready.get();
+        let part = |leased: LeasedPart<'_>| {
+            let part = leased.part();
+            (part.role.to_string(), part.component.to_string(), kept(leased, ticket))
+        };
+        Ok((unit.slot(), unit.parts().map(part).collect()))
+    }
+}
+
+/// A tensor that holds the request that its part is leased by.
+fn kept(leased: LeasedPart<'_>, ticket: &Arc<Ticket>) -> Tensor {
+    let part = leased.part();
+    let (device, address) = (leased.memory(), leased.address());
+    let place = Place { device, address, len_bytes: part.bytes.len() };
+    let (name, shape) = (part.tensor.clone(), part.shape.clone());
+    // SAFETY: the part is resident, and the request pins it: its bytes stay as they are until the ticket is dropped. All that
+    // lease the expert see the same ones.
+    unsafe { KeptTensor::new(name, part.dtype, shape, place, true, ticket.clone()) }.into()
+}
+
+/// A policy by name, and the trace of `static-profile`.
+struct PolicyChoice {
+    name: String,
+    profile: Option<PathBuf>,
+}
+
+fn store_options(
+    py: Python<'_>,
+    arguments: Option<&Bound<'_, PyDict>>,
+) -> PyResult<(StoreOptions, PolicyChoice)> {
+    let mut options = StoreOptions::default();
+    let mut policy = PolicyChoice { name: policy::DEFAULT.to_owned(), profile: None };
+    let (mut backing, mut device) = (None::<String>, DeviceId::Cpu);
+    let reader = PyDict::new(py);
+    for (name, value) in arguments.into_iter().flatten() {
+        if value.is_none() {
+            continue;
+        }
+        let key: String = name.extract()?;
+        match key.as_str() {
+            "budget" => options.budget_bytes = bytes_of("budget", &value).into_python(py)?,
+            "policy" => policy.name = value.extract()?,
+            "profile" => policy.profile = Some(value.extract()?),
+            "backing" => backing = Some(value.extract()?),
+            "device" => device = value.extract::<String>()?.parse::<DeviceId>().into_python(py)?,
+            "batch" => options.batch_bytes = Some(bytes_of("batch", &value).into_python(py)?),
+            "dense" => options.dense_bytes = Some(bytes_of("dense", &value).into_python(py)?),
+            "timeout" => options.timeout = seconds("timeout", value.extract()?).into_python(py)?,
+            "events" => options.events = value.extract()?,
+            _ => reader.set_item(name, value)?,
+        }
+    }
+    options.reader = reader_options(options.reader, Some(&reader), py)?;
+    options.backing = backing_of(backing.as_deref(), device).into_python(py)?;
+    Ok((options, policy))
+}
+
+fn backing_of(name: Option<&str>, device: DeviceId) -> windlass::Result<Backing> {
+    let reason = match (name, device.is_host()) {
+        (None | Some("host_slots"), true) => return Ok(Backing::HostSlots),
+        (Some("host_sparse"), true) => return Ok(Backing::HostSparse),
+        (None | Some("device_slots"), false) => return Ok(Backing::DeviceSlots(device)),
+        (Some("host_slots" | "host_sparse"), false) => {
+            format!("it is host memory, and the device is {device}")
+        }
+        (Some("device_slots"), true) => "it is memory of a device: name one".into(),
+        _ => "it is one of host_slots, host_sparse, device_slots".into(),
+    };
+    let value = name.unwrap_or_default().to_owned();
+    Err(windlass::Error::InvalidOption { option: "backing", value, reason })
+}

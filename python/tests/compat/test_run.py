@@ -1,0 +1,113 @@
+"""Programs that ``windlass.run`` starts load with windlass, without a change of their code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from windlass import run
+
+# A program that knows nothing of windlass.
+PROGRAM = """
+import sys
+from safetensors import safe_open
+from safetensors.numpy import load_file
+print(safe_open.__module__, sorted(load_file(sys.argv[1])), type(load_file(sys.argv[1])).__module__)
+"""
+
+
+def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "windlass.run", *command],
+        env=dict(os.environ, **environment),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_program_loads_with_windlass(model: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = start("--", sys.executable, str(program), str(model))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("windlass.")
+    assert "layers.0.bias" in done.stdout
+    plain = subprocess.run(
+        [sys.executable, "-c", "from safetensors import safe_open; print(safe_open.__module__)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not plain.stdout.startswith("windlass.")
+
+
+def test_so_do_the_processes_that_it_starts(model: Path) -> None:
+    command = f"[sys.executable, '-c', {PROGRAM!r}, sys.argv[1]]"
+    child = f"import subprocess, sys; sys.exit(subprocess.run({command}).returncode)"
+    done = start(sys.executable, "-c", child, str(model))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("windlass.")
+
+
+def test_options_come_from_the_environment(model: Path) -> None:
+    done = start("--", sys.executable, "-c", PROGRAM, str(model), WINDLASS_ROUTE="sideways")
+    assert done.returncode != 0
+    assert "sideways" in done.stderr
+    assert "WINDLASS_ROUTE" in done.stderr
+
+
+def test_a_program_without_safetensors_imports_nothing_of_windlass() -> None:
+    done = start(
+        "--", sys.executable, "-c", "import sys; print([name for name in sys.modules if 'windlass' in name])"
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_program_that_looks_for_safetensors_first_loads_with_windlass(model: Path) -> None:
+    """As diffusers does."""
+    code = "import importlib.util; importlib.util.find_spec('safetensors')" + PROGRAM
+    done = start("--", sys.executable, "-c", code, str(model))
+    assert done.stdout.startswith("windlass."), done.stderr
+
+
+def test_a_python_without_windlass_says_so(tmp_path: Path) -> None:
+    (tmp_path / "safetensors").mkdir()
+    (tmp_path / "safetensors" / "__init__.py").write_text("")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import safetensors"
+    done = start(
+        "--",
+        sys.executable,
+        "-S",
+        "-E",
+        "-c",
+        f"import sys; sys.path.insert(0, {run.HOOK!r}); import sitecustomize; {code}",
+    )
+    assert done.returncode != 0
+    assert "WINDLASS_SAFETENSORS=1 asks for windlass" in done.stderr
+    assert "unset the variable" in done.stderr
+
+
+def test_the_sitecustomize_of_the_user_runs_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; print(os.environ.get('WINDLASS_SAFETENSORS'))")
+    done = start("--", sys.executable, "-c", "", PYTHONPATH=str(tmp_path))
+    # First in the process that becomes the program.
+    assert done.stdout == "None\n1\n", done.stderr
+
+
+def test_a_hook_that_is_there_already_is_not_added_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([run.HOOK, "/elsewhere"]))
+    assert run.environment()["PYTHONPATH"] == os.pathsep.join([run.HOOK, "/elsewhere"])
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [((), "usage:"), (("--",), "usage:"), (("--", "no-such-program"), "cannot be run")]
+)
+def test_what_cannot_be_run_is_said(command: tuple[str, ...], said: str) -> None:
+    done = start(*command)
+    assert done.returncode == 1
+    assert said in done.stderr

@@ -1,0 +1,403 @@
+"""Stores of experts: leases, budgets, policies, errors, and the process around them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import windlass
+from conftest import run
+from expert_models import (
+    EXPERT_BYTES,
+    EXPERTS,
+    HIDDEN,
+    INNER,
+    LAYERS,
+    SLOT_BYTES,
+    TOP_K,
+    expert_bytes,
+    open_store,
+    write_experts,
+)
+from windlass.errors import (
+    ExpertNotFoundError,
+    FormatError,
+    MemoryBudgetError,
+    OptionError,
+    SliceError,
+    TensorNotFoundError,
+)
+from windlass.experts import ExpertCatalog, ExpertStore, ResidencyEvent, Rows, TraceWriter, policies
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_experts(tmp_path / "model")
+
+
+@pytest.fixture
+def stacked(tmp_path: Path) -> Path:
+    return write_experts(tmp_path / "stacked", stacked=True)
+
+
+def test_the_catalog_has_the_facts(model: Path, stacked: Path) -> None:
+    catalog = ExpertCatalog.open(model)
+    assert sorted(catalog.layers) == list(LAYERS)
+    assert catalog.layers[2].experts == EXPERTS
+    assert catalog.layers[2].expert_bytes == EXPERT_BYTES
+    assert catalog.layers[2].demand_bytes == TOP_K * EXPERT_BYTES
+    assert catalog.top_k == TOP_K
+    assert catalog.token_cycle_bytes == len(LAYERS) * TOP_K * EXPERT_BYTES
+    assert catalog.total_expert_bytes == len(LAYERS) * EXPERTS * EXPERT_BYTES
+    assert "model.embed.weight" in catalog.dense
+    assert catalog.parts(2, 5)["up"] == (
+        "model.layers.2.mlp.experts.5.up_proj.weight",
+        "BF16",
+        (INNER, HIDDEN),
+        EXPERT_BYTES // 3,
+    )
+    assert list(ExpertCatalog.open(stacked).parts(0, 0)) == ["gate_up", "down"]
+    assert ExpertCatalog.open(model, top_k=4).top_k == 4
+
+
+@pytest.mark.parametrize("backing", ["host_slots", "host_sparse"])
+@pytest.mark.parametrize("kind", ["model", "stacked"])
+def test_a_lease_has_the_bytes_of_the_file(kind: str, backing, request) -> None:
+    path = request.getfixturevalue(kind)
+    expected = expert_bytes(path)
+    store = open_store(path, 4, backing=backing)
+    for layer in (*LAYERS, *LAYERS):
+        for first in range(EXPERTS - 1):
+            with store.ensure(layer, [first + 1, first, first + 1]) as lease:
+                assert list(lease) == [first + 1, first]
+                for expert, leased in lease.items():
+                    assert {part: leased[part].tobytes() for part in leased} == expected[layer, expert]
+                    assert (leased.slot is None) == (backing == "host_sparse")
+    stats = store.stats()
+    assert stats["backing"] == backing
+    assert stats["hits"] + stats["misses"] == 4 * (EXPERTS - 1) * 2
+    assert stats["peak_bytes"] <= 4 * SLOT_BYTES + stats["largest_batch_bytes"]
+
+
+def test_quantised_experts_of_gguf_are_leased_as_bytes(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    writer.add_uint32("qwen3moe.expert_used_count", 2)
+    generator = np.random.default_rng(0)
+    expected = {}
+    for role, rows, columns in (("gate", 32, 64), ("up", 32, 64), ("down", 64, 32)):
+        values = generator.standard_normal((4, rows, columns), np.float32)
+        expected[role] = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+        name = f"blk.0.ffn_{role}_exps.weight"
+        writer.add_tensor(name, expected[role], raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    store = ExpertStore.open(path, budget="64KiB", framework="numpy")
+    assert store.catalog.top_k == 2
+    with store.ensure(0, [3, 1]) as lease:
+        for expert, leased in lease.items():
+            for role, values in expected.items():
+                assert np.array_equal(leased[role], values[expert])
+
+
+def test_views_of_frameworks_show_the_bytes_and_keep_them(model: Path) -> None:
+    torch = pytest.importorskip("torch")
+    expected = expert_bytes(model)
+    for framework in ("numpy", "torch"):
+        store = open_store(model, 2, framework=framework, timeout=0.3)
+        with store.ensure(0, [1]) as lease:
+            gate = lease[1]["gate"]
+        assert gate.shape == (INNER, HIDDEN)
+        # The lease is gone, and the tensor holds the expert: nothing else fits beside it and a batch.
+        for expert in range(2, EXPERTS):
+            store.ensure(0, [expert]).release()
+            raw = gate.view(torch.uint8).numpy() if framework == "torch" else gate
+            assert raw.tobytes() == expected[0, 1]["gate"]
+        assert store.is_resident(0, 1)
+        assert store.evict(0, [1]) == 0
+        store.close()
+        del store, lease
+        gc.collect()
+        raw = gate.view(torch.uint8).numpy() if framework == "torch" else gate
+        assert raw.tobytes() == expected[0, 1]["gate"]
+        if framework == "numpy":
+            with pytest.raises(ValueError, match="read-only"):
+                gate[0] = 0
+
+
+def test_released_leases_let_experts_go(model: Path) -> None:
+    store = open_store(model, 2, events=100)
+    lease = store.ensure(0, [1, 2])
+    assert store.evict(0, [1, 2]) == 0
+    lease.release()
+    with pytest.raises(ValueError, match="released"):
+        lease[1]
+    assert store.is_resident(0, 1)
+    assert store.evict(0, [1, 2, 3]) == 2
+    assert not store.is_resident(0, 1)
+    events, lost = store.take_events()
+    assert lost == 0
+    assert set(events[:2]) == {ResidencyEvent("resident", 0, expert, None) for expert in (1, 2)}
+    assert set(events[2:]) == {ResidencyEvent("evicted", 0, expert, None) for expert in (1, 2)}
+    assert len(events) == 4
+    assert store.take_events() == ([], 0)
+
+
+def test_a_ticket_tells_experts_that_are_ready(model: Path) -> None:
+    expected = expert_bytes(model)
+    store = open_store(model, 4)
+    with store.ensure_async(2, [3, 4]) as ticket:
+        assert ticket.expert(4)["down"].tobytes() == expected[2, 4]["down"]
+        assert ticket.is_ready(4)
+        with pytest.raises(ExpertNotFoundError):
+            ticket.is_ready(5)
+    with pytest.raises(ValueError, match="released"):
+        ticket.expert(3)
+
+
+def test_leases_that_hold_the_room_are_an_error_after_the_timeout(model: Path) -> None:
+    store = open_store(model, 1.2, timeout=0.2)
+    held = store.ensure(0, [1])
+    other = store.ensure(0, [2])
+    with pytest.raises(MemoryBudgetError, match="no room"):
+        store.ensure(0, [3])
+    other.release()
+    del other
+    held.release()
+    assert list(store.ensure(0, [3])) == [3]
+
+
+def test_prefetched_experts_are_used(model: Path) -> None:
+    store = open_store(model, 16)
+    store.prefetch(2, [5], deadline=30)
+    for _ in range(200):
+        if store.is_resident(2, 5):
+            break
+        threading.Event().wait(0.02)
+    assert store.is_resident(2, 5)
+    store.ensure(2, [5]).release()
+    stats = store.stats()
+    assert (stats["prefetches"], stats["useful_prefetches"], stats["misses"]) == (1, 1, 0)
+    store.cancel_before(2)
+
+
+def test_observed_layers_count_tokens(model: Path) -> None:
+    store = open_store(model, 16)
+    for _ in range(3):
+        for layer in LAYERS:
+            store.observe(layer, [(0, 0.75), (1, 0.25)])
+            store.ensure(layer, [0]).release()
+            store.ensure(layer, [1]).release()
+    stats = store.stats()
+    assert stats["tokens"] == 3
+    assert stats["faults_per_token"] == pytest.approx(4 / 3)
+    assert stats["hit_rate"] == pytest.approx(8 / 12)
+    assert stats["stall_seconds"] >= 0
+
+
+def test_dense_tensors_are_leased_by_name(model: Path) -> None:
+    store = open_store(model, 8, framework="numpy")
+    expected = windlass.load_file(model, framework="numpy")
+    name = "model.embed.weight"
+    with store.ensure_tensors(name) as tensors:
+        assert np.array_equal(tensors[name].view(np.uint8), expected[name].view(np.uint8))
+        assert store.evict_tensors(name) == 0
+    assert store.is_tensor_resident(name)
+    del tensors
+    assert store.evict_tensors([name]) == 1
+    with pytest.raises(TensorNotFoundError):
+        store.ensure_tensors("nothing")
+
+
+def test_the_budget_can_change(model: Path) -> None:
+    store = open_store(model, 16)
+    for expert in range(EXPERTS):
+        store.ensure(0, [expert]).release()
+    store.set_budget(3 * SLOT_BYTES)
+    stats = store.stats()
+    assert stats["used_bytes"] <= stats["held_bytes"] <= 3 * SLOT_BYTES == stats["budget_bytes"]
+    assert stats["is_below_token_cycle"]
+    with pytest.raises(MemoryBudgetError, match="does not hold"):
+        store.set_budget(4096)
+
+
+def test_what_is_wrong_is_an_error(model: Path, tmp_path: Path) -> None:
+    store = open_store(model, 4)
+    with pytest.raises(ExpertNotFoundError, match="layer 1 has no experts"):
+        store.ensure(1, [0])
+    with pytest.raises(IndexError, match="there is no expert 8"):
+        store.ensure(0, [8])
+    with pytest.raises(MemoryBudgetError, match="does not hold"):
+        ExpertStore.open(model, budget=4096, framework="raw")
+    with pytest.raises(OptionError, match="'lur'"):
+        open_store(model, 4, policy="lur")
+    with pytest.raises(OptionError, match="profile"):
+        open_store(model, 4, policy="static-profile")
+    with pytest.raises(OptionError, match="backing"):
+        open_store(model, 4, backing="device_slots")
+    with pytest.raises(TypeError, match="'depth'"):
+        open_store(model, 4, depth=1)
+    (model.parent / "config.json").write_text("{")
+    with pytest.raises(FormatError) as caught:
+        open_store(model, 4)
+    assert Path(caught.value.path) == model.parent / "config.json"
+
+
+def test_a_file_that_shrinks_leases_nothing(model: Path) -> None:
+    store = open_store(model, 4)
+    store.ensure(0, [0]).release()
+    with open(model, "r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(windlass.WindlassError, match="expert 1 of layer 2") as caught:
+        store.ensure(2, [1])
+    assert isinstance(caught.value, OSError | ValueError)
+    assert Path(caught.value.path) == model
+    assert "experts.1." in caught.value.tensor
+    assert not store.is_resident(2, 1)
+
+
+def test_policies_are_listed_and_a_profile_is_a_trace(model: Path, tmp_path: Path) -> None:
+    assert next(iter(policies())) == "ewma2"
+    trace = tmp_path / "trace.jsonl"
+    layers = dict.fromkeys(LAYERS, (EXPERTS, EXPERT_BYTES))
+    with TraceWriter(trace, experts_per_token=TOP_K, layers=layers, model="kit") as writer:
+        for step in range(20):
+            writer.visit(0, [3, 4], [0.5, 0.5], step=step)
+    for policy in policies():
+        if policy == "belady":
+            continue
+        store = open_store(model, 4.5, policy=policy, profile=trace)
+        assert store.stats()["policy"] == policy
+        for expert in (3, 4, 0, 1, 2, 5, 6):
+            store.ensure(0, [expert]).release()
+        if policy == "static-profile":
+            assert store.is_resident(0, 3)
+            assert store.is_resident(0, 4)
+    trace.write_text(trace.read_text() + '{"step": 99, "layer": 77, "experts": [1]}\n')
+    with pytest.raises(FormatError, match="22"):
+        open_store(model, 4, policy="static-profile", profile=trace)
+
+
+def test_rows_are_gathered_in_the_order_in_which_they_are_named(model: Path) -> None:
+    expected = windlass.load_file(model, framework="numpy")["model.embed.weight"].view(np.uint32)
+    table = Rows(model, "model.embed.weight", framework="numpy")
+    assert len(table) == 33
+    assert table.row_bytes == HIDDEN * 4
+    rows = [7, 0, 32, 7, 8]
+    assert np.array_equal(table.gather(rows).view(np.uint32), expected[rows])
+    assert table.gather([]).shape == (0, HIDDEN)
+    with pytest.raises(SliceError, match="there is no row 33"):
+        table.gather([33])
+    with pytest.raises(TensorNotFoundError):
+        Rows(model, "nothing", framework="numpy")
+
+
+def test_threads_share_a_store(model: Path) -> None:
+    expected = expert_bytes(model)
+    store = open_store(model, 5)
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        try:
+            for _ in range(60):
+                layer = int(generator.choice(LAYERS))
+                with store.ensure(layer, [int(generator.integers(EXPERTS))]) as lease:
+                    for expert, leased in lease.items():
+                        if {part: leased[part].tobytes() for part in leased} != expected[layer, expert]:
+                            wrong.append((layer, expert))
+                    del leased
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_child_of_fork_is_told_and_keeps_its_views(model: Path) -> None:
+    done = run(
+        """
+        import os, sys, windlass
+        from windlass.experts import ExpertStore
+        store = ExpertStore.open(sys.argv[1], budget="1MiB", framework="numpy")
+        lease = store.ensure(0, [1])
+        held = lease[1]["gate"]
+        before = held.tobytes()
+        child = os.fork()
+        if child == 0:
+            assert held.tobytes() == before
+            try:
+                store.ensure(0, [2])
+            except windlass.errors.ForkedError as error:
+                assert "open it again" in str(error)
+                del lease, held, store
+                sys.exit(7)
+            sys.exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert list(store.ensure(0, [2])) == [2]
+        """,
+        model,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_ends_a_wait_for_room(model: Path) -> None:
+    script = """
+        import signal, sys, threading, time
+        from windlass.experts import ExpertStore
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        store = ExpertStore.open(sys.argv[1], budget=70000, framework="raw")
+        held = [store.ensure(0, [1]), store.ensure(0, [2])]
+        print("started", flush=True)
+        start = time.monotonic()
+        try:
+            store.ensure(0, [3])
+        except KeyboardInterrupt:
+            print("interrupted")
+        assert time.monotonic() - start < 30
+        held.clear()
+        print(len(store.ensure(0, [3, 4])))
+        """
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), model],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout.readline() == "started\n"
+    threading.Event().wait(0.3)
+    os.kill(child.pid, signal.SIGINT)
+    output, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    assert output.split() == ["interrupted", "2"]
+
+
+def test_a_device_has_slots(model: Path, stand_in) -> None:
+    expected = expert_bytes(model)
+    store = open_store(model, 4, device="cuda:0")
+    for layer in LAYERS:
+        for expert in range(EXPERTS):
+            with store.ensure(layer, [expert]) as lease:
+                leased = lease[expert]
+                assert leased["down"].device == "cuda:0"
+                assert {part: leased[part].tobytes() for part in leased} == expected[layer, expert]
+                del leased
+    assert store.stats()["backing"] == "device_slots"
+    store.close()
+    del store, lease
+    gc.collect()

@@ -1,0 +1,155 @@
+"""Layers that stream in, pass after pass."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import windlass
+from conftest import write_model
+from windlass.errors import ForkedError, MemoryBudgetError, OptionError, StorageError, TensorNotFoundError
+
+LAYER = 64 << 10
+"""Bytes of a layer's tensors."""
+SLOT = LAYER + 8192
+"""Bytes of memory of a layer at most: the blocks that it touches."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    tensors = {"embed": ("F32", [8, 4])}
+    for layer in range(4):
+        tensors[f"model.layers.{layer}.up"] = ("U8", [LAYER // 2])
+        tensors[f"model.layers.{layer}.down"] = ("BF16", [LAYER // 8, 2])
+    return write_model(tmp_path / "model.safetensors", tensors)
+
+
+def stream(model: Path, layers: float, **options) -> windlass.LayerStream:
+    return windlass.stream_layers(model, budget=int(layers * SLOT), framework="numpy", **options)
+
+
+def test_passes_deliver_every_layer_in_order(model: Path) -> None:
+    expected = windlass.load_file(model, framework="numpy")
+    with stream(model, 2) as layers:
+        assert layers.layers == tuple(f"model.layers.{number}" for number in range(4))
+        for _ in range(3):
+            names = []
+            for layer in layers:
+                names.append(layer.name)
+                assert list(layer) == [f"{layer.name}.up", f"{layer.name}.down"]
+                for name in layer:
+                    assert layer[name].dtype == expected[name].dtype
+                    assert layer[name].shape == expected[name].shape
+                    assert layer[name].tobytes() == expected[name].tobytes()
+            assert tuple(names) == layers.layers
+        stats = layers.stats()
+    assert stats["served"] == 12
+    assert stats["peak_bytes"] <= 2 * SLOT
+    assert stats["kept"] < 4
+
+
+def test_a_budget_for_all_reads_each_layer_once(model: Path) -> None:
+    layers = stream(model, 5)
+    for _ in range(3):
+        assert len(list(layers)) == 4
+    assert layers.stats()["bytes_read"] == 4 * LAYER
+
+
+def test_a_tensor_that_is_held_stays_and_takes_room(model: Path) -> None:
+    layers = stream(model, 1.5, timeout=0.2)
+    first = layers.next_layer()
+    held = first["model.layers.0.up"]
+    before = held.tobytes()
+    with pytest.raises(MemoryBudgetError, match="no room"):
+        layers.next_layer()
+    assert held.tobytes() == before
+    del held
+    # The layer that had no room is the next one.
+    assert layers.next_layer().name == "model.layers.1"
+
+
+def test_a_layer_is_given_back_as_the_stream_goes_on(model: Path) -> None:
+    layers = stream(model, 1.5)
+    first = layers.next_layer()
+    layers.next_layer()
+    with pytest.raises(ValueError, match="given back"):
+        first["model.layers.0.up"]
+
+
+def test_tensors_outlive_the_stream(model: Path) -> None:
+    expected = windlass.load_file(model, framework="numpy")["model.layers.2.down"].tobytes()
+    layers = stream(model, 2, order=["model.layers.2"])
+    held = layers.next_layer()["model.layers.2.down"]
+    layers.close()
+    del layers
+    gc.collect()
+    assert held.tobytes() == expected
+    with pytest.raises(ValueError, match="read-only"):
+        held[0] = 0
+
+
+def test_an_order_of_ones_own(model: Path) -> None:
+    order = {"last": ["model.layers.3.up"], "first": ["model.layers.0.up", "embed"]}
+    layers = stream(model, 3, order=order)
+    assert [(layer.name, list(layer)) for layer in layers] == [
+        ("last", ["model.layers.3.up"]),
+        ("first", ["model.layers.0.up", "embed"]),
+    ]
+    backwards = [f"model.layers.{number}" for number in (3, 1)]
+    assert [layer.name for layer in stream(model, 2, order=backwards)] == backwards
+
+
+def test_what_cannot_be_streamed_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(MemoryBudgetError, match=r"does not hold layer 'model\.layers\.\d"):
+        stream(model, 0.5)
+    with pytest.raises(OptionError, match="'no\\.such'"):
+        stream(model, 2, order=["no.such"])
+    with pytest.raises(TensorNotFoundError):
+        stream(model, 2, order={"a": ["nothing"]})
+    with pytest.raises(TensorNotFoundError, match="nothing"):
+        stream(model, 2).next_layer()["nothing"]
+    flat = write_model(tmp_path / "flat.safetensors", {"a": ("U8", [4])})
+    with pytest.raises(OptionError, match="count no layers"):
+        windlass.stream_layers(flat, framework="numpy")
+
+
+def test_a_file_that_shrinks_is_an_error(model: Path) -> None:
+    layers = stream(model, 1.2)
+    layers.next_layer()
+    with open(model, "r+b") as file:
+        file.truncate(LAYER)
+    with pytest.raises(
+        (windlass.errors.FormatError, windlass.errors.FileChangedError, StorageError)
+    ) as caught:
+        list(layers)
+    assert "layer 'model.layers." in str(caught.value)
+    assert Path(caught.value.path) == model
+
+
+def test_a_torch_tensor_shows_the_stream(model: Path) -> None:
+    torch = pytest.importorskip("torch")
+    layers = windlass.stream_layers(model, budget=3 * SLOT)
+    tensor = layers.next_layer()["model.layers.0.down"]
+    assert tensor.dtype == torch.bfloat16
+    expected = windlass.load_file(model)["model.layers.0.down"]
+    assert np.array_equal(tensor.view(torch.uint8).numpy(), expected.view(torch.uint8).numpy())
+
+
+def test_a_child_of_fork_is_told(model: Path) -> None:
+    import os  # noqa: PLC0415
+
+    layers = stream(model, 2)
+    layers.next_layer()
+    child = os.fork()
+    if child == 0:
+        try:
+            layers.next_layer()
+        except ForkedError:
+            os._exit(7)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert layers.next_layer().name == "model.layers.1"
