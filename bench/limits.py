@@ -16,6 +16,7 @@ import time
 import numpy as np
 
 CHUNK = 4 << 20
+BLOCK = 4096
 MADV_POPULATE_WRITE = 23
 # Memory beyond the model's that a load may take.
 SLACK = 1 << 30
@@ -80,6 +81,26 @@ def device(paths: list[str], depth: int) -> dict:
     return {"limit": "device", "depth": depth, "seconds": seconds, "bytes": sum(job[2] for job in jobs)}
 
 
+def slices(path: str, size: int, depth: int, count: int) -> dict:
+    """Direct reads of `size` bytes at random blocks of a file, `depth` in flight, into memory that was touched."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    size = -(-size // BLOCK) * BLOCK
+    blocks = (os.fstat(descriptor).st_size - size) // BLOCK
+    random = np.random.default_rng()
+    jobs = [
+        (place % depth, int(block) * BLOCK) for place, block in enumerate(random.integers(0, blocks, count))
+    ]
+    target = memory(depth * size, touched=True)
+
+    def read(job) -> None:
+        slot, start = job
+        if os.preadv(descriptor, [target[slot * size : (slot + 1) * size]], start) != size:
+            raise OSError(f"short read at {start}")
+
+    seconds = on_threads(depth, jobs, read)
+    return {"limit": "slices", "depth": depth, "seconds": seconds, "bytes": count * size}
+
+
 def copy(size: int, threads: int, touched: bool) -> dict:
     """Copies in memory, from touched to touched or fresh pages."""
     source = memory(size, touched=True)
@@ -111,6 +132,11 @@ def main() -> None:
     command = commands.add_parser("device")
     command.add_argument("--depth", type=int, required=True)
     command.add_argument("paths", nargs="+")
+    command = commands.add_parser("slices")
+    command.add_argument("--bytes", type=int, required=True)
+    command.add_argument("--depth", type=int, required=True)
+    command.add_argument("--count", type=int, required=True)
+    command.add_argument("path")
     command = commands.add_parser("copy")
     command.add_argument("--bytes", type=int, required=True)
     command.add_argument("--threads", type=int, required=True)
@@ -118,6 +144,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command == "device":
         result = device(arguments.paths, arguments.depth)
+    elif arguments.command == "slices":
+        result = slices(arguments.path, arguments.bytes, arguments.depth, arguments.count)
     else:
         result = copy(arguments.bytes, arguments.threads, arguments.touched)
     print(json.dumps(result))

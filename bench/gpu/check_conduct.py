@@ -12,7 +12,18 @@ import numpy as np
 import windlass
 
 from gpu import files
-from gpu.subject import DEVICE, Check, SkipError, Subject, carriers, must_raise, on_threads, same_bytes
+from gpu.driver import device, vendor
+from gpu.subject import (
+    DEVICE,
+    TORCH_DEVICE,
+    Check,
+    SkipError,
+    Subject,
+    carriers,
+    must_raise,
+    on_threads,
+    same_bytes,
+)
 
 MIB = 1 << 20
 # What may be kept of the device's memory: others' and the driver's own, which come in pages of 2 MiB.
@@ -178,7 +189,7 @@ def jax_without_a_copy(subject: Subject) -> str:
     """Tensors of jax lie where they were loaded to."""
     jax = _framework("jax")
     try:
-        jax.devices("cuda")
+        jax.devices(vendor().kind)
     except RuntimeError as error:
         raise SkipError(f"jax does not see the device: {error}") from error
     path = _model(subject)
@@ -221,7 +232,7 @@ def context_still_works(subject: Subject) -> None:
         assert np.array_equal(back, memory), "memory of others has changed"
         return
     torch = subject.torch
-    matrix = torch.randn(512, 512, device=DEVICE)
+    matrix = torch.randn(512, 512, device=TORCH_DEVICE)
     product = matrix @ matrix
     before = subject.driver.current_context(), torch.cuda.current_device()
     subject.load(_model(subject))
@@ -237,15 +248,15 @@ def second_device(subject: Subject) -> None:
     if (count := subject.driver.device_count()) < 2:
         raise SkipError(f"there is {count} device")
     path = _model(subject)
-    tensors = subject.load(path, "cuda:1")
+    tensors = subject.load(path, device(1))
     subject.must_hold(tensors, path)
-    assert tensors.report.as_dict()["device"]["device"] == "cuda:1", "the report names another device"
+    assert tensors.report.as_dict()["device"]["device"] == device(1), "the report names another device"
 
 
 def no_such_device(subject: Subject) -> str:
-    """`cuda:99`."""
+    """A number that no device has."""
     path = _model(subject)
-    return str(must_raise(windlass.errors.DeviceUnavailableError, lambda: subject.load(path, "cuda:99")))
+    return str(must_raise(windlass.errors.DeviceUnavailableError, lambda: subject.load(path, device(99))))
 
 
 def truncated_file(subject: Subject) -> str:

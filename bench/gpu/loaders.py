@@ -11,8 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpu.driver import device
+
 Load = Callable[[list[str]], dict[str, Any]]
-DEVICE = "cuda:0"
+# Whatever the vendor, torch and loaders that are built on it call its devices so.
+TORCH_DEVICE = "cuda:0"
 
 
 class UnavailableError(Exception):
@@ -42,7 +45,7 @@ def _windlass(**options: Any) -> Callable[[bool], Load]:
         import windlass  # noqa: PLC0415
 
         framework = "torch" if has_torch else "raw"
-        return lambda paths: windlass.load_file(paths, device=DEVICE, framework=framework, **options)
+        return lambda paths: windlass.load_file(paths, device=device(), framework=framework, **options)
 
     return prepare
 
@@ -53,7 +56,7 @@ def _safetensors(_has_torch: bool) -> Load:
     def load(paths: list[str]) -> dict[str, Any]:
         tensors: dict[str, Any] = {}
         for path in paths:
-            tensors.update(load_file(path, device=DEVICE))
+            tensors.update(load_file(path, device=TORCH_DEVICE))
         return tensors
 
     return load
@@ -67,7 +70,7 @@ def _fastsafetensors(by_gds: bool) -> Callable[[bool], Load]:
             raise UnavailableError("there is no /dev/nvidia-fs0, without which it would not use GDS")
 
         def load(paths: list[str]) -> dict[str, Any]:
-            loader = SafeTensorsFileLoader(SingleGroup(), device=DEVICE, nogds=not by_gds)
+            loader = SafeTensorsFileLoader(SingleGroup(), device=TORCH_DEVICE, nogds=not by_gds)
             loader.add_filenames({0: list(paths)})
             files = loader.copy_files_to_device()
             tensors = {name: files.get_tensor(name) for name in loader.get_keys()}
@@ -84,7 +87,7 @@ def _runai(_has_torch: bool) -> Load:
 
     def load(paths: list[str]) -> dict[str, Any]:
         with SafetensorsStreamer() as streamer:
-            streamer.stream_files(list(paths), device=DEVICE)
+            streamer.stream_files(list(paths), device=TORCH_DEVICE)
             return dict(streamer.get_tensors())
 
     return load

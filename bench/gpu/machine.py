@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gpu.driver import Driver, DriverError, NoGpuError
+from gpu.driver import Driver, DriverError, NoGpuError, vendor
 from gpu.process import answers, tell
 
 PACKAGES = (
@@ -69,7 +69,8 @@ def _gpu() -> dict[str, Any]:
         "name": driver.name(),
         "devices": driver.device_count(),
         "memory_bytes": driver.memory()[1],
-        "cuda": driver.version(),
+        "vendor": driver.vendor.title,
+        "version": driver.version(),
         "driver, PCIe generation, lanes": link,
         "nvidia_fs": Path("/proc/driver/nvidia-fs").exists(),
         "loadable_modules": Path("/proc/modules").exists(),
@@ -79,7 +80,7 @@ def _gpu() -> dict[str, Any]:
 
 def _torch() -> str | None:
     """Why torch cannot be used with the device; `None` if it can."""
-    if "WINDLASS_CUDA_DRIVER" in os.environ:
+    if vendor().variable in os.environ:
         return "torch does not know the stand-in driver"
     try:
         import torch  # noqa: PLC0415

@@ -18,7 +18,7 @@ import checksum
 import numpy as np
 
 from gpu.driver import Driver
-from gpu.loaders import DEVICE, LOADERS, UnavailableError
+from gpu.loaders import LOADERS, TORCH_DEVICE, UnavailableError
 from gpu.process import answers, tell
 
 POLL_SECONDS = 0.005
@@ -103,7 +103,7 @@ class Device:
         if has_torch:
             import torch  # noqa: PLC0415
 
-            torch.zeros(1, device=DEVICE)
+            torch.zeros(1, device=TORCH_DEVICE)
             self._torch = torch
         self.driver = Driver()
         self._weights = None

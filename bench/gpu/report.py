@@ -40,8 +40,9 @@ def _machine(machine: dict[str, Any]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
     systems = ", ".join(f"{folder}: {system}" for folder, system in machine["file_systems"].items())
     return (
-        f"{gpu['name']}, {gpu['memory_bytes'] / 2**30:.0f} GiB, CUDA {gpu['cuda']} (driver, PCIe generation, lanes: "
-        f"{gpu['driver, PCIe generation, lanes']}; nvidia-fs: {'yes' if gpu['nvidia_fs'] else 'no'}); "
+        f"{gpu['name']}, {gpu['memory_bytes'] / 2**30:.0f} GiB, {gpu['vendor']} {gpu['version']} "
+        f"(driver, PCIe generation, lanes: {gpu['driver, PCIe generation, lanes']}; "
+        f"nvidia-fs: {'yes' if gpu['nvidia_fs'] else 'no'}); "
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
         f"Linux {machine['kernel']}, virtual machine: {machine['virtual_machine']}; {systems}; "
         f"Python {machine['python']}. {packages}. {machine['date']}. Commit {machine['commit']}."

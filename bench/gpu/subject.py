@@ -12,9 +12,11 @@ import numpy as np
 import windlass
 
 from gpu import files
-from gpu.driver import Driver
+from gpu.driver import Driver, device, vendor
 
-DEVICE = "cuda:0"
+DEVICE = device()
+# Whatever the vendor, torch calls its devices so.
+TORCH_DEVICE = "cuda:0"
 # What direct transfers come in.
 BLOCK = 4096
 # By their names in safetensors; torch's own names of those that it has.
@@ -65,8 +67,8 @@ class DeviceBytes:
         return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self.address, False)}
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Which device they are on: CUDA's first."""
-        return (2, 0)
+        """Which device they are on: the first."""
+        return (vendor().dlpack, 0)
 
     def write(self, data: bytes) -> None:
         """Fills them."""
@@ -97,7 +99,7 @@ class Subject:
         self.torch: Any = None
         if has_torch:
             self.torch = importlib.import_module("torch")
-            self.torch.zeros(1, device=DEVICE)
+            self.torch.zeros(1, device=TORCH_DEVICE)
         self.driver = Driver()
 
     def need_torch(self) -> Any:

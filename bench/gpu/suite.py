@@ -14,6 +14,7 @@ from typing import Any
 from gpu import correctness, environment, report
 from gpu.benchmark import Benchmark
 from gpu.data import Model, Place, parsed_bytes, place
+from gpu.driver import VENDORS
 from gpu.machine import told_by
 from gpu.process import Child, ChildError, Deadline
 
@@ -27,11 +28,13 @@ def main() -> int:
     """Runs what the command line says; 0, 1 if something failed, 2 if there is no GPU."""
     arguments = parsed()
     deadline = Deadline(arguments.deadline)
-    driver = os.environ.get("WINDLASS_CUDA_DRIVER")
-    if arguments.stand_in and not driver:
-        return no_gpu("--stand-in needs the stand-in's library in WINDLASS_CUDA_DRIVER and WINDLASS_CUFILE")
+    drivers = [each.variable for each in VENDORS]
+    if arguments.stand_in and not any(name in os.environ for name in drivers):
+        return no_gpu(
+            f"--stand-in needs the stand-in's library in {' or '.join(drivers)}, and in WINDLASS_CUFILE"
+        )
     if not arguments.stand_in:
-        for name in ("WINDLASS_CUDA_DRIVER", "WINDLASS_CUFILE"):
+        for name in (*drivers, "WINDLASS_CUFILE"):
             os.environ.pop(name, None)
     work = Path(tempfile.mkdtemp(prefix="windlass-gpu-work-"))
     places: list[Place] = []
@@ -49,7 +52,8 @@ def main() -> int:
         machine = described(own, work, str(home.path))
         machine["commit"] = commit(arguments.wheels)
         print(
-            f"{gpu['name']}, CUDA {gpu['cuda']}, {machine['cores']} cores, files in {home.path}", flush=True
+            f"{gpu['name']}, {gpu['vendor']} {gpu['version']}, {machine['cores']} cores, files in {home.path}",
+            flush=True,
         )
         if "missing" in machine["windlass"]:
             print(f"windlass cannot be imported: {machine['windlass']['missing']}", file=sys.stderr)
@@ -76,7 +80,11 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--wheels", type=Path, default=WHEELS, help="what 'just gpu-pack' made")
     parser.add_argument("--installed", action="store_true", help="use the windlass that this Python has")
-    parser.add_argument("--stand-in", action="store_true", help="run on the driver of WINDLASS_CUDA_DRIVER")
+    parser.add_argument(
+        "--stand-in",
+        action="store_true",
+        help="run on the driver of WINDLASS_CUDA_DRIVER or WINDLASS_HIP_DRIVER",
+    )
     arguments = parser.parse_args()
     if arguments.output is None:
         # Results of the stand-in are not to be taken for others.
