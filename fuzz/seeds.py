@@ -1,6 +1,7 @@
 """Gives the fuzzers a start: the corpora that the tests share, and an index."""
 
 import json
+from math import prod
 from pathlib import Path
 
 FUZZ = Path(__file__).resolve().parent
@@ -56,6 +57,50 @@ def main() -> None:
     for magic in (b"WLKVSTOR", b"WLKVSEGM", b"WLKVLEAS", b"WLKVBLCK", b"WLKVCKPT"):
         # A page of each kind; the target makes its checksum.
         (structures / magic.decode()).write_bytes((magic + version).ljust(4096, b"\0"))
+    objects = FUZZ / "corpus" / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    for number, text in enumerate(
+        (
+            "me:secret@host:80/a?b#c",
+            "org/model@refs%2Fpr%2F1/sub/a.gguf",
+            "models@account.dfs.core.windows.net/a",
+            "bytes 5-9/100",
+            "HTTP/1.1 206 Partial Content\r\nContent-Length: 5\r\n\r\n",
+            "<ListBucketResult><Contents><Key>a</Key></Contents><IsTruncated>true</IsTruncated></ListBucketResult>",
+            "<EnumerationResults><Blobs><Blob><Name>a</Name></Blob></Blobs><NextMarker/></EnumerationResults>",
+        )
+    ):
+        (objects / str(number)).write_text(text)
+    traces = FUZZ / "corpus" / "route_trace"
+    traces.mkdir(parents=True, exist_ok=True)
+    rows = [
+        f"0,{step % 2},{step // 2},{layer},0,{step + layer},0.5,0,9"
+        for step in range(4)
+        for layer in range(3)
+    ]
+    names = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
+    described = "# route_trace v1\n# n_layer=3 n_expert=8 n_expert_used=2\n# layer=0 expert_bytes=9\n"
+    (traces / "csv").write_text("\n".join([described + names, *rows]))
+    layers = [{"layer": layer, "experts": 8, "expert_bytes": 9} for layer in range(3)]
+    lines = [{"windlass_trace": 1, "experts_per_token": 2, "layers": layers}]
+    lines += [{"step": step, "layer": layer, "experts": [step, 7]} for step in range(3) for layer in range(3)]
+    (traces / "json-lines").write_text("\n".join(map(json.dumps, lines)))
+    experts = FUZZ / "corpus" / "experts"
+    experts.mkdir(parents=True, exist_ok=True)
+    models = {
+        "stacked": {"gate_up_proj_blocks": [4, 3, 2], "gate_up_proj_scales": [4, 3], "down_proj": [4, 6]},
+        "single": {
+            f"{expert}.{role}_proj.weight": [2, 3] for expert in range(2) for role in ("gate", "up", "down")
+        },
+    }
+    for name, shapes in models.items():
+        end, header = 0, {}
+        for tensor, shape in shapes.items():
+            start, end = end, end + prod(shape)
+            entry = {"dtype": "U8", "shape": shape, "data_offsets": [start, end]}
+            header[f"model.layers.0.mlp.experts.{tensor}"] = entry
+        # What the target takes: whether it is GGUF, the length of the data, then the header.
+        (experts / name).write_bytes(bytes([False]) + end.to_bytes(2, "little") + json.dumps(header).encode())
 
 
 if __name__ == "__main__":

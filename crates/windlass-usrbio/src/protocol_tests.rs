@@ -256,7 +256,7 @@ fn a_link_to_something_that_is_no_semaphore_is_not_followed() {
         let error = mount.create_ring(&RingOptions::default()).unwrap_err();
         assert_protocol(&error, "submit-ios is");
     }
-    fake.point_submit_at(Path::new("/dev/shm/sem.windlass-nobody-has-this"));
+    fake.point_submit_at(Path::new("/dev/shm/sem.windlass-no-such-name"));
     let mount = fake.mount(Arc::new(|_, _| ())).unwrap();
     let error = mount.create_ring(&RingOptions::default()).unwrap_err();
     assert!(matches!(error, Error::SharedMemoryNamespace { .. }), "{error}");

@@ -3,7 +3,8 @@
 
 use std::{collections::BTreeSet, env, fs, path::Path, process::Command};
 
-const PUBLISHED: [&str; 4] = ["windlass", "windlass-kv", "windlass-objects", "windlass-usrbio"];
+const PUBLISHED: [&str; 5] =
+    ["windlass", "windlass-experts", "windlass-kv", "windlass-objects", "windlass-usrbio"];
 
 #[test]
 fn listings_are_what_the_code_says() {

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Builds what a release consists of into dist/: wheels and the sdist, the command, the C library, the bill of materials,
+# checksums. Usage: build.sh [ARCHITECTURE]...; by default that of this machine, then aarch64 if it can be compiled for.
+#
+# Zig links, against the glibc of manylinux_2_28: what is built here runs on distributions that are older than this one.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source testkit/rust-std.sh
+
+glibc=2.28
+here=$(uname -m)
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+work=$PWD/target/packaging
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH
+
+build() {
+    local arch=$1 target=$1-unknown-linux-gnu
+    local built=$work/target/$target/dist command=windlass-$version-$arch-linux library=libwindlass-$version-$arch-linux
+
+    maturin build --profile dist --zig --target "$target" --compatibility "manylinux_${glibc/./_}" --out dist \
+        "${std_flags[@]}"
+    # In a directory of its own: cargo would compile all crates anew each time that the other links.
+    cargo zigbuild --profile dist --target "$target.$glibc" --target-dir "$work/target" --package windlass-cli \
+        --package windlass-capi "${std_flags[@]}"
+
+    mkdir "$work/$command"
+    cp "$built/windlass" LICENSE README.md CHANGELOG.md "$work/$command/"
+    # The text is the same for all architectures.
+    if [ "$arch" = "$here" ]; then
+        document "$built/windlass"
+    fi
+    if [ -d "$work/documented" ]; then
+        cp -r "$work/documented/." "$work/$command/"
+    fi
+    pack "$command"
+
+    BUILT=$built CC="python -m ziglang cc -target $arch-linux-gnu.$glibc" LDFLAGS=-Wl,--strip-all \
+        crates/windlass-capi/install.sh "$work/$library"
+    # The library may be unpacked anywhere.
+    sed -i 's|^prefix=.*|prefix=${pcfiledir}/../..|; s|^libdir=.*|libdir=${prefix}/lib|' \
+        "$work/$library/lib/pkgconfig/windlass.pc"
+    cp LICENSE docs/c-abi.md "$work/$library/"
+    pack "$library"
+}
+
+# Writes the manual pages and the completions of a command that runs here.
+document() {
+    local name=(bash windlass zsh _windlass fish windlass.fish)
+    mkdir -p "$work/documented/completions"
+    "$1" man --directory "$work/documented/man"
+    for ((i = 0; i < ${#name[@]}; i += 2)); do
+        "$1" completions "${name[i]}" >"$work/documented/completions/${name[i + 1]}"
+    done
+}
+
+pack() {
+    tar --create --gzip --file "dist/$1.tar.gz" --directory "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" \
+        --owner=0 --group=0 --numeric-owner "$1"
+}
+
+rm -rf "$work"/{windlass-*,libwindlass-*,documented} dist/{*.whl,*.tar.gz,*.cdx.json,SHA256SUMS}
+mkdir -p dist "$work"
+architectures=("$@")
+if [ $# = 0 ]; then
+    mapfile -t architectures < <(printf '%s\n' "$here" aarch64 | uniq)
+fi
+for arch in "${architectures[@]}"; do
+    (
+        if ! find_std "$arch-unknown-linux-gnu"; then
+            echo "$arch is left out: neither rustup nor Debian has its standard library" >&2
+            test $# = 0
+            exit
+        fi
+        build "$arch"
+    )
+done
+maturin sdist --out dist
+
+cd dist
+# maturin lists the crates of the wheel, among them all those of the command and of the C library.
+for wheel in *.whl; do
+    unzip -p "$wheel" '*.dist-info/sboms/*.cyclonedx.json' >"${wheel%.whl}.cdx.json"
+done
+sha256sum -- *.whl *.tar.gz *.cdx.json >SHA256SUMS
