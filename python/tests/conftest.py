@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -219,6 +220,19 @@ def same_bytes(a, b) -> bool:
         return flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
     return a.dtype == b.dtype and a.shape == b.shape and raw(a) == raw(b)
+
+
+def thread_count() -> int:
+    """How many threads this process has."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def assert_threads_end(before: int) -> None:
+    """Fails unless no more threads than ``before`` are left. One that was joined may be listed for a moment more."""
+    deadline = time.monotonic() + 30
+    while thread_count() > before:
+        assert time.monotonic() < deadline, "threads are left"
+        time.sleep(0.01)
 
 
 def make_cold(path: Path) -> None:

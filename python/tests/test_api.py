@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import windlass
-from conftest import make_cold, same_bytes, write_model
+from conftest import assert_threads_end, make_cold, same_bytes, thread_count, write_model
 from windlass.errors import (
     MemoryBudgetError,
     OptionError,
@@ -141,10 +141,10 @@ def test_progress_reaches_the_end(model: Path) -> None:
     def failing(_done: int, _total: int) -> None:
         raise RuntimeError("the callback failed")
 
-    before = len(os.listdir("/proc/self/task"))
+    before = thread_count()
     with pytest.raises(RuntimeError, match="the callback failed"):
         windlass.load_file(model, progress=failing)
-    assert len(os.listdir("/proc/self/task")) == before, "the load goes on"
+    assert_threads_end(before)
 
 
 def test_an_error_that_is_kept_keeps_no_memory(tmp_path: Path) -> None:

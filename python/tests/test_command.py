@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +40,23 @@ def start_slow_load(directory: Path, **options) -> subprocess.Popen[bytes]:
         env=environment,
         **options,
     )
-    time.sleep(1)
-    assert child.poll() is None, child.communicate()
+    deadline = time.monotonic() + 60
+    while not has_open(child, path):
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     return child
+
+
+def has_open(child: subprocess.Popen[bytes], path: Path) -> bool:
+    """Whether a process has a file open."""
+    # Both may go while they are looked at.
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{child.pid}/fd").iterdir():
+            with suppress(OSError):
+                if descriptor.readlink() == path:
+                    return True
+    return False
 
 
 def test_the_entry_point_and_the_module_are_the_command() -> None:

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 import torch
 import windlass
-from conftest import BITS, StandIn, gguf_cases, make_cold, run, same_bytes, write_model
+from conftest import (
+    BITS,
+    StandIn,
+    assert_threads_end,
+    gguf_cases,
+    make_cold,
+    run,
+    same_bytes,
+    thread_count,
+    write_model,
+)
 from test_differential import reference_tensors
 from windlass.errors import (
     FileChangedError,
@@ -277,7 +287,7 @@ def test_names_that_look_like_patterns_are_names(tmp_path: Path) -> None:
 def test_a_fill_that_cannot_begin_leaves_no_load_behind(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [4 << 20]) for i in range(16)})
     make_cold(path)
-    before = len(os.listdir("/proc/self/task"))
+    before = thread_count()
     shared = np.zeros(4 << 20, np.uint8)
     slow = {"route": "threads", "direct": "always", "chunk": "4KiB", "threads": 1}
     with windlass.open(path, framework="numpy") as checkpoint:
@@ -285,7 +295,7 @@ def test_a_fill_that_cannot_begin_leaves_no_load_behind(tmp_path: Path) -> None:
             checkpoint.iter_tensors(copy_into={"t0": shared, "t1": shared}, **slow)
         # The traceback is held here.
         assert caught.tb is not None
-        assert len(os.listdir("/proc/self/task")) == before
+        assert_threads_end(before)
 
 
 @pytest.mark.parametrize(
@@ -392,20 +402,20 @@ def test_quantised_tensors_are_read_as_bytes_of_blocks(tmp_path: Path) -> None:
 def test_a_file_that_is_cut_is_an_error_that_warns_of_the_targets(tmp_path: Path, order: str) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(8)})
     targets = {f"t{i}": bytearray(1 << 20) for i in range(8)}
-    threads = len(os.listdir("/proc/self/task"))
+    threads = thread_count()
     with windlass.open(path) as checkpoint:
         os.truncate(path, 5 << 20)
         with pytest.raises((TruncatedError, FileChangedError), match="undefined") as caught:
             list(checkpoint.iter_tensors(copy_into=targets, order=order))
     assert Path(caught.value.path) == path
     assert caught.value.tensor in targets
-    assert len(os.listdir("/proc/self/task")) == threads
+    assert_threads_end(threads)
 
 
 def test_a_stream_that_is_left_lets_its_targets_go(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [8 << 20]) for i in range(8)})
     make_cold(path)
-    before = len(os.listdir("/proc/self/task"))
+    before = thread_count()
     targets = {f"t{i}": bytearray(8 << 20) for i in range(8)}
     with windlass.iter_tensors(path, copy_into=targets) as stream:
         next(stream)
@@ -413,7 +423,7 @@ def test_a_stream_that_is_left_lets_its_targets_go(tmp_path: Path) -> None:
             targets["t0"].clear()
     for target in targets.values():
         target.clear()
-    assert len(os.listdir("/proc/self/task")) == before
+    assert_threads_end(before)
     targets = {f"t{i}": bytearray(8 << 20) for i in range(8)}
     for _ in windlass.iter_tensors(path, copy_into=targets):
         break
@@ -422,7 +432,7 @@ def test_a_stream_that_is_left_lets_its_targets_go(tmp_path: Path) -> None:
     # No read into the memory that is freed here is in flight.
     for target in targets.values():
         target.clear()
-    assert len(os.listdir("/proc/self/task")) == before
+    assert_threads_end(before)
 
 
 class DeviceMemory:

@@ -379,8 +379,8 @@ def test_ctrl_c_ends_a_load_that_waits_for_copies(tmp_path: Path) -> None:
     script = """
         import signal, sys, windlass
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        print("loading", flush=True)
         try:
+            print("loading", flush=True)
             windlass.load_file(sys.argv[1], "cuda", framework="raw")
         except KeyboardInterrupt:
             print("interrupted", flush=True)

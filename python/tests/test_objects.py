@@ -73,7 +73,11 @@ def test_a_second_load_comes_from_the_cache_of_the_node(
     # However full the drive is.
     monkeypatch.setenv("WINDLASS_CACHE_BYTES", "1GiB")
     windlass.load_file("s3://models/llama/", framework="numpy", store=store, cache=cache)
-    again = windlass.load_file("s3://models/llama/", framework="numpy", store=store, cache=cache)
+    # The end of a load waits for writes to the cache, but not for long.
+    for _ in range(10):
+        again = windlass.load_file("s3://models/llama/", framework="numpy", store=store, cache=cache)
+        if [carrier.route for carrier in again.report.carriers] == ["node-cache"]:
+            break
     monkeypatch.setenv("WINDLASS_CACHE", str(cache))
     streamed = windlass.iter_tensors("s3://models/llama/", framework="numpy", store=store, route="node-cache")
     for tensors in (again, dict(streamed)):
@@ -183,14 +187,20 @@ def test_a_model_of_the_hub_is_one_commit_and_its_cached_files_are_not_asked_for
 def test_ctrl_c_ends_an_opening_that_waits_for_a_server(tmp_path: Path) -> None:
     write_model(tmp_path / "model.safetensors", TENSORS)
     script = """
-        import os, signal, sys, windlass
+        import os, signal, sys, time, windlass
         signal.signal(signal.SIGINT, signal.default_int_handler)
         threads = len(os.listdir("/proc/self/task"))
-        print("started", flush=True)
         try:
+            print("started", flush=True)
             windlass.open(sys.argv[1], framework="raw")
         except KeyboardInterrupt:
-            assert len(os.listdir("/proc/self/task")) == threads
+            # A thread that was joined may be listed for a moment more.
+            for _ in range(3000):
+                if len(os.listdir("/proc/self/task")) <= threads:
+                    break
+                time.sleep(0.01)
+            else:
+                raise SystemExit("threads of the opening are left") from None
             print("interrupted")
         """
     with serving(tmp_path, "", "60000") as endpoint:
@@ -200,6 +210,6 @@ def test_ctrl_c_ends_an_opening_that_waits_for_a_server(tmp_path: Path) -> None:
             assert child.stdout.readline() == "started\n"
             time.sleep(0.5)
             child.send_signal(signal.SIGINT)
-            output, error = child.communicate(timeout=5)
+            output, error = child.communicate(timeout=40)
     assert child.returncode == 0, error
     assert output == "interrupted\n"

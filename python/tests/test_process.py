@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import windlass
-from conftest import make_cold, run, write_model
+from conftest import assert_threads_end, make_cold, run, thread_count, write_model
 
 
 def test_importing_windlass_imports_no_framework() -> None:
@@ -181,18 +181,19 @@ def test_many_threads_load_at_once(model: Path) -> None:
 
 
 def test_loads_leave_nothing_behind(model: Path) -> None:
-    def footprint() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
 
     windlass.load_file(model, framework="raw")
-    before = footprint()
+    before = descriptors(), thread_count()
     for _ in range(50):
         windlass.load_file(model, framework="raw")
         for _ in windlass.open(model, framework="raw"):
             break
         with pytest.raises(windlass.WindlassError):
             windlass.load_file(model, framework="raw", select="missing")
-    assert footprint() == before
+    assert descriptors() == before[0]
+    assert_threads_end(before[1])
 
 
 def test_a_signal_with_a_handler_does_not_disturb(tmp_path: Path) -> None:

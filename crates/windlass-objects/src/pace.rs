@@ -244,7 +244,7 @@ mod tests {
             Err(Fault::Again { why: "the server said status 503".into(), progressed: true, busy })
         });
         assert!(matches!(failed, Err(Problem::Unreliable { attempts: 1, .. })), "{failed:?}");
-        assert!(attempts == 1 && begun.elapsed() < Duration::from_secs(1));
+        assert!(attempts == 1 && begun.elapsed() < Duration::from_secs(30));
     }
 
     #[test]

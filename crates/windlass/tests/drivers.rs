@@ -227,6 +227,27 @@ fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// The next load looks how much memory is free.
+#[test]
+fn memory_for_kernels_is_free_again_when_a_load_has_ended() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, _) = mixed_model(directory.path());
+    for vendor in Vendor::ALL {
+        let options = staged(vendor).dtype(Dtype::F32).selection(Selection::all().select("large"));
+        // What a stream is told to free is freed this much later.
+        stand_in.set("JITTER_US=100000");
+        let loaded = windlass::load(&[&path], &options).unwrap();
+        let report = loaded.report();
+        let device = report.device.as_ref().unwrap();
+        assert!(device.scratch_bytes > 0, "{report}");
+        assert_eq!(vendor.count("device_bytes"), device.memory_bytes, "{report}");
+        stand_in.reset();
+        drop(loaded);
+        stand_in.assert_nothing_left(&format!("{vendor:?}"));
+    }
+}
+
 #[test]
 fn floats_are_converted_on_the_way_and_other_types_are_not() {
     let _stand_in = Turn::take();

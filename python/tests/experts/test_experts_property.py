@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -91,6 +92,10 @@ def test_random_requests_keep_bytes_and_budget(tmp_path: Path, seed: int) -> Non
     leases.clear()
     tensors.clear()
     store.set_budget(2 * SLOT_BYTES)
-    assert store.stats()["held_bytes"] <= 2 * SLOT_BYTES
+    # What nothing waits for any more is read to its end.
+    deadline = time.monotonic() + 30
+    while store.stats()["held_bytes"] > 2 * SLOT_BYTES:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert store.stats()["peak_bytes"] <= 9 * SLOT_BYTES + store.stats()["largest_batch_bytes"]
     assert refused < ROUNDS

@@ -115,7 +115,7 @@ def test_views_of_frameworks_show_the_bytes_and_keep_them(model: Path) -> None:
     torch = pytest.importorskip("torch")
     expected = expert_bytes(model)
     for framework in ("numpy", "torch"):
-        store = open_store(model, 2, framework=framework, timeout=0.3)
+        store = open_store(model, 2, framework=framework)
         with store.ensure(0, [1]) as lease:
             gate = lease[1]["gate"]
         assert gate.shape == (INNER, HIDDEN)
@@ -167,7 +167,8 @@ def test_a_ticket_tells_experts_that_are_ready(model: Path) -> None:
 
 
 def test_leases_that_hold_the_room_are_an_error_after_the_timeout(model: Path) -> None:
-    store = open_store(model, 1.2, timeout=0.2)
+    # Longer than a read takes.
+    store = open_store(model, 1.2, timeout=3)
     held = store.ensure(0, [1])
     other = store.ensure(0, [2])
     with pytest.raises(MemoryBudgetError, match="no room"):
@@ -363,9 +364,9 @@ def test_ctrl_c_ends_a_wait_for_room(model: Path) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         store = ExpertStore.open(sys.argv[1], budget=70000, framework="raw")
         held = [store.ensure(0, [1]), store.ensure(0, [2])]
-        print("started", flush=True)
         start = time.monotonic()
         try:
+            print("started", flush=True)
             store.ensure(0, [3])
         except KeyboardInterrupt:
             print("interrupted")

@@ -268,7 +268,7 @@ def test_a_wait_has_an_end_and_the_request_goes_on(slow: Callable[..., kv.Ticket
 
 
 def test_a_request_that_takes_too_long_keeps_its_memory(slow: Callable[..., kv.Ticket]) -> None:
-    ticket = slow(1, timeout=0.2)
+    ticket = slow(3, timeout=0.2)
     assert ticket.wait(30).statuses == ["timed_out"]
     assert not ticket.released(), "the device still copies"
     while not ticket.released():

@@ -37,6 +37,8 @@ def test_what_was_stored_is_loaded(open_store: OpenStore, size: int, route: str)
 @pytest.mark.parametrize("layout", ["segments", "files"])
 def test_a_far_tier_has_what_the_near_one_lacks(tmp_path: Path, policy: str, layout: str) -> None:
     far = {"root": tmp_path / "far", "capacity": "64MiB", "min_free": 0, "policy": policy, "layout": layout}
+    # More time than it needs.
+    far |= {"timeout": 60, "lookup_timeout": 20}
     options = {**SMALL_STORE, "far": far}
     (tmp_path / "far").mkdir()
     with kv.Store(tmp_path / "one", **options) as store:

@@ -1,6 +1,6 @@
 //! Faults of files and drives under a store: a lease has the right bytes, or there is none.
 
-use crate::kit::{EXPERTS, LAYERS, Model, budget_of, scripted};
+use crate::kit::{EXPERTS, LAYERS, Model, budget_of, scripted, until};
 use std::{
     fs,
     os::unix::fs::FileExt,
@@ -90,7 +90,8 @@ fn reads_that_come_short_or_fail_at_random_give_right_bytes_or_errors() {
             }
         });
         assert!(good > 0 && bad > 0, "{good} leases, {bad} errors, {} reads", script.reads());
-        assert!(store.stats().used_bytes <= store.stats().budget_bytes);
+        // A request that failed leaves the reads of its other expert.
+        until("the budget", || store.stats().used_bytes <= budget_of(4).budget_bytes);
     }
 }
 

@@ -45,8 +45,15 @@ fn open(
     ahead: usize,
     reader: ReaderOptions,
 ) -> windlass_experts::Result<LayerStream> {
+    open_with(dense, LayerOptions::default().budget_bytes(budget).ahead(ahead).timeout(LONG), reader)
+}
+
+fn open_with(
+    dense: &Dense,
+    options: LayerOptions,
+    reader: ReaderOptions,
+) -> windlass_experts::Result<LayerStream> {
     let reader = Arc::new(Reader::new(&reader).unwrap());
-    let options = LayerOptions::default().budget_bytes(budget).ahead(ahead).timeout(SHORT);
     LayerStream::new(&dense.checkpoint, &reader, &dense.layers, &options)
 }
 
@@ -119,7 +126,8 @@ fn a_pass_that_is_left_goes_on_where_it_was() {
 #[test]
 fn layers_that_are_held_end_the_stream_with_an_error_and_not_with_more_memory() {
     let dense = dense();
-    let mut stream = open(&dense, 2 * LAYER_BYTES, 1, ReaderOptions::default()).unwrap();
+    let options = LayerOptions::default().budget_bytes(2 * LAYER_BYTES).ahead(1).timeout(SHORT);
+    let mut stream = open_with(&dense, options, ReaderOptions::default()).unwrap();
     let held: Vec<Layer> = (0..2).map(|_| stream.next_layer().unwrap()).collect();
     let error = stream.next_layer().unwrap_err();
     assert!(matches!(error, Error::NoRoom { .. }), "{error:?}");

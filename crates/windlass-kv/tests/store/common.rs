@@ -298,8 +298,10 @@ impl Tiers {
     }
 }
 
+/// It has more time than it ever needs. Tests of a far tier that hangs give it less.
 pub(crate) fn far_options(root: &Path, layout: LayoutKind) -> FarOptions {
-    FarOptions::new(root).capacity_bytes(CAPACITY).min_free_bytes(0).layout(layout)
+    let far = FarOptions::new(root).capacity_bytes(CAPACITY).min_free_bytes(0).layout(layout);
+    far.timeout(Duration::from_secs(60)).lookup_timeout(Duration::from_secs(20))
 }
 
 pub(crate) fn near_options(root: &Path, far: FarOptions) -> StoreOptions {

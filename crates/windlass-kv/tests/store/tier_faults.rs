@@ -246,8 +246,10 @@ fn a_far_tier_that_never_lets_go_takes_no_more_than_its_share() {
     assert_eq!(far_stats(&store).outages, 2);
     tiers.script.clear();
     gate.open();
-    eventually("it is opened again", || far_stats(&store).is_up);
-    assert_eq!(end(&begin_store(&blocks, "last", SHAPE, 0..2)).far_missing, 0);
+    // It has little time for each store, and may take more.
+    eventually("it is opened again and written to", || {
+        end(&begin_store(&blocks, "last", SHAPE, 0..2)).far_missing == 0
+    });
 }
 
 #[test]

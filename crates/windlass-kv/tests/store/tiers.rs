@@ -111,8 +111,10 @@ fn closing_says_what_was_not_written_back() {
 /// Nothing of the near tier waits for a far tier that hangs, and nothing is wrong when that goes on.
 #[test]
 fn the_near_tier_does_not_notice_that_the_far_one_hangs() {
+    /// Far longer than the near tier takes.
+    const TIMEOUT: Duration = Duration::from_secs(3);
     each_far_layout(|tiers, far| {
-        let store = tiers.open("near", far.timeout(TIMEOUT));
+        let store = tiers.open("near", far.timeout(TIMEOUT).lookup_timeout(TIMEOUT));
         let blocks = namespace(&store);
         put(&blocks, "both", SHAPE);
         assert_eq!(blocks.lookup(&["both"]).unwrap(), [true]);

@@ -68,19 +68,23 @@ impl Pool {
     }
 }
 
-/// Closes connections in time, until there are none.
+/// Closes connections in time, until none is kept for as long as one may be. A connection that carries a request comes back:
+/// a thread that ended as soon as it found none would have to be started again for each request.
 fn watch(pool: &Weak<Pool>) {
+    let mut was_empty = false;
     while let Some(own) = pool.upgrade() {
         let mut state = own.lock();
         state.connections.retain(|(_, since)| since.elapsed() < own.keep_for);
-        let Some(oldest) = state.connections.iter().map(|(_, since)| *since).min() else {
+        let oldest = state.connections.iter().map(|(_, since)| *since).min();
+        if was_empty && oldest.is_none() {
             state.is_watched = false;
             return;
-        };
-        let pause = (oldest + own.keep_for).saturating_duration_since(Instant::now());
+        }
+        was_empty = oldest.is_none();
+        let until = oldest.unwrap_or_else(Instant::now) + own.keep_for;
         drop(state);
         drop(own);
-        thread::sleep(pause);
+        thread::sleep(until.saturating_duration_since(Instant::now()));
     }
 }
 
@@ -111,6 +115,29 @@ mod tests {
             assert!(pool.0.lock().is_watched);
             server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             assert_eq!(server.read(&mut [0]).unwrap(), 0, "the connection is still open");
+        }
+    }
+
+    /// Where the system gives no more threads, a connection that comes back is kept all the same.
+    #[test]
+    fn the_thread_stays_while_connections_carry_requests() {
+        let pool = IdlePool::new(2, Duration::from_secs(60));
+        let (connection, _server) = connected();
+        pool.keep(connection);
+        let _carries_a_request = pool.take().unwrap();
+        thread::sleep(Duration::from_millis(50));
+        assert!(pool.0.lock().is_watched);
+    }
+
+    #[test]
+    fn the_thread_ends_when_no_connection_comes_back() {
+        let pool = IdlePool::new(2, Duration::from_millis(100));
+        let (connection, _server) = connected();
+        pool.keep(connection);
+        let until = Instant::now() + Duration::from_secs(60);
+        while pool.0.lock().is_watched {
+            assert!(Instant::now() < until, "the thread stays");
+            thread::sleep(Duration::from_millis(10));
         }
     }
 

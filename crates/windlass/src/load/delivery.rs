@@ -333,6 +333,12 @@ impl Drop for Delivery {
         if self.in_doubt.load(Ordering::Relaxed) {
             // What copies may still write to is leaked, whichever allocator lent it.
             std::mem::forget((std::mem::take(&mut self.fills), self.scratch.take()));
+        } else if self.scratch.take().is_some() {
+            // It is freed in the order of the stream. The next load looks how much memory is free, so the device has it
+            // back before this load has ended. Copies are done, so that this waits for nothing else.
+            if let Err(error) = self.queue.synchronize() {
+                tracing::warn!(%error, "memory of a load may be freed later");
+            }
         }
     }
 }

@@ -15,8 +15,13 @@ pub fn in_child(test: &str) -> bool {
     is_child
 }
 
+/// What the process that runs this test tells it; `None` if it is no child.
+pub fn case() -> Option<String> {
+    std::env::var(CHILD).ok()
+}
+
 /// Runs the test in a child, which learns that it is one, and of which case.
-fn run_again(test: &str, case: &str) {
+pub fn run_again(test: &str, case: &str) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env(CHILD, case)

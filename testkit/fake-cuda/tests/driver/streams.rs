@@ -124,15 +124,15 @@ fn host_functions_run_in_order_and_may_not_call_the_driver() {
 
 #[test]
 fn copies_can_be_slow() {
-    let session = Session::configured(&["COPY_MIB_S=100"]);
+    let session = Session::configured(&["COPY_MIB_S=1"]);
     let stream = session.stream();
     let source = session.pinned(&[0; 1 << 20]);
     let destination = session.allocate(1 << 20);
     let begin = Instant::now();
     assert_eq!(session.cuMemcpyHtoDAsync_v2(destination, source.as_ptr(), 1 << 20, stream), 0);
-    assert!(begin.elapsed() < Duration::from_millis(8), "the call doesn't wait");
+    assert!(begin.elapsed() < Duration::from_millis(900), "the call doesn't wait");
     assert_eq!(session.cuStreamSynchronize(stream), 0);
-    assert!(begin.elapsed() >= Duration::from_millis(10));
+    assert!(begin.elapsed() >= Duration::from_secs(1));
 }
 
 #[test]

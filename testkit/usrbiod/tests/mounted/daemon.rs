@@ -27,6 +27,9 @@ const STALL: Faults = Faults {
     version_ahead: 0,
 };
 
+/// Far longer than it takes to find out, and far shorter than reads may take by default.
+const SOON: Duration = Duration::from_secs(10);
+
 /// One read is under way, and does not end.
 fn reading(fixture: &Fixture, client: Client, options: &RingOptions) -> Session {
     let path = fixture.write("file", 100_000);
@@ -39,24 +42,23 @@ fn reading(fixture: &Fixture, client: Client, options: &RingOptions) -> Session 
 }
 
 #[test]
-fn a_daemon_that_is_killed_is_dead_within_a_second() {
+fn a_daemon_that_is_killed_is_dead_soon() {
     for client in clients() {
         let Some(mut fixture) = Fixture::start() else { return };
         let mut session = reading(&fixture, client, &RingOptions::default());
         fixture.daemon.kill().unwrap();
-        let error = fails_within(Duration::from_secs(1), || session.drain());
+        let error = fails_within(SOON, || session.drain());
         assert!(matches!(error, Error::DaemonDead { .. }), "{error}");
         // So says everything from now on, and nothing hangs.
-        let again = fails_within(Duration::from_secs(1), || session.ring.submit());
+        let again = fails_within(SOON, || session.ring.submit());
         assert!(matches!(again, Error::DaemonDead { .. }), "{again}");
         assert!(matches!(session.mount.check(), Err(Error::DaemonDead { .. })));
         let options = IovOptions::default().len(4096);
-        let error = fails_within(Duration::from_secs(1), || session.mount.create_iov(&options));
+        let error = fails_within(SOON, || session.mount.create_iov(&options));
         assert!(matches!(error, Error::DaemonDead { .. }), "{error}");
-        let error = fails_within(Duration::from_secs(1), || session.mount.open_file(&fixture.path("other")));
+        let error = fails_within(SOON, || session.mount.open_file(&fixture.path("other")));
         assert!(matches!(error, Error::DaemonDead { .. }), "{error}");
-        let error =
-            fails_within(Duration::from_secs(1), || Mount::open(&fixture.path("file"), Client::Native));
+        let error = fails_within(SOON, || Mount::open(&fixture.path("file"), Client::Native));
         assert!(matches!(error, Error::DaemonDead { .. }), "{error}");
     }
 }
@@ -82,7 +84,7 @@ fn a_daemon_that_was_restarted_no_longer_knows_the_ring() {
     for client in clients() {
         let mut session = reading(&fixture, client.clone(), &RingOptions::default());
         fixture.daemon.restart().unwrap();
-        let error = fails_within(Duration::from_secs(1), || session.drain());
+        let error = fails_within(SOON, || session.drain());
         assert!(matches!(error, Error::DaemonRestarted { .. }), "{error}");
         let error = session.mount.create_ring(&RingOptions::default()).unwrap_err();
         assert!(matches!(error, Error::DaemonRestarted { .. }), "{error}");
@@ -100,7 +102,7 @@ fn a_daemon_that_hangs_altogether_is_given_up_in_time() {
         let options = RingOptions::default().stall_limit(limit);
         let mut session = reading(&fixture, client, &options);
         fixture.daemon.pause().unwrap();
-        let error = fails_within(Duration::from_secs(2), || session.drain());
+        let error = fails_within(SOON, || session.drain());
         fixture.daemon.resume().unwrap();
         assert!(matches!(error, Error::Timeout { limit: named, .. } if named == limit), "{error}");
     }
@@ -190,7 +192,7 @@ fn a_buffer_that_was_removed_is_missed() {
         for key in fixture.daemon.registrations().unwrap() {
             std::fs::remove_file(fixture.path("3fs-virt/iovs").join(key)).unwrap();
         }
-        let error = fails_within(Duration::from_secs(1), || session.drain());
+        let error = fails_within(SOON, || session.drain());
         assert!(matches!(error, Error::IovRemoved { .. }), "{error}");
         fixture.daemon.behave(Faults::default()).unwrap();
     }
