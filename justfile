@@ -185,6 +185,20 @@ capi prefix="dist/capi" libdir="lib":
 test-capi:
     {{ quick }} cargo test --quiet --package windlass-capi --test installed -- --ignored
 
+# Needs Go 1.19 or later, a C compiler and pkg-config. Not part of `test`, as not every machine has Go.
+# Build the C library into target/capi, vet the Go package, and run its tests with the race detector.
+test-go *arguments:
+    @for tool in go gofmt cc pkg-config; do \
+        command -v "$tool" > /dev/null || { \
+            echo "test-go needs $tool: apt-get install golang gcc pkg-config, or Go from https://go.dev/dl" >&2; exit 1; }; \
+    done
+    {{ quick }} "{{ just_executable() }}" --justfile "{{ justfile() }}" capi '{{ justfile_directory() }}/target/capi'
+    cd go/windlass && unformatted=$(gofmt -l .) && test -z "$unformatted" || { echo "gofmt: $unformatted" >&2; exit 1; }
+    cd go/windlass && \
+        export PKG_CONFIG_PATH='{{ justfile_directory() }}/target/capi/lib/pkgconfig' \
+            LD_LIBRARY_PATH='{{ justfile_directory() }}/target/capi/lib' && \
+        go vet ./... && go test -race "$@" ./...
+
 # Write the C header anew; after changes of the C ABI.
 capi-header:
     WINDLASS_UPDATE_HEADER=1 cargo test --quiet --package windlass-capi --test abi the_header
