@@ -6,7 +6,7 @@
 //! the lock would wait for ever.
 
 use arc_swap::ArcSwap;
-use pyo3::prelude::*;
+use pyo3::{exceptions::PyValueError, prelude::*};
 use std::{
     collections::VecDeque,
     fmt::Write as _,
@@ -43,15 +43,17 @@ static LOG: LazyLock<ArcSwap<Log>> = LazyLock::new(ArcSwap::default);
 static IS_COMMAND: AtomicBool = AtomicBool::new(false);
 
 /// Sends events from now on to `logging`. `directives` are in the form of the variable `WINDLASS_LOG`; without any, what
-/// windlass warns of and informs of is sent.
+/// windlass warns of and informs of is sent. A `ValueError` says which directive has no meaning.
 #[pyfunction]
-pub(crate) fn start_log(directives: Option<&str>) {
-    let filter = EnvFilter::try_new(directives.unwrap_or("windlass=info")).unwrap_or_default();
+pub(crate) fn start_log(directives: Option<&str>) -> PyResult<()> {
+    let filter = EnvFilter::try_new(directives.unwrap_or("windlass=info"))
+        .map_err(|error| PyValueError::new_err(error.to_string()))?;
     let queue = Queue { least_of_command: if directives.is_some() { Level::TRACE } else { Level::ERROR } };
     // One that was set before stays.
     let _ = tracing::subscriber::set_global_default(
         tracing_subscriber::registry().with(queue.with_filter(filter)),
     );
+    Ok(())
 }
 
 /// Writes events to standard error from now on, as the program of the command does.

@@ -64,6 +64,12 @@ def test_what_logging_does_not_want_is_left_out(model: Path) -> None:
     assert "load failed" not in run(wanted, model, WINDLASS_LOG="debug")
 
 
+def test_a_variable_without_meaning_is_named_and_ignored(model: Path) -> None:
+    text = run("fail(sys.argv[1])", model, WINDLASS_LOG="windlass=loud")
+    assert text.startswith("WINDLASS_LOG=windlass=loud is ignored: ")
+    assert "load failed" not in text
+
+
 def test_without_the_variable_debugging_is_left_out(model: Path) -> None:
     assert "load failed" not in run("logging.basicConfig(level='DEBUG'); fail(sys.argv[1])", model)
 

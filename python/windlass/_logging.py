@@ -40,11 +40,16 @@ def start() -> None:
     """Sends the engine's events to ``logging``."""
     logging.addLevelName(5, "TRACE")
     wanted = os.environ.get("WINDLASS_LOG")
+    try:
+        _native.start_log(wanted or None)
+    except ValueError as error:
+        _native.start_log(None)
+        logger.warning("WINDLASS_LOG=%s is ignored: %s", wanted, error)
+        wanted = None
     if wanted:
         # The variable chooses: the logger lets through all that it names.
         logger.setLevel(1)
         logger.addHandler(_Stderr())
-    _native.start_log(wanted or None)
     atexit.register(_native.stop_log)
     os.register_at_fork(
         before=_native.pause_log, after_in_parent=_native.resume_log, after_in_child=_native.reset_log

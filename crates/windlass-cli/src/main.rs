@@ -1,13 +1,28 @@
 //! The program of the `windlass` command.
 #![forbid(unsafe_code)]
 
-use std::{env, process::ExitCode};
+use std::{
+    env,
+    io::{self, Write as _},
+    process::ExitCode,
+};
+use tracing_subscriber::EnvFilter;
 use windlass_cli::Invocation;
 
 fn main() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("WINDLASS_LOG").unwrap_or_default();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_env_filter(filter()).with_writer(io::stderr).init();
     let program = env::current_exe().into_iter().map(Into::into).collect();
     let arguments = env::args_os().skip(1).collect();
     windlass_cli::run(&Invocation { program, arguments }).into()
+}
+
+/// What `WINDLASS_LOG` asks for. A value that has no meaning is named on standard error, and counts as unset.
+fn filter() -> EnvFilter {
+    let Some(wanted) = env::var_os("WINDLASS_LOG") else { return EnvFilter::default() };
+    let wanted = wanted.to_string_lossy();
+    EnvFilter::try_new(&wanted).unwrap_or_else(|error| {
+        // If nothing listens, there is no one to tell.
+        let _ = writeln!(io::stderr(), "windlass: WINDLASS_LOG={wanted} is ignored: {error}");
+        EnvFilter::default()
+    })
 }

@@ -603,6 +603,20 @@ fn lenient_takes_safetensors_with_padding() {
     assert_eq!(ok(&["verify", "--lenient"], &model.path), digests);
 }
 
+#[test]
+fn a_log_filter_without_meaning_is_named_and_ignored() {
+    let model = Model::new();
+    let output = Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .env("WINDLASS_LOG", "windlass=loud")
+        .arg("inspect")
+        .arg(&model.path)
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.starts_with("windlass: WINDLASS_LOG=windlass=loud is ignored: "), "{message}");
+}
+
 /// Runs the command against a store, whose keys the environment has.
 fn with_store(server: &objectd::Server, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_windlass"))
