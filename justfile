@@ -121,6 +121,18 @@ advisories: lint-tools
 check-windows:
     testkit/windows/check.sh
 
+# Build the site of the documentation in target/docs/site. A link that leads nowhere is an error.
+docs: (site "build")
+
+# Show the site of the documentation at http://127.0.0.1:8000.
+docs-serve: (site "serve")
+
+[private]
+site command: venv
+    '{{ bin }}/pip' install --quiet -r docs/site/requirements.txt
+    '{{ bin }}/python' docs/site/assemble.py target/docs/pages
+    '{{ bin }}/mkdocs' {{ command }} --strict --config-file docs/site/mkdocs.yml
+
 # Rewrite sources in the project's format.
 format: lint-tools
     cargo fmt --all

@@ -1,8 +1,9 @@
 """windlass moves tensors from storage to memory at the speed of the hardware, and reports how.
 
->>> import windlass
->>> tensors = windlass.load_file("model.safetensors")  # doctest: +SKIP
->>> print(tensors.report)  # doctest: +SKIP
+Examples:
+    >>> import windlass
+    >>> tensors = windlass.load_file("model.safetensors")  # doctest: +SKIP
+    >>> print(tensors.report)  # doctest: +SKIP
 """
 
 from __future__ import annotations
