@@ -156,6 +156,10 @@ model iterations="20000":
 soak-executor seconds="600":
     WINDLASS_SOAK_SECONDS={{ seconds }} cargo test --package windlass-io --test executor soak -- --ignored --nocapture
 
+# Use a store of experts from many threads, with faults, cancellations and a small budget, for so many seconds.
+soak-experts seconds="600":
+    WINDLASS_SOAK_SECONDS={{ seconds }} cargo test --package windlass-experts --test experts soak -- --ignored --nocapture
+
 # Those that open files are left out: Miri starts no programs, and opens no file without waiting.
 # Run the pure modules under Miri. Needs a nightly toolchain with the component miri.
 miri:

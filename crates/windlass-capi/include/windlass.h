@@ -665,7 +665,8 @@ windlass_status windlass_experts_open(const windlass_catalog *catalog,
                                       const windlass_experts_options *options,
                                       windlass_experts **store);
 
-// Frees a store. Its leases stay, and keep what they hold. NULL is fine.
+// Frees a store, and the memory that no lease holds. Its leases stay valid; each frees its memory when it is freed. NULL is
+// fine.
 //
 // What the caller promises:
 // `store` must come from `windlass_experts_open`, and not be in use nor have been freed.

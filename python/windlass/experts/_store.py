@@ -211,7 +211,13 @@ class ExpertStore:
         return stats
 
     def close(self) -> None:
-        """Closes the store. Its memory is given back once no lease and no tensor of it is held."""
+        """Closes the store, and frees the memory of all experts and tensors that nothing holds.
+
+        It waits for reads that are under way. Leases, tickets and tensors stay valid. Each keeps the experts of its
+        request in memory, and frees them as it goes. No budget counts that memory any more: a store that is opened
+        next takes its own budget beside it. To be sure that all is free, drop leases and tensors first. With
+        ``device_slots`` all slots are one allocation, which is freed with the last of them.
+        """
         self._native = None
 
     def __enter__(self) -> Self:

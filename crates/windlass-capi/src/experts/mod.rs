@@ -117,7 +117,8 @@ pub unsafe extern "C" fn windlass_experts_open(
     unsafe { handle::make(store, open) }
 }
 
-/// Frees a store. Its leases stay, and keep what they hold. NULL is fine.
+/// Frees a store, and the memory that no lease holds. Its leases stay valid; each frees its memory when it is freed. NULL is
+/// fine.
 ///
 /// # Safety
 /// `store` must come from [`windlass_experts_open`], and not be in use nor have been freed.

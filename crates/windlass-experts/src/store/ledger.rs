@@ -147,6 +147,8 @@ pub(super) struct Ledger<F> {
     wakes: bool,
     /// Whether `take_wake` has told that the policy has panicked.
     has_told_panic: bool,
+    /// Whether what is not pinned is evicted at once.
+    is_draining: bool,
     events: Events,
     counts: Counts,
 }
@@ -177,6 +179,7 @@ impl<F: Clone> Ledger<F> {
             unused_bytes: 0,
             wakes: false,
             has_told_panic: false,
+            is_draining: false,
             events,
             counts: Counts::default(),
         }
@@ -385,6 +388,19 @@ impl<F: Clone> Ledger<F> {
         self.admit(commands);
     }
 
+    /// Evicts what is not pinned, now and as requests end. Prefetches that have not begun are cancelled.
+    pub(super) fn drain(&mut self, commands: &mut Vec<Command>) {
+        self.is_draining = true;
+        self.cancel_prefetches(|_| true, commands);
+        self.trim(commands);
+        self.admit(commands);
+    }
+
+    /// Whether a unit is being read that no request pins.
+    pub(super) fn is_reading_unpinned(&self) -> bool {
+        self.units.iter().any(|state| state.pins == 0 && matches!(state.phase, Phase::Loading { .. }))
+    }
+
     /// Evicts units that are resident and not pinned. Returns how many.
     pub(super) fn evict_all(&mut self, units: &[usize], commands: &mut Vec<Command>) -> usize {
         let mut evicted = 0;
@@ -412,6 +428,11 @@ impl<F: Clone> Ledger<F> {
 
     pub(super) fn budget(&self) -> u64 {
         self.limits.budget
+    }
+
+    /// Bytes of memory that may be kept without a unit in it.
+    pub(super) fn keep_bytes(&self) -> u64 {
+        if self.is_draining { 0 } else { self.limits.budget }
     }
 
     /// Bytes of units that have room.
@@ -640,6 +661,14 @@ impl<F: Clone> Ledger<F> {
 
     /// Evicts until the budget holds, as far as units are not pinned.
     fn trim(&mut self, commands: &mut Vec<Command>) {
+        if self.is_draining {
+            // A policy that has panicked names no victim.
+            for unit in 0..self.units.len() {
+                if is_evictable(&self.units[unit]) {
+                    self.evict(unit, commands);
+                }
+            }
+        }
         while self.used > self.limits.budget
             && let Some(victim) = self.victim(|_| true, true)
         {

@@ -66,8 +66,18 @@ const DEFAULT_BATCH: u64 = 8;
 /// [`Error::Engine`] with [`windlass::Error::Forked`] there.
 ///
 /// A lease pins what it holds; what is not pinned is evicted as the [`Policy`] says.
+///
+/// Dropping the last clone of a store evicts what no lease or ticket holds, and gives its memory back. It waits for reads
+/// that are under way. Leases and tickets stay valid: each gives its memory back as it is dropped. The budget of another store
+/// does not count that memory.
 #[derive(Clone, Debug)]
 pub struct Store {
+    door: Arc<Door>,
+}
+
+/// What the clones of a store share, and its leases do not.
+#[derive(Debug)]
+struct Door {
     shared: Arc<Shared>,
 }
 
@@ -142,17 +152,17 @@ impl Store {
         let (options, visits) = (options.clone(), Mutex::default());
         let process = std::process::id();
         let shared = Shared { monitor, catalog, options, visits, process, largest, token_cycle_bytes };
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { door: Arc::new(Door { shared: Arc::new(shared) }) })
     }
 
     /// What it streams.
     pub fn catalog(&self) -> &Arc<ExpertCatalog> {
-        &self.shared.catalog
+        &self.door.shared.catalog
     }
 
     /// What it reads by, for [rows](crate::rows) and [layers](crate::layers) of the same model.
     pub fn reader(&self) -> &Arc<Reader> {
-        self.shared.monitor.io().reader()
+        self.door.shared.monitor.io().reader()
     }
 
     /// Makes experts of a layer resident, and waits for them as long as [`StoreOptions::timeout`].
@@ -174,7 +184,7 @@ impl Store {
     pub fn ensure_async(&self, layer: u32, experts: &[u32]) -> Result<Ticket> {
         let units = self.positions(layer, experts)?;
         self.request(units, |ledger| {
-            let mut visits = lock(&self.shared.visits);
+            let mut visits = lock(&self.door.shared.visits);
             if !visits.observed.contains(&layer) {
                 let chosen: BTreeSet<u32> = experts.iter().copied().collect();
                 let weight = 1.0 / chosen.len().max(1) as f32;
@@ -212,10 +222,10 @@ impl Store {
     /// [`Error::NoSuchLayer`], [`Error::NoSuchExpert`], [`Error::Closed`].
     pub fn observe(&self, layer: u32, experts: &[(u32, f32)]) -> Result<()> {
         for (expert, _) in experts {
-            self.shared.catalog.expert_position(ExpertId { layer, expert: *expert })?;
+            self.door.shared.catalog.expert_position(ExpertId { layer, expert: *expert })?;
         }
-        self.shared.monitor()?.change(|ledger, _| {
-            let mut visits = lock(&self.shared.visits);
+        self.door.shared.monitor()?.change(|ledger, _| {
+            let mut visits = lock(&self.door.shared.visits);
             visits.observed.insert(layer);
             ledger.visit(layer, experts);
             ledger.counts_mut().tokens += u64::from(visits.note(layer));
@@ -232,7 +242,7 @@ impl Store {
     /// [`Error::NoSuchLayer`], [`Error::NoSuchExpert`], [`Error::Closed`].
     pub fn prefetch(&self, layer: u32, experts: &[u32], deadline: Option<Instant>) -> Result<()> {
         let units = self.positions(layer, experts)?;
-        self.shared.monitor()?.change(|ledger, commands| {
+        self.door.shared.monitor()?.change(|ledger, commands| {
             self.check_open(ledger)?;
             ledger.prefetch(&units, deadline, commands);
             Ok(())
@@ -242,7 +252,7 @@ impl Store {
     /// Drops prefetches of layers before `layer` that have not begun. These include prefetches of the next token's first
     /// layers: make those after the call.
     pub fn cancel_before(&self, layer: u32) {
-        let Ok(monitor) = self.shared.monitor() else { return };
+        let Ok(monitor) = self.door.shared.monitor() else { return };
         monitor.change(|ledger, commands| {
             let is_before = |entry: Entry| entry.expert.is_some_and(|expert| expert.layer < layer);
             ledger.cancel_prefetches(is_before, commands);
@@ -254,8 +264,8 @@ impl Store {
     /// # Errors
     /// [`Error::BudgetTooSmall`]; [`Error::InvalidOption`] if the backing has less memory; [`Error::Closed`].
     pub fn set_budget(&self, budget_bytes: u64) -> Result<()> {
-        let Shared { largest, token_cycle_bytes, .. } = &*self.shared;
-        let monitor = self.shared.monitor()?;
+        let Shared { largest, token_cycle_bytes, .. } = &*self.door.shared;
+        let monitor = self.door.shared.monitor()?;
         let memory = monitor.io().memory();
         if budget_bytes > memory.max_budget_bytes() {
             let reason = format!("{} bytes were allocated for slots at the start", memory.max_budget_bytes());
@@ -277,8 +287,8 @@ impl Store {
     /// # Errors
     /// [`Error::NoSuchLayer`], [`Error::NoSuchExpert`].
     pub fn is_resident(&self, id: ExpertId) -> Result<bool> {
-        let unit = self.shared.catalog.expert_position(id)?;
-        Ok(self.shared.monitor()?.look(|ledger| ledger.is_resident(unit)))
+        let unit = self.door.shared.catalog.expert_position(id)?;
+        Ok(self.door.shared.monitor()?.look(|ledger| ledger.is_resident(unit)))
     }
 
     /// Whether a dense tensor is resident.
@@ -286,8 +296,8 @@ impl Store {
     /// # Errors
     /// [`Error::NoSuchTensor`].
     pub fn is_tensor_resident(&self, name: &str) -> Result<bool> {
-        let unit = self.shared.catalog.dense_position(name)?;
-        Ok(self.shared.monitor()?.look(|ledger| ledger.is_resident(unit)))
+        let unit = self.door.shared.catalog.dense_position(name)?;
+        Ok(self.door.shared.monitor()?.look(|ledger| ledger.is_resident(unit)))
     }
 
     /// Evicts experts that are resident and not leased. Returns how many.
@@ -296,7 +306,7 @@ impl Store {
     /// [`Error::NoSuchLayer`], [`Error::NoSuchExpert`].
     pub fn evict(&self, layer: u32, experts: &[u32]) -> Result<usize> {
         let units = self.positions(layer, experts)?;
-        Ok(self.shared.monitor()?.change(|ledger, commands| ledger.evict_all(&units, commands)))
+        Ok(self.door.shared.monitor()?.change(|ledger, commands| ledger.evict_all(&units, commands)))
     }
 
     /// Evicts dense tensors that are resident and not leased. Returns how many.
@@ -305,15 +315,15 @@ impl Store {
     /// [`Error::NoSuchTensor`].
     pub fn evict_tensors<S: AsRef<str>>(&self, names: &[S]) -> Result<usize> {
         let units = self.tensor_positions(names)?;
-        Ok(self.shared.monitor()?.change(|ledger, commands| ledger.evict_all(&units, commands)))
+        Ok(self.door.shared.monitor()?.change(|ledger, commands| ledger.evict_all(&units, commands)))
     }
 
     /// Takes the changes of residency since the last call, oldest first, and the number of older ones that were lost because
     /// there were more than [`StoreOptions::events`].
     pub fn take_events(&self) -> (Vec<ResidencyEvent>, u64) {
-        let Ok(monitor) = self.shared.monitor() else { return (Vec::new(), 0) };
+        let Ok(monitor) = self.door.shared.monitor() else { return (Vec::new(), 0) };
         let (events, lost) = monitor.look(Ledger::take_events);
-        let units = self.shared.catalog.units();
+        let units = self.door.shared.catalog.units();
         let events =
             events.into_iter().map(|(unit, change)| ResidencyEvent { unit: units[unit].id(), change });
         (events.collect(), lost)
@@ -321,11 +331,11 @@ impl Store {
 
     /// What it has done since it was opened, and what it holds. A child of `fork` learns only the backing.
     pub fn stats(&self) -> StoreStats {
-        let Shared { options, .. } = &*self.shared;
-        let Ok(monitor) = self.shared.monitor() else {
+        let Shared { options, .. } = &*self.door.shared;
+        let Ok(monitor) = self.door.shared.monitor() else {
             return StoreStats { backing: options.backing.name(), ..StoreStats::default() };
         };
-        let token_cycle_bytes = self.shared.token_cycle_bytes;
+        let token_cycle_bytes = self.door.shared.token_cycle_bytes;
         monitor.look(|ledger| {
             let counts = ledger.counts().clone();
             StoreStats {
@@ -359,23 +369,23 @@ impl Store {
     /// expert `e` lies `e` slices further. Only slices of leased experts may be read. `None` for other backings, and if no
     /// expert has a part in a tensor of this name.
     pub fn tensor_address(&self, name: &str) -> Option<u64> {
-        let Shared { monitor, catalog, .. } = &*self.shared;
+        let Shared { monitor, catalog, .. } = &*self.door.shared;
         let part = catalog.units().iter().flat_map(Unit::parts).find(|part| &*part.tensor == name)?;
         monitor.io().memory().tensor_address(part)
     }
 
     fn positions(&self, layer: u32, experts: &[u32]) -> Result<Vec<usize>> {
         let position =
-            |expert: &u32| self.shared.catalog.expert_position(ExpertId { layer, expert: *expert });
+            |expert: &u32| self.door.shared.catalog.expert_position(ExpertId { layer, expert: *expert });
         // An empty list asks for a layer that must be there all the same.
         if experts.is_empty() {
-            self.shared.catalog.expert_position(ExpertId { layer, expert: 0 })?;
+            self.door.shared.catalog.expert_position(ExpertId { layer, expert: 0 })?;
         }
         experts.iter().map(position).collect()
     }
 
     fn tensor_positions<S: AsRef<str>>(&self, names: &[S]) -> Result<Vec<usize>> {
-        names.iter().map(|name| self.shared.catalog.dense_position(name.as_ref())).collect()
+        names.iter().map(|name| self.door.shared.catalog.dense_position(name.as_ref())).collect()
     }
 
     /// Requests units. `visit` tells the policy, once it is known that the request is taken.
@@ -387,10 +397,11 @@ impl Store {
         let mut distinct = units.clone();
         distinct.sort_unstable();
         distinct.dedup();
-        let monitor = self.shared.monitor()?;
+        let monitor = self.door.shared.monitor()?;
         let memory = monitor.io().memory();
         let id = monitor.change(|ledger, commands| {
-            let is_dense = distinct.first().is_some_and(|unit| *unit >= self.shared.catalog.experts().len());
+            let is_dense =
+                distinct.first().is_some_and(|unit| *unit >= self.door.shared.catalog.experts().len());
             let taken = ledger.check(&distinct).and_then(|()| {
                 visit(ledger);
                 ledger.request(distinct, commands)
@@ -400,15 +411,29 @@ impl Store {
                     let (slots, dense) = (memory.max_budget_bytes(), memory.max_dense_bytes());
                     Error::BatchTooLarge { needed, capacity: if is_dense { dense } else { slots } }
                 }
-                Refusal::Closed => self.shared.closed(ledger),
+                Refusal::Closed => self.door.shared.closed(ledger),
             })
         })?;
-        Ok(Ticket::new(Held::new(self.shared.clone(), id, units)))
+        Ok(Ticket::new(Held::new(self.door.shared.clone(), id, units)))
     }
 
     /// Fails if the policy has panicked.
     fn check_open(&self, ledger: &Ledger<reading::Failure>) -> Result<()> {
-        ledger.policy_panic().map_or(Ok(()), |_| Err(self.shared.closed(ledger)))
+        ledger.policy_panic().map_or(Ok(()), |_| Err(self.door.shared.closed(ledger)))
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        // Without a lease or ticket all of it is dropped anyway, and without a store there will be no other.
+        if Arc::strong_count(&self.shared) == 1 {
+            return;
+        }
+        // In a child of `fork` the lock may be held by a thread that is not there.
+        let Ok(monitor) = self.shared.monitor() else { return };
+        monitor.drain();
+        // Without an eviction no release has trimmed it.
+        monitor.io().memory().trim(0);
     }
 }
 

@@ -299,6 +299,16 @@ fn prefetches_come_to_demand_or_go() {
 }
 
 #[test]
+fn a_store_that_is_drained_serves_what_was_requested_and_keeps_nothing() {
+    let drains: fn(&Model) = |model| {
+        model.change(|ledger, commands| ledger.prefetch(&[0, 3], None, commands));
+        model.drain();
+        assert!(model.look(|ledger| !ledger.is_resident(3)));
+    };
+    check(ALL_WELL, 8 * COST, vec![drains, |model| lease(model, &[0, 2]).unwrap()]);
+}
+
+#[test]
 fn a_failure_reaches_all_who_wait_and_no_other() {
     const ONE_FAILS: &[Fate] = &[Fate::Delivers, Fate::Fails, Fate::Delivers, Fate::Delivers];
     let fails: fn(&Model) = |model| assert_eq!(lease(model, &[0, 1]), Err(1));

@@ -167,6 +167,20 @@ impl<I: Io> Monitor<I> {
         result
     }
 
+    /// Gives back the room of all units that no request pins, now and as requests end. Waits for reads of such units that are
+    /// under way.
+    pub(super) fn drain(&self) {
+        self.change(Ledger::drain);
+        loop {
+            // Before the look: what changes after it ends the wait.
+            let epoch = self.signal.epoch();
+            if !self.look(|ledger| ledger.is_reading_unpinned()) {
+                return;
+            }
+            self.signal.wait(epoch, None);
+        }
+    }
+
     /// Settles what has ended, and looks at the ledger.
     pub(super) fn look<T>(&self, look: impl FnOnce(&mut Ledger<I::Failure>) -> T) -> T {
         self.change(|_, _| ());
@@ -257,7 +271,7 @@ impl<I: Io> Monitor<I> {
     }
 
     fn execute(&self, state: &mut StoreState<I>, command: &Command) -> Result<(), (usize, I::Failure)> {
-        let keep_bytes = state.ledger.budget();
+        let keep_bytes = state.ledger.keep_bytes();
         match *command {
             Command::Start { unit, is_demand, begin_by } => {
                 let room = match state.rooms.get(&unit) {

@@ -5,7 +5,7 @@ use crate::{
     stand_in::Turn,
 };
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs, ptr,
     sync::{
         Arc, Mutex,
@@ -288,10 +288,15 @@ fn a_slot_is_not_free_before_copies_that_hide_behind_another_error_have_ended() 
         .budget_bytes(11 << 20)
         .timeout(LONG)
         .backing(Backing::DeviceSlots(DeviceId::Toy(0)));
-    // The last piece fails at once. The others come after that, are copied slowly, and it is not known when that ends.
+    // The last piece fails first. The others come after that, are copied slowly, and it is not known when that ends.
+    let has_failed = AtomicBool::new(false);
     let (options, _) = kit::scripted(options, move |_, offset| {
-        let is_last = offset >= first.start() + (3 << 20);
-        Some(if is_last { Fault::Errno(libc::EIO) } else { Fault::Delay(Duration::from_millis(50)) })
+        if offset >= first.start() + (3 << 20) {
+            has_failed.store(true, Ordering::Relaxed);
+            return Some(Fault::Errno(libc::EIO));
+        }
+        kit::until("the failure", || has_failed.load(Ordering::Relaxed));
+        Some(Fault::Delay(Duration::from_millis(200)))
     });
     let reader = options.reader.clone().route(Route::Threads).in_flight(4);
     let store = model.store(&options.reader(reader));
@@ -337,6 +342,80 @@ fn places_of_a_unit_are_given_back_if_one_part_gets_none() {
     refuses.store(false, Ordering::Relaxed);
     model.assert_holds(&store.ensure(0, &[0]).unwrap());
     assert_eq!(memory.lock().unwrap().len(), 3);
+}
+
+#[test]
+fn a_store_that_is_dropped_gives_back_what_no_lease_holds() {
+    let model = Model::new();
+    let (backing, memory) = external();
+    let store = model.store(&budget(8, backing));
+    let held = || {
+        let labels = memory.lock().unwrap();
+        let labels =
+            labels.keys().filter_map(|name| name.rsplit_once(' ').map(|(label, _)| label.to_owned()));
+        labels.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+    };
+    let (lease, other) = (store.ensure(0, &[1, 2]).unwrap(), store.ensure(0, &[2, 3]).unwrap());
+    drop(store.ensure(1, &[4, 5]).unwrap());
+    drop(store.ensure_tensors(&["blk.1.attn_q.weight"]).unwrap());
+    let clone = store.clone();
+    drop(store);
+    assert_eq!(held().len(), 6, "a clone is left");
+    drop(clone);
+    assert_eq!(held(), ["expert 1 of layer 0", "expert 2 of layer 0", "expert 3 of layer 0"]);
+    drop(lease);
+    assert_eq!(held(), ["expert 2 of layer 0", "expert 3 of layer 0"]);
+    model.assert_holds(&other);
+    drop(other);
+    assert!(held().is_empty());
+}
+
+#[test]
+fn a_ticket_outlives_its_store_and_keeps_nothing_else() {
+    let model = Model::new();
+    let gate = Arc::new(AtomicBool::new(true));
+    let opened = gate.clone();
+    let (backing, memory) = external();
+    let (options, _) = kit::scripted(budget(8, backing), move |_, _| {
+        kit::until("the gate", || opened.load(Ordering::Relaxed));
+        None
+    });
+    let store = model.store(&options);
+    drop(store.ensure(2, &[5]).unwrap());
+    gate.store(false, Ordering::Relaxed);
+    let ticket = store.ensure_async(0, &[1]).unwrap();
+    // It waits for no read that the ticket holds.
+    drop(store);
+    gate.store(true, Ordering::Relaxed);
+    let lease = ticket.wait().unwrap();
+    model.assert_holds(&lease);
+    assert!(memory.lock().unwrap().keys().all(|name| name.starts_with("expert 1 of layer 0 ")));
+    drop(lease);
+    assert!(memory.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_store_that_is_dropped_waits_for_its_prefetches() {
+    let model = Model::new();
+    let gate = Arc::new(AtomicBool::new(true));
+    let opened = gate.clone();
+    let (backing, memory) = external();
+    let (options, script) = kit::scripted(budget(8, backing), move |_, _| {
+        kit::until("the gate", || opened.load(Ordering::Relaxed));
+        None
+    });
+    let store = model.store(&options);
+    let lease = store.ensure(0, &[1]).unwrap();
+    gate.store(false, Ordering::Relaxed);
+    let reads = script.reads();
+    store.prefetch(1, &[2], None).unwrap();
+    kit::until("a read of the prefetch", || script.reads() > reads);
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(store));
+        gate.store(true, Ordering::Relaxed);
+    });
+    assert!(memory.lock().unwrap().keys().all(|name| name.starts_with("expert 1 of layer 0 ")));
+    model.assert_holds(&lease);
 }
 
 #[test]

@@ -13,4 +13,5 @@ mod faults;
 mod kit;
 mod layers;
 mod rows;
+mod soak;
 mod store;
