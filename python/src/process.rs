@@ -1,8 +1,8 @@
 //! What is tied to the process that opened it, and may take a while to end.
-#![forbid(unsafe_code)]
+#![allow(unsafe_code)]
 
 use crate::error::{IntoPython, named};
-use pyo3::{prelude::*, types::PyDict};
+use pyo3::{ffi, prelude::*, types::PyDict};
 use std::{
     process,
     sync::mpsc::{self, RecvTimeoutError},
@@ -30,8 +30,8 @@ impl<T> Tied<T> {
     }
 }
 
-/// The same of a part whose end may take a while: the thread that drops the last one does not hold the interpreter meanwhile, as
-/// threads and transfers may have to end.
+/// The same of a part whose end may take a while: the thread that drops it does not hold the interpreter meanwhile, as threads
+/// and transfers may have to end, and locks may be taken. Any thread may drop it, also while the interpreter ends.
 pub(crate) struct Owned<T: Send> {
     /// `None` in `drop` alone.
     part: Option<Tied<T>>,
@@ -54,8 +54,17 @@ impl<T: Send> Owned<T> {
 impl<T: Send> Drop for Owned<T> {
     fn drop(&mut self) {
         let part = self.part.take();
-        Python::attach(|py| py.detach(|| drop(part)));
+        if has_interpreter() {
+            // Where it cannot attach, the closure is not called and drops the part.
+            _ = Python::try_attach(move |py| py.detach(move || drop(part)));
+        }
     }
+}
+
+/// Whether this thread may hold the interpreter. A thread that Python has not seen does not, so it need not wait for it.
+fn has_interpreter() -> bool {
+    // SAFETY: both may be called by any thread, at any time, before and after the life of the interpreter.
+    unsafe { ffi::Py_IsInitialized() != 0 && !ffi::PyGILState_GetThisThreadState().is_null() }
 }
 
 fn forked(py: Python<'_>) -> PyResult<PyErr> {

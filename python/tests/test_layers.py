@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +134,51 @@ def test_a_file_that_shrinks_is_an_error(model: Path) -> None:
     assert Path(caught.value.path) == model
 
 
+def test_ctrl_c_ends_a_wait_and_leaves_no_error_behind(model: Path) -> None:
+    script = """
+        import glob, signal, sys, time, windlass
+        from windlass.errors import MemoryBudgetError
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        layers = windlass.stream_layers(sys.argv[1], budget=int(sys.argv[2]), framework="numpy", timeout=1)
+        held = layers.next_layer()["model.layers.0.up"]
+        print("started", flush=True)
+        try:
+            while True:
+                try:
+                    layers.next_layer()
+                except MemoryBudgetError:
+                    pass
+        except KeyboardInterrupt:
+            print("interrupted")
+        def is_waiting():
+            for name in glob.glob("/proc/self/task/*/comm"):
+                try:
+                    with open(name) as file:
+                        if file.read().strip() == "windlass-wait":
+                            return True
+                except OSError:
+                    pass
+            return False
+        # The wait goes on without a caller, and ends with an error that no one asks for.
+        while is_waiting():
+            time.sleep(0.01)
+        del held
+        print(layers.next_layer().name)
+        """
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), model, str(int(1.5 * SLOT))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout.readline() == "started\n"
+    threading.Event().wait(0.3)
+    os.kill(child.pid, signal.SIGINT)
+    output, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    assert output.split() == ["interrupted", "model.layers.1"]
+
+
 def test_a_torch_tensor_shows_the_stream(model: Path) -> None:
     torch = pytest.importorskip("torch")
     layers = windlass.stream_layers(model, budget=3 * SLOT)
@@ -138,8 +189,6 @@ def test_a_torch_tensor_shows_the_stream(model: Path) -> None:
 
 
 def test_a_child_of_fork_is_told(model: Path) -> None:
-    import os  # noqa: PLC0415
-
     layers = stream(model, 2)
     layers.next_layer()
     child = os.fork()

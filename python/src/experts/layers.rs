@@ -27,7 +27,7 @@ pub(crate) struct LayerStream {
 struct Shared {
     stream: Mutex<layers::LayerStream>,
     /// A layer whose wait was interrupted: it is the next one.
-    waited_for: Mutex<Option<windlass_experts::Result<Layer>>>,
+    waited_for: Mutex<Option<Layer>>,
 }
 
 #[pymethods]
@@ -65,19 +65,22 @@ impl LayerStream {
         loop {
             let own = shared.clone();
             // Other threads may take what this one has waited for.
-            patiently(py, move || {
+            let waited = patiently(py, move || {
                 let mut stream = lock(&own.stream);
-                // The result has a lock of its own, which the interpreter's threads never wait for long.
+                // The layer has a lock of its own, which the interpreter's threads never wait for long.
                 let is_there = lock(&own.waited_for).is_some();
                 if !is_there {
-                    let layer = stream.next_layer();
+                    let layer = stream.next_layer()?;
                     *lock(&own.waited_for) = Some(layer);
                 }
+                Ok::<_, windlass_experts::Error>(())
             })?;
+            // An error goes to the caller whose wait it ended. After an interrupt it goes to none, and the layer is read again.
+            waited.into_python(py)?;
             let layer = lock(&shared.waited_for).take();
             if let Some(layer) = layer {
-                let layer = Arc::new(layer.into_python(py)?);
-                let tensors = layer.tensors().map(|tensor| kept(tensor, &layer));
+                let owned = Arc::new(Owned::new(layer.clone()));
+                let tensors = layer.tensors().map(|tensor| kept(tensor, &owned));
                 return Ok((layer.name().to_owned(), tensors.collect()));
             }
         }
@@ -104,7 +107,7 @@ pub(crate) fn numbered_layers(checkpoint: &Checkpoint) -> Vec<(String, Vec<Strin
 }
 
 /// A tensor that holds its layer.
-fn kept(tensor: LayerTensor<'_>, layer: &Arc<Layer>) -> Tensor {
+fn kept(tensor: LayerTensor<'_>, layer: &Arc<Owned<Layer>>) -> Tensor {
     let bytes = tensor.bytes();
     let place = Place {
         device: DeviceId::Cpu,

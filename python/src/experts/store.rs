@@ -190,7 +190,7 @@ pub(crate) fn policies() -> Vec<(&'static str, &'static str)> {
 /// Experts or dense tensors that are being read, or leased. What shows their bytes keeps it.
 #[pyclass(frozen, module = "windlass._native")]
 pub(crate) struct ExpertTicket {
-    ticket: Owned<Arc<Ticket>>,
+    ticket: Arc<Owned<Ticket>>,
     /// How long callers wait that do not say so.
     timeout: Duration,
     asked: Instant,
@@ -198,7 +198,7 @@ pub(crate) struct ExpertTicket {
 
 impl ExpertTicket {
     fn new(ticket: Ticket, timeout: Duration) -> Self {
-        Self { ticket: Owned::new(Arc::new(ticket)), timeout, asked: Instant::now() }
+        Self { ticket: Arc::new(Owned::new(ticket)), timeout, asked: Instant::now() }
     }
 
     /// Waits for units of the request until the store's timeout, or for so many seconds from now.
@@ -259,14 +259,14 @@ impl ExpertTicket {
         let unit = ready.get();
         let part = |leased: LeasedPart<'_>| {
             let part = leased.part();
-            (part.role.to_string(), part.component.to_string(), kept(leased, ticket))
+            (part.role.to_string(), part.component.to_string(), kept(leased, &self.ticket))
         };
         Ok((unit.slot(), unit.parts().map(part).collect()))
     }
 }
 
 /// A tensor that holds the request that its part is leased by.
-fn kept(leased: LeasedPart<'_>, ticket: &Arc<Ticket>) -> Tensor {
+fn kept(leased: LeasedPart<'_>, ticket: &Arc<Owned<Ticket>>) -> Tensor {
     let part = leased.part();
     let (device, address) = (leased.memory(), leased.address());
     let place = Place { device, address, len_bytes: part.bytes.len() };

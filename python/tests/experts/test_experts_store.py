@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import windlass
-from conftest import run
+from conftest import run, write_model
 from expert_models import (
+    BASE,
     EXPERT_BYTES,
     EXPERTS,
     HIDDEN,
@@ -386,6 +387,106 @@ def test_ctrl_c_ends_a_wait_for_room(model: Path) -> None:
     output, errors = child.communicate(timeout=60)
     assert child.returncode == 0, errors
     assert output.split() == ["interrupted", "2"]
+
+
+def test_a_closed_store_frees_what_no_tensor_holds(tmp_path: Path) -> None:
+    tensors = {}
+    for expert in range(EXPERTS):
+        for part in ("gate", "up", "down"):
+            tensors[f"{BASE.format(layer=0)}.{expert}.{part}_proj.weight"] = ("U8", [1 << 10, 2 << 10])
+    model = write_model(tmp_path / "model.safetensors", tensors)
+    done = run(
+        """
+        import sys
+        from windlass.experts import ExpertStore
+
+        def resident_bytes():
+            with open("/proc/self/status") as status:
+                return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS:"))
+
+        store = ExpertStore.open(sys.argv[1], budget="1GiB", framework="numpy")
+        with store.ensure(0, [3]) as lease:
+            held = lease[3]["up"]
+        del lease
+        before = held.tobytes()
+        start = resident_bytes()
+        store.ensure(0, [0, 1, 2, 4, 5, 6, 7]).release()
+        full = resident_bytes()
+        store.close()
+        closed = resident_bytes()
+        assert held.tobytes() == before
+        # Seven experts of 6 MiB.
+        assert full - start > 36 << 20, (start, full)
+        assert full - closed > 36 << 20, (full, closed)
+        """,
+        model,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_tensors_may_end_in_a_thread_without_python(model: Path) -> None:
+    done = run(
+        """
+        import ctypes, sys
+        from windlass.experts import ExpertStore
+
+        class Managed(ctypes.Structure):  # DLManagedTensor: a tensor of 48 bytes, the owner, and the deleter.
+            _fields_ = [("tensor", ctypes.c_byte * 48), ("owner", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+        class Time(ctypes.Structure):
+            _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+        store = ExpertStore.open(sys.argv[1], budget="1MiB", framework="raw")
+        with store.ensure(0, [1]) as lease:
+            capsule = lease[1]["gate"].__dlpack__()
+        del lease
+        assert store.evict(0, [1]) == 0, "the capsule holds it"
+        python = ctypes.PyDLL(None)
+        python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+        python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        python.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        address = python.PyCapsule_GetPointer(capsule, b"dltensor")
+        used = b"used_dltensor"
+        assert python.PyCapsule_SetName(capsule, used) == 0
+        deleter = Managed.from_address(address).deleter
+        thread = ctypes.c_ulong()
+        python.pthread_create.argtypes = [ctypes.c_void_p] * 4
+        assert python.pthread_create(ctypes.addressof(thread), None, deleter, address) == 0
+        # This thread keeps the interpreter while it waits: the other one must not need it.
+        end = Time()
+        assert python.clock_gettime(0, ctypes.byref(end)) == 0
+        end.seconds += 60
+        python.pthread_timedjoin_np.argtypes = [ctypes.c_ulong, ctypes.c_void_p, ctypes.c_void_p]
+        assert python.pthread_timedjoin_np(thread.value, None, ctypes.addressof(end)) == 0
+        assert store.evict(0, [1]) == 1
+        """,
+        model,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_leases_may_outlive_the_interpreter(model: Path) -> None:
+    done = run(
+        """
+        import sys, threading
+        from windlass.experts import ExpertStore
+        store = ExpertStore.open(sys.argv[1], budget="1MiB", framework="numpy")
+        lease = store.ensure(0, [1, 2])
+        ticket = store.ensure_async(2, [3, 4])
+        held = lease[1]["gate"]
+        cycle = [lease, ticket, held]
+        cycle.append(cycle)
+        sys.held = (store.ensure(2, [5]), store.ensure_async(2, [6]))
+
+        def work():
+            while True:
+                store.ensure(0, [7]).release()
+
+        threading.Thread(target=work, daemon=True).start()
+        """,
+        model,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_device_has_slots(model: Path, stand_in) -> None:
