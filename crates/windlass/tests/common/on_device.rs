@@ -132,9 +132,12 @@ pub fn chunky(directory: &Path) -> (PathBuf, Vec<u8>) {
     (path, file)
 }
 
-/// cuFile starts threads when it is first used: before a test counts them.
+/// Before a test counts: cuFile starts threads when it is first used, and the stand-in opens the memory of a device.
 pub fn start_threads_that_stay(path: &Path) {
     drop(windlass::load(&[path], &to_device().route(Route::GdsCompat)).unwrap());
+    for played in Played::ALL {
+        drop(windlass::load(&[path], &played.staged()).unwrap());
+    }
 }
 
 /// All devices of the tests, to oneself: what is set and counted is the process's.
