@@ -38,6 +38,8 @@ pub struct CacheEntry {
     pub last_use: SystemTime,
     #[serde(skip)]
     folder: PathBuf,
+    #[serde(skip)]
+    is_readable: bool,
 }
 
 /// What a verification of the cache found.
@@ -124,16 +126,20 @@ impl Room {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             folders => folders.map_err(|source| io_error("list", &self.objects(), source))?,
         };
-        // What is evicted meanwhile is left out, and so is what makes no sense: it goes when it is opened.
         let entry = |folder: PathBuf| -> Option<CacheEntry> {
             let meta = fs::read(folder.join(META)).ok()?;
             let Meta { url, len } = serde_json::from_slice(&meta).ok()?;
             let last_use = fs::metadata(folder.join(META)).and_then(|own| own.modified()).ok()?;
             let taken_bytes = taken_bytes(&fs::metadata(folder.join(DATA)).ok()?);
-            Some(CacheEntry { url, len, taken_bytes, last_use, folder })
+            Some(CacheEntry { url, len, taken_bytes, last_use, folder, is_readable: true })
         };
-        let mut entries: Vec<_> = folders.filter_map(|own| entry(own.ok()?.path())).collect();
-        entries.sort_by_key(|own| std::cmp::Reverse(own.last_use));
+        let mut entries: Vec<_> = folders
+            .filter_map(|own| {
+                let folder = own.ok()?.path();
+                entry(folder.clone()).or_else(|| unreadable(folder))
+            })
+            .collect();
+        entries.sort_by_key(|own| std::cmp::Reverse((own.is_readable, own.last_use)));
         Ok(entries)
     }
 
@@ -152,12 +158,13 @@ impl Room {
         self.evict(entries, max_bytes.unwrap_or(limit))
     }
 
-    /// Removes entries that are not in use, least recently used first, until those that are left take `most` bytes.
+    /// Removes entries that are not in use until those that are left take `most` bytes: those that cannot be read, all of
+    /// them, and then the least recently used first.
     fn evict(&self, mut entries: Vec<CacheEntry>, most: u64) -> Result<Collected> {
         let mut done =
             Collected { left_bytes: entries.iter().map(|own| own.taken_bytes).sum(), ..Collected::default() };
         while let Some(entry) = entries.pop()
-            && done.left_bytes > most
+            && (done.left_bytes > most || !entry.is_readable)
         {
             if is_in_use(&entry.folder) {
                 continue;
@@ -209,6 +216,21 @@ impl Room {
     }
 }
 
+/// An entry whose description or bytes cannot be read; `None` if it is evicted in the meantime. Entries are renamed into place
+/// whole, so that it is not one that is being made.
+fn unreadable(folder: PathBuf) -> Option<CacheEntry> {
+    let own = fs::metadata(&folder).ok().filter(Metadata::is_dir)?;
+    let files = fs::read_dir(&folder).ok()?.filter_map(|file| file.ok()?.metadata().ok());
+    Some(CacheEntry {
+        url: format!("unreadable entry {}", folder.file_name()?.to_string_lossy()),
+        len: 0,
+        taken_bytes: files.map(|file| taken_bytes(&file)).sum(),
+        last_use: own.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+        folder,
+        is_readable: false,
+    })
+}
+
 /// Whether a process has an entry open.
 fn is_in_use(folder: &Path) -> bool {
     let Ok(data) = File::open(folder.join(DATA)) else { return false };
@@ -232,4 +254,31 @@ fn taken_bytes(metadata: &Metadata) -> u64 {
 #[cfg(not(unix))]
 fn taken_bytes(metadata: &Metadata) -> u64 {
     metadata.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unreadable_entry_is_counted_and_collected_unless_it_is_in_use() {
+        let root = tempfile::tempdir().unwrap();
+        let room = Room::new(root.path(), Some(1 << 30));
+        fs::create_dir(room.temporary()).unwrap();
+        let folder = room.objects().join("broken");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(META), "no JSON").unwrap();
+        fs::write(folder.join(DATA), vec![1; 1 << 20]).unwrap();
+        let entries = room.entries().unwrap();
+        assert_eq!(entries.len(), 1);
+        assert!(entries[0].url.contains("broken"), "{entries:?}");
+        assert_eq!(room.verify().unwrap(), Verified::default());
+
+        let data = File::open(folder.join(DATA)).unwrap();
+        data.try_lock_shared().unwrap();
+        assert_eq!(room.collect(None).unwrap().entries, 0, "it is in use");
+        drop(data);
+        assert_eq!(room.collect(None).unwrap().entries, 1);
+        assert!(!folder.exists());
+    }
 }
