@@ -19,6 +19,7 @@ use std::{
 const BACKLOG_BYTES: u64 = 64 << 20;
 /// Blocks that are written at once.
 const UNIT_BLOCKS: u64 = 8;
+const UNIT_BYTES: usize = (UNIT_BLOCKS * BLOCK_BYTES) as usize;
 
 /// The blocks of one cache that wait to be written. The thread that writes them ends when there are none.
 #[derive(Debug)]
@@ -40,7 +41,7 @@ struct State {
     waiting: VecDeque<Blocks>,
     bytes: u64,
     is_running: bool,
-    /// Memory of blocks that were written.
+    /// Memory of blocks that were written, for whole units: no more of it than the backlog may have.
     free: Vec<AlignedBytes>,
 }
 
@@ -92,12 +93,13 @@ impl Writer {
             return false;
         }
         state.bytes += len;
-        let free = state.free.pop();
+        let taken = padded(len) as usize;
+        let free = if taken == UNIT_BYTES { state.free.pop() } else { None };
         drop(state);
-        let mut memory = free.unwrap_or_else(|| AlignedBytes::new((UNIT_BLOCKS * BLOCK_BYTES) as usize));
+        let mut memory = free.unwrap_or_else(|| AlignedBytes::new(taken));
         let place = memory.as_mut_slice();
         place[..bytes.len()].copy_from_slice(bytes);
-        place[bytes.len()..padded(len) as usize].fill(0);
+        place[bytes.len()..].fill(0);
         let mut state = lock(&self.shared.state);
         if !state.is_running {
             let shared = self.shared.clone();
@@ -142,11 +144,13 @@ impl Shared {
             };
             drop(state);
             let Blocks { entry, blocks, memory, len } = next;
-            self.write(&entry, blocks, &memory.as_slice()[..padded(len) as usize]);
+            self.write(&entry, blocks, memory.as_slice());
             drop(entry);
             let mut state = lock(&self.state);
             state.bytes -= len;
-            state.free.push(memory);
+            if memory.as_slice().len() == UNIT_BYTES {
+                state.free.push(memory);
+            }
         }
     }
 
